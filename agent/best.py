@@ -1,0 +1,103 @@
+"""`best/PROBLEM/` of a run: the kept kernel with its evidence. Derived from the log; may be deleted and made again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agent.atomic import write_atomically
+from agent.briefs import timings
+from agent.events import RunLogError
+from agent.log import RunLog
+from agent.records import Attempt
+from agent.view import fold
+from problems import Problem
+from sandbox.report import report
+from sandbox.verdict import Passed
+
+JUDGE_AGAIN = "kernelwright judge reference.py candidate.py"
+
+
+def best_folder(log: RunLog, problem_name: str) -> Path:
+    """Where the best kernel of a problem is put, whether there is one or not."""
+    return log.folder / "best" / problem_name
+
+
+def write_best(log: RunLog, problem_name: str) -> Path | None:
+    """Write the best kernel of a problem, its reference and its evidence; None, and nothing written, where none passed.
+
+    Raises `RunLogError` where the folder cannot be written.
+    """
+    problem = log.problem(problem_name)
+    best = fold(problem_name, log.events(problem_name)).best
+    if best is None or best.candidate is None or not isinstance(best.verdict, Passed):
+        return None
+    texts = {
+        "candidate.py": log.text(best.candidate.digest),
+        "reference.py": problem.source,
+        "verdict.json": json.dumps(_evidence(log, problem, best, best.verdict), indent=2) + "\n",
+        "README.md": _readme(log, problem, best, best.verdict),
+    }
+    folder = best_folder(log, problem_name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_atomically(folder / name, text)
+    except OSError as error:
+        raise RunLogError(
+            f"cannot write to {folder} ({error.strerror}); the run itself is safe: make room or check permissions"
+        ) from error
+    return folder
+
+
+def _evidence(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> dict[str, Any]:
+    """The report of `judge --json`, with what it was about."""
+    return report(verdict) | {
+        "problem": problem.name,
+        "problem_digest": problem.digest,
+        "candidate_digest": best.candidate.digest if best.candidate else None,
+        "run": log.header.run_id,
+        "attempt": best.number,
+        "model": best.reply.model if best.reply else None,
+        "device": log.header.device,
+    }
+
+
+def _readme(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> str:
+    model = best.reply.model if best.reply else best.ask.model
+    note = f"\n\n{best.reply.note}." if best.reply and best.reply.note else ""
+    return f"""# {problem.title}
+
+The best kernel that run `{log.header.run_id}` found for problem `{problem.name}` (size `{problem.size}`): attempt
+{best.number}, by `{model}`.{note}
+
+Measured on {log.header.device}; every timed output was checked:
+
+```
+{timings(verdict)}
+```
+
+- `candidate.py`: the kernel, as class `ModelNew`; needs nothing else from here.
+- `reference.py`: the PyTorch program that it replaces.
+- `verdict.json`: the judge's report with every raw sample.
+
+Judge it again, here or on another machine:
+
+```
+{JUDGE_AGAIN}
+```
+{_policy(problem)}"""
+
+
+def _policy(problem: Problem) -> str:
+    """What the problem asks beyond its reference: a judgement of the bare file would not know it."""
+    plain = Problem(**problem.model_dump(include={"name", "title", "family", "size", "source"}))
+    if plain == problem:
+        return ""
+    fields = ("precision", "operators", "direction", "tolerance")
+    differs = [name for name in fields if getattr(plain, name) != getattr(problem, name)]
+    said = "; ".join(f"{name}: {getattr(problem, name)}" for name in differs)
+    return (
+        f"\nThe problem sets more than its reference says ({said}), so that command may judge more strictly.\n"
+        f"Where it is a catalog problem, `kernelwright judge {problem.name} candidate.py --size {problem.size}`\n"
+        "judges by its own rules.\n"
+    )

@@ -1,0 +1,135 @@
+"""What can happen in a run: one closed record for each kind of event."""
+
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, Field
+
+from agent.extraction import NotExtracted
+from agent.records import Ask, FoundCandidate, PromptOutline, ReplyFacts
+from sandbox.verdict import Record, Verdict
+
+
+class RunLogError(Exception):
+    """A run's record that cannot be read or written; the message is one sentence with the remedy."""
+
+
+class RunStarted(Record):
+    """The first event of every run; `header.json` says the rest."""
+
+    kind: Literal["run_started"] = "run_started"
+    run_id: str
+
+
+class OfProblem(Record):
+    """An event of the search for one problem."""
+
+    problem: str
+
+
+class OfAttempt(OfProblem):
+    """An event of one attempt."""
+
+    attempt: int
+
+
+class Asked(OfAttempt):
+    """The strategy decided; committed before the provider hears of it. The prompt's text is a blob."""
+
+    kind: Literal["asked"] = "asked"
+    ask: Ask
+    prompt: PromptOutline
+    request_digest: str
+    temperature: float | None
+    max_tokens: int | None
+    sample: int
+
+
+class Replied(OfAttempt):
+    """The provider answered. The whole `Reply` is a blob, as JSON, under `reply_digest`."""
+
+    kind: Literal["replied"] = "replied"
+    reply_digest: str
+    reply: ReplyFacts
+
+
+class Extracted(OfAttempt):
+    """The reply held a candidate, whose source is a blob."""
+
+    kind: Literal["extracted"] = "extracted"
+    candidate: FoundCandidate
+
+
+class NoCandidate(OfAttempt):
+    """The reply held none."""
+
+    kind: Literal["not_extracted"] = "not_extracted"
+    why: NotExtracted
+
+
+class Judged(OfAttempt):
+    """The verdict on the attempt's candidate."""
+
+    kind: Literal["judged"] = "judged"
+    verdict: Verdict
+    same_as: int | None = None
+    """The earlier attempt that this verdict was reached for, where the candidate is the very same."""
+
+
+class Kept(OfAttempt):
+    """The attempt is the problem's best from now on."""
+
+    kind: Literal["kept"] = "kept"
+    speedup: float
+    previous: int | None
+
+
+class ProviderFailed(OfAttempt):
+    """The provider gave no answer."""
+
+    kind: Literal["provider_failed"] = "provider_failed"
+    message: str
+    retryable: bool
+
+
+class Stopped(OfProblem):
+    """The search for the problem came to its end, or can not go on."""
+
+    kind: Literal["stopped"] = "stopped"
+    reason: str
+
+
+class Resumed(OfProblem):
+    """A later process goes on with the problem."""
+
+    kind: Literal["resumed"] = "resumed"
+
+
+Body = Annotated[
+    RunStarted | Asked | Replied | Extracted | NoCandidate | Judged | Kept | ProviderFailed | Stopped | Resumed,
+    Field(discriminator="kind"),
+]
+
+
+class Event(Record):
+    """One line of the log."""
+
+    seq: int
+    """Its place in the run, from 1."""
+    time: AwareDatetime
+    """When it was committed, UTC."""
+    body: Body
+
+    @property
+    def kind(self) -> str:
+        """What happened, such as `judged`."""
+        return self.body.kind
+
+    @property
+    def problem(self) -> str | None:
+        """Name of the problem; None for an event of the whole run."""
+        return self.body.problem if isinstance(self.body, OfProblem) else None
+
+    @property
+    def attempt(self) -> int | None:
+        """Number of the attempt; None for an event of the run or of the whole problem."""
+        return self.body.attempt if isinstance(self.body, OfAttempt) else None

@@ -1,0 +1,198 @@
+"""`openai`: any server that speaks the chat completion format, through the official client.
+
+The key comes from an environment variable, goes into the request's header and nowhere else: no record, message or
+error of ours holds it, not even where the server sends it back.
+"""
+
+import asyncio
+import json
+import os
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from agent.providers.chat import read_reply
+from agent.providers.protocol import ProviderError
+from agent.records import Ask, Reply, Request
+from prompts import Prompt
+from sandbox.verdict import Record
+
+if TYPE_CHECKING:
+    import openai
+
+OWN_URL = "https://api.openai.com/v1"
+OWN_HOST = "api.openai.com"
+NO_KEY = "none"
+"""Sent to servers that ask for no key, since the client insists on one."""
+SHORTEST_SECRET = 8
+"""A shorter key is no secret but a word such as `none` or `EMPTY`, which may well stand in an honest answer."""
+
+
+class OpenAISettings(Record):
+    """Where and how to ask. Holds no key, so it may be written down."""
+
+    base_url: str | None = None
+    """None is the variable OPENAI_BASE_URL, or else OpenAI's own."""
+    api_key_env: str = "OPENAI_API_KEY"
+    api: Literal["chat"] = "chat"
+    max_retries: int = Field(default=5, ge=0)
+    """Of one request, by the client: on lost connections, timeouts, 408, 409, 429 and 5xx; it heeds Retry-After."""
+    timeout_s: float = Field(default=600, gt=0)
+    """Longest silence of the server."""
+    deadline_s: float = Field(default=3600, gt=0)
+    """Longest time for one request in all, retries included."""
+
+
+class OpenAIProvider:
+    """See the module. Construct it before a run starts: a missing key or a malformed address is told at once."""
+
+    name = "openai"
+
+    def __init__(self, settings: OpenAISettings | None = None, environment: Mapping[str, str] = os.environ) -> None:
+        self.settings = settings or OpenAISettings()
+        self.base_url = self.settings.base_url or environment.get("OPENAI_BASE_URL") or OWN_URL
+        self._is_own = _host(self.base_url) == OWN_HOST
+        self._key = self._found_key(environment)
+
+    def __repr__(self) -> str:
+        return f"OpenAIProvider({self.base_url!r})"
+
+    async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
+        """See `Provider.complete`. A client lives for one request, so that any event loop may be the next one."""
+        import openai
+
+        start = time.monotonic()
+        try:
+            async with asyncio.timeout(self.settings.deadline_s), self._client() as client:
+                answer: Any = await client.chat.completions.create(**self._arguments(request))
+        except TimeoutError as error:
+            raise self._error(f"did not finish within {self.settings.deadline_s:.0f} s", retryable=True) from error
+        except openai.APIResponseValidationError as error:
+            raise self._no_completion() from error
+        except openai.APIStatusError as error:
+            raise self._refused(error, request.model) from None
+        except openai.APIConnectionError as error:
+            raise self._unreachable(error) from None
+        except json.JSONDecodeError as error:  # what calls itself JSON and is none
+            raise self._no_completion() from error
+        return self._read(answer, request, time.monotonic() - start)
+
+    def _found_key(self, environment: Mapping[str, str]) -> str:
+        variable = self.settings.api_key_env
+        key = environment.get(variable, "").strip()
+        if not key and self._is_own:
+            raise ProviderError(
+                f"there is no key in the variable {variable}; set it, or give the base_url of another server"
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise ProviderError(f"the key in {variable} holds characters that no key has; copy it again")
+        return key or NO_KEY
+
+    def _client(self) -> "openai.AsyncOpenAI":
+        import openai
+
+        return openai.AsyncOpenAI(
+            api_key=self._key,
+            base_url=self.base_url,
+            max_retries=self.settings.max_retries,
+            timeout=self.settings.timeout_s,
+        )
+
+    def _arguments(self, request: Request) -> dict[str, Any]:
+        # OpenAI's newer models refuse max_tokens; most other servers know nothing else.
+        limit = "max_completion_tokens" if self._is_own else "max_tokens"
+        options = {"temperature": request.temperature, limit: request.max_tokens}
+        message = {"role": "user", "content": request.prompt}
+        given = {name: value for name, value in options.items() if value is not None}
+        return {"model": request.model, "messages": [message], **given}
+
+    def _read(self, answer: Any, request: Request, latency_s: float) -> Reply:
+        import openai.types.chat
+
+        # An HTML page comes back from the client as a str, and any JSON object as a completion with empty fields.
+        if not isinstance(answer, openai.types.chat.ChatCompletion):
+            raise self._no_completion()
+        plain = json.loads(self._without_key(json.dumps(answer.to_dict(), default=str)))
+        request_id = None if answer._request_id is None else self._without_key(answer._request_id)
+        reply = read_reply(plain, asked_model=request.model, request_id=request_id, latency_s=latency_s)
+        if reply is None:
+            raise self._no_completion()
+        return reply
+
+    def _refused(self, error: "openai.APIStatusError", model: str) -> ProviderError:
+        status = error.status_code
+        said = self._without_key(_said(error))
+        match status:
+            case 401 | 403:
+                key = f"the key in {self.settings.api_key_env}"
+                return self._error(f"refused {key} ({status}); check that it is right and may use model {model!r}")
+            case 404:
+                return self._error(f"knows no model {model!r}, or no chat completions (404: {said}); check both names")
+            case 429 if error.code != "insufficient_quota":
+                return self._error(f"is asked too often (429: {said}); wait, or use fewer slots", retryable=True)
+            case 429:
+                return self._error(f"says that the quota is used up ({said}); top it up or use another key")
+            case 408 | 409 | 500 | 501 | 502 | 503 | 504 | 529:
+                return self._error(f"is in trouble ({status}: {said}); try again later", retryable=True)
+        return self._error(f"refused the request ({status}: {said}); check model {model!r} and the options")
+
+    def _unreachable(self, error: "openai.APIConnectionError") -> ProviderError:
+        import openai
+
+        if isinstance(error, openai.APITimeoutError):
+            return self._error(
+                f"was silent for {self.settings.timeout_s:.0f} s; try again, or raise the timeout", retryable=True
+            )
+        causes = list(_causes(error))
+        if any(isinstance(cause, ssl.SSLError) for cause in causes):
+            return self._error("has a certificate that this machine does not trust; install ca-certificates")
+        why = self._without_key(_one_line(str(causes[-1]) or type(causes[-1]).__name__))
+        return self._error(f"cannot be reached ({why}); check the address and that the server runs")
+
+    def _no_completion(self) -> ProviderError:
+        return self._error("did not answer with a chat completion; did you forget /v1?")
+
+    def _error(self, what: str, *, retryable: bool = False) -> ProviderError:
+        return ProviderError(f"base_url {self.base_url} {what}", retryable=retryable)
+
+    def _without_key(self, text: str) -> str:
+        if len(self._key) < SHORTEST_SECRET:
+            return text
+        as_json = json.dumps(self._key)[1:-1]
+        return text.replace(self._key, "[key]").replace(as_json, "[key]")
+
+
+def _host(base_url: str) -> str:
+    """The host of an address that is fit for use and for the record; `ProviderError` where it is not."""
+    try:
+        parts = urlsplit(base_url)
+        host, password = parts.hostname, parts.password
+    except ValueError as error:
+        raise ProviderError(f"base_url {base_url!r} is no address ({error}); correct it") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise ProviderError(f"base_url {base_url!r} is no address; it should look like http://localhost:8000/v1")
+    if password is not None:
+        raise ProviderError(f"base_url for {host} holds a password, which the record would show; put it into the key")
+    return host
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from, the first cause last."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def _said(error: "openai.APIStatusError") -> str:
+    """The server's own words, where it has some that are short; an HTML page has not."""
+    message = error.body.get("message") if isinstance(error.body, dict) else None
+    return _one_line(message) if isinstance(message, str) else "no reason given"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

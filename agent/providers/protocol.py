@@ -1,0 +1,32 @@
+"""What a provider is, and how one says that it cannot answer."""
+
+from typing import Protocol
+
+from agent.records import Ask, Reply, Request
+from prompts import Prompt
+
+
+class ProviderError(Exception):
+    """No answer could be had; the message is one sentence with the remedy and never holds a key."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+        """Whether the same request may well succeed a little later."""
+
+
+class NoMoreAnswers(Exception):
+    """The provider has given all the answers that it has; an ordinary end of a search."""
+
+
+class Provider(Protocol):
+    """Answers requests, several at a time where the caller wants it."""
+
+    @property
+    def name(self) -> str:
+        """What the record of a reply calls the provider."""
+        ...
+
+    async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
+        """One answer to `request`, which `ask` and `prompt` led to. Raises `ProviderError` and `NoMoreAnswers`."""
+        ...

@@ -1,0 +1,247 @@
+"""The records of a search: what was asked, what came back, and the `Attempt` that both belong to."""
+
+import hashlib
+from functools import cached_property
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field
+
+from agent.extraction import NotExtracted
+from prompts import Prompt, Role, Section, Target
+from sandbox.verdict import Failed, Language, Passed, Record, Verdict
+
+
+def _storable(value: object) -> object:
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+Text = Annotated[str, BeforeValidator(_storable)]
+"""Text from outside. Half of a surrogate pair, which JSON can smuggle in and UTF-8 cannot hold, becomes `?`."""
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class Ask(Record):
+    """A strategy's decision: what to ask for next."""
+
+    attempt: int = Field(ge=1)
+    """Number of the attempt that this opens; consecutive for each problem."""
+    problem: str
+    role: Role
+    target: Target
+    parent: int | None
+    """The attempt to start from; None for a first draft."""
+    idea: str
+    """A few words that name the approach."""
+    directive: str
+    """What the prompt says of the approach; empty for the role's default."""
+    model: str
+
+
+class Request(Record):
+    """All that decides an answer: two requests with one digest ask for the same sample of the same thing."""
+
+    model: str
+    prompt: str
+    temperature: float | None = None
+    """None leaves it to the provider, and so with `max_tokens`."""
+    max_tokens: int | None = None
+    sample: int = Field(default=0, ge=0)
+    """How many requests before this one, at this problem in this run, were otherwise the same."""
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over the whole record, as 64 hex digits."""
+        return _digest(self)
+
+
+class Usage(Record):
+    """Tokens and cost of one reply. None is unknown, never 0.
+
+    Cached and cache-written tokens lie inside `input_tokens`, reasoning tokens inside `output_tokens`: adding them up
+    would count them twice.
+    """
+
+    input_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    cache_write_tokens: Count | None = None
+    output_tokens: Count | None = None
+    reasoning_tokens: Count | None = None
+    cost_usd: float | None = None
+    """As the provider states it; nothing is estimated here."""
+    raw: Text | None = None
+    """The provider's own usage object, as JSON."""
+
+
+class ReplyFacts(Record):
+    """What is known of a reply beside its words."""
+
+    finish_reason: Text | None
+    """As the provider says: `stop`, or `length` where the reply was cut off."""
+    model: Text
+    """The model that the provider says it used."""
+    usage: Usage
+    provider: str
+    provider_request_id: Text | None
+    """The provider's own name for this answer; for a recorded one its file."""
+    latency_s: float | None
+    """Seconds from sending to the last byte, retries included; None where nothing was sent."""
+    note: str = ""
+    """What a reader should know of this reply."""
+
+
+class Reply(ReplyFacts):
+    """One answer of a provider."""
+
+    text: Text
+    reasoning: Text = ""
+    """Reasoning that came in a field apart; reasoning inside `text` stays there."""
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over the whole record, as 64 hex digits; the run's log holds the record under it."""
+        return _digest(self)
+
+    @property
+    def facts(self) -> ReplyFacts:
+        """The reply without its words."""
+        return ReplyFacts.model_validate(self.model_dump(exclude={"text", "reasoning"}))
+
+
+class SectionSpan(Record):
+    """A section as a stretch of the prompt's text."""
+
+    name: str
+    stable: bool
+    start: Count
+    end: Count
+    """Offsets in characters; `end` is behind the last one."""
+
+
+class PromptOutline(Record):
+    """A prompt without its text, which the run's log holds under `digest`."""
+
+    role: Role
+    target: Target
+    digest: str
+    stable_digest: str
+    sections: tuple[SectionSpan, ...]
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> Self:
+        """The outline of `prompt`."""
+        spans = []
+        at = 0
+        for section in prompt.sections:
+            at = prompt.text.index(section.text, at)
+            end = at + len(section.text)
+            spans.append(SectionSpan(name=section.name, stable=section.stable, start=at, end=end))
+            at = end
+        return cls(
+            role=prompt.role,
+            target=prompt.target,
+            digest=prompt.digest,
+            stable_digest=prompt.stable_digest,
+            sections=tuple(spans),
+        )
+
+    def filled(self, text: str) -> Prompt:
+        """The prompt again, from its text."""
+        sections = (
+            Section(name=span.name, text=text[span.start : span.end], stable=span.stable) for span in self.sections
+        )
+        return Prompt(role=self.role, target=self.target, sections=tuple(sections))
+
+
+class FoundCandidate(Record):
+    """What extraction found; the run's log holds the source under `digest`."""
+
+    digest: str
+    language: Language
+    how: str
+    warnings: tuple[str, ...] = ()
+
+
+class Attempt(Record):
+    """One ask and all that has come of it so far: folded from the log, stored nowhere."""
+
+    ask: Ask
+    prompt: PromptOutline
+    request_digest: str
+    temperature: float | None
+    max_tokens: int | None
+    sample: int
+    reply_digest: str | None = None
+    reply: ReplyFacts | None = None
+    extraction: FoundCandidate | NotExtracted | None = None
+    verdict: Verdict | None = None
+    same_as: int | None = None
+    """The earlier attempt whose verdict was taken over, since its candidate was the very same."""
+    provider_failures: int = 0
+
+    @property
+    def number(self) -> int:
+        """Number of the attempt, from 1, among those of its problem."""
+        return self.ask.attempt
+
+    def request(self, prompt_text: str) -> Request:
+        """The request that was logged for this attempt; its prompt's text is the blob `prompt.digest`."""
+        return Request(
+            model=self.ask.model,
+            prompt=prompt_text,
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            sample=self.sample,
+        )
+
+    @property
+    def candidate(self) -> FoundCandidate | None:
+        """The candidate, where the reply held one."""
+        return self.extraction if isinstance(self.extraction, FoundCandidate) else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come of it: judged, or without a candidate."""
+        return self.verdict is not None or isinstance(self.extraction, NotExtracted)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the judge found the candidate right."""
+        return isinstance(self.verdict, Passed)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is finished and did not pass; a reply without a candidate is a failure too."""
+        return self.finished and not self.passed
+
+    @cached_property
+    def speedup(self) -> float | None:
+        """Median speedup against the better baseline; None unless it passed."""
+        return self.verdict.measurement.speedup if isinstance(self.verdict, Passed) else None
+
+    @property
+    def candidate_ms(self) -> float | None:
+        """Median time in ms; None unless it passed."""
+        return self.verdict.measurement.candidate_ms if isinstance(self.verdict, Passed) else None
+
+    @property
+    def outcome(self) -> str:
+        """`passed`, `failed at check`, `no candidate (truncated)`, `not judged yet` or `not answered yet`."""
+        if isinstance(self.verdict, Failed):
+            return f"failed at {self.verdict.stage}"
+        if isinstance(self.extraction, NotExtracted):
+            return f"no candidate ({self.extraction.kind})"
+        if self.passed:
+            return "passed"
+        return "not answered yet" if self.reply is None else "not judged yet"
+
+    @property
+    def detail(self) -> str:
+        """Why it failed, in one or a few lines; empty where it did not."""
+        if isinstance(self.verdict, Failed):
+            return self.verdict.reason
+        return self.extraction.detail if isinstance(self.extraction, NotExtracted) else ""
+
+
+def _digest(record: Record) -> str:
+    return hashlib.sha256(record.model_dump_json().encode()).hexdigest()

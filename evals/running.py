@@ -1,0 +1,152 @@
+"""A run over several problems: search, judge, keep the best; and going on with one that was stopped."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from pydantic import ValidationError
+
+from agent.best import write_best
+from agent.briefs import BriefMaker
+from agent.config import SearchConfig
+from agent.engine import Parts, search
+from agent.evaluation import LocalEvaluator
+from agent.events import Event
+from agent.hardware import sheet_for
+from agent.log import RunLog, RunLogError, Setting
+from agent.providers.openai import OpenAIProvider, OpenAISettings
+from agent.providers.protocol import Provider
+from agent.providers.recorded import Recorded, read_story
+from agent.strategies import load_strategy
+from agent.view import View
+from evals.origin import commit, own_version
+from problems import Problem, load_problem
+from prompts import TargetVersions
+from prompts.targets import TARGETS
+from sandbox.machine import require_tools, versions
+from sandbox.settings import Settings
+from sandbox.verdict import Record
+
+RECORDED = "recorded"
+"""The model's name where the answers that ship are played back."""
+
+
+class Plan(Record):
+    """All that was chosen for a run; written whole into its header, so that a resumed run does the same."""
+
+    search: SearchConfig
+    server: OpenAISettings | None = None
+    """Where to ask; None for recorded answers."""
+    versions: TargetVersions = TargetVersions()
+    device: str | None = None
+    """A named device whose sheet the prompt shows; None for this machine."""
+    judging: Settings = Settings()
+
+
+class Running:
+    """A run in a folder: its log, and the searches in it. Use it as a context."""
+
+    def __init__(self, log: RunLog, plan: Plan) -> None:
+        self.log = log
+        self.plan = plan
+        self.problems = [log.problem(name) for name in log.header.problems]
+
+    @classmethod
+    def start(cls, folder: Path, problems: Sequence[Problem], plan: Plan) -> Self:
+        """A new run. What the user or the machine lacks is told here, before anything is written."""
+        require_tools(plan.search.target)
+        if plan.server is None:
+            for problem in problems:
+                read_story(problem.name, plan.search.target)
+        else:
+            OpenAIProvider(plan.server)
+        load_strategy(plan.search.strategy, plan.search)
+        sheet = sheet_for(plan.search.target, plan.device)
+        setting = Setting(
+            config=plan.model_dump(mode="json"),
+            device=sheet.name,
+            versions=versions() | {"kernelwright": own_version()},
+            commit=commit(),
+        )
+        return cls(RunLog.create(folder, problems, setting), plan)
+
+    @classmethod
+    def resume(cls, folder: Path) -> Self:
+        """The run in `folder`, to go on with or to look at."""
+        log = RunLog.open(folder)
+        try:
+            plan = Plan.model_validate(log.header.config)
+        except ValidationError as error:
+            log.close()
+            fault = error.errors(include_url=False)[0]
+            key = ".".join(str(part) for part in fault["loc"])
+            raise RunLogError(f"{folder} was made by another version of kernelwright ({key}); use that one") from None
+        return cls(log, plan)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.log.close()
+
+    async def search_all(self, on_event: Callable[[Event], None]) -> list[View]:
+        """Search for each problem in turn; keep the best of each on disk. Views in the order of the problems."""
+        evaluator = LocalEvaluator(self.plan.judging)
+        try:
+            return [await self._search_one(problem, evaluator, on_event) for problem in self.problems]
+        finally:
+            evaluator.close()
+
+    async def _search_one(self, problem: Problem, evaluator: LocalEvaluator, on_event: Callable[[Event], None]) -> View:
+        config = self._config_for(problem)
+        parts = Parts(
+            strategy=load_strategy(config.strategy, config),
+            provider=self._provider(),
+            evaluator=evaluator,
+            log=self.log,
+            config=config,
+            brief_for=BriefMaker(sheet_for(config.target, self.plan.device), self.plan.versions, self.log),
+            on_event=on_event,
+        )
+        try:
+            view = await search(problem, parts)
+        finally:
+            evaluator.release(problem)
+            write_best(self.log, problem.name)
+        return view
+
+    def _config_for(self, problem: Problem) -> SearchConfig:
+        """For recorded answers the story says how many drafts there are, and its end is the end."""
+        config = self.plan.search
+        if self.plan.server is not None:
+            return config
+        story = read_story(problem.name, config.target)
+        return config.model_copy(update={"drafts": story.drafts, "patience": len(story.entries)})
+
+    def _provider(self) -> Provider:
+        return Recorded(self.log) if self.plan.server is None else OpenAIProvider(self.plan.server)
+
+
+def new_folder(out: Path | None) -> Path:
+    """`out`, or a folder of its own under `runs` named by the time."""
+    if out is not None:
+        return out
+    return Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+
+
+def run(
+    problems: Sequence[str | Problem], model: str | None = None, out: Path | None = None, **search_options: object
+) -> list[View]:
+    """Search for kernels from Python: a catalog name, a path or a `Problem` each. Returns a view for each problem.
+
+    Without a model the recorded answers that ship are played back. Further options are fields of `SearchConfig`;
+    the server and the key come from OPENAI_BASE_URL and OPENAI_API_KEY.
+    """
+    config = SearchConfig.model_validate({"model": model or RECORDED} | search_options)
+    size = "gpu" if TARGETS[config.target].device == "cuda" else None
+    found = [one if isinstance(one, Problem) else load_problem(one, size) for one in problems]
+    plan = Plan(search=config, server=OpenAISettings() if model else None)
+    with Running.start(new_folder(out), found, plan) as running:
+        return asyncio.run(running.search_all(lambda event: None))

@@ -1,0 +1,26 @@
+"""Named selections of problems."""
+
+from agent.providers.recorded import recorded_targets
+from problems import ProblemError, catalog_names
+
+SUITES = ("demo", "catalog", "seeds")
+"""`demo`: the problems that ship with recorded answers; `catalog`: all that ship; `seeds`: the transposed convolutions
+that the project grew out of."""
+
+SEEDS = (
+    "conv_transpose2d_strided_dilated",
+    "conv_transpose2d_kernel3x5",
+    "conv_transpose2d_kernel3x7",
+    "conv_transpose2d_grouped_asymmetric",
+)
+
+
+def suite(name: str, target: str) -> tuple[str, ...]:
+    """The problems of a suite, in order; `ProblemError` for an unknown name."""
+    if name == "demo":
+        return tuple(problem for problem in catalog_names() if target in recorded_targets(problem))
+    if name == "catalog":
+        return catalog_names()
+    if name == "seeds":
+        return SEEDS
+    raise ProblemError(f"no suite {name!r}; there are: {', '.join(SUITES)}")

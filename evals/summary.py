@@ -1,0 +1,53 @@
+"""The table at the end of a run, from its log alone."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from agent.view import View
+from evals.wording import speedup_words
+from sandbox.verdict import Passed
+
+
+def summary_rows(views: list[View], folder: Path) -> list[dict[str, Any]]:
+    """One flat object for each problem; `speedup` is against eager with its 95 % interval, None where none passed."""
+    return [_row(view, folder) for view in views]
+
+
+def _row(view: View, folder: Path) -> dict[str, Any]:
+    best = view.best
+    row: dict[str, Any] = {
+        "problem": view.problem,
+        "attempts": len(view.attempts),
+        "passed": sum(1 for attempt in view.attempts if attempt.passed),
+        "failures": view.failures,
+        "stopped": view.stopped,
+    }
+    row |= dict.fromkeys(("best_attempt", "speedup", "speedup_low", "speedup_high", "candidate_ms", "kept"))
+    if best is not None and isinstance(best.verdict, Passed):
+        found = best.verdict.measurement
+        row |= {
+            "best_attempt": best.number,
+            "speedup": found.speedup,
+            "speedup_low": found.interval.low,
+            "speedup_high": found.interval.high,
+            "candidate_ms": found.candidate_ms,
+            "kept": str(folder / "best" / view.problem / "candidate.py"),
+        }
+    return row
+
+
+def summary_table(views: list[View], folder: Path) -> Table:
+    """The same for a person."""
+    table = Table("problem", "attempts", "verdicts", "best speedup [95 %]", "kept kernel")
+    for view in views:
+        passed = sum(1 for attempt in view.attempts if attempt.passed)
+        verdicts = [f"{passed} passed"] if passed else []
+        verdicts += [f"{count} {outcome}" for outcome, count in view.failures.items()]
+        best = view.best
+        verdict = best.verdict if best else None
+        speedup = speedup_words(verdict) if isinstance(verdict, Passed) else "-"
+        kept = str(folder / "best" / view.problem / "candidate.py") if best else "-"
+        table.add_row(view.problem, str(len(view.attempts)), ", ".join(verdicts), speedup, kept)
+    return table

@@ -1,0 +1,19 @@
+"""Verdicts in the words of the tables."""
+
+from sandbox.verdict import Passed, Verdict
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """`passed, 2.34 x [2.20, 2.41], faster (1.23 ms against 2.88 ms)` or `failed at check: ...`."""
+    if not isinstance(verdict, Passed):
+        return f"failed at {verdict.stage}: {verdict.reason}"
+    found = verdict.measurement
+    baseline = found.baselines_ms[found.closest.baseline]
+    times = f"({found.candidate_ms:.3g} ms against {baseline:.3g} ms)"
+    return f"passed, {speedup_words(verdict)}, {found.comparison.replace('_', ' ')} {times}"
+
+
+def speedup_words(verdict: Passed) -> str:
+    """`2.34 x [2.20, 2.41]`."""
+    found = verdict.measurement
+    return f"{found.speedup:.2f} x [{found.interval.low:.2f}, {found.interval.high:.2f}]"

@@ -1,0 +1,35 @@
+"""The command line. Each command is one file in `kernelwright.commands`; this file only lists them."""
+
+import typer
+
+from kernelwright.commands import doctor, extract, judge, problems, prompt, resume, run
+from kernelwright.endings import reported
+
+app = typer.Typer(
+    name="kernelwright",
+    help="Language models write kernels for PyTorch problems; an honest judge decides which are right and how fast.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+for name, command in (
+    ("run", run.run),
+    ("judge", judge.judge),
+    ("extract", extract.extract),
+    ("prompt", prompt.prompt),
+    ("resume", resume.resume),
+    ("doctor", doctor.doctor),
+):
+    app.command(name)(reported(command))
+app.add_typer(problems.app, name="problems")
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Reading what the user names on the command line."""
+
+import sys
+from pathlib import Path
+
+from kernelwright.endings import UserMistake
+
+LARGEST_BYTES = 32 * 2**20
+
+
+def read_text(path: str, what: str) -> str:
+    """The text of a file, or of standard input for `-`. `UserMistake` with the remedy where that can not be."""
+    if path == "-":
+        return sys.stdin.read()
+    try:
+        if Path(path).stat().st_size > LARGEST_BYTES:
+            raise UserMistake(f"{what} {path} is larger than {LARGEST_BYTES // 2**20} MiB; give the right file")
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise UserMistake(f"there is no {what} {path}; check the path") from None
+    except OSError as error:
+        raise UserMistake(f"{what} {path} can not be read ({error.strerror}); check the path and its rights") from None

@@ -1,0 +1,61 @@
+"""`kernelwright judge`: one candidate, one honest verdict."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from kernelwright.commands.files import read_text
+from kernelwright.endings import DONE, FELL_SHORT
+
+
+def judge(
+    problem: Annotated[str, typer.Argument(help="Catalog name, or path of a .py file in the KernelBench convention.")],
+    candidate: Annotated[str, typer.Argument(help="File that defines ModelNew; - for standard input.")],
+    size: Annotated[str | None, typer.Option(help="Size of a catalog problem: cpu or gpu.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads for both sides; default: all cores.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+) -> None:
+    """Judge one candidate file. Exit code 0 if it passed, 1 if it failed."""
+    from problems import load_problem
+    from sandbox.judge import judge as judge_candidate
+    from sandbox.machine import keep_freed_memory, require_tools
+    from sandbox.report import report
+    from sandbox.scan import language_of
+    from sandbox.settings import Settings
+    from sandbox.verdict import Candidate
+
+    found = load_problem(problem, size)
+    source = read_text(candidate, "candidate file")
+    language = language_of(source)
+    require_tools(language)
+    keep_freed_memory()
+    settings = Settings() if threads is None else Settings(threads=threads)
+    verdict = judge_candidate(found, Candidate(source=source, language=language), settings)
+    print(json.dumps(report(verdict)) if as_json else words(report(verdict)))
+    raise typer.Exit(DONE if verdict.outcome == "passed" else FELL_SHORT)
+
+
+def words(found: dict[str, Any]) -> str:
+    """A report for a person."""
+    lines = [_failure(found) if found["outcome"] == "failed" else _success(found)]
+    status = found["problem_status"]
+    if status and status["status"] == "weak":
+        lines.append(f"weak problem: {'; '.join(status['why'])}")
+    authenticity = found["authenticity"]
+    lines.append(f"kernel: {authenticity['label']} ({'; '.join(authenticity['evidence'])})")
+    lines.append("jail: " + (", ".join(found["jail"]) or "nothing was run"))
+    lines.append("seconds: " + ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in found["seconds"].items()))
+    return "\n".join(lines)
+
+
+def _failure(found: dict[str, Any]) -> str:
+    return f"failed at {found['stage']}: {found['reason']}" + (f"\n{found['log']}" if found["log"] else "")
+
+
+def _success(found: dict[str, Any]) -> str:
+    baselines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found["baselines_ms"].items())
+    return (
+        f"passed: {found['speedup']:.2f} x [{found['speedup_low']:.2f}, {found['speedup_high']:.2f}], "
+        f"{found['comparison'].replace('_', ' ')}; candidate {found['candidate_ms']:.3f} ms, {baselines}"
+    )

@@ -1,0 +1,114 @@
+"""`kernelwright problems`: list, show and check."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernelwright.endings import DONE, FELL_SHORT, UserMistake, reported
+
+if TYPE_CHECKING:
+    from problems import Problem
+
+app = typer.Typer(
+    help="The catalog, and checks of problems from anywhere.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.command("list")
+@reported
+def list_problems(
+    family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """List the problems that ship."""
+    from problems import catalog_names, load_problem
+
+    found = [load_problem(name) for name in catalog_names()]
+    chosen = [problem for problem in found if family in (None, problem.family)]
+    if not chosen:
+        families = sorted({problem.family for problem in found})
+        raise UserMistake(f"no family {family!r}; there are: {', '.join(families)}")
+    width = max(len(problem.name) for problem in chosen)
+    for problem in chosen:
+        if as_json:
+            print(json.dumps({"name": problem.name, "family": problem.family, "title": problem.title}))
+        else:
+            print(f"{problem.name:{width}}  {problem.family:14}  {problem.title}")
+
+
+@app.command("show")
+@reported
+def show(
+    problem: Annotated[str, typer.Argument(help="Catalog name or path.")],
+    size: Annotated[str | None, typer.Option(help="cpu or gpu.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole record.")] = False,
+) -> None:
+    """Print a problem's reference with its sizes put in, and its policies."""
+    from problems import load_problem
+
+    found = load_problem(problem, size)
+    if as_json:
+        print(json.dumps(found.model_dump(mode="json") | {"digest": found.digest}))
+        return
+    print(f"# {found.name} ({found.family}, size {found.size}): {found.title}")
+    print(f"# precision {found.precision}, operators {found.operators}, direction {found.direction}")
+    print(f"# digest {found.digest}\n\n{found.source}")
+
+
+@app.command("check")
+@reported
+def check(
+    paths: Annotated[list[str] | None, typer.Argument(help="Names, files or folders; default: the catalog.")] = None,
+    size: Annotated[str | None, typer.Option(help="Size of catalog problems.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Load and run each problem, and hold trivial answers against it; exit code 1 if one is weak or broken."""
+    from problems import ProblemError, catalog_names, load_problem
+    from sandbox.errors import BrokenProblem
+    from sandbox.settings import Settings
+
+    counts: dict[str, int] = {}
+    for path in _each(paths or list(catalog_names())):
+        try:
+            status, why = _checked(load_problem(path, size), Settings())
+        except (ProblemError, BrokenProblem) as error:
+            status, why = "broken", [str(error)]
+        counts[status] = counts.get(status, 0) + 1
+        if as_json:
+            print(json.dumps({"problem": path, "status": status, "why": why}), flush=True)
+        else:
+            print(f"{path}: {status}{''.join(f'; {reason}' for reason in why)}", flush=True)
+    if not as_json:
+        print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+    raise typer.Exit(DONE if set(counts) <= {"ok"} else FELL_SHORT)
+
+
+def _each(paths: list[str]) -> list[str]:
+    """Folders of loose problem files give their files; a catalog-like folder is one problem."""
+    found: list[str] = []
+    for path in paths:
+        if Path(path).is_dir() and not (Path(path) / "problem.toml").exists():
+            files = sorted(str(file) for file in Path(path).rglob("*.py"))
+            if not files:
+                raise UserMistake(f"folder {path} holds no .py file; name a folder of problem files")
+            found += files
+        else:
+            found.append(path)
+    return found
+
+
+def _checked(problem: "Problem", settings: object) -> tuple[str, list[str]]:
+    from problems.lint import lint_source
+    from sandbox.reference import ReferenceSession
+    from sandbox.settings import Settings
+
+    assert isinstance(settings, Settings)
+    reference = ReferenceSession(problem, settings)
+    try:
+        status = reference.status
+    finally:
+        reference.close()
+    remarks = lint_source(problem.source)
+    return status.status, [*status.why, *remarks]

@@ -1,0 +1,62 @@
+"""`kernelwright prompt`: the prompt exactly as the model will read it."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from kernelwright.commands.files import read_text
+from kernelwright.endings import UserMistake
+
+ROLES = ("propose", "repair", "improve")
+TARGETS = ("cpp", "cuda", "triton")
+
+
+def prompt(
+    problem: Annotated[str, typer.Argument(help="Catalog name or path.")],
+    role: Annotated[str, typer.Option(help="propose, repair or improve.")] = "propose",
+    target: Annotated[str, typer.Option(help="cpp, cuda or triton.")] = "cpp",
+    size: Annotated[str | None, typer.Option(help="cpu or gpu; default: what fits the target.")] = None,
+    parent: Annotated[
+        str | None, typer.Option(help="For repair and improve: file of the candidate to start from.")
+    ] = None,
+    evidence: Annotated[str | None, typer.Option(help="For repair: file with the failure's text.")] = None,
+    device: Annotated[str | None, typer.Option(help="A known GPU such as H200; default: this machine.")] = None,
+    target_python: Annotated[str | None, typer.Option(help="Python that the answer must run under.")] = None,
+    target_torch: Annotated[str | None, typer.Option(help="PyTorch that the answer must run under.")] = None,
+    target_cuda: Annotated[str | None, typer.Option(help="CUDA that the answer must compile under.")] = None,
+    direction: Annotated[str | None, typer.Option(help="forward, backward or both; default: the problem's.")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="Leave a section out; may be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Sections with digests and token estimates.")] = False,
+) -> None:
+    """Print a prompt on standard output, and a token estimate for each section on standard error."""
+    from evals.prompting import PromptChoice, show_prompt
+
+    if role not in ROLES:
+        raise UserMistake(f"no role {role!r}; there are: {', '.join(ROLES)}")
+    if target not in TARGETS:
+        raise UserMistake(f"no target {target!r}; there are: {', '.join(TARGETS)}")
+    versions = {"python": target_python, "torch": target_torch, "cuda": target_cuda}
+    choice = PromptChoice(
+        problem=problem,
+        role=role,
+        target=target,
+        size=size,
+        parent=None if parent is None else read_text(parent, "candidate file"),
+        evidence="" if evidence is None else read_text(evidence, "evidence file"),
+        device=device,
+        versions={key: value for key, value in versions.items() if value is not None},
+        direction=direction,
+    )
+    rendered = show_prompt(choice, frozenset(without or ()))
+    if as_json:
+        sections = [
+            section.model_dump() | {"digest": section.digest, "tokens": section.tokens} for section in rendered.sections
+        ]
+        print(json.dumps({"digest": rendered.digest, "tokens": rendered.tokens, "sections": sections}))
+        return
+    print(rendered.text)
+    for section in rendered.sections:
+        print(f"{section.name:14} about {section.tokens:6} tokens", file=sys.stderr)
+    print(f"{'in all':14} about {rendered.tokens:6} tokens (estimated), digest {rendered.digest}", file=sys.stderr)

@@ -1,0 +1,21 @@
+"""`kernelwright resume`: go on with a run that was stopped."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernelwright.commands.running import go
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
+    ] = False,
+) -> None:
+    """Go on where a run was stopped; what is done is not done again."""
+    from evals.running import Running
+
+    with Running.resume(folder) as running:
+        go(running, folder, as_json)

@@ -1,0 +1,65 @@
+"""What `run` and `resume` share: progress while it goes on, a table at the end, and a word on how to go on."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kernelwright.endings import FELL_SHORT, INTERRUPTED, end
+
+if TYPE_CHECKING:
+    from agent.view import View
+    from evals.running import Running
+
+
+def go(running: "Running", folder: Path, as_json: bool) -> None:
+    """Search all problems of the run and print what came of it. Exit code 1 if a problem got no right kernel."""
+    from rich.console import Console
+
+    from evals.progress import Progress
+    from sandbox.machine import keep_freed_memory
+
+    keep_freed_memory()
+    console = Console(stderr=as_json)
+    names = tuple(problem.name for problem in running.problems)
+    plan = running.plan.search
+    intro = f"run {folder}: {len(names)} problems, target {plan.target}, answers from {plan.model}"
+    console.print(intro, highlight=False, soft_wrap=True)
+    try:
+        with Progress(names, console) as progress:
+            for name in names:
+                progress.take_over(name, list(running.log.events(name)))
+            views = asyncio.run(running.search_all(progress.event))
+    except KeyboardInterrupt:
+        end(INTERRUPTED, f"stopped; what is done is kept, go on with: kernelwright resume {folder}")
+    except Exception:
+        print(
+            f"kernelwright: what is done is kept in {folder}; go on with: kernelwright resume {folder}", file=sys.stderr
+        )
+        raise
+    _tell(views, folder, as_json)
+    raise typer.Exit(0 if all(view.best for view in views) else FELL_SHORT)
+
+
+def _tell(views: "list[View]", folder: Path, as_json: bool) -> None:
+    from rich.console import Console
+
+    from evals.summary import summary_rows, summary_table
+
+    if as_json:
+        for row in summary_rows(views, folder):
+            print(json.dumps(row))
+        return
+    console = Console()
+    console.print(summary_table(views, folder))
+    kept = next((view.problem for view in views if view.best), None)
+    print(f"\nEach kept kernel lies in {folder / 'best'} with its reference, its verdict and how to use it.")
+    if kept:
+        best = folder / "best" / kept
+        print("Next:")
+        print(f"  kernelwright judge {kept} {best / 'candidate.py'}   # judge one again")
+        print(f"  kernelwright prompt {kept}   # what a model is asked")
+        print(f"  kernelwright run {kept} --model MODEL   # ask your own model; the key in OPENAI_API_KEY")

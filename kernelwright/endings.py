@@ -1,0 +1,66 @@
+"""How a command ends: exit codes, and one sentence for what the user or the machine must mend.
+
+0: done; for `judge`, the candidate passed. 1: the candidate failed, or there is nothing to extract. 2: the user's
+mistake. 3: the machine can not do it. 130: stopped by Ctrl-C.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import NoReturn, ParamSpec, TypeVar
+
+import typer
+
+DONE, FELL_SHORT, USER_MISTAKE, MACHINE_LACKS, INTERRUPTED = 0, 1, 2, 3, 130
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class UserMistake(Exception):
+    """Something that the user can mend; the text is one sentence with the remedy."""
+
+
+def end(code: int, sentence: str) -> NoReturn:
+    """Say one sentence on standard error and leave."""
+    print(f"kernelwright: {sentence}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def reported(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn errors that have a remedy into their sentence and exit code. Anything else is our bug and stays loud."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except UserMistake as error:
+            end(USER_MISTAKE, str(error))
+        except KeyboardInterrupt:
+            end(INTERRUPTED, "stopped")
+        except Exception as error:
+            code = _code_of(error)
+            if code is None:
+                raise
+            end(code, str(error))
+
+    return wrapped
+
+
+def _code_of(error: Exception) -> int | None:
+    """The exit code of an error of ours. The packages are looked up only if loaded: a command may need none of them."""
+    codes = {
+        "problems": {"ProblemError": USER_MISTAKE},
+        "prompts": {"PromptError": USER_MISTAKE},
+        "sandbox.errors": {"MachineError": MACHINE_LACKS, "BrokenProblem": USER_MISTAKE},
+        "agent.events": {"RunLogError": USER_MISTAKE},
+        "agent.providers.protocol": {"ProviderError": USER_MISTAKE},
+        "agent.strategies": {"StrategyError": USER_MISTAKE},
+    }
+    for module, names in codes.items():
+        loaded = sys.modules.get(module)
+        for name, code in names.items():
+            kind = getattr(loaded, name, None)
+            if kind is not None and isinstance(error, kind):
+                return code
+    return None

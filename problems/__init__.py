@@ -1,0 +1,11 @@
+"""What is asked: the `Problem` record, how one is found or read, and the catalog that ships.
+
+A problem is a reference program in the KernelBench convention: `class Model`, `get_inputs()`, `get_init_inputs()`.
+This package reads and checks text; it never runs a reference (that is the sandbox's work) and imports nothing of ours.
+"""
+
+from problems.lint import lint_source
+from problems.loading import catalog_names, load_problem
+from problems.problem import Problem, ProblemError, Tolerance
+
+__all__ = ["Problem", "ProblemError", "Tolerance", "catalog_names", "lint_source", "load_problem"]

@@ -1,0 +1,78 @@
+"""Finding a problem: by its catalog name, or by the path of a file or folder from anywhere."""
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from problems.manifest import DEFAULT_SIZE, parse_manifest
+from problems.problem import Problem, ProblemError
+from problems.reference import check_reference, read_text, title_of
+from problems.sizes import put_sizes
+
+__all__ = ["ProblemError", "catalog_names", "load_problem"]
+
+CATALOG = Path(__file__).parent / "catalog"
+MANIFEST = "problem.toml"
+FILE_SIZE = "file"
+"""The size of a problem whose file itself fixes the shapes."""
+
+
+def catalog_names() -> tuple[str, ...]:
+    """The names of the problems that ship, in alphabetical order."""
+    return tuple(sorted(manifest.parent.name for manifest in CATALOG.glob(f"*/{MANIFEST}")))
+
+
+def load_problem(name_or_path: str, size: str | None = None) -> Problem:
+    """The problem of that name or path, at that size.
+
+    A catalog name wins over a file of the same name in the current folder. A path is that of a `.py` file in the
+    KernelBench convention, whose only size is `file`, or of a folder laid out as in the catalog (`problem.toml` beside
+    `reference.py`). Where no size is asked for, a folder gives its `cpu` size. Raises `ProblemError`; runs nothing.
+    """
+    if name_or_path in catalog_names():
+        return _from_folder(CATALOG / name_or_path, name_or_path, size)
+    if not _is_path(name_or_path):
+        raise ProblemError(_unknown(name_or_path, catalog_names()))
+    path = Path(name_or_path)
+    if _is_file(path / MANIFEST):
+        return _from_folder(path, path.resolve().name, size)
+    return _from_file(path, size)
+
+
+def _is_path(text: str) -> bool:
+    separators = [separator for separator in (os.sep, os.altsep) if separator]
+    return text.endswith(".py") or any(separator in text for separator in separators) or _is_file(Path(text))
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 - False for a path that is too long, where Path.is_file raises
+
+
+def _from_folder(folder: Path, name: str, size: str | None) -> Problem:
+    manifest = parse_manifest(read_text(folder / MANIFEST), str(folder / MANIFEST))
+    size = DEFAULT_SIZE if size is None else size
+    if size not in manifest.sizes:
+        raise ProblemError(f"problem {name!r} has no size {size!r}; there are: {', '.join(manifest.sizes)}")
+    source = read_text(folder / "reference.py")
+    check_reference(source, str(folder / "reference.py"))
+    try:
+        sized = put_sizes(source, manifest.sizes[size])
+    except ProblemError as error:
+        raise ProblemError(f"{folder / MANIFEST}, [sizes.{size}]: {error}") from error
+    return Problem(name=name, size=size, source=sized, **manifest.model_dump(exclude={"sizes"}))
+
+
+def _from_file(path: Path, size: str | None) -> Problem:
+    if size not in (None, FILE_SIZE):
+        raise ProblemError(f"{path} fixes its own shapes, so it has no size {size!r}; leave the size out")
+    source = read_text(path)
+    tree = check_reference(source, str(path))
+    return Problem(name=path.stem, title=title_of(tree) or path.stem, family=FILE_SIZE, size=FILE_SIZE, source=source)
+
+
+def _unknown(name: str, names: Iterable[str]) -> str:
+    known = list(names)
+    nearest = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=3, cutoff=0.5)
+    hint = f"nearest: {', '.join(nearest)}; " if nearest else ""
+    return f"no problem {name!r}; {hint}there are: {', '.join(known)}"

@@ -1,0 +1,82 @@
+"""A reference program as text: reading it, and seeing that it keeps the KernelBench convention. Nothing is run."""
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+from problems.problem import ProblemError
+
+ENTRY_POINTS = {
+    "Model": "add a class Model(nn.Module) with the computation in forward",
+    "get_inputs": "add a function that returns the list of forward's arguments",
+    "get_init_inputs": "add a function that returns the list of Model's constructor arguments ([] if it takes none)",
+}
+"""What every reference defines at module level, with the remedy where it does not."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, with newlines as `\\n` and no byte order mark; `ProblemError` where there is none to read."""
+    try:
+        exists, is_file = path.exists(), path.is_file()
+    except OSError as error:  # a path that is too long, or a folder that may not be searched
+        raise ProblemError(f"cannot read {path}: {_cause(error)}; check the path and its permissions") from error
+    if not exists:
+        raise ProblemError(f"there is no file {path}; check the path, or give a catalog name")
+    if not is_file:
+        raise ProblemError(
+            f"{path} is not a regular file; give the path of a .py file, or of a folder that holds a problem.toml"
+        )
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ProblemError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise ProblemError(f"cannot read {path}: {_cause(error)}; check its permissions") from error
+
+
+def check_reference(source: str, where: str) -> ast.Module:
+    """The syntax tree of `source`; `ProblemError` where it does not parse or lacks one of `ENTRY_POINTS`."""
+    tree = _parse(source, where)
+    defined = set(_bound_names(tree.body))
+    for name, remedy in ENTRY_POINTS.items():
+        if name == "Model" and {"Model", "ModelNew"} & defined == {"ModelNew"}:
+            raise ProblemError(f"{where} has no Model; it defines ModelNew, so it is a candidate: give its reference")
+        if name not in defined:
+            raise ProblemError(f"{where} has no {name}; {remedy}")
+    return tree
+
+
+def _parse(source: str, where: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        raise ProblemError(f"{where} has a syntax error on line {error.lineno}: {error.msg}; correct it") from error
+    except (ValueError, RecursionError, MemoryError) as error:  # a NUL byte; nesting beyond the parser's depth
+        raise ProblemError(f"{where} cannot be parsed as Python: {error or 'nested too deeply'}; correct it") from error
+
+
+def _bound_names(statements: Iterable[ast.stmt]) -> Iterable[str]:
+    """Names that the module's own level binds: definitions, imports and assignments, also under `if` and `try`."""
+    for statement in statements:
+        match statement:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                yield name
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                yield from (alias.asname or alias.name for alias in names)
+            case ast.Assign(targets=targets):
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+            case ast.If(body=body, orelse=orelse) | ast.Try(body=body, orelse=orelse):
+                yield from _bound_names([*body, *orelse])
+
+
+def title_of(tree: ast.Module) -> str | None:
+    """The first line of `Model`'s docstring, if there is one."""
+    for statement in tree.body:
+        if isinstance(statement, ast.ClassDef) and statement.name == "Model":
+            docstring = (ast.get_docstring(statement) or "").strip()
+            return docstring.splitlines()[0] if docstring else None
+    return None
+
+
+def _cause(error: OSError) -> str:
+    return (error.strerror or "unknown cause").lower()

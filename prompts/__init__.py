@@ -1,0 +1,38 @@
+"""What we say to a model: a `Brief` goes in, a `Prompt` made of named sections comes out.
+
+The words stand in `templates/`, one jinja2 file for each section, rendered with `StrictUndefined`; worked examples in
+`examples/` are real files that build and run; device figures are data. This package talks to no model, reads no
+machine and runs no candidate.
+"""
+
+from prompts.brief import (
+    Brief,
+    Parent,
+    PastAttempt,
+    PromptError,
+    Role,
+    Target,
+    TargetVersions,
+)
+from prompts.devices import DeviceSheet, cpu_sheet, device_sheet, known_devices
+from prompts.prompt import Prompt, Section, estimated_tokens
+from prompts.rendering import SECTION_NAMES, render
+
+__all__ = [
+    "SECTION_NAMES",
+    "Brief",
+    "DeviceSheet",
+    "Parent",
+    "PastAttempt",
+    "Prompt",
+    "PromptError",
+    "Role",
+    "Section",
+    "Target",
+    "TargetVersions",
+    "cpu_sheet",
+    "device_sheet",
+    "estimated_tokens",
+    "known_devices",
+    "render",
+]

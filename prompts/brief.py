@@ -1,0 +1,122 @@
+"""The `Brief`: all that a prompt is made from, and the rules that it must keep."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from problems import Problem
+from prompts.devices import DeviceSheet
+
+Role = Literal["propose", "repair", "improve"]
+Target = Literal["cpp", "cuda", "triton"]
+
+VERSION = r"^\d+\.\d+(\.\d+)?$"
+
+
+class PromptError(ValueError):
+    """A brief that no prompt can be made from, or a template that cannot be rendered; the message is one sentence."""
+
+
+class Record(BaseModel):
+    """A frozen, closed record."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TargetVersions(Record):
+    """The versions that the answer must run under, which need not be those of this machine."""
+
+    python: str = Field(default="3.11", pattern=VERSION)
+    torch: str = Field(default="2.9", pattern=VERSION)
+    cuda: str | None = Field(default=None, pattern=VERSION)
+    """The CUDA toolkit, or None where it does not matter or is simply the installed one."""
+
+    def torch_at_least(self, version: str) -> bool:
+        """Whether the target PyTorch is `version` or newer; compared by major and minor number only."""
+        return _major_minor(self.torch) >= _major_minor(version)
+
+    def python_at_least(self, version: str) -> bool:
+        """Whether the target Python is `version` or newer; compared by major and minor number only."""
+        return _major_minor(self.python) >= _major_minor(version)
+
+
+class PastAttempt(Record):
+    """One row of the table of attempts."""
+
+    number: int
+    role: Role
+    idea: str
+    outcome: str
+    """`passed`, or what went wrong: `failed at check`."""
+    detail: str = ""
+    """One line; line ends and bars are flattened when it is put in the table."""
+    candidate_ms: float | None = None
+    speedup: float | None = None
+    """Against the better PyTorch baseline; above 1 the candidate is faster."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the judge found it right."""
+        return self.outcome == "passed"
+
+
+class Parent(Record):
+    """The attempt that this step starts from."""
+
+    number: int
+    source: str
+    outcome: str
+    """`passed`, or what went wrong: `failed at check`."""
+    evidence: str
+    """For a failure the reason, then the log; for a pass the timings. Long text is cut in the middle when rendered."""
+    candidate_ms: float | None = None
+    speedup: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the judge found it right."""
+        return self.outcome == "passed"
+
+
+class Brief(Record):
+    """What to ask for, in one step of a search."""
+
+    problem: Problem
+    target: Target
+    role: Role
+    device: DeviceSheet
+    versions: TargetVersions = TargetVersions()
+    directive: str = ""
+    """The one thing to do in this step; empty for the role's default."""
+    parent: Parent | None = None
+    history: tuple[PastAttempt, ...] = ()
+
+    @property
+    def best_ms(self) -> float | None:
+        """The shortest time in ms among the parent and the past attempts that passed; None where none was timed."""
+        timed = [attempt.candidate_ms for attempt in (self.parent, *self.history) if attempt and attempt.passed]
+        return min((ms for ms in timed if ms is not None), default=None)
+
+
+def check_parent(brief: Brief) -> None:
+    """Raise `PromptError` unless the parent fits the role.
+
+    To propose takes none, to repair a failed one, to improve one that passed.
+    """
+    role, parent = brief.role, brief.parent
+    if role == "propose":
+        if parent is not None:
+            raise PromptError(f"role 'propose' starts afresh but got attempt {parent.number} as parent; leave it out")
+    elif parent is None:
+        raise PromptError(f"role '{role}' needs a parent attempt and got none; pass one, or use role 'propose'")
+    elif parent.passed == (role == "repair"):
+        wanted = "improve" if parent.passed else "repair"
+        raise PromptError(
+            f"role '{role}' does not fit attempt {parent.number}, whose outcome is '{parent.outcome}'; "
+            f"use role '{wanted}'"
+        )
+
+
+def _major_minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

@@ -1,0 +1,137 @@
+"""What a device can do, as facts for a prompt: GPUs from `data/devices.toml`, processors from what they report."""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+DATA = Path(__file__).parent / "data" / "devices.toml"
+
+
+class DeviceSheet(BaseModel):
+    """A device and what a kernel's author must know of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    kind: Literal["cpu", "cuda"]
+    facts: tuple[str, ...] = ()
+    """One line each, with units."""
+
+
+class GpuFigures(BaseModel):
+    """One entry of `devices.toml`. The rates are the vendor's peaks, without sparsity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    aliases: tuple[str, ...]
+    """Short names and those that the driver reports; compared without case, spaces, dashes and vendor words."""
+    capability: str = Field(pattern=r"^\d+\.\d$")
+    multiprocessors: int
+    memory_gb: int
+    memory_gb_per_s: int
+    l2_mb: int
+    shared_kb_per_multiprocessor: int
+    shared_kb_per_block: int
+    """The largest that a block may ask for, after raising the limit of 48 by `cudaFuncSetAttribute`."""
+    threads_per_multiprocessor: int
+    tflops: dict[str, float]
+    """By dtype; those that the device has no units for are absent."""
+
+    @property
+    def sheet(self) -> DeviceSheet:
+        """The figures as sentences."""
+        facts = (self._units(), self._rates(), self._balance(), self._memory(), *self._on_chip())
+        return DeviceSheet(name=self.name, kind="cuda", facts=facts)
+
+    def _units(self) -> str:
+        return f"compute capability {self.capability}, {self.multiprocessors} multiprocessors"
+
+    def _rates(self) -> str:
+        rates = ", ".join(f"{dtype} {rate:g}" for dtype, rate in self.tflops.items())
+        return f"peak TFLOP/s (dense): {rates}; fp64 and fp32 on plain units, the others on tensor cores"
+
+    def _balance(self) -> str:
+        flops_per_byte = self.tflops["fp32"] * 1000 / self.memory_gb_per_s
+        return f"below about {flops_per_byte:.0f} fp32 operations for each byte moved, memory is the limit"
+
+    def _memory(self) -> str:
+        return f"device memory {self.memory_gb} GB at {self.memory_gb_per_s} GB/s; L2 cache {self.l2_mb} MB"
+
+    def _on_chip(self) -> tuple[str, ...]:
+        return (
+            f"shared memory {self.shared_kb_per_multiprocessor} KB a multiprocessor, {self.shared_kb_per_block} KB a "
+            "block at most (above 48 KB: dynamic, after cudaFuncSetAttribute)",
+            f"65536 32-bit registers a multiprocessor, 255 a thread; {self.threads_per_multiprocessor} threads a "
+            "multiprocessor, 1024 a block",
+        )
+
+
+def device_sheet(name: str) -> DeviceSheet | None:
+    """The sheet of a known GPU, by short name (`H200`) or as the driver reports it; None for an unknown one."""
+    return next(
+        (gpu.sheet for gpu in _gpus() if _key(name) in {_key(alias) for alias in (gpu.name, *gpu.aliases)}), None
+    )
+
+
+def known_devices() -> tuple[str, ...]:
+    """The names of the devices that `device_sheet` knows, in the order of the data file."""
+    return tuple(gpu.name for gpu in _gpus())
+
+
+VECTOR_FLAGS = (
+    ("avx512f", "AVX-512: 16 floats a vector, 32 vector registers, fused multiply-add"),
+    ("avx2", "AVX2: 8 floats a vector, 16 vector registers"),
+    ("avx", "AVX: 8 floats a vector, 16 vector registers, no integer vectors of that width"),
+    ("sve", "SVE: vectors of the length that the processor has, 32 vector registers, fused multiply-add"),
+    ("asimd", "NEON: 4 floats a vector, 32 vector registers, fused multiply-add"),
+    ("sse2", "SSE2: 4 floats a vector, 16 vector registers"),
+)
+EXTRA_FLAGS = (
+    "fma",
+    "f16c",
+    "avx512_bf16",
+    "avx512_vnni",
+    "avx512_fp16",
+    "avx_vnni",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+)
+
+
+def cpu_sheet(model_name: str, cores: int, flags: Iterable[str], caches: Mapping[str, int]) -> DeviceSheet:
+    """The sheet of a processor.
+
+    `cores` are those that the candidate may use, `flags` the features as Linux names them, `caches` the bytes of one
+    instance of each level, by name (`L1d`, `L2`, `L3`), smallest first.
+    """
+    present = set(flags)
+    facts = [f"{cores} cores to use" if cores != 1 else "1 core to use"]
+    facts += [words for flag, words in VECTOR_FLAGS if flag in present][:1]
+    extras = [flag for flag in EXTRA_FLAGS if flag in present]
+    if extras:
+        facts.append(f"also: {', '.join(extras)}")
+    if caches:
+        facts.append("caches, each: " + ", ".join(f"{level} {_binary_size(size)}" for level, size in caches.items()))
+    return DeviceSheet(name=model_name, kind="cpu", facts=tuple(facts))
+
+
+@cache
+def _gpus() -> tuple[GpuFigures, ...]:
+    entries = tomllib.loads(DATA.read_text(encoding="utf-8"))["gpu"]
+    return tuple(GpuFigures.model_validate(entry) for entry in entries)
+
+
+def _key(name: str) -> str:
+    return re.sub(r"nvidia|geforce|tesla|[\s_-]", "", name.lower())
+
+
+def _binary_size(size_bytes: int) -> str:
+    mebibyte = 1 << 20
+    return f"{size_bytes / mebibyte:g} MiB" if size_bytes >= mebibyte else f"{size_bytes / 1024:g} KiB"

@@ -1,0 +1,120 @@
+"""`render`: from a `Brief` to a `Prompt`, by way of one template for each section."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+
+from prompts.brief import Brief, PromptError, Record, Role, check_parent
+from prompts.markdown import cell, fenced, milliseconds, times, trimmed
+from prompts.prompt import Prompt, Section
+from prompts.targets import TARGETS, example_for
+
+TEMPLATES = Path(__file__).parent / "templates"
+EVERY_ROLE: frozenset[Role] = frozenset({"propose", "repair", "improve"})
+
+
+class Slot(Record):
+    """A section's place in the prompt.
+
+    Its text comes from the first of `NAME/TARGET.md.j2`, `NAME/ROLE.md.j2` and `NAME.md.j2` that exists; a section
+    that renders to nothing is left out.
+    """
+
+    name: str
+    stable: bool = False
+    """A stable section's template sees problem, target and versions alone, so it cannot break its promise."""
+    roles: frozenset[Role] = EVERY_ROLE
+
+
+SLOTS = (
+    Slot(name="role", stable=True),
+    Slot(name="contract", stable=True),
+    Slot(name="crib", stable=True),
+    Slot(name="example", stable=True),
+    Slot(name="reference", stable=True),
+    Slot(name="answer_format", stable=True),
+    Slot(name="hardware"),
+    # Advice on speed distracts a repair from the cause of the failure.
+    Slot(name="tuning", roles=frozenset({"propose", "improve"})),
+    Slot(name="history"),
+    Slot(name="parent", roles=frozenset({"repair", "improve"})),
+    Slot(name="evidence", roles=frozenset({"repair", "improve"})),
+    Slot(name="directive"),
+    Slot(name="reminder"),
+)
+SECTION_NAMES = tuple(slot.name for slot in SLOTS)
+
+
+def render(brief: Brief, *, without: frozenset[str] = frozenset(), templates: Path | None = None) -> Prompt:
+    """The prompt for `brief`.
+
+    `without` names sections to leave out, to see what each is worth. `templates` is a folder whose files take the place
+    of the shipped ones of the same name. Raises `PromptError` for a brief that contradicts itself, an unknown section
+    and a template that fails.
+    """
+    _check(brief, without)
+    environment = _environment(templates)
+    slots = (slot for slot in SLOTS if brief.role in slot.roles and slot.name not in without)
+    sections = (
+        Section(name=slot.name, text=_section_text(environment, slot, brief), stable=slot.stable) for slot in slots
+    )
+    return Prompt(role=brief.role, target=brief.target, sections=tuple(section for section in sections if section.text))
+
+
+def _check(brief: Brief, without: frozenset[str]) -> None:
+    check_parent(brief)
+    wanted = TARGETS[brief.target].device
+    if brief.device.kind != wanted:
+        raise PromptError(
+            f"target '{brief.target}' runs on a {wanted} device and '{brief.device.name}' is of kind "
+            f"'{brief.device.kind}'; give the sheet of a {wanted} device"
+        )
+    unknown = sorted(without - set(SECTION_NAMES))
+    if unknown:
+        raise PromptError(f"no section '{unknown[0]}' to leave out; there are: {', '.join(SECTION_NAMES)}")
+
+
+def _section_text(environment: Environment, slot: Slot, brief: Brief) -> str:
+    names = [f"{slot.name}/{brief.target}.md.j2", f"{slot.name}/{brief.role}.md.j2", f"{slot.name}.md.j2"]
+    context = _stable_context(brief) if slot.stable else _stable_context(brief) | _step_context(brief)
+    try:
+        return environment.select_template(names).render(context).strip()
+    except TemplateError as error:
+        raise PromptError(f"section '{slot.name}' cannot be rendered: {error}; correct its template") from error
+
+
+def _stable_context(brief: Brief) -> dict[str, Any]:
+    return {
+        "problem": brief.problem,
+        "target": brief.target,
+        "language": TARGETS[brief.target],
+        "versions": brief.versions,
+        "example": example_for(brief.target, brief.versions),
+    }
+
+
+def _step_context(brief: Brief) -> dict[str, Any]:
+    return {
+        "role": brief.role,
+        "device": brief.device,
+        "directive": brief.directive.strip(),
+        "parent": brief.parent,
+        "history": brief.history,
+        "best_ms": brief.best_ms,
+    }
+
+
+@cache
+def _environment(templates: Path | None) -> Environment:
+    folders = [TEMPLATES] if templates is None else [templates, TEMPLATES]
+    environment = Environment(
+        loader=FileSystemLoader(folders),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+    environment.filters.update(cell=cell, fenced=fenced, milliseconds=milliseconds, times=times, trimmed=trimmed)
+    return environment

@@ -1,0 +1,70 @@
+"""The languages that a candidate can be asked for, and the worked example that goes with each."""
+
+from pathlib import Path
+from typing import Literal
+
+from prompts.brief import PromptError, Record, Target, TargetVersions
+
+EXAMPLES = Path(__file__).parent / "examples"
+
+
+class ExampleChoice(Record):
+    """An example folder, and the oldest PyTorch that its answer runs under."""
+
+    folder: str
+    torch: str
+
+
+class TargetLanguage(Record):
+    """What the templates need to know of a target beyond its crib."""
+
+    words: str
+    """How the target is named in a sentence."""
+    device: Literal["cpu", "cuda"]
+    """Where its kernels run, and so where inputs and outputs lie."""
+    examples: tuple[ExampleChoice, ...]
+    """Newest first: the first that the target versions can run is shown."""
+
+
+# load_inline takes no_implicit_headers, which the raw-pointer examples rest on, from PyTorch 2.8 on.
+TARGETS: dict[Target, TargetLanguage] = {
+    "cpp": TargetLanguage(
+        words="C++ with OpenMP",
+        device="cpu",
+        examples=(ExampleChoice(folder="cpp", torch="2.8"), ExampleChoice(folder="cpp_classic", torch="1.5")),
+    ),
+    "cuda": TargetLanguage(
+        words="CUDA C++",
+        device="cuda",
+        examples=(ExampleChoice(folder="cuda", torch="2.8"), ExampleChoice(folder="cuda_classic", torch="1.8")),
+    ),
+    "triton": TargetLanguage(
+        words="Triton",
+        device="cuda",
+        examples=(ExampleChoice(folder="triton", torch="2.0"),),
+    ),
+}
+
+
+class Example(Record):
+    """A reference and a full answer to it."""
+
+    reference: str
+    answer: str
+
+
+def example_for(target: Target, versions: TargetVersions) -> Example:
+    """The newest example that runs under `versions`; `PromptError` where PyTorch is too old for the target."""
+    choices = TARGETS[target].examples
+    for choice in choices:
+        if versions.torch_at_least(choice.torch):
+            folder = EXAMPLES / choice.folder
+            return Example(reference=_text(folder / "reference.py"), answer=_text(folder / "answer.py"))
+    raise PromptError(
+        f"target '{target}' needs PyTorch {choices[-1].torch} or newer and {versions.torch} was asked for; "
+        "raise the version or choose another target"
+    )
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,34 @@
+"""The builder: imports the candidate and constructs it once, so that its extensions compile.
+
+`python -I -m sandbox.child.builder FD`. It gets no inputs and no weights; its products are files in the work folder.
+"""
+
+import os
+import socket
+import sys
+
+from sandbox.child import inline, wire
+from sandbox.child.mapping import lent_tensors
+from sandbox.child.worker import Message, failure, run_source, serve
+
+
+def build(message: Message, fds: list[int]) -> Message:
+    """Import and construct; an error says whether a compilation raised it."""
+    failed = inline.record(message["built"])
+    try:
+        tensors = lent_tensors(fds[0], message["specs"]) if fds else []
+        namespace = run_source(message["source"], "candidate")
+        namespace[message["entry"]](*wire.unpack(message["arguments"], tensors))
+    except BaseException as error:
+        return failure(error, compiling=failed.seen)
+    return {}
+
+
+def main() -> None:
+    """Serve on the inherited channel, then leave without running the candidate's exit handlers."""
+    serve(socket.socket(fileno=int(sys.argv[1])), {"build": build})
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

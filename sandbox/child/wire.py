@@ -1,0 +1,88 @@
+"""The messages between judge and child: one JSON object a packet, values as small trees, tensors by reference.
+
+A tree is one of `{"t": i}` (tensor number i), `{"v": scalar}`, `{"l": [...]}` (list), `{"p": [...]}` (tuple),
+`{"d": [[key, tree], ...]}` (dict) and `{"dtype": name}`. Nothing is ever unpickled.
+"""
+
+import json
+import socket
+from typing import Any
+
+import torch
+
+PACKET_BYTES = 64 * 1024
+"""The largest message; a longer one is refused by whoever would send it."""
+
+Tree = dict[str, Any]
+
+
+class WireError(ValueError):
+    """A value or message that the wire does not carry."""
+
+
+def send(channel: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    """Send one message, with open descriptors if any."""
+    data = json.dumps(message).encode()
+    if len(data) > PACKET_BYTES:
+        raise WireError(f"a message of {len(data)} bytes is longer than {PACKET_BYTES}")
+    if fds:
+        socket.send_fds(channel, [data], list(fds))
+    else:
+        channel.send(data)
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Wait for one message; `EOFError` where the other side has gone."""
+    data, fds, _, _ = socket.recv_fds(channel, PACKET_BYTES, 4)
+    if not data:
+        raise EOFError("the judge has closed the channel")
+    return json.loads(data), fds
+
+
+def pack(value: Any, tensors: list[torch.Tensor]) -> Tree:
+    """The tree of `value`; its tensors are appended to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return {"t": len(tensors) - 1}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"v": value}
+    if isinstance(value, list):
+        return {"l": [pack(item, tensors) for item in value]}
+    if isinstance(value, tuple):
+        return {"p": [pack(item, tensors) for item in value]}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"d": [[key, pack(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    raise WireError(
+        f"a value of type {type(value).__name__} can not be handed over; use tensors, numbers, strings, None"
+    )
+
+
+def unpack(tree: Tree, tensors: list[torch.Tensor]) -> Any:
+    """The value of a tree that `pack` made, over the given tensors."""
+    ((kind, body),) = tree.items()
+    if kind == "t":
+        return tensors[body]
+    if kind == "v":
+        return body
+    if kind == "dtype":
+        return getattr(torch, body)
+    if kind == "d":
+        return {key: unpack(item, tensors) for key, item in body}
+    items = [unpack(item, tensors) for item in body]
+    return items if kind == "l" else tuple(items)
+
+
+def describe(tensor: torch.Tensor) -> dict[str, Any]:
+    """Where a CPU tensor lies in this process's memory: dtype, shape, stride (elements) and address."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        raise WireError(f"a {type(tensor).__name__} of layout {tensor.layout} is no plain tensor")
+    if tensor.device.type != "cpu":
+        raise WireError(f"a tensor on {tensor.device} was returned where one on cpu is wanted")
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "address": tensor.data_ptr(),
+    }

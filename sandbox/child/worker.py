@@ -1,0 +1,138 @@
+"""A candidate's worker: builds `ModelNew`, takes weights, answers calls. `python -I -m sandbox.child.worker FD`.
+
+It knows the candidate's source, its constructor's arguments, weights and inputs. It knows no reference, no seed and
+no expected value, so there is nothing here to steal.
+"""
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sandbox.child import inline, wire
+from sandbox.child.mapping import lent_tensors
+
+Message = dict[str, Any]
+Handler = Callable[[Message, list[int]], Message]
+LOG_CHARACTERS = 24_000
+
+
+def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
+    """Greet, then answer one message after another until the judge hangs up. Errors are answers too."""
+    wire.send(channel, {"pid": os.getpid()})
+    while True:
+        try:
+            message, fds = wire.receive(channel)
+        except EOFError:
+            return
+        try:
+            answer = handlers[message["op"]](message, fds)
+        except BaseException as error:  # SystemExit and KeyboardInterrupt of a candidate are its failures, not our end
+            answer = failure(error)
+        wire.send(channel, answer)
+
+
+def failure(error: BaseException, **more: Any) -> Message:
+    """The message for an exception: its last line and the traceback's end."""
+    line = traceback.format_exception_only(error)[-1].strip()
+    log = "".join(traceback.format_exception(error))
+    return {"error": line[:2000], "log": log[-LOG_CHARACTERS:]} | more
+
+
+class Worker:
+    """Holds one model and the tensors that the judge lends."""
+
+    def __init__(self) -> None:
+        self.model: torch.nn.Module | None = None
+        self.lent: list[torch.Tensor] = []
+        self.results: Any = None
+
+    def handlers(self) -> dict[str, Handler]:
+        """What the judge may ask."""
+        return {"load": self.load, "weights": self.weights, "lend": self.lend, "call": self.call}
+
+    def load(self, message: Message, fds: list[int]) -> Message:
+        """Run the source and construct the model; constructor tensors, if any, come in the descriptor."""
+        torch.set_num_threads(message["threads"])
+        inline.reuse(message["built"])
+        tensors = lent_tensors(fds[0], message["specs"]) if fds else []
+        namespace = run_source(message["source"], "candidate")
+        arguments = wire.unpack(message["arguments"], tensors)
+        self.model = namespace[message["entry"]](*arguments)
+        return {}
+
+    def weights(self, message: Message, fds: list[int]) -> Message:
+        """Copy the reference's parameters and buffers in, by name where all names match, else by order and shape."""
+        assert self.model is not None
+        given = dict(zip(message["names"], lent_tensors(fds[0], message["specs"]), strict=True))
+        own = self.model.state_dict()
+        if own.keys() != given.keys() or any(own[name].shape != given[name].shape for name in own):
+            given = _by_order(own, given)
+            how = "by order"
+        else:
+            how = "by name"
+        self.model.load_state_dict({name: value.clone() for name, value in given.items()})
+        return {"how": how}
+
+    def lend(self, message: Message, fds: list[int]) -> Message:
+        """Map the memory that inputs will appear in."""
+        self.lent = lent_tensors(fds[0], message["specs"])
+        return {}
+
+    def call(self, message: Message, fds: list[int]) -> Message:
+        """Call the model on the lent inputs and say where its outputs lie; they stay alive until the next call."""
+        assert self.model is not None
+        arguments = wire.unpack(message["arguments"], self.lent)
+        self.results = None
+        with torch.no_grad():
+            self.results = self.model(*arguments)
+        return place(self.results)
+
+
+def place(value: Any) -> Message:
+    """The structure of a result and where its tensors lie."""
+    tensors: list[torch.Tensor] = []
+    tree = wire.pack(value, tensors)
+    return {"tree": tree, "tensors": [wire.describe(tensor) for tensor in tensors]}
+
+
+def run_source(path: str, name: str) -> dict[str, Any]:
+    """Execute a file as a module of its own, so that classes, pickling and inspection find their source."""
+    module = type(sys)(name)
+    module.__file__ = path
+    sys.modules[name] = module
+    with open(path, encoding="utf-8") as file:
+        exec(compile(file.read(), path, "exec"), module.__dict__)
+    return module.__dict__
+
+
+def _by_order(own: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Pair the weights in order; shapes must agree, or only differ by axes of size one."""
+    mine = [f"{name}{list(value.shape)}" for name, value in own.items()]
+    theirs = [f"{name}{list(value.shape)}" for name, value in given.items()]
+    pairs = list(zip(own.items(), given.values(), strict=False))
+    if len(own) != len(given) or any(_squeezed(a) != _squeezed(b) for (_, a), b in pairs):
+        raise ValueError(
+            f"the weights of ModelNew ({', '.join(mine) or 'none'}) match those of Model "
+            f"({', '.join(theirs) or 'none'}) neither by name nor by order and shape"
+        )
+    return {name: value.view(mine.shape) for (name, mine), value in pairs}
+
+
+def _squeezed(tensor: torch.Tensor) -> list[int]:
+    return [size for size in tensor.shape if size != 1]
+
+
+def main() -> None:
+    """Serve on the inherited channel, then leave without running the candidate's exit handlers."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    serve(channel, Worker().handlers())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""What goes wrong without the candidate being at fault."""
+
+
+class SandboxError(Exception):
+    """The judging can not go on; the text is one sentence with the remedy."""
+
+
+class MachineError(SandboxError):
+    """The machine lacks something: a compiler, a GPU, a permission, space. Exit code 3."""
+
+
+class BrokenProblem(SandboxError):
+    """The problem's own reference does not load, run or agree with itself. Exit code 2."""

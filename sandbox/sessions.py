@@ -1,0 +1,121 @@
+"""The judge's side of a worker: load, lend, call; values in and raw outputs out."""
+
+import time
+from typing import Any, NamedTuple, Self
+
+from sandbox.arena import Arena
+from sandbox.children import Child
+from sandbox.peek import PeekError, read_tensor
+from sandbox.settings import Settings
+from sandbox.values import Values
+from sandbox.workfolder import WorkFolder
+
+
+class Refused(Exception):
+    """The child answered with an error: its last line, its log, and whether a compilation raised it."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.reason = str(answer.get("error", ""))[:2000]
+        self.log = str(answer.get("log", ""))
+        self.compiling = answer.get("compiling") is True
+        super().__init__(self.reason)
+
+
+class Misbehaved(Exception):
+    """The child did in a call what no honest candidate does; the text says what."""
+
+
+class Timed(NamedTuple):
+    """One call's result and its time on the judge's clock."""
+
+    output: Values
+    milliseconds: float
+
+
+class Session:
+    """One child and the memory lent to it. Between questions every thread of the child stands still.
+
+    Questions raise `Refused` (the child's own error), `ChildGone`, `ChildLate`, `PeekError` or `Misbehaved`.
+    """
+
+    def __init__(self, module: str, folder: WorkFolder, settings: Settings, steady: bool = False) -> None:
+        self._settings = settings
+        self._child = Child(module, folder, settings, steady)
+        self._lent: Arena | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def greet(self) -> None:
+        """Wait until the child has started, under the start-up budget."""
+        self._child.greet(time.monotonic() + self._settings.start_timeout_s)
+        self._child.freeze()
+
+    def ask(self, message: dict[str, Any], timeout_s: float, values: Values | None = None) -> dict[str, Any]:
+        """One untimed question; tensors that go with it are lent for as long as the child keeps them mapped."""
+        if values is None or not values.tensors:
+            return self._exchange(message, timeout_s)[0]
+        lent = Arena(values.tensors)
+        try:
+            return self._exchange(message | {"specs": lent.specs}, timeout_s, lent.fd)[0]
+        finally:
+            lent.close()
+
+    def lend(self, values: Values) -> None:
+        """Map memory of the sizes of these inputs into the child; calls then put values of the same sizes there."""
+        if self._lent is not None:
+            self._lent.close()
+        self._lent = Arena(values.tensors)
+        self._exchange({"op": "lend", "specs": self._lent.specs}, self._settings.start_timeout_s, self._lent.fd)
+
+    def call(self, values: Values, timeout_s: float, op: str = "call") -> Timed:
+        """Call the model on `values`, with the clock around it.
+
+        The inputs are put in place while the child stands still, so nothing can start early. The clock runs from its
+        release until every thread stands still again after "done", so nothing can finish late; the raw output is read
+        only then, at no cost in the time.
+        """
+        assert self._lent is not None, "lend memory before calling"
+        self._lent.write(values.tensors)
+        answer, milliseconds = self._exchange({"op": op, "arguments": values.tree}, timeout_s)
+        if self._child.offspring():
+            raise Misbehaved("the candidate keeps processes of its own running after a call")
+        changed = self._lent.changed(values.tensors)
+        if changed is not None:
+            raise Misbehaved(f"the call changed input {changed} in place")
+        return Timed(self.fetch(answer), milliseconds)
+
+    def fetch(self, answer: dict[str, Any]) -> Values:
+        """The values that an answer describes, read from the child's memory."""
+        tree, claims = answer.get("tree"), answer.get("tensors")
+        if not isinstance(tree, dict) or not isinstance(claims, list):
+            raise PeekError("the child did not describe its result")
+        limit = self._settings.memory_bytes
+        return Values(tree, tuple(read_tensor(self._child.pid, claim, limit) for claim in claims))
+
+    def _exchange(self, message: dict[str, Any], timeout_s: float, *fds: int) -> tuple[dict[str, Any], float]:
+        start = time.perf_counter_ns()
+        self._child.thaw()
+        self._child.send(message, *fds)
+        answer = self._child.receive(time.monotonic() + timeout_s)
+        self._child.freeze()
+        milliseconds = (time.perf_counter_ns() - start) / 1e6
+        if "error" in answer:
+            raise Refused(answer)
+        return answer, milliseconds
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The isolation layers around the child, outermost first."""
+        return self._child.layers
+
+    def close(self) -> str:
+        """End the child with all that it started; returns what it printed."""
+        self._child.close()
+        if self._lent is not None:
+            self._lent.close()
+            self._lent = None
+        return self._child.output()

@@ -1,0 +1,35 @@
+"""What the judge may spend, and how sure it must be."""
+
+import os
+
+from pydantic import Field
+
+from sandbox.verdict import Record
+
+
+class Settings(Record):
+    """Limits and effort of one judging. The defaults suit a search; a ranking asks for more pairs."""
+
+    threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    """Threads for torch and OpenMP, the same for candidate and baseline."""
+    build_timeout_s: float = 300
+    """From the start of the builder to its answer: all compilation of the candidate."""
+    start_timeout_s: float = 120
+    """From the start of a worker until its model stands: imports and constructor, not compilation."""
+    call_timeout_s: float = 30
+    """One call of the model. Also bounded by `call_factor`."""
+    call_factor: float = 100
+    """A call may take this many times the baseline's, and at least 5 s."""
+    memory_bytes: int = 8 * 2**30
+    """Private memory of each child."""
+    file_bytes: int = 2 * 2**30
+    """Largest file that a child may write."""
+    open_files: int = 1024
+    warm_up: int = 2
+    """Calls before timing starts. They are checked too."""
+    min_pairs: int = 12
+    max_pairs: int = 60
+    time_budget_s: float = 20
+    """Timing stops here even where the interval is still wide, but never before `min_pairs`."""
+    interval_target: float = 0.03
+    """Timing stops when the half width of the speedup's interval is below this."""

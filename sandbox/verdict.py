@@ -1,0 +1,151 @@
+"""The records of judging: `Candidate` in, `Verdict` out, with the `Measurement` that a passing verdict rests on."""
+
+import hashlib
+import statistics
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sandbox.statistics import Interval, paired_ratio, ratio_interval
+
+Stage = Literal["scan", "build", "load", "run", "check", "time"]
+Comparison = Literal["faster", "same", "slower", "too_noisy"]
+Language = Literal["cpp", "cuda", "triton", "python"]
+NOISE_LIMIT = 0.25
+"""An interval wider than this, as a share of the speedup's centre, is called too noisy to compare."""
+
+
+class Record(BaseModel):
+    """A frozen, closed record: unknown fields are errors, and nothing changes after construction."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Candidate(Record):
+    """A source text that defines `ModelNew`."""
+
+    source: str
+    language: Language = "python"
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the source, as 64 hex digits."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+
+class Pairing(Record):
+    """Raw timings of a candidate and one baseline on the same inputs: sample i of both saw the same values.
+
+    Times are in ms on the judge's clock, from the moment the worker may see the input to the moment it is frozen
+    after saying that it is done.
+    """
+
+    baseline: str
+    """`eager`, or the torch.compile mode."""
+    candidate_ms: tuple[float, ...] = Field(min_length=1)
+    baseline_ms: tuple[float, ...] = Field(min_length=1)
+
+    @property
+    def speedup(self) -> float:
+        """Median over pairs of baseline / candidate: above 1 the candidate is faster."""
+        return paired_ratio(self.baseline_ms, self.candidate_ms)
+
+    @cached_property
+    def interval(self) -> Interval:
+        """95 % bootstrap interval of `speedup`."""
+        return ratio_interval(self.baseline_ms, self.candidate_ms)
+
+
+class Measurement(Record):
+    """Every raw sample behind a passing verdict. What is reported is derived here and nowhere stored."""
+
+    pairings: tuple[Pairing, ...] = Field(min_length=1)
+    threads: int
+    """Threads that torch and OpenMP were given, the same for both sides."""
+
+    @property
+    def closest(self) -> Pairing:
+        """The pairing with the better baseline, that is, with the lowest speedup: the one that counts."""
+        return min(self.pairings, key=lambda pairing: pairing.speedup)
+
+    @property
+    def speedup(self) -> float:
+        """Speedup against the better baseline."""
+        return self.closest.speedup
+
+    @property
+    def interval(self) -> Interval:
+        """95 % interval of `speedup`; a ranking uses its lower end."""
+        return self.closest.interval
+
+    @property
+    def comparison(self) -> Comparison:
+        """`too_noisy` where the interval is wider than `NOISE_LIMIT`; else by whether the interval leaves 1."""
+        if self.interval.half_width > NOISE_LIMIT:
+            return "too_noisy"
+        if self.interval.low > 1:
+            return "faster"
+        return "slower" if self.interval.high < 1 else "same"
+
+    @property
+    def candidate_ms(self) -> float:
+        """Median time of the candidate in ms, over all samples of the pairing that counts."""
+        return statistics.median(self.closest.candidate_ms)
+
+    @property
+    def baselines_ms(self) -> dict[str, float]:
+        """Median time in ms of each baseline."""
+        return {pairing.baseline: statistics.median(pairing.baseline_ms) for pairing in self.pairings}
+
+
+class Authenticity(Record):
+    """Whether the candidate computes with code of its own. Evidence apart from correctness."""
+
+    label: Literal["custom", "mixed", "library_only", "unknown"]
+    evidence: tuple[str, ...] = ()
+
+
+class ProblemStatus(Record):
+    """Whether the problem can tell a right candidate from a lazy one. A weak problem is never ranked."""
+
+    status: Literal["ok", "weak"]
+    why: tuple[str, ...] = ()
+    """For a weak problem, one sentence for each trivial answer that it accepts."""
+
+
+class Evidence(Record):
+    """What every verdict carries, passed or failed."""
+
+    jail: tuple[str, ...]
+    """The isolation layers that were active, outermost first."""
+    seconds: dict[str, float]
+    """Wall seconds by stage: those that were reached."""
+    authenticity: Authenticity
+    problem_status: ProblemStatus | None
+    """None where the judging ended before the reference ran."""
+    versions: dict[str, str]
+    """python, torch, compiler, and the processor or GPU."""
+
+
+class Passed(Record):
+    """The candidate is right on every input that it was given, timed ones included."""
+
+    outcome: Literal["passed"] = "passed"
+    measurement: Measurement
+    evidence: Evidence
+
+
+class Failed(Record):
+    """The candidate failed, at one stage, for one reason."""
+
+    outcome: Literal["failed"] = "failed"
+    stage: Stage
+    reason: str
+    """One or a few lines, the deciding fact first: what a repair prompt needs."""
+    log: str = ""
+    """The trimmed output of the compiler or the traceback."""
+    evidence: Evidence
+
+
+Verdict = Annotated[Passed | Failed, Field(discriminator="outcome")]

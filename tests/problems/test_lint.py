@@ -1,0 +1,79 @@
+"""Warnings from the text of a reference."""
+
+import pytest
+
+from problems import lint_source
+
+SOUND = """import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+
+def get_inputs():
+    return [torch.randn(4, 4)]
+"""
+
+
+def forward(expression: str) -> str:
+    return SOUND.replace("torch.relu(x)", expression)
+
+
+def test_a_sound_reference_with_unseeded_inputs_gives_no_warning() -> None:
+    assert lint_source(SOUND) == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "what"),
+    [
+        ("F.dropout(x, 0.5)", "drops values at random"),
+        ("nn.Dropout(0.5)(x)", "drops values at random"),
+        ("x + torch.randn_like(x)", "draws random values in forward"),
+        ("x.cuda()", "names a CUDA device"),
+        ("x.to('cuda:1')", "names a CUDA device"),
+        ("torch.ones(3, device='cuda')", "names a CUDA device"),
+        ("torch.load('weights.pt')", "reads a file"),
+        ("open('table.txt').read()", "reads a file"),
+        ("torch.hub.load('a', 'b')(x)", "uses the network"),
+        ("AutoModel.from_pretrained('a')(x)", "uses the network"),
+    ],
+)
+def test_a_trouble_in_forward_is_told_with_its_line(expression: str, what: str) -> None:
+    (warning,) = lint_source(forward(expression))
+    assert warning.startswith(f"line 7: {what}")
+
+
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ("import time", "reads the clock"),
+        ("from datetime import datetime", "reads the clock"),
+        ("import urllib.request", "uses the network"),
+        ("torch.manual_seed(0)", "sets the seed"),
+    ],
+)
+def test_a_trouble_at_module_level_is_told_with_its_line(statement: str, what: str) -> None:
+    (warning,) = lint_source(f"{statement}\n{SOUND}")
+    assert warning.startswith(f"line 1: {what}")
+
+
+@pytest.mark.parametrize("expression", ["F.dropout(x, 0.5, training=False)", "nn.Dropout(0.5).eval()(x)"])
+def test_a_dropout_that_is_switched_off_gives_no_warning(expression: str) -> None:
+    assert lint_source(forward(expression)) == []
+
+
+@pytest.mark.parametrize("expression", ["'cuda' in str(x.device)", "self.timeline(x)", "torch.cuda.is_available()"])
+def test_a_mere_likeness_gives_no_warning(expression: str) -> None:
+    assert lint_source(forward(expression)) == []
+
+
+def test_warnings_come_in_order_of_lines() -> None:
+    lines = [warning.split(":")[0] for warning in lint_source("import time\n" + forward("x.cuda()") + "open('a')\n")]
+    assert lines == ["line 1", "line 8", "line 13"]
+
+
+def test_text_that_does_not_parse_is_one_warning() -> None:
+    assert lint_source("x = 1\ndef f(:\n") == ["line 2: does not parse as Python; correct it"]

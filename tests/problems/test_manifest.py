@@ -1,0 +1,88 @@
+"""What `problem.toml` may say, and the sentence for what it may not."""
+
+import pytest
+
+from problems import ProblemError, Tolerance
+from problems.manifest import parse_manifest
+
+GOOD = """family = "toy"
+title = "Doubling"
+
+[sizes.cpu]
+ROWS = 4
+
+[sizes.gpu]
+ROWS = 400
+"""
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ProblemError) as caught:
+        parse_manifest(text, "problem.toml")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_manifest_has_its_sizes() -> None:
+    assert parse_manifest(GOOD, "problem.toml").sizes == {"cpu": {"ROWS": 4}, "gpu": {"ROWS": 400}}
+
+
+def test_what_is_left_out_has_the_strict_default() -> None:
+    manifest = parse_manifest(GOOD, "problem.toml")
+    assert (manifest.precision, manifest.operators, manifest.direction) == ("strict", "any", "forward")
+    assert manifest.tolerance == Tolerance()
+
+
+def test_a_tolerance_with_its_reason_is_taken() -> None:
+    manifest = parse_manifest(GOOD + '[tolerance]\nfloor_ulp = 64\nreason = "long sums"\n', "problem.toml")
+    assert manifest.tolerance == Tolerance(floor_ulp=64, reason="long sums")
+
+
+def test_a_tolerance_without_a_reason_is_refused() -> None:
+    assert refusal(GOOD + "[tolerance]\nfactor = 100\n") == (
+        "problem.toml: [tolerance] departs from the defaults; add its reason"
+    )
+
+
+def test_a_blank_reason_is_no_reason() -> None:
+    assert "add its reason" in refusal(GOOD + '[tolerance]\nfactor = 100\nreason = " "\n')
+
+
+def test_text_that_is_no_toml_is_told_with_its_line() -> None:
+    assert refusal("family = 'toy'\ntitle\n") == (
+        "problem.toml is not valid TOML: Expected '=' after a key in a key/value pair (at line 2, column 6); correct it"
+    )
+
+
+def test_a_missing_key_is_named() -> None:
+    assert refusal(GOOD.replace('title = "Doubling"', "")) == "problem.toml: the key 'title' is missing; add it"
+
+
+def test_an_unknown_key_is_told_the_known_ones() -> None:
+    message = refusal("colour = 1\n" + GOOD)
+    assert message.startswith("problem.toml: unknown key 'colour'; there are: family, title, precision,")
+
+
+def test_an_unknown_key_of_the_tolerance_is_told_the_known_ones() -> None:
+    message = refusal(GOOD + "[tolerance]\nrtol = 0.1\n")
+    assert message == "problem.toml: unknown key 'tolerance.rtol'; there are: factor, floor_ulp, reason"
+
+
+def test_an_unknown_policy_is_told_the_choices() -> None:
+    message = refusal('precision = "fp8"\n' + GOOD)
+    assert message == "problem.toml: 'precision' is 'fp8'; it should be 'strict', 'tf32' or 'half'"
+
+
+def test_a_size_that_is_no_whole_number_is_named() -> None:
+    message = refusal(GOOD.replace("ROWS = 400", 'ROWS = "400"'))
+    assert message == "problem.toml: 'sizes.gpu.ROWS' is '400'; it should be a valid integer"
+
+
+def test_a_manifest_without_a_cpu_size_is_refused() -> None:
+    assert refusal(GOOD.replace("sizes.cpu", "sizes.tpu")) == "problem.toml: there is no table [sizes.cpu]; add it"
+
+
+def test_sizes_that_set_different_constants_are_refused() -> None:
+    assert refusal(GOOD + "COLS = 3\n") == (
+        "problem.toml: COLS is set in only one of [sizes.cpu] and [sizes.gpu]; set both"
+    )

@@ -1,0 +1,41 @@
+"""Whole rendered prompts against golden copies, so that a changed prompt shows in the diff as prose.
+
+After a change that is meant: `KERNELWRIGHT_UPDATE_GOLDEN=1 pytest tests/prompts`, then read the diff.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from prompt_briefs import OLD_VERSIONS, PROBLEM, brief
+
+from prompts import render
+
+GOLDEN = Path(__file__).parent / "golden"
+BACKWARD = PROBLEM.model_copy(update={"direction": "backward"})
+FREE = PROBLEM.model_copy(update={"direction": "both", "precision": "half", "operators": "no-library"})
+
+CASES = {
+    f"{role}-{target}": brief(role, target)
+    for role in ("propose", "repair", "improve")
+    for target in ("cpp", "cuda", "triton")
+}
+CASES |= {
+    "propose-cpp-torch-1.13": brief(versions=OLD_VERSIONS),
+    "propose-cuda-torch-1.13": brief(target="cuda", versions=OLD_VERSIONS),
+    "propose-cpp-backward": brief(problem=BACKWARD),
+    "propose-triton-both-half-no-library": brief(target="triton", problem=FREE),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prompt_is_the_golden_copy(name: str) -> None:
+    path = GOLDEN / f"{name}.md"
+    text = render(CASES[name]).text
+    if os.environ.get("KERNELWRIGHT_UPDATE_GOLDEN") == "1":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), "if the change is meant, run with KERNELWRIGHT_UPDATE_GOLDEN=1"
+
+
+def test_every_golden_copy_belongs_to_a_case() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.md")} == set(CASES)

@@ -1,0 +1,156 @@
+"""What the sections say, and when."""
+
+import re
+
+import pytest
+from prompt_briefs import FAILED, HISTORY, OLD_VERSIONS, PASSED, PROBLEM, brief
+
+from prompts import TargetVersions, render
+from prompts.markdown import fenced, trimmed
+
+
+def text_of(name, asked):
+    return next((section.text for section in render(asked).sections if section.name == name), "")
+
+
+def problem(**changes):
+    return PROBLEM.model_copy(update=changes)
+
+
+@pytest.mark.parametrize("policy", ["any", "no-library", "custom-only"])
+def test_contract_states_the_operator_policy_of_the_problem(policy):
+    assert re.findall(r"Operator policy `([^`]+)`", text_of("contract", brief(problem=problem(operators=policy)))) == [
+        policy
+    ]
+
+
+@pytest.mark.parametrize("policy", ["strict", "tf32", "half"])
+def test_contract_states_the_precision_policy_of_the_problem(policy):
+    found = re.findall(r"Precision policy `([^`]+)`", text_of("contract", brief(problem=problem(precision=policy))))
+    assert found == [policy]
+
+
+@pytest.mark.parametrize(
+    ("direction", "words"),
+    [("forward", "forward"), ("backward", "backward"), ("both", "forward and backward")],
+)
+def test_contract_states_the_direction_of_the_problem(direction, words):
+    assert f"\nDirection: {words}." in text_of("contract", brief(problem=problem(direction=direction)))
+
+
+def test_contract_shows_an_autograd_function_only_where_gradients_are_asked_for():
+    shown = [
+        "autograd.Function" in text_of("contract", brief(problem=problem(direction=d))) for d in ("forward", "both")
+    ]
+    assert shown == [False, True]
+
+
+def test_contract_states_the_tolerance_of_the_problem():
+    loose = problem(tolerance=PROBLEM.tolerance.model_copy(update={"factor": 32.0}))
+    assert "The error allowed is 32 times the rounding error" in text_of("contract", brief(problem=loose))
+
+
+def test_contract_states_the_target_versions():
+    contract = text_of("contract", brief(target="cuda", versions=OLD_VERSIONS))
+    assert "Must run on Python 3.8 and PyTorch 1.13 with CUDA 11.7." in contract
+
+
+@pytest.mark.parametrize("target", ["cpp", "cuda"])
+def test_pytorch_without_the_option_is_never_told_of_no_implicit_headers(target):
+    assert "no_implicit_headers" not in render(brief(target=target, versions=OLD_VERSIONS)).text
+
+
+@pytest.mark.parametrize("target", ["cpp", "cuda"])
+def test_pytorch_with_the_option_is_shown_the_raw_pointer_example(target):
+    assert "no_implicit_headers=True" in text_of("example", brief(target=target))
+
+
+def test_versions_are_compared_as_numbers():
+    assert TargetVersions(torch="2.10").torch_at_least("2.8")
+
+
+@pytest.mark.parametrize(("torch", "argument"), [("2.9", 'input_precision="ieee"'), ("2.2", "allow_tf32=False")])
+def test_triton_crib_forbids_tf32_in_the_words_of_the_target_version(torch, argument):
+    assert argument in text_of("crib", brief(target="triton", versions={"torch": torch}))
+
+
+@pytest.mark.parametrize("target", ["cpp", "cuda", "triton"])
+def test_repair_prompt_holds_no_advice_on_speed(target):
+    tuning = text_of("tuning", brief(target=target))
+    prompt = render(brief("repair", target)).text
+    assert tuning
+    assert not [line for line in tuning.splitlines() if len(line) > 40 and line in prompt]
+    assert "Aim below" not in prompt
+
+
+def test_repair_prompt_holds_no_measured_times():
+    assert "0.0814" not in render(brief("repair", history=HISTORY)).text
+
+
+def test_repair_directive_sets_speed_aside():
+    assert "Speed does not count in this step" in text_of("directive", brief("repair"))
+
+
+def test_repair_evidence_gives_the_stage_before_the_reason():
+    evidence = text_of("evidence", brief("repair"))
+    assert evidence.index("Outcome: failed at check.") < evidence.index("output 0 differs at 31987")
+
+
+def test_long_log_loses_its_middle():
+    log = "\n".join(f"line {number}" for number in range(2000))
+    evidence = text_of("evidence", brief("repair", parent=FAILED.model_copy(update={"evidence": log})))
+    assert ["line 0\n" in evidence, "line 1000\n" in evidence, "line 1999\n" in evidence] == [True, False, True]
+
+
+def test_improve_evidence_gives_the_measured_time():
+    assert "Its median time is 0.0814 ms, 1.50x the speed of" in text_of("evidence", brief("improve"))
+
+
+def test_improve_aims_below_the_best_time_of_all_attempts():
+    faster = HISTORY[-1].model_copy(update={"number": 4, "candidate_ms": 0.05})
+    directive = text_of("directive", brief("improve", history=(*HISTORY, faster)))
+    assert "Aim below 0.0450 ms; the best so far takes 0.0500 ms." in directive
+
+
+def test_time_of_an_attempt_that_failed_is_no_aim():
+    broken = HISTORY[0].model_copy(update={"candidate_ms": 0.001})
+    assert "the best so far takes 0.0814 ms" in text_of("directive", brief("improve", history=(broken,)))
+
+
+def test_parent_without_a_source_shows_no_source_section():
+    cut_off = FAILED.model_copy(update={"source": "", "outcome": "no code"})
+    assert text_of("parent", brief("repair", parent=cut_off)) == ""
+
+
+@pytest.mark.parametrize("role", ["propose", "repair", "improve"])
+def test_given_directive_takes_the_place_of_the_default(role):
+    default = text_of("directive", brief(role)).splitlines()[2]
+    directed = text_of("directive", brief(role, directive="Tile the rows by four."))
+    assert "Tile the rows by four." in directed
+    assert default not in directed
+
+
+def test_proposing_again_asks_for_another_approach():
+    assert "an approach that differs" in text_of("directive", brief(history=HISTORY))
+
+
+def test_history_puts_each_attempt_on_one_line():
+    rows = [line for line in text_of("history", brief("improve")).splitlines() if re.match(r"\| \d", line)]
+    assert [row.count("|") for row in rows] == [8, 8, 8]
+
+
+def test_source_with_fences_inside_is_fenced_by_a_longer_fence():
+    inner = PASSED.model_copy(update={"source": '"""\n```python\nx\n```\n"""\n'})
+    parent = text_of("parent", brief("improve", parent=inner))
+    assert "\n````python\n" in parent
+    assert parent.endswith("\n````")
+
+
+def test_fence_keeps_the_indentation_of_the_first_line():
+    assert fenced("\n    x = 1\n", "python") == "```python\n    x = 1\n```"
+
+
+def test_trimmed_text_says_how_much_is_missing():
+    text = "a" * 50 + "\n" + "b" * 60 + "\n" + "c" * 20
+    left_out = len(text) - 50 - 20
+    assert trimmed(text, limit=90) == "a" * 50 + f"\n[... {left_out} characters left out ...]\n" + "c" * 20

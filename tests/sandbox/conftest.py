@@ -1,0 +1,40 @@
+import pytest
+
+from problems import Problem
+from sandbox.judge import Judge
+from sandbox.settings import Settings
+
+QUICK = Settings(warm_up=1, min_pairs=4, max_pairs=4, call_timeout_s=6)
+"""Few pairs: these tests ask whether a verdict is right, not how fast a candidate is."""
+
+SCALED_ROWS = Problem(
+    name="scaled_rows",
+    title="Rows times a weight, summed up along the row",
+    family="test",
+    size="cpu",
+    source="""
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, columns):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(columns))
+
+    def forward(self, x):
+        return torch.cumsum(x * self.weight, dim=1)
+
+def get_inputs():
+    return [torch.randn(32, 48)]
+
+def get_init_inputs():
+    return [48]
+""",
+)
+
+
+@pytest.fixture(scope="session")
+def scaled_rows():
+    """A judge for a small problem with a weight; its reference child serves the whole session."""
+    with Judge(SCALED_ROWS, QUICK) as judge:
+        yield judge

@@ -1,0 +1,63 @@
+from sandbox.diagnose import KEPT_CHARACTERS, build_reason, trim_build_log, trim_traceback
+
+GCC = """RuntimeError: Error building extension 'x': [1/2] g++ -MMD -MF main.o.d -DTORCH_EXTENSION_NAME=x
+FAILED: [code=1] main.o
+g++ -MMD -MF main.o.d -DTORCH_EXTENSION_NAME=x
+/tmp/kernelwright-abc/build/x/main.cpp: In function 'void f()':
+/tmp/kernelwright-abc/build/x/main.cpp:7:5: error: 'forwrd' was not declared in this scope; did you mean 'forward'?
+    7 |     forwrd(x);
+      |     ^~~~~~
+      |     forward
+ninja: build stopped: subcommand failed.
+"""
+
+TRACE = """Traceback (most recent call last):
+  File "/home/u/site-packages/sandbox/child/worker.py", line 33, in serve
+    answer = handlers[message["op"]](message, fds)
+  File "/home/u/site-packages/torch/nn/modules/module.py", line 1751, in _call_impl
+    return forward_call(*args)
+  File "/tmp/kernelwright-abc/candidate.py", line 31, in forward
+    return self.op.forward(x, None)
+TypeError: forward(): incompatible function arguments.
+"""
+
+
+def test_the_first_compiler_error_is_the_reason():
+    assert build_reason(GCC) == "main.cpp:7:5: error: 'forwrd' was not declared in this scope; did you mean 'forward'?"
+
+
+def test_the_log_starts_with_the_error_and_its_source_line():
+    assert trim_build_log(GCC).splitlines()[:2] == [build_reason(GCC), "    7 |     forwrd(x);"]
+
+
+def test_command_lines_are_left_out_of_the_log():
+    assert "-DTORCH_EXTENSION_NAME" not in trim_build_log(GCC)
+
+
+def test_a_linker_error_is_the_reason():
+    log = "ld: in function `f':\nmain.cpp:(.text+0x5): undefined reference to `g()'\ncollect2: error: ld returned 1"
+    assert build_reason(log).endswith("undefined reference to `g()'")
+
+
+def test_a_log_without_marked_errors_gives_its_last_line():
+    assert build_reason("one\nCUDA_HOME environment variable is not set") == "CUDA_HOME environment variable is not set"
+
+
+def test_an_empty_log_is_said_to_be_empty():
+    assert build_reason("") == "the build failed without a word"
+
+
+def test_a_long_log_is_cut_in_the_middle():
+    log = "\n".join(f"a.cpp:{n}:1: error: number {n}" for n in range(2000))
+    trimmed = trim_build_log(log)
+    assert len(trimmed) < KEPT_CHARACTERS + 200
+    assert "number 0" in trimmed and "number 1999" in trimmed and "left out" in trimmed
+
+
+def test_a_traceback_keeps_the_candidates_own_frames_and_the_exception():
+    assert trim_traceback(TRACE).splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "candidate.py", line 31, in forward',
+        "    return self.op.forward(x, None)",
+        "TypeError: forward(): incompatible function arguments.",
+    ]
