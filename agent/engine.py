@@ -115,8 +115,8 @@ class _Search:
         slots = self.parts.config.slots
         while self.trouble is None and len(self.running) < slots:
             if not self.waiting:
-                self.decide(slots - len(self.running))
-            if not self.waiting:
+                self.decide_more(slots - len(self.running))
+            if not self.waiting or self.trouble is not None:
                 return
             self.announce()
             self.running.add(asyncio.create_task(self.finish(self.waiting.popleft())))
@@ -125,6 +125,12 @@ class _Search:
         done, self.running = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             self.trouble = self.trouble or task.exception()
+
+    def decide_more(self, room: int) -> None:
+        try:
+            self.decide(room)
+        except Exception as error:  # raised again in `conclude`, once what is in flight has ended
+            self.trouble = error
 
     def decide(self, room: int) -> None:
         """Let the strategy look at the view, and log what it asks for."""

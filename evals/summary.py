@@ -19,7 +19,7 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
     best = view.best
     row: dict[str, Any] = {
         "problem": view.problem,
-        "attempts": len(view.attempts),
+        "attempts": _judged(view),
         "passed": sum(1 for attempt in view.attempts if attempt.passed),
         "failures": view.failures,
         "stopped": view.stopped,
@@ -49,5 +49,10 @@ def summary_table(views: list[View], folder: Path) -> Table:
         verdict = best.verdict if best else None
         speedup = speedup_words(verdict) if isinstance(verdict, Passed) else "-"
         kept = str(folder / "best" / view.problem / "candidate.py") if best else "-"
-        table.add_row(view.problem, str(len(view.attempts)), ", ".join(verdicts), speedup, kept)
+        table.add_row(view.problem, str(_judged(view)), ", ".join(verdicts), speedup, kept)
     return table
+
+
+def _judged(view: View) -> int:
+    """Attempts that came to an end; the last ask to recorded answers that are used up is none."""
+    return sum(1 for attempt in view.attempts if attempt.finished)

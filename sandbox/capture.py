@@ -33,6 +33,10 @@ class Capture:
                 self._dropped += excess
         os.close(self._read)
 
+    def so_far(self) -> str:
+        """The last of what came until now, on one line: why a child did not start."""
+        return " ".join((bytes(self._head) + bytes(self._tail)).decode(errors="replace").split())[-400:]
+
     def text(self) -> str:
         """All that was kept; call after the child has ended."""
         self._thread.join(timeout=1)

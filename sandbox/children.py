@@ -3,23 +3,33 @@
 import contextlib
 import json
 import os
-import resource
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sandbox.capture import Capture
 from sandbox.child import keeper
 from sandbox.errors import MachineError
+from sandbox.jail import Kind, jail_for
 from sandbox.settings import Settings
 from sandbox.workfolder import WorkFolder
 
 PACKET_BYTES = 64 * 1024
+CREDENTIALS = struct.Struct("3i")
+"""The kernel's `struct ucred`: process, user, group."""
+MODULES: dict[Kind, str] = {
+    "builder": "sandbox.child.builder",
+    "worker": "sandbox.child.worker",
+    "reference": "sandbox.child.reference",
+}
 FREEZE_TIMEOUT_S = 5
 POLL_S = 20e-6
 
@@ -33,30 +43,28 @@ class ChildLate(Exception):
 
 
 class Child:
-    """One child process tree under a keeper, with a packet channel.
+    """One child process tree in a jail, with a packet channel.
 
-    `layers` names what contains it. The keeper ends the whole tree when this object is closed or this process dies.
+    The keeper inside the jail ends the whole tree when this object is closed or this process dies.
     """
 
-    layers = ("own session", "scrubbed environment", "no new privileges", "resource limits", "reaper of orphans")
-
-    def __init__(self, module: str, folder: WorkFolder, settings: Settings, steady: bool = False) -> None:
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings) -> None:
         self._capture = Capture()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         lifeline_read, self._lifeline = os.pipe()
         self._status, status_write = os.pipe()
-        command = [sys.executable, "-I", "-S", keeper.__file__, str(lifeline_read), str(status_write)]
-        command += [json.dumps(_limits(settings)), "--"]
-        command += [sys.executable, "-I", "-m", module, str(theirs.fileno())]
+        self._jail = jail_for(kind, folder, settings)
+        inner = [sys.executable, "-I", "-m", MODULES[kind], str(theirs.fileno())]
         try:
-            self._keeper = subprocess.Popen(
-                command,
+            self._process = subprocess.Popen(
+                self._jail.command(inner, lifeline_read, status_write),
                 stdin=subprocess.DEVNULL,
                 stdout=self._capture.write_fd,
                 stderr=self._capture.write_fd,
-                cwd=folder.path / "tmp",
-                env=folder.environment(settings.threads, steady),
+                cwd="/",
+                env=folder.environment(settings.threads, steady=kind != "builder"),
                 pass_fds=(lifeline_read, status_write, theirs.fileno()),
                 start_new_session=True,
             )
@@ -67,16 +75,23 @@ class Child:
             os.close(lifeline_read)
             os.close(status_write)
         self._capture.start()
+        self.layers = self._jail.layers
         self.pid = 0
-        """The process that speaks; known once it has greeted."""
+        """The process that speaks, in this process's numbering; known once it has greeted."""
         self.ending = ""
 
     def greet(self, deadline: float) -> None:
-        """Wait for the child's first word, which tells its process number; checked against the process tree."""
-        claimed = self.receive(deadline).get("pid")
-        if not isinstance(claimed, int) or claimed not in keeper.descendants(self._keeper.pid):
-            raise ChildGone("the child gave a process number that is not its own")
-        self.pid = claimed
+        """Wait for the child's first word. The kernel says which process sent it, whatever namespaces it lives in."""
+        if not select.select([self._channel], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise ChildLate
+        data, ancillary, _, _ = self._channel.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
+        if not data:
+            raise ChildGone(f"the child did not start{self._how_it_ended()}: {self._capture.so_far()}")
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                self.pid = CREDENTIALS.unpack(content)[0]
+        if self.pid not in keeper.descendants(self._process.pid):
+            raise ChildGone("the first word came from a process that is not the child's")
 
     def send(self, message: dict[str, Any], *fds: int) -> None:
         """Send one message. Anything that the child said unasked is a breach of the protocol."""
@@ -124,8 +139,14 @@ class Child:
             time.sleep(POLL_S)  # gives the core back: the thread that has yet to stop may need this very one
 
     def offspring(self) -> list[int]:
-        """Processes that the child has started and that still live."""
-        return [pid for pid in keeper.descendants(self._keeper.pid) if pid != self.pid]
+        """Processes that the child has started and that still live; the jail's own are none of them."""
+        tree = keeper.descendants(self._process.pid)
+        return [pid for pid in tree if pid != self.pid and pid not in self._above]
+
+    @cached_property
+    def _above(self) -> set[int]:
+        """The jail's own processes: those between this one and the child."""
+        return set(_ancestors(self.pid))
 
     def thaw(self) -> None:
         """Let the child go on."""
@@ -136,10 +157,12 @@ class Child:
         ready, _, _ = select.select([self._status], [], [], 1)
         if ready and not self.ending:
             self.ending = os.read(self._status, 64).decode()
-        kind, _, number = self.ending.partition(" ")
+        kind, _, what = self.ending.partition(" ")
         if kind == "signal":
-            return f" (killed by {signal.Signals(int(number)).name})"
-        return f" (exit code {number})" if kind == "exit" else ""
+            return f" (killed by {signal.Signals(int(what)).name})"
+        if kind == "limit":
+            return f" (its {what} grew above the limit)"
+        return f" (exit code {what})" if kind == "exit" else ""
 
     def output(self) -> str:
         """What the child printed, head and tail; call after `close`."""
@@ -153,11 +176,12 @@ class Child:
         self._lifeline = -1
         self._channel.close()
         try:
-            self._keeper.wait(timeout=30)
+            self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
+            self._process.kill()
+            self._process.wait()
         os.close(self._status)
+        self._jail.close()
 
 
 def _stands_still(pid: int) -> bool:
@@ -169,11 +193,10 @@ def _stands_still(pid: int) -> bool:
     return all(state in (b"T", b"t", b"Z", b"X") for state in states)
 
 
-def _limits(settings: Settings) -> dict[str, int]:
-    names = {
-        "RLIMIT_CORE": 0,
-        "RLIMIT_DATA": settings.memory_bytes,
-        "RLIMIT_FSIZE": settings.file_bytes,
-        "RLIMIT_NOFILE": settings.open_files,
-    }
-    return {name: value for name, value in names.items() if hasattr(resource, name)}
+def _ancestors(pid: int) -> Iterator[int]:
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        except OSError:
+            return
+        yield pid

@@ -73,7 +73,7 @@ def _child() -> Finding:
     def attempt() -> str:
         start = time.monotonic()
         folder = WorkFolder()
-        child = Child("sandbox.child.worker", folder, Settings())
+        child = Child("worker", folder, Settings())
         try:
             child.greet(time.monotonic() + 60)
             child.freeze()

@@ -19,7 +19,6 @@ from sandbox.settings import Settings
 from sandbox.verdict import Candidate, Evidence, Failed, Measurement, Pairing, Passed, Stage, Verdict
 from sandbox.workfolder import WorkFolder
 
-BUILDER, WORKER = "sandbox.child.builder", "sandbox.child.worker"
 SLOWEST_CALL_S = 5.0
 """A call is never cut off before this, however fast the baseline is."""
 
@@ -112,7 +111,7 @@ class Judge:
 
     def _compile(self, built: Built) -> None:
         arguments = self.reference.arguments
-        with built.stage("build"), Session(BUILDER, built.folder, self.settings) as session:
+        with built.stage("build"), Session("builder", built.folder, self.settings) as session:
             self._layers = session.layers
             session.greet()
             message = self._load_message(built) | {"op": "build", "arguments": arguments.tree}
@@ -137,7 +136,7 @@ class Judge:
         return Passed(measurement=measurement, evidence=self._evidence(built))
 
     def _measure(self, built: Built) -> Measurement:
-        with Session(WORKER, built.folder, self.settings, steady=True) as session:
+        with Session("worker", built.folder, self.settings) as session:
             with built.stage("load"):
                 self._load(built, session)
             with built.stage("run"):

@@ -15,7 +15,6 @@ from sandbox.values import RawTensor, Values
 from sandbox.verdict import ProblemStatus
 from sandbox.workfolder import WorkFolder
 
-MODULE = "sandbox.child.reference"
 PATIENCE = 10
 """A reference may take this many times a candidate's call limit: float64 is slow."""
 
@@ -26,7 +25,7 @@ class ReferenceSession:
     def __init__(self, problem: Problem, settings: Settings) -> None:
         self.problem, self.settings = problem, settings
         self._folder = WorkFolder()
-        self._session = Session(MODULE, self._folder, settings, steady=True)
+        self._session = Session("reference", self._folder, settings)
         source = self._folder.write("reference.py", problem.source)
         try:
             self._session.greet()

@@ -6,7 +6,7 @@ The scan refuses only what can not be run at all. It is no defence: what text ru
 import ast
 import re
 
-from sandbox.verdict import Authenticity, Language
+from sandbox.verdict import Authenticity
 
 SOURCE_BYTES = 1_000_000
 _CUSTOM = {"load_inline", "load", "CDLL"}
@@ -47,15 +47,6 @@ def defined_names(tree: ast.Module) -> list[str]:
             blocks += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
             blocks += [stmt for handler in getattr(node, "handlers", []) for stmt in handler.body]
     return names
-
-
-def language_of(source: str) -> Language:
-    """Which toolchain the source asks for, by its own words."""
-    if "cuda_sources" in source or "__global__" in source:
-        return "cuda"
-    if "triton" in source and "@triton" in source:
-        return "triton"
-    return "cpp" if re.search(r"\bload_inline\b|\bcpp_extension\b", source) else "python"
 
 
 def read_authenticity(source: str) -> Authenticity:

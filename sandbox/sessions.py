@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Self
 
 from sandbox.arena import Arena
 from sandbox.children import Child
+from sandbox.jail import Kind
 from sandbox.peek import PeekError, read_tensor
 from sandbox.settings import Settings
 from sandbox.values import Values
@@ -38,9 +39,9 @@ class Session:
     Questions raise `Refused` (the child's own error), `ChildGone`, `ChildLate`, `PeekError` or `Misbehaved`.
     """
 
-    def __init__(self, module: str, folder: WorkFolder, settings: Settings, steady: bool = False) -> None:
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings) -> None:
         self._settings = settings
-        self._child = Child(module, folder, settings, steady)
+        self._child = Child(kind, folder, settings)
         self._lent: Arena | None = None
 
     def __enter__(self) -> Self:

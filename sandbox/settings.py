@@ -1,6 +1,7 @@
 """What the judge may spend, and how sure it must be."""
 
 import os
+from typing import Literal
 
 from pydantic import Field
 
@@ -10,6 +11,10 @@ from sandbox.verdict import Record
 class Settings(Record):
     """Limits and effort of one judging. The defaults suit a search; a ranking asks for more pairs."""
 
+    jail: Literal["auto", "strict", "off"] = "auto"
+    """`auto`: the best layers that the machine has; `strict`: refuse to run without a named set; `off`: none."""
+    jail_without: tuple[Literal["namespaces"], ...] = ()
+    """Layers to do without although they are to be had: for trying what the others stop."""
     threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Threads for torch and OpenMP, the same for candidate and baseline."""
     build_timeout_s: float = 300
@@ -22,6 +27,10 @@ class Settings(Record):
     """A call may take this many times the baseline's, and at least 5 s."""
     memory_bytes: int = 8 * 2**30
     """Private memory of each child."""
+    processes: int = 512
+    """Processes and threads of each child tree."""
+    folder_bytes: int = 4 * 2**30
+    """All that a child may leave in its work folder."""
     file_bytes: int = 2 * 2**30
     """Largest file that a child may write."""
     open_files: int = 1024

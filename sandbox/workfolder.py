@@ -43,6 +43,11 @@ class WorkFolder:
             raise MachineError(f"{path} can not be written ({error.strerror}); free some space or set TMPDIR") from None
         return path
 
+    def give_to(self, user: int) -> None:
+        """Make another user the owner of the folder and all that is in it; needs root."""
+        for path in (self.path, *self.path.rglob("*")):
+            os.chown(path, user, user, follow_symlinks=False)
+
     def environment(self, threads: int, steady: bool = False) -> dict[str, str]:
         """The whole environment of a child: nothing else of the user's is passed on.
 

@@ -116,7 +116,7 @@ class OpenAIProvider:
         # An HTML page comes back from the client as a str, and any JSON object as a completion with empty fields.
         if not isinstance(answer, openai.types.chat.ChatCompletion):
             raise self._no_completion()
-        plain = json.loads(self._without_key(json.dumps(answer.to_dict(), default=str)))
+        plain = json.loads(self._without_key(json.dumps(answer.to_dict(warnings=False), default=str)))
         request_id = None if answer._request_id is None else self._without_key(answer._request_id)
         reply = read_reply(plain, asked_model=request.model, request_id=request_id, latency_s=latency_s)
         if reply is None:

@@ -1,12 +1,17 @@
 """`kernelwright judge`: one candidate, one honest verdict."""
 
+import ast
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kernelwright.commands.files import read_text
+from kernelwright.commands.policies import jail_policy
 from kernelwright.endings import DONE, FELL_SHORT
+
+if TYPE_CHECKING:
+    from sandbox.verdict import Language
 
 
 def judge(
@@ -14,6 +19,7 @@ def judge(
     candidate: Annotated[str, typer.Argument(help="File that defines ModelNew; - for standard input.")],
     size: Annotated[str | None, typer.Option(help="Size of a catalog problem: cpu or gpu.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads for both sides; default: all cores.")] = None,
+    jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
 ) -> None:
     """Judge one candidate file. Exit code 0 if it passed, 1 if it failed."""
@@ -21,19 +27,28 @@ def judge(
     from sandbox.judge import judge as judge_candidate
     from sandbox.machine import keep_freed_memory, require_tools
     from sandbox.report import report
-    from sandbox.scan import language_of
     from sandbox.settings import Settings
     from sandbox.verdict import Candidate
 
     found = load_problem(problem, size)
     source = read_text(candidate, "candidate file")
-    language = language_of(source)
+    language = _language(source)
     require_tools(language)
     keep_freed_memory()
-    settings = Settings() if threads is None else Settings(threads=threads)
+    settings = Settings(jail=jail_policy(jail), **({} if threads is None else {"threads": threads}))
     verdict = judge_candidate(found, Candidate(source=source, language=language), settings)
     print(json.dumps(report(verdict)) if as_json else words(report(verdict)))
     raise typer.Exit(DONE if verdict.outcome == "passed" else FELL_SHORT)
+
+
+def _language(source: str) -> "Language":
+    """What the source asks for; text that is no Python needs nothing, since the scan refuses it."""
+    from agent.extraction import language_of
+
+    try:
+        return language_of(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "python"
 
 
 def words(found: dict[str, Any]) -> str:

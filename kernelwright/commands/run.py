@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kernelwright.commands.policies import jail_policy
 from kernelwright.commands.running import go
 from kernelwright.endings import UserMistake
 
@@ -21,6 +22,7 @@ def run(
     attempts: Annotated[int, typer.Option(min=1, help="Budget for each problem.")] = 10,
     out: Annotated[Path | None, typer.Option(help="New folder for the run; default: runs/TIME.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search's own choices.")] = 0,
+    jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
     ] = False,
@@ -33,6 +35,7 @@ def run(
     from evals.suites import suite as problems_of
     from problems import load_problem
     from prompts.targets import TARGETS
+    from sandbox.settings import Settings
 
     if target not in TARGETS:
         raise UserMistake(f"no target {target!r}; there are: {', '.join(TARGETS)}")
@@ -44,6 +47,7 @@ def run(
     found = [load_problem(name, size or default_size(name, target)) for name in names]
     config = {"target": target, "model": model or RECORDED, "strategy": strategy, "attempts": attempts, "seed": seed}
     plan = Plan(
+        judging=Settings(jail=jail_policy(jail)),
         search=SearchConfig.model_validate(config),
         server=OpenAISettings(base_url=base_url, api_key_env=api_key_env) if model else None,
     )

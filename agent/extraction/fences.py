@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from agent.strings import LONGEST_SOURCE, leaves_string_open, string_aware_end
+from agent.extraction.strings import LONGEST_SOURCE, leaves_string_open, string_aware_end
 
 Whole = Callable[[str], bool]
 """Says whether a text is a whole program by itself."""

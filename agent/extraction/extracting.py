@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from agent.choosing import ZoneReader, imports_torch
-from agent.diagnosis import diagnose
-from agent.joining import Reading
-from agent.languages import language_of
-from agent.modules import Parser
-from agent.zones import read_zones
+from agent.extraction.choosing import ZoneReader, imports_torch
+from agent.extraction.diagnosis import diagnose
+from agent.extraction.joining import Reading
+from agent.extraction.languages import language_of
+from agent.extraction.modules import Parser
+from agent.extraction.zones import read_zones
 from sandbox.verdict import Language, Record
 
 

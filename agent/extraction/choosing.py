@@ -3,11 +3,11 @@
 import re
 from functools import cached_property
 
-from agent.blocks import Block, explicit_blocks, raw_blocks
-from agent.joining import Reading, read_alone, read_block
-from agent.modules import Broken, Parser, breaks_off
-from agent.strings import leaves_string_open
-from agent.zones import Zone
+from agent.extraction.blocks import Block, explicit_blocks, raw_blocks
+from agent.extraction.joining import Reading, read_alone, read_block
+from agent.extraction.modules import Broken, Parser, breaks_off
+from agent.extraction.strings import leaves_string_open
+from agent.extraction.zones import Zone
 
 MOST_BLOCKS = 64
 """Blocks that name the entry class and are read, counted from the zone's end."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from agent.strings import LONGEST_SOURCE, leaves_bracket_open, leaves_string_open
+from agent.extraction.strings import LONGEST_SOURCE, leaves_bracket_open, leaves_string_open
 
 PARSE_ALLOWANCE = 2_000_000
 """Characters that one extraction parses in all: some four seconds at worst, and far above any honest reply."""
@@ -84,32 +84,20 @@ class Parser:
     def read(self, source: str) -> Module | Broken:
         """The text as a module, or its first syntax error."""
         if source not in self._read:
-            self._read[source] = self._parse(source)
+            self._read[source] = self._within_limits(source)
         return self._read[source]
 
     def is_whole(self, source: str) -> bool:
         """Whether the text parses."""
         return isinstance(self.read(source), Module)
 
-    def _parse(self, source: str) -> Module | Broken:
+    def _within_limits(self, source: str) -> Module | Broken:
         if len(source) > LONGEST_SOURCE:
             return Broken(1, "", f"a source of {len(source)} characters is too long to be read")
         if len(source) > self._allowance:
             return Broken(1, "", "the reply holds too much code to be read in full")
         self._allowance -= len(source)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return Module(source, ast.parse(source))
-        except SyntaxError as error:
-            line = error.lineno or source.count("\n", 0, max(source.find("\0"), 0)) + 1
-            return _broken(source, line, error.msg)
-        except UnicodeEncodeError as error:
-            return _broken(source, source.count("\n", 0, error.start) + 1, "a lone surrogate is no character")
-        except (RecursionError, MemoryError):
-            return _broken(source, 1, "the source is nested too deeply")
-        except ValueError as error:  # NUL characters, in some versions of Python
-            return _broken(source, 1, str(error))
+        return _parse(source)
 
     def trimmed(self, text: str) -> tuple[Module, str] | Broken:
         """The text up to where prose begins, as a module, and the rest; or the error, where the rest is no prose."""
@@ -138,6 +126,22 @@ class Parser:
         line = module.tree.body[end].lineno
         shorter = self.read("".join(f"{one}\n" for one in module.source.split("\n", line - 1)[: line - 1]))
         return shorter if isinstance(shorter, Module) else module
+
+
+def _parse(source: str) -> Module | Broken:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Module(source, ast.parse(source))
+    except SyntaxError as error:
+        line = error.lineno or source.count("\n", 0, max(source.find("\0"), 0)) + 1
+        return _broken(source, line, error.msg)
+    except UnicodeEncodeError as error:
+        return _broken(source, source.count("\n", 0, error.start) + 1, "a lone surrogate is no character")
+    except (RecursionError, MemoryError):
+        return _broken(source, 1, "the source is nested too deeply")
+    except ValueError as error:  # NUL characters, in some versions of Python
+        return _broken(source, 1, str(error))
 
 
 def breaks_off(source: str, error: Broken) -> bool:

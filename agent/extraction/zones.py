@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agent.fences import Fence, Whole, read_fences
+from agent.extraction.fences import Fence, Whole, read_fences
 
 MOST_TAGS = 64
 """Closing tags that are looked at, counted from the end of the reply."""

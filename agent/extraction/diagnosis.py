@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from agent.blocks import RAW_START
-from agent.choosing import ZoneReader
-from agent.fences import PROGRAM_LANGUAGES
-from agent.modules import Module, Parser
-from agent.strings import LONGEST_SOURCE
+from agent.extraction.blocks import RAW_START
+from agent.extraction.choosing import ZoneReader
+from agent.extraction.fences import PROGRAM_LANGUAGES
+from agent.extraction.modules import Module, Parser
+from agent.extraction.strings import LONGEST_SOURCE
 
 Kind = Literal["syntax_error", "no_entry_point", "no_code", "refusal"]
 MOST_BLOCKS = 8

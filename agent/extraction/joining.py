@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.blocks import Block
-from agent.modules import Broken, Module, Parser, dedented
+from agent.extraction.blocks import Block
+from agent.extraction.modules import Broken, Module, Parser, dedented
 
 MOST_PARTS = 8
 """Blocks that one module is put together from, and blocks that are looked at in search of a missing name."""

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from agent.fences import OTHER_LANGUAGES, Fence, read_fences
-from agent.modules import Parser
-from agent.strings import LONGEST_SOURCE
+from agent.extraction.fences import OTHER_LANGUAGES, Fence, read_fences
+from agent.extraction.modules import Parser
+from agent.extraction.strings import LONGEST_SOURCE
 
 MOST_JSON_VALUES = 8
 MOST_TAGS = 1000

@@ -1,0 +1,153 @@
+"""Small real parts of a search: a problem, a provider with scripted answers, and an evaluator that reads the source."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+from agent.briefs import BriefMaker
+from agent.config import SearchConfig
+from agent.engine import Parts, search
+from agent.log import RunLog, Setting
+from agent.providers.protocol import ProviderError
+from agent.records import Ask, Reply, Request, Usage
+from agent.strategies import load_strategy
+from problems import Problem
+from prompts import Prompt, TargetVersions, cpu_sheet
+from sandbox.verdict import Authenticity, Candidate, Evidence, Failed, Measurement, Pairing, Passed, Verdict
+
+PROBLEM = Problem(
+    name="doubled",
+    title="Twice the input",
+    family="test",
+    size="cpu",
+    source="""\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def get_inputs():
+    return [torch.randn(8)]
+
+
+def get_init_inputs():
+    return []
+""",
+)
+CONFIG = SearchConfig(model="scripted-1", attempts=7, drafts=2, repairs=2, retry_delay_s=0)
+SETTING = Setting(config={"model": "scripted-1"}, device="Example CPU", versions={"python": "3.11"})
+CPU = cpu_sheet("Example CPU", 2, ["avx2"], {"L1d": 48 << 10})
+EVIDENCE = Evidence(jail=(), seconds={}, authenticity=Authenticity(label="custom"), problem_status=None, versions={})
+
+
+def reply_with(judgement: str) -> str:
+    """A reply whose candidate says in its first line how it is to be judged: `1.5` or `check`."""
+    source = f"# judged: {judgement}\nimport torch\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
+    return f"Here it is.\n\n```python\n{source}```\n"
+
+
+def passed(speedup: float) -> Passed:
+    pairing = Pairing(baseline="eager", candidate_ms=(1.0, 1.0), baseline_ms=(speedup, speedup))
+    return Passed(measurement=Measurement(pairings=(pairing,), threads=2), evidence=EVIDENCE)
+
+
+def failed(stage: str = "check") -> Failed:
+    return Failed(stage=stage, reason=f"went wrong at {stage}", log="line 1\nline 2", evidence=EVIDENCE)
+
+
+ANSWERS = {
+    1: reply_with("check"),
+    2: reply_with("1.2"),
+    3: "I would rather talk about the weather.",
+    4: reply_with("1.5"),
+    5: reply_with("2.0"),
+    6: reply_with("2.0"),
+    7: reply_with("1.9"),
+}
+"""By attempt: a wrong draft, a right one, the first one's repair without code, its repair, and three improvements."""
+STORY = [
+    ("propose", None, "failed at check"),
+    ("propose", None, "passed"),
+    ("repair", 1, "no candidate (no_code)"),
+    ("repair", 3, "passed"),
+    ("improve", 4, "passed"),
+    ("improve", 5, "passed"),
+    ("improve", 5, "passed"),
+]
+"""What `refine` makes of `ANSWERS`: role, parent and outcome of each attempt."""
+
+
+class Scripted:
+    """Answers each attempt with its text, after raising the errors that stand before it."""
+
+    name = "scripted"
+
+    def __init__(self, answers: dict[int, str] = ANSWERS, errors: dict[int, list[Exception]] | None = None) -> None:
+        self.answers = answers
+        self.errors = errors or {}
+        self.answered: Counter[int] = Counter()
+        self.requests: list[Request] = []
+        self.most_at_once = self.at_once = 0
+
+    async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
+        self.requests.append(request)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0.001)
+        self.at_once -= 1
+        if self.errors.get(ask.attempt):
+            raise self.errors[ask.attempt].pop(0)
+        if ask.attempt not in self.answers:
+            raise ProviderError(f"nothing is scripted for attempt {ask.attempt}; add it")
+        self.answered[ask.attempt] += 1
+        return Reply(
+            text=self.answers[ask.attempt],
+            finish_reason="stop",
+            model="scripted-1",
+            usage=Usage(output_tokens=7),
+            provider=self.name,
+            provider_request_id=None,
+            latency_s=0.001,
+        )
+
+
+class ReadingEvaluator:
+    """Judges by the first line of the source, and remembers what it judged."""
+
+    def __init__(self) -> None:
+        self.judged: Counter[str] = Counter()
+
+    async def evaluate(self, problem: Problem, candidate: Candidate) -> Verdict:
+        self.judged[candidate.digest] += 1
+        await asyncio.sleep(0.001)
+        judgement = candidate.source.partition("\n")[0].removeprefix("# judged: ")
+        return failed(judgement) if judgement.isalpha() else passed(float(judgement))
+
+
+def new_log(folder: Path) -> RunLog:
+    return RunLog.create(folder, [PROBLEM], SETTING)
+
+
+def parts_of(log: RunLog, provider=None, evaluator=None, config: SearchConfig = CONFIG, on_event=None) -> Parts:
+    watching = {} if on_event is None else {"on_event": on_event}
+    return Parts(
+        strategy=load_strategy(config.strategy, config),
+        provider=provider or Scripted(),
+        evaluator=evaluator or ReadingEvaluator(),
+        log=log,
+        config=config,
+        brief_for=BriefMaker(device=CPU, versions=TargetVersions(), texts=log),
+        **watching,
+    )
+
+
+def searched(log: RunLog, **parts):
+    return asyncio.run(search(PROBLEM, parts_of(log, **parts)))
+
+
+def outline(view) -> list[tuple[str, int | None, str]]:
+    return [(attempt.ask.role, attempt.ask.parent, attempt.outcome) for attempt in view.attempts]

@@ -1,0 +1,76 @@
+"""The folder of the kept kernel."""
+
+import json
+
+import pytest
+
+from agent.best import write_best
+from agent.log import RunLog, RunLogError
+from problems import Problem
+from tests.agent.search_parts import CONFIG, PROBLEM, SETTING, Scripted, new_log, parts_of, reply_with, searched
+
+
+@pytest.fixture
+def log(tmp_path):
+    with new_log(tmp_path / "run") as log:
+        yield log
+
+
+def test_the_folder_holds_the_best_kernel_and_its_evidence(log):
+    searched(log)
+    folder = write_best(log, PROBLEM.name)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "candidate.py",
+        "reference.py",
+        "verdict.json",
+    ]
+    assert (folder / "candidate.py").read_text().startswith("# judged: 2.0\n")
+    assert (folder / "reference.py").read_text() == PROBLEM.source
+
+
+def test_the_verdict_names_what_it_is_about(log):
+    searched(log)
+    verdict = json.loads((write_best(log, PROBLEM.name) / "verdict.json").read_text())
+    assert (verdict["outcome"], verdict["speedup"]) == ("passed", pytest.approx(2.0))
+    assert (verdict["problem_digest"], verdict["attempt"], verdict["run"]) == (PROBLEM.digest, 5, "run")
+
+
+def test_the_readme_says_how_to_judge_again(log):
+    searched(log)
+    readme = (write_best(log, PROBLEM.name) / "README.md").read_text()
+    assert "\nkernelwright judge reference.py candidate.py\n" in readme
+
+
+def test_the_readme_warns_where_the_problem_sets_more_than_its_reference(tmp_path):
+    import asyncio
+
+    from agent.engine import search
+
+    lenient = Problem(**PROBLEM.model_dump() | {"precision": "tf32"})
+    with RunLog.create(tmp_path / "run", [lenient], SETTING) as log:
+        asyncio.run(search(lenient, parts_of(log)))
+        assert "precision: tf32" in (write_best(log, PROBLEM.name) / "README.md").read_text()
+
+
+def test_writing_again_gives_the_same_files(log):
+    searched(log)
+    folder = write_best(log, PROBLEM.name)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for path in folder.iterdir():
+        path.unlink()
+    write_best(log, PROBLEM.name)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_where_nothing_passed_nothing_is_written(log):
+    searched(log, provider=Scripted({1: reply_with("check")}), config=CONFIG.model_copy(update={"attempts": 1}))
+    assert write_best(log, PROBLEM.name) is None
+    assert not (log.folder / "best").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told(log):
+    searched(log)
+    (log.folder / "best").write_text("in the way")
+    with pytest.raises(RunLogError, match="the run itself is safe"):
+        write_best(log, PROBLEM.name)
