@@ -11,7 +11,7 @@ run demo: setup
 	$(BIN)/kernelwright run --suite demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: setup
 	$(BIN)/ruff check .

@@ -22,8 +22,12 @@ class Tolerance(BaseModel):
 
     factor: float = Field(default=8.0, gt=0)
     """k: the candidate's error against float64 may be k times the error of the same-dtype reference."""
-    floor_ulp: float = Field(default=16.0, gt=0)
-    """The bound is never below this many units in the last place of the output's dtype, at the output's own scale."""
+    floor_ulp: float = Field(default=64.0, gt=0)
+    """The bound never falls below this many units in the last place, at the output's own scale.
+
+    64 lets a plain running sum of some thousand terms pass, where the reference adds pairwise; TF32 is 8192 away. For
+    outputs of 16 bits, whose sums run in float32, the floor is 2 at most.
+    """
     reason: str = ""
     """Why this problem departs from the defaults; must be given where it does."""
 

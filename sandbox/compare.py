@@ -5,6 +5,7 @@ than `floor_ulp` units in the last place at the output's own scale; once for the
 L2 norm. The next lower precision is hundreds of units away, so it does not pass.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ class Bound(NamedTuple):
     norm: float
 
 
+SHORT_FLOOR_ULP = 2.0
+"""The floor for outputs of 16 bits: their sums run in float32, so only the last rounding is theirs."""
 LOWER_PRECISION_ULP = {"strict": 0.0, "tf32": 2.0**13, "half": 2.0**16}
 """Units in the last place of float32 that one unit of TF32 (10 bits of fraction) or bf16 (7 bits) spans."""
 
@@ -75,8 +78,7 @@ def _values(label: str, mine: RawTensor, true: RawTensor, rounded: RawTensor, to
         finite = torch.isfinite(near)
         # The same places on both sides, so they are right; zeros keep the shape for the pattern.
         got, want, near = (torch.where(finite, tensor, 0) for tensor in (got, want, near))
-    eps = torch.finfo(got.dtype).eps
-    return _too_far(label, got.double(), want, error_bound(near.double(), want, eps, tolerance))
+    return _too_far(label, got.double(), want, error_bound(near, want, tolerance))
 
 
 def _too_far(label: str, got: torch.Tensor, want: torch.Tensor, bound: Bound) -> Wrong | None:
@@ -92,12 +94,13 @@ def _too_far(label: str, got: torch.Tensor, want: torch.Tensor, bound: Bound) ->
     return Wrong(f"{label} is wrong: {over}; {pattern.splitlines()[0]}", pattern)
 
 
-def error_bound(near: torch.Tensor, want: torch.Tensor, eps: float, tolerance: Tolerance) -> Bound:
+def error_bound(near: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) -> Bound:
     """Largest and L2 error that rounding explains, from the same-dtype reference `near` and the float64 `want`."""
     if not want.numel():
         return Bound(0.0, 0.0)
-    unit = tolerance.floor_ulp * eps
-    error = (near - want).abs_()
+    short = near.dtype.itemsize <= 2
+    unit = min(tolerance.floor_ulp, SHORT_FLOOR_ULP if short else math.inf) * torch.finfo(near.dtype).eps
+    error = (near.double() - want).abs_()
     largest = max(tolerance.factor * float(error.max()), unit * float(want.abs().max()))
     norm = max(tolerance.factor * float(torch.linalg.vector_norm(error)), unit * float(torch.linalg.vector_norm(want)))
     return Bound(largest, norm)

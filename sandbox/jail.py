@@ -106,7 +106,8 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings, gpu: bool) -> Jail
         "user": user,
         "landlock": fence,
         "filter": filtered,
-        "memory": settings.memory_bytes,
+        # The watch costs time on a core that a timed call may need; the group does it for nothing.
+        "memory": None if group else settings.memory_bytes,
         "folder": str(folder.path),
         "folder_bytes": settings.folder_bytes,
     }

@@ -37,6 +37,8 @@ class Built:
     def __init__(self, candidate: Candidate) -> None:
         self.candidate = candidate
         self.folder = WorkFolder()
+        self.worker: Session | None = None
+        """Started beside the builder, so that it has torch imported when the build is done; it runs nothing before."""
         self.failure: Stopped | None = None
         self.seconds: dict[str, float] = {}
 
@@ -56,7 +58,9 @@ class Built:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def close(self) -> None:
-        """Remove the work folder."""
+        """End the worker and remove the work folder."""
+        if self.worker is not None:
+            self.worker.close()
         self.folder.close()
 
 
@@ -111,6 +115,7 @@ class Judge:
 
     def _compile(self, built: Built) -> None:
         arguments = self.reference.arguments
+        built.worker = Session("worker", built.folder, self.settings)
         with built.stage("build"), Session("builder", built.folder, self.settings) as session:
             self._layers = session.layers
             session.greet()
@@ -136,13 +141,14 @@ class Judge:
         return Passed(measurement=measurement, evidence=self._evidence(built))
 
     def _measure(self, built: Built) -> Measurement:
-        with Session("worker", built.folder, self.settings) as session:
-            with built.stage("load"):
-                self._load(built, session)
-            with built.stage("run"):
-                self._warm_up(session)
-            with built.stage("time"):
-                return self._time(session)
+        session = built.worker
+        assert session is not None, "what was not built is not measured"
+        with built.stage("load"):
+            self._load(built, session)
+        with built.stage("run"):
+            self._warm_up(session)
+        with built.stage("time"):
+            return self._time(session)
 
     def _load_message(self, built: Built) -> dict[str, object]:
         source = built.folder.write("candidate.py", built.candidate.source)

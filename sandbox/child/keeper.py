@@ -22,7 +22,7 @@ if __name__ == "__main__":
 from sandbox.child.confine import confine
 
 PR_SET_CHILD_SUBREAPER = 36
-WATCH_S = 0.2
+WATCH_S = 0.5
 """How often memory and folder are looked at."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

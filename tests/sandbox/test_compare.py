@@ -30,7 +30,9 @@ def test_another_order_of_summation_is_right():
     assert verdict_on(other, EXACT, ROUNDED) is None
 
 
-def test_a_serial_sum_of_a_long_row_is_right():
+@pytest.mark.parametrize("seed", range(8))
+def test_a_serial_sum_of_a_long_row_is_right(seed):
+    torch.manual_seed(seed)
     x = torch.randn(64, 4096)
     serial = torch.zeros(64)
     for column in range(4096):
@@ -41,6 +43,15 @@ def test_a_serial_sum_of_a_long_row_is_right():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_product_in_half_precision_is_wrong(dtype):
     assert verdict_on((A.to(dtype) @ B.to(dtype)).float(), EXACT, ROUNDED)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_output_of_16_bits_that_is_two_roundings_off_is_right_and_more_is_wrong(dtype):
+    want = torch.rand(1000, dtype=torch.float64) + 1
+    near = want.to(dtype)
+    step = torch.finfo(dtype).eps
+    assert verdict_on(near + step, want, near) is None
+    assert verdict_on(near + 8 * step, want, near)
 
 
 def truncated(tensor, bits):

@@ -1,0 +1,183 @@
+import json
+
+import pytest
+
+from tests.cli.conftest import PROBLEM
+
+pytestmark = pytest.mark.slow
+KEYS = {
+    "outcome", "stage", "reason", "log", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms",
+    "baselines_ms", "floor_ms", "authenticity", "problem_status", "jail", "seconds", "samples", "versions",
+}  # fmt: skip
+
+
+def test_a_right_candidate_ends_with_0_and_one_json_object_with_the_keys_of_the_contract(kernelwright, files):
+    done = kernelwright("judge", "problem.py", "right.py", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["outcome"], set(found)) == (0, "passed", KEYS)
+    assert found["speedup_low"] <= found["speedup"] <= found["speedup_high"]
+    assert len(found["samples"][0]["candidate_ms"]) == len(found["samples"][0]["baseline_ms"]) >= 12
+
+
+def test_a_wrong_candidate_ends_with_1_and_names_stage_and_pattern(kernelwright, files):
+    done = kernelwright("judge", "problem.py", "wrong.py")
+    assert done.returncode == 1
+    assert done.stdout.startswith("failed at check: the output is wrong")
+
+
+def test_files_from_anywhere_are_judged(kernelwright, files, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("with a space")
+    (elsewhere / "level1_7_Sum.py").write_text(PROBLEM)
+    assert kernelwright("judge", elsewhere / "level1_7_Sum.py", files / "right.py").returncode == 0
+
+
+def test_the_jail_can_be_switched_off_and_the_record_says_so(kernelwright, files):
+    done = kernelwright("judge", "problem.py", "right.py", "--jail", "off", "--json")
+    assert "JAIL OFF by request" in json.loads(done.stdout)["jail"]
+
+
+MISTAKES = {
+    "an unknown problem": (("judge", "rellu", "right.py"), "no problem 'rellu'"),
+    "a missing candidate": (("judge", "problem.py", "absent.py"), "there is no candidate file absent.py"),
+    "a missing problem file": (("judge", "absent.py", "right.py"), "absent.py"),
+    "an unknown jail": (("judge", "problem.py", "right.py", "--jail", "x"), "there are: auto, strict, off"),
+    "a folder as candidate": (("judge", "problem.py", "."), "can not be read"),
+    "a size of a file": (("judge", "problem.py", "right.py", "--size", "gpu"), "size"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_ends_with_2_and_one_sentence(kernelwright, files, name):
+    words, said = MISTAKES[name]
+    done = kernelwright(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.startswith("kernelwright: ") and done.stderr.count("\n") == 1
+
+
+BROKEN = {
+    "no Model": (PROBLEM.replace("class Model(", "class Network("), "Model"),
+    "no get_inputs": (PROBLEM.replace("def get_inputs", "def inputs"), "get_inputs"),
+    "a syntax error": (PROBLEM + "\ndef (:\n", "line 17"),
+    "a reference that raises": (PROBLEM.replace("dim=1", "dim=7"), "does not run"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_problem_file_ends_with_2_and_one_sentence(kernelwright, files, name):
+    text, said = BROKEN[name]
+    (files / "broken.py").write_text(text)
+    done = kernelwright("judge", "broken.py", "right.py")
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_gpu_candidate_on_a_machine_without_a_gpu_ends_with_3(kernelwright, files):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    (files / "cuda.py").write_text(
+        "from torch.utils.cpp_extension import load_inline\n"
+        "load_inline(name='x', cpp_sources='', cuda_sources='__global__ void f() {}')\nclass ModelNew: pass\n"
+    )
+    done = kernelwright("judge", "problem.py", "cuda.py")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert "no CUDA device" in done.stderr
+
+
+def test_a_machine_without_a_compiler_is_told_how_to_get_one(kernelwright, files):
+    (files / "cpp.py").write_text(
+        "from torch.utils.cpp_extension import load_inline\n"
+        "load_inline(name='x', cpp_sources='')\nclass ModelNew: pass\n"
+    )
+    done = kernelwright("judge", "problem.py", "cpp.py", CXX="no-such-compiler")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert "apt-get install g++" in done.stderr
+
+
+def test_no_space_for_a_work_folder_is_told_with_its_remedy(kernelwright, files):
+    done = kernelwright("judge", "problem.py", "right.py", TMPDIR="/proc/self/fdinfo")
+    assert done.returncode in (0, 3)
+    if done.returncode == 3:
+        assert "set TMPDIR" in done.stderr and done.stderr.count("\n") == 1
+
+
+MISTAKEN_CONVOLUTIONS = {
+    "check": (
+        "the divisibility test is missing",
+        """
+import ctypes, torch, torch.nn as nn
+from torch.utils.cpp_extension import load_inline
+SOURCE = r'''
+extern "C" void run(const float* x, const float* w, float* y, const long* s) {
+    long N = s[0], CI = s[1], H = s[2], W = s[3], CO = s[4];
+    long K = s[5], ST = s[6], P = s[7], D = s[8], OH = s[9], OW = s[10];
+    #pragma omp parallel for collapse(2)
+    for (long n = 0; n < N; ++n) for (long o = 0; o < CO; ++o)
+        for (long a = 0; a < OH; ++a) for (long b = 0; b < OW; ++b) {
+            float sum = 0;
+            for (long c = 0; c < CI; ++c) for (long p = 0; p < K; ++p) for (long q = 0; q < K; ++q) {
+                long h = (a + P - p * D) / ST, v = (b + P - q * D) / ST;
+                if (h < 0 || h >= H || v < 0 || v >= W) continue;
+                sum += x[((n * CI + c) * H + h) * W + v] * w[((c * CO + o) * K + p) * K + q];
+            }
+            y[((n * CO + o) * OH + a) * OW + b] = sum;
+        }
+}'''
+RUN = ctypes.CDLL(load_inline(name="ct", cpp_sources=[SOURCE], extra_cflags=["-O2", "-fopenmp"],
+    extra_ldflags=["-fopenmp"], no_implicit_headers=True, is_python_module=False)).run
+class ModelNew(nn.Module):
+    def __init__(self, ci, co, k, stride, padding, dilation):
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(ci, co, k, stride, padding, dilation=dilation, bias=False)
+    def forward(self, x):
+        c, w = self.conv, self.conv.weight
+        (n, ci, h, v), k, st, p, d = x.shape, w.shape[2], c.stride[0], c.padding[0], c.dilation[0]
+        oh, ow = ((m - 1) * st - 2 * p + d * (k - 1) + 1 for m in (h, v))
+        y = torch.empty(n, w.shape[1], oh, ow)
+        sizes = (ctypes.c_long * 11)(n, ci, h, v, w.shape[1], k, st, p, d, oh, ow)
+        RUN(ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(w.data_ptr()), ctypes.c_void_p(y.data_ptr()), sizes)
+        return y
+""",
+        "the output is wrong",
+    ),
+    "run": (
+        "None where the binding wants a tensor",
+        """
+import torch, torch.nn as nn
+from torch.utils.cpp_extension import load_inline
+SOURCE = "torch::Tensor twice(torch::Tensor x, torch::Tensor bias) { return x * 2; }"
+OPERATOR = load_inline(name="nb", cpp_sources=[SOURCE], functions=["twice"])
+class ModelNew(nn.Module):
+    def __init__(self, ci, co, k, stride, padding, dilation):
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(ci, co, k, stride, padding, dilation=dilation, bias=False)
+    def forward(self, x):
+        return OPERATOR.twice(x, None)
+""",
+        "incompatible function arguments",
+    ),
+    "build": (
+        "a function that is not declared",
+        """
+import torch, torch.nn as nn
+from torch.utils.cpp_extension import load_inline
+SOURCE = 'extern "C" int f() { return forward_cuda(1); }'
+load_inline(name="nd", cpp_sources=[SOURCE], no_implicit_headers=True, is_python_module=False)
+class ModelNew(nn.Module):
+    def forward(self, x): return x
+""",
+        "forward_cuda",
+    ),
+}
+
+
+@pytest.mark.parametrize("stage", MISTAKEN_CONVOLUTIONS)
+def test_the_mistakes_of_real_answers_fail_at_their_stage(kernelwright, tmp_path, stage):
+    _, source, words = MISTAKEN_CONVOLUTIONS[stage]
+    (tmp_path / "candidate.py").write_text(source)
+    done = kernelwright("judge", "conv_transpose2d_strided_dilated", "candidate.py", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["stage"]) == (1, stage), found["reason"]
+    assert words in found["reason"]

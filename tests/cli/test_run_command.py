@@ -1,0 +1,141 @@
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.conftest import RIGHT, WRONG, fenced
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_with_a_model_repairs_keeps_the_best_and_ends_with_0(kernelwright, files, model_server):
+    server = model_server(fenced(WRONG), fenced(RIGHT))
+    done = kernelwright(
+        "run", "problem.py", "--model", "small", "--base-url", server.base_url, "--attempts", 3, "--out", "out",
+        OPENAI_API_KEY="sk-never-written-down",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed at check" in done.stdout and "passed" in done.stdout
+    assert (files / "out/best/problem/candidate.py").read_text().strip() == RIGHT.strip()
+    assert kernelwright("judge", "out/best/problem/reference.py", "out/best/problem/candidate.py").returncode == 0
+    for path in (files / "out").rglob("*"):
+        assert path.is_dir() or b"sk-never" not in path.read_bytes()
+
+
+def test_the_repair_prompt_holds_the_verdict(kernelwright, files, model_server):
+    server = model_server(fenced(WRONG), fenced(WRONG), fenced(RIGHT))
+    kernelwright(
+        "run", "problem.py", "--model", "small", "--base-url", server.base_url, "--attempts", 3, "--out", "out"
+    )
+    assert "the output is wrong: its largest error is" in server.requests[2]
+
+
+def test_a_run_that_finds_nothing_right_ends_with_1(kernelwright, files, model_server):
+    server = model_server("I am sorry, I can not help with that.")
+    done = kernelwright("run", "problem.py", "--model", "m", "--base-url", server.base_url, "--attempts", 2, "--json")
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["failures"] == {"no candidate (refusal)": 2}
+
+
+def asked_and_judged(folder):
+    with sqlite3.connect(f"file:{folder / 'run.db'}?mode=ro", uri=True) as database:
+        rows = database.execute("SELECT kind, attempt FROM events WHERE kind IN ('asked', 'replied', 'judged')")
+        return rows.fetchall()
+
+
+@pytest.mark.parametrize("events", [1, 4, 7])
+def test_a_run_that_was_killed_goes_on_and_does_nothing_twice(kernelwright, files, model_server, events):
+    server = model_server(*[fenced(WRONG + f"# {number}\n") for number in range(3)], fenced(RIGHT))
+    words = ["run", "problem.py", "--model", "m", "--base-url", server.base_url, "--attempts", "4", "--out", "out"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "kernelwright.cli", *words], cwd=files, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        wait_for_events(files / "out", events)
+        process.kill()
+    done = kernelwright("resume", "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    happened = asked_and_judged(files / "out")
+    assert sorted(happened) == sorted(set(happened))
+    assert {attempt for kind, attempt in happened if kind == "judged"} == {1, 2, 3, 4}
+
+
+def wait_for_events(folder, count):
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        if (folder / "header.json").exists() and len(asked_and_judged(folder)) >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the run did not come that far")
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(kernelwright, files, model_server):
+    server = model_server(fenced(WRONG))
+    words = ["run", "problem.py", "--model", "m", "--base-url", server.base_url, "--attempts", "9", "--out", "out"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "kernelwright.cli", *words], cwd=files, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for_events(files / "out", 3)
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "kernelwright resume out" in said
+    assert "Traceback" not in said
+
+
+MISTAKES = {
+    "no problem": (("run",), "name problems or a --suite"),
+    "an unknown suite": (("run", "--suite", "x"), "no suite 'x'"),
+    "no recorded answers": (("run", "problem.py"), "name a model"),
+    "no key": (("run", "problem.py", "--model", "m"), "OPENAI_API_KEY"),
+    "an unreachable server": (
+        ("run", "problem.py", "--model", "m", "--base-url", "http://127.0.0.1:9/v1"),
+        "cannot be reached",
+    ),
+    "an unknown strategy": (
+        ("run", "problem.py", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--strategy", "x"),
+        "no strategy 'x'",
+    ),
+    "a folder that is taken": (
+        ("run", "problem.py", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--out", "."),
+        "is not empty",
+    ),
+    "a folder that is no run": (("resume", "."), "is not the folder of a run"),
+    "a missing folder": (("resume", "absent"), "there is no folder"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_ends_with_2_and_a_sentence(kernelwright, files, name):
+    words, said = MISTAKES[name]
+    done = kernelwright(*words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_html_answer_is_told_with_its_remedy(kernelwright, files):
+    import threading
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    class Page(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<html>hello</html>")
+
+        def log_message(self, *words):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        done = kernelwright("run", "problem.py", "--model", "m", "--base-url", url)
+        server.shutdown()
+    assert done.returncode == 2
+    assert "did you forget /v1?" in done.stderr

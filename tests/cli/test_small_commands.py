@@ -1,0 +1,96 @@
+import json
+
+import pytest
+
+from tests.cli.conftest import RIGHT, fenced
+
+
+def test_extract_prints_the_source_alone(kernelwright, tmp_path):
+    (tmp_path / "reply.txt").write_text(f"<think>hm\n</think>\n{fenced(RIGHT)}")
+    done = kernelwright("extract", "reply.txt")
+    assert (done.returncode, done.stdout.strip()) == (0, RIGHT.strip())
+
+
+def test_extract_says_why_there_is_none(kernelwright, tmp_path):
+    (tmp_path / "reply.txt").write_text("I would use shared memory.")
+    done = kernelwright("extract", "reply.txt")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("kernelwright: no_code")
+
+
+def test_problems_list_shows_every_problem_on_a_line(kernelwright):
+    from problems import catalog_names
+
+    lines = kernelwright("problems", "list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(catalog_names())
+
+
+def test_problems_show_prints_a_source_that_runs_by_itself(kernelwright):
+    shown = kernelwright("problems", "show", "rms_norm", "--size", "gpu").stdout
+    compile(shown, "shown", "exec")
+    assert "class Model" in shown
+
+
+@pytest.mark.slow
+def test_problems_check_names_a_weak_problem_and_ends_with_1(kernelwright, tmp_path):
+    source = (
+        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return torch.softmax(x, 1).sum(1)\n"
+        "def get_inputs(): return [torch.randn(64, 64)]\ndef get_init_inputs(): return []\n"
+    )
+    (tmp_path / "weak.py").write_text(source)
+    done = kernelwright("problems", "check", "weak.py")
+    assert done.returncode == 1
+    assert "weak.py: weak; " in done.stdout and "it accepts the result for other inputs" in done.stdout
+
+
+@pytest.mark.slow
+def test_problems_check_goes_on_after_a_broken_problem(kernelwright, tmp_path):
+    (tmp_path / "a.py").write_text("class Model: pass\n")
+    done = kernelwright("problems", "check", "a.py", "sum_rows", "--json")
+    assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == ["broken", "ok"]
+
+
+def test_prompt_prints_the_prompt_and_counts_on_standard_error(kernelwright):
+    done = kernelwright("prompt", "rms_norm", "--target", "cuda", "--device", "H200")
+    assert done.returncode == 0, done.stderr
+    assert "class ModelNew" in done.stdout and "NVIDIA H200" in done.stdout
+    assert "contract" in done.stderr and "tokens" in done.stderr
+
+
+def test_prompt_takes_versions_and_direction(kernelwright):
+    words = ("--target-python", "3.8", "--target-torch", "1.13", "--target-cuda", "11.7", "--direction", "backward")
+    text = kernelwright("prompt", "conv_transpose2d_strided_dilated", "--target", "cuda", *words).stdout
+    assert "Python 3.8 and PyTorch 1.13 with CUDA 11.7" in text
+    assert "Direction: backward" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("prompt", "rms_norm", "--role", "fix"), "there are: propose, repair, improve"),
+        (("prompt", "rms_norm", "--target", "hip"), "there are: cpp, cuda, triton"),
+        (("prompt", "rms_norm", "--role", "repair"), "needs a parent"),
+        (("prompt", "rms_norm", "--target", "cuda", "--device", "H900"), "no device 'H900'"),
+        (("problems", "show", "rms_nrom"), "nearest: rms_norm"),
+        (("problems", "list", "--family", "x"), "no family 'x'"),
+        (("extract", "absent.txt"), "there is no reply file absent.txt"),
+    ],
+)
+def test_a_mistake_ends_with_2_and_one_sentence(kernelwright, words, said):
+    done = kernelwright(*words)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_doctor_ends_with_0_where_candidates_can_be_judged(kernelwright):
+    done = kernelwright("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    assert {"torch", "C++ compiler", "child process"} <= {finding["name"] for finding in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize("command", ["run", "judge", "extract", "prompt", "problems", "resume", "doctor"])
+def test_every_command_explains_itself_without_waiting_for_torch(kernelwright, command):
+    done = kernelwright(command, "--help")
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
