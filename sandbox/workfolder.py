@@ -1,23 +1,25 @@
 """The one folder that a candidate's children may write to."""
 
+import itertools
 import os
-import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox.errors import MachineError
 
 KEPT_VARIABLES = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CC", "CXX", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
 """What a child's environment takes over from the user's, beside PATH; no key or token is among them."""
-
-
+PLACES = ("home", "tmp", "build", "triton")
+"""What children may write to. The folder around them is the judge's: nobody can put a link in place of `build`."""
 STEADY = {
     "OMP_PROC_BIND": "close",
     "OMP_PLACES": "threads",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
 }
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class WorkFolder:
@@ -26,27 +28,53 @@ class WorkFolder:
     def __init__(self) -> None:
         try:
             self.path = Path(tempfile.mkdtemp(prefix="kernelwright-"))
-            for name in ("home", "tmp", "build", "triton"):
-                (self.path / name).mkdir()
+            for name in PLACES:
+                (self.path / name).mkdir(mode=0o700)
         except OSError as error:
             raise MachineError(
                 f"no work folder can be made in {tempfile.gettempdir()} ({error.strerror}); "
                 "free some space or set TMPDIR"
             ) from None
+        self.user: int | None = None
+        """The user whom the places belong to; None for the user of this process."""
+
+    def places(self, *without: str) -> list[str]:
+        """Paths of what children may write to."""
+        return [str(self.path / name) for name in PLACES if name not in without]
 
     def write(self, name: str, text: str) -> Path:
-        """Put a text file into the folder."""
+        """Put a text file into the folder, in place of whatever has that name; children can read it."""
         path = self.path / name
         try:
-            path.write_text(text, encoding="utf-8", errors="surrogatepass")
+            path.unlink(missing_ok=True)
+            # Never through a link: a candidate that ran without a jail may have left one.
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with open(fd, "w", encoding="utf-8", errors="surrogatepass") as file:
+                file.write(text)
+                if self.user is not None:
+                    os.fchown(fd, self.user, self.user)
         except OSError as error:
             raise MachineError(f"{path} can not be written ({error.strerror}); free some space or set TMPDIR") from None
         return path
 
     def give_to(self, user: int) -> None:
-        """Make another user the owner of the folder and all that is in it; needs root."""
-        for path in (self.path, *self.path.rglob("*")):
-            os.chown(path, user, user, follow_symlinks=False)
+        """Make another user the owner of the places and files; needs root. The first user stays: later calls must agree.
+
+        It is done before any child runs, so that no name in the folder is a candidate's choice.
+        """
+        if self.user is not None:
+            if self.user != user:
+                raise ValueError(f"the folder belongs to user {self.user} already")
+            return
+        try:
+            for path in self.path.iterdir():
+                os.chown(path, user, user, follow_symlinks=False)
+            self.path.chmod(0o711)
+        except OSError as error:
+            raise MachineError(
+                f"{self.path} can not be given to another user ({error.strerror}); set TMPDIR to a local disk"
+            ) from None
+        self.user = user
 
     def environment(self, threads: int, steady: bool = False) -> dict[str, str]:
         """The whole environment of a child: nothing else of the user's is passed on.
@@ -60,6 +88,8 @@ class WorkFolder:
         return kept | {
             "PATH": os.pathsep.join(tools),
             "HOME": str(self.path / "home"),
+            # Caches are named after it, and the jail has no list of accounts to look it up in.
+            "USER": "sandbox",
             "TMPDIR": str(self.path / "tmp"),
             "LANG": "C.UTF-8",
             "TORCH_EXTENSIONS_DIR": str(self.path / "build"),
@@ -72,5 +102,56 @@ class WorkFolder:
         }
 
     def close(self) -> None:
-        """Remove the folder with all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the folder with all that is in it; its children must have ended."""
+        remove(self.path)
+
+
+def remove(root: Path) -> None:
+    """Remove a tree however it was left: folders closed to their owner, thousands of levels deep, with any names.
+
+    Every folder is moved up below `root` before it is emptied, so no path grows long and nothing recurses.
+    """
+    try:
+        top = os.open(root, FOLDER)
+    except OSError:
+        return
+    names = (f".moved-{number}" for number in itertools.count())
+    try:
+        while _empty(top, top, names):
+            pass
+    finally:
+        os.close(top)
+    try:
+        root.rmdir()
+    except OSError:
+        return
+
+
+def _empty(folder: int, top: int, names: Iterator[str]) -> bool:
+    """Take everything out of an open folder; its folders go to `top`. Whether anything could be taken out."""
+    progress = False
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=folder)  # noqa: PTH108 - relative to an open folder
+                else:
+                    os.chmod(entry.name, 0o700, dir_fd=folder)  # noqa: PTH101
+                    if folder == top:
+                        _empty_and_remove(entry.name, top, names)
+                    else:
+                        os.rename(entry.name, next(names), src_dir_fd=folder, dst_dir_fd=top)  # noqa: PTH104
+                progress = True
+            except OSError:
+                continue
+    return progress
+
+
+def _empty_and_remove(name: str, top: int, names: Iterator[str]) -> None:
+    fd = os.open(name, FOLDER, dir_fd=top)
+    try:
+        while _empty(fd, top, names):
+            pass
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=top)  # noqa: PTH106

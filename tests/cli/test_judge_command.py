@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.cli.conftest import PROBLEM
+from tests.texts import PROBLEM
 
 pytestmark = pytest.mark.slow
 KEYS = {

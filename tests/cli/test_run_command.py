@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.cli.conftest import RIGHT, WRONG, fenced
+from tests.model_server import fenced
+from tests.texts import RIGHT, WRONG
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from tests.cli.conftest import RIGHT, fenced
+from tests.model_server import fenced
+from tests.texts import RIGHT
 
 
 def test_extract_prints_the_source_alone(kernelwright, tmp_path):

@@ -1,0 +1,20 @@
+"""A problem with a right and a wrong candidate, as texts."""
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    \"\"\"A running sum along each row.\"\"\"
+
+    def forward(self, x):
+        return torch.cumsum(x, dim=1)
+
+def get_inputs():
+    return [torch.randn(64, 512)]
+
+def get_init_inputs():
+    return []
+"""
+RIGHT = PROBLEM.replace("class Model(", "class ModelNew(")
+WRONG = RIGHT.replace("dim=1", "dim=0")
