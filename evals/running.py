@@ -118,12 +118,14 @@ class Running:
         return view
 
     def _config_for(self, problem: Problem) -> SearchConfig:
-        """For recorded answers the story says how many drafts there are, and its end is the end."""
+        """For recorded answers the story says how many drafts and attempts there are."""
         config = self.plan.search
         if self.plan.server is not None:
             return config
         story = read_story(problem.name, config.target)
-        return config.model_copy(update={"drafts": story.drafts, "patience": len(story.entries)})
+        length = len(story.entries)
+        limits = {"drafts": story.drafts, "patience": length, "attempts": min(config.attempts, length)}
+        return config.model_copy(update=limits)
 
     def _provider(self) -> Provider:
         return Recorded(self.log) if self.plan.server is None else OpenAIProvider(self.plan.server)

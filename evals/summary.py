@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from agent.view import View
@@ -40,7 +41,9 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
 
 def summary_table(views: list[View], folder: Path) -> Table:
     """The same for a person."""
-    table = Table("problem", "attempts", "verdicts", "best speedup [95 %]", "kept kernel")
+    table = Table(box=SIMPLE)
+    for name in ("problem", "attempts", "verdicts", "best speedup [95 %]", "kept kernel"):
+        table.add_column(name, overflow="fold")
     for view in views:
         passed = sum(1 for attempt in view.attempts if attempt.passed)
         verdicts = [f"{passed} passed"] if passed else []

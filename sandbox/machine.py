@@ -48,11 +48,13 @@ def require_tools(language: str) -> None:
     """Raise `MachineError`, with the remedy, where this machine can not build or run candidates of this language."""
     import torch
 
-    if language in ("cuda", "triton") and not torch.cuda.is_available():
-        raise MachineError(f"this candidate is written in {language} and torch sees no CUDA device; judge it on a GPU")
-    if language == "cuda" and shutil.which("nvcc") is None and "CUDA_HOME" not in os.environ:
-        raise MachineError("no nvcc is found; install the CUDA toolkit, or set CUDA_HOME to it")
-    if language in ("cpp", "cuda") and compiler() is None:
+    if language in ("cuda", "triton"):
+        if not torch.cuda.is_available():
+            raise MachineError(
+                f"this candidate is written in {language} and torch sees no CUDA device; use a GPU machine"
+            )
+        raise MachineError(f"this version judges on the CPU only, and the candidate is in {language}; use target cpp")
+    if language == "cpp" and compiler() is None:
         wanted = os.environ.get("CXX", "g++")
         raise MachineError(f"no C++ compiler {wanted!r} is found; install one (Debian: apt-get install g++) or set CXX")
 

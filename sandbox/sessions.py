@@ -4,7 +4,8 @@ import time
 from typing import Any, NamedTuple, Self
 
 from sandbox.arena import Arena
-from sandbox.children import Child
+from sandbox.children import Child, ChildGone, ChildLate
+from sandbox.errors import MachineError
 from sandbox.jail import Kind
 from sandbox.peek import PeekError, read_tensor
 from sandbox.settings import Settings
@@ -51,9 +52,15 @@ class Session:
         self.close()
 
     def greet(self) -> None:
-        """Wait until the child has started, under the start-up budget."""
-        self._child.greet(time.monotonic() + self._settings.start_timeout_s)
-        self._child.freeze()
+        """Wait until the child has started. Nothing of the candidate has run by then, so a failure is the machine's."""
+        try:
+            self._child.greet(time.monotonic() + self._settings.start_timeout_s)
+            self._child.freeze()
+        except ChildLate:
+            limit = self._settings.start_timeout_s
+            raise MachineError(f"no child process came up within {limit:.0f} s; end what loads this machine") from None
+        except ChildGone as error:
+            raise MachineError(f"{error}; see `kernelwright doctor`, or try --jail off to find the layer") from None
 
     def ask(self, message: dict[str, Any], timeout_s: float, values: Values | None = None) -> dict[str, Any]:
         """One untimed question; tensors that go with it are lent for as long as the child keeps them mapped."""

@@ -10,6 +10,9 @@ import typer
 
 from kernelwright.endings import FELL_SHORT, INTERRUPTED, end
 
+LOG_WIDTH = 180
+"""Columns of the table where the output is no terminal."""
+
 if TYPE_CHECKING:
     from agent.view import View
     from evals.running import Running
@@ -54,6 +57,8 @@ def _tell(views: "list[View]", folder: Path, as_json: bool) -> None:
             print(json.dumps(row))
         return
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=LOG_WIDTH)
     console.print(summary_table(views, folder))
     kept = next((view.problem for view in views if view.best), None)
     print(f"\nEach kept kernel lies in {folder / 'best'} with its reference, its verdict and how to use it.")
