@@ -3,36 +3,79 @@
 import contextlib
 import os
 import secrets
+import shlex
+import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
+LIMITS = ("memory.max", "memory.limit_in_bytes", "pids.max")
+"""Limits of memory under version 2 and 1, and of processes under both."""
 REMOVAL_S = 2.0
+OWN_PROCESSES = 8
+"""Those of the jail itself: shell, bubblewrap and keeper."""
+UNIFIED, MEMORY, PROCESSES = "", "memory", "pids"
 
 
 class ControlGroup:
     """Made in whichever hierarchy is writable. `procs` are the files that a process must write its number to."""
 
-    def __init__(self, memory_bytes: int, processes: int) -> None:
+    def __init__(self, parents: tuple[Path, ...], memory_bytes: int, processes: int) -> None:
         name = f"kernelwright-{os.getpid()}-{secrets.token_hex(4)}"
-        self._folders = [parent / name for parent in _parents()]
+        self._folders = [parent / name for parent in parents]
+        try:
+            for folder in self._folders:
+                folder.mkdir()
+        except OSError:
+            self.close()
+            raise
+        self._set("memory.max", memory_bytes)
+        self._set("memory.swap.max", 0)
+        self._set("memory.limit_in_bytes", memory_bytes)
+        self._set("memory.memsw.limit_in_bytes", memory_bytes)
+        self._set("pids.max", processes + OWN_PROCESSES)
+
+    def _set(self, file: str, value: int) -> None:
+        """Under version 1 and 2 the files differ; those of swap are missing where it is not accounted."""
         for folder in self._folders:
-            folder.mkdir()
-            for file, value in (
-                ("memory.max", memory_bytes),
-                ("memory.swap.max", 0),
-                ("memory.limit_in_bytes", memory_bytes),
-                ("pids.max", processes),
-            ):
-                if (folder / file).exists():
-                    with contextlib.suppress(OSError):
-                        (folder / file).write_text(str(value))
+            if (folder / file).exists():
+                with contextlib.suppress(OSError):
+                    (folder / file).write_text(str(value))
 
     @property
     def procs(self) -> list[str]:
         """Paths of `cgroup.procs`."""
         return [str(folder / "cgroup.procs") for folder in self._folders]
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the kernel has taken the limits."""
+        found = [(folder / file) for folder in self._folders for file in LIMITS]
+        values = [file.read_text().strip() for file in found if file.exists()]
+        return len(values) == len(LIMITS) - 1 and "max" not in values
+
+    def ran_out(self) -> bool:
+        """Whether the kernel has killed a process of the group for memory."""
+        for folder in self._folders:
+            for file in ("memory.events", "memory.oom_control"):
+                with contextlib.suppress(OSError):
+                    counts = dict(line.split() for line in (folder / file).read_text().splitlines())
+                    if counts.get("oom_kill", "0") != "0":
+                        return True
+        return False
+
+    def kill(self) -> None:
+        """Kill every process of the group; none can fork meanwhile."""
+        self._set("pids.max", 0)
+        self._set("cgroup.kill", 1)
+        for path in self.procs:
+            with contextlib.suppress(OSError):
+                for pid in Path(path).read_text().split():
+                    with contextlib.suppress(OSError):
+                        os.kill(int(pid), signal.SIGKILL)
 
     def close(self) -> None:
         """Remove the group; its processes must have been ended. A moment is given to those that are just dying."""
@@ -50,38 +93,62 @@ class ControlGroup:
 @cache
 def _parents() -> tuple[Path, ...]:
     """Where groups with memory and process limits can be made: one folder under version 2, two under version 1."""
-    own = _own_paths()
-    if "" in own:
-        unified = ROOT / own[""].lstrip("/")
-        controllers = unified / "cgroup.subtree_control"
-        if controllers.exists() and {"memory", "pids"} <= set(controllers.read_text().split()):
-            return _usable((unified,))
-    return _usable(tuple(ROOT / kind / own[kind].lstrip("/") for kind in ("memory", "pids") if kind in own))
+    own = own_paths(Path("/proc/self/cgroup").read_text())
+    return next((parents for parents in places(ROOT, own) if _is_usable(parents)), ())
 
 
-def _own_paths() -> dict[str, str]:
-    """This process's group by controller; under version 2 the controller is the empty string."""
+def own_paths(table: str) -> dict[str, str]:
+    """This process's group by controller, from /proc/self/cgroup; under version 2 the controller is empty."""
     found: dict[str, str] = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in table.splitlines():
         _, controllers, path = line.split(":", 2)
         found |= dict.fromkeys(controllers.split(","), path)
     return found
 
 
-def _usable(parents: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The parents in which a group can really be made."""
-    usable = []
-    for parent in parents:
-        probe = parent / f"kernelwright-probe-{secrets.token_hex(4)}"
-        try:
-            probe.mkdir()
-            probe.rmdir()
-        except OSError:
-            continue
-        usable.append(parent)
-    return tuple(usable)
+def places(root: Path, own: dict[str, str]) -> Iterator[tuple[Path, ...]]:
+    """Folders to try, the nearest first.
+
+    Under version 2 a group with processes in it can not hand controllers on, so it is a group above the own one that
+    may have them; under a systemd session that is the user's slice.
+    """
+    if UNIFIED in own:
+        group = root / own[UNIFIED].lstrip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(root):
+                break
+            control = folder / "cgroup.subtree_control"
+            if control.exists() and {MEMORY, PROCESSES} <= set(control.read_text().split()):
+                yield (folder,)
+    if MEMORY in own and PROCESSES in own:
+        yield tuple(root / kind / own[kind].lstrip("/") for kind in (MEMORY, PROCESSES))
+
+
+def _is_usable(parents: tuple[Path, ...]) -> bool:
+    """Whether a limited group can really be made there, and entered."""
+    try:
+        group = ControlGroup(parents, 2**30, 64)
+    except OSError:
+        return False
+    enter = "".join(f"echo $$ > {shlex.quote(path)} && " for path in group.procs)
+    try:
+        done = subprocess.run(["/bin/sh", "-c", enter + "true"], capture_output=True, check=False)
+        return done.returncode == 0 and group.is_limited
+    except OSError:
+        return False
+    finally:
+        group.close()
+
+
+def limited_group(memory_bytes: int, processes: int) -> ControlGroup | None:
+    """A new group; None where memory and processes of a child tree can not be bounded as a whole."""
+    parents = _parents()
+    try:
+        return ControlGroup(parents, memory_bytes, processes) if parents else None
+    except OSError:
+        return None
 
 
 def available() -> bool:
-    """Whether memory and processes of a child tree can be bounded as a whole."""
+    """Whether `limited_group` makes one."""
     return bool(_parents())

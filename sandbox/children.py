@@ -31,6 +31,10 @@ MODULES: dict[Kind, str] = {
     "reference": "sandbox.child.reference",
 }
 FREEZE_TIMEOUT_S = 5
+ENDING_TIMEOUT_S = 15
+STATE, SWITCHES = b"State:", b"voluntary_ctxt_switches:"
+"""Lines of /proc/PID/task/TID/status; the latter is followed by the other kind of switches, and nothing."""
+SETTLING_TRIES = 3
 POLL_S = 20e-6
 
 
@@ -49,13 +53,15 @@ class Child:
     """
 
     def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings) -> None:
+        self._jail = jail_for(kind, folder, settings)
         self._capture = Capture()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        # A child that does not read must not be able to block the judge, and one that answers has read.
+        self._channel.setblocking(False)
         lifeline_read, self._lifeline = os.pipe()
         self._status, status_write = os.pipe()
-        self._jail = jail_for(kind, folder, settings)
         inner = [sys.executable, "-I", "-m", MODULES[kind], str(theirs.fileno())]
         try:
             self._process = subprocess.Popen(
@@ -69,20 +75,28 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:
+            self._give_up()
             raise MachineError(f"no child process can be started ({error.strerror}); end some processes") from None
         finally:
             theirs.close()
             os.close(lifeline_read)
             os.close(status_write)
-        self._capture.start()
+            self._capture.start()
         self.layers = self._jail.layers
         self.pid = 0
         """The process that speaks, in this process's numbering; known once it has greeted."""
         self.ending = ""
 
+    def _give_up(self) -> None:
+        """Close what was opened for a child that never was."""
+        self._channel.close()
+        os.close(self._lifeline)
+        os.close(self._status)
+        self._jail.close()
+
     def greet(self, deadline: float) -> None:
         """Wait for the child's first word. The kernel says which process sent it, whatever namespaces it lives in."""
-        if not select.select([self._channel], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not _readable(self._channel.fileno(), deadline - time.monotonic()):
             raise ChildLate
         data, ancillary, _, _ = self._channel.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
         if not data:
@@ -95,7 +109,7 @@ class Child:
 
     def send(self, message: dict[str, Any], *fds: int) -> None:
         """Send one message. Anything that the child said unasked is a breach of the protocol."""
-        if select.select([self._channel], [], [], 0)[0]:
+        if _readable(self._channel.fileno(), 0):
             self.receive(time.monotonic())
             raise ChildGone("the child spoke without being asked")
         data = json.dumps(message).encode()
@@ -106,13 +120,14 @@ class Child:
                 socket.send_fds(self._channel, [data], list(fds))
             else:
                 self._channel.send(data)
+        except BlockingIOError:
+            raise ChildGone("the child does not read what it is asked") from None
         except OSError:
             raise ChildGone(f"the child closed its channel{self._how_it_ended()}") from None
 
     def receive(self, deadline: float) -> dict[str, Any]:
         """The next message, before `deadline` on the monotonic clock."""
-        ready, _, _ = select.select([self._channel], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
+        if not _readable(self._channel.fileno(), deadline - time.monotonic()):
             raise ChildLate
         try:
             data = self._channel.recv(PACKET_BYTES)
@@ -138,6 +153,21 @@ class Child:
                 raise ChildGone("the child could not be stopped")
             time.sleep(POLL_S)  # gives the core back: the thread that has yet to stop may need this very one
 
+    def standing(self) -> dict[str, bytes]:
+        """Each thread's state and how often it has left a core; call after `freeze`, when no clock runs.
+
+        Equal to an earlier answer only if no thread ran between the two: a stopped child can have itself woken, by a
+        timer that sends SIGCONT or by a process that it started. Raises `ChildGone` where it runs on right now.
+        """
+        before = _threads(self.pid)
+        for _ in range(SETTLING_TRIES):
+            # A thread counts as stopped a moment before it leaves its core.
+            now = _threads(self.pid)
+            if now == before:
+                return now
+            before = now
+        raise ChildGone("the child runs on although it was stopped")
+
     def offspring(self) -> list[int]:
         """Processes that the child has started and that still live; the jail's own are none of them."""
         tree = keeper.descendants(self._process.pid)
@@ -154,14 +184,14 @@ class Child:
             os.kill(self.pid, signal.SIGCONT)
 
     def _how_it_ended(self) -> str:
-        ready, _, _ = select.select([self._status], [], [], 1)
-        if ready and not self.ending:
+        if not self.ending and _readable(self._status, 1):
             self.ending = os.read(self._status, 64).decode()
         kind, _, what = self.ending.partition(" ")
         if kind == "signal":
-            return f" (killed by {signal.Signals(int(what)).name})"
+            why = ": out of memory" if self._jail.ran_out_of_memory() else ""
+            return f" (killed by {_signal_name(int(what))}{why})"
         if kind == "limit":
-            return f" (its {what} grew above the limit)"
+            return " (it filled the disk)" if what == "disk" else f" (its {what} grew above the limit)"
         return f" (exit code {what})" if kind == "exit" else ""
 
     def output(self) -> str:
@@ -176,21 +206,51 @@ class Child:
         self._lifeline = -1
         self._channel.close()
         try:
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=ENDING_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._end_by_force()
         os.close(self._status)
         self._jail.close()
 
+    def _end_by_force(self) -> None:
+        """For a keeper that does not answer, which only something outside the jail can bring about."""
+        self._jail.end()
+        for pid in [self._process.pid, *keeper.descendants(self._process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _readable(fd: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * max(0.0, timeout_s)))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
 
 def _stands_still(pid: int) -> bool:
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        states = [(task / "stat").read_bytes().rpartition(b")")[2].split()[0] for task in tasks]
-    except OSError:
-        return True
-    return all(state in (b"T", b"t", b"Z", b"X") for state in states)
+    return all(facts.split()[1] in (b"T", b"t", b"Z", b"X") for facts in _threads(pid).values())
+
+
+def _threads(pid: int) -> dict[str, bytes]:
+    """By thread, the lines of /proc that change when it runs; empty where the process has gone."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - this is done while a clock runs
+            fd = os.open(f"/proc/{pid}/task/{task}/status", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                text = os.read(fd, 8192)
+            finally:
+                os.close(fd)
+            state = text[text.index(STATE) :].partition(b"\n")[0]
+            found[task] = state + text[text.index(SWITCHES) :]
+    return found
 
 
 def _ancestors(pid: int) -> Iterator[int]:

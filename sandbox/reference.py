@@ -1,6 +1,8 @@
 """The problem's own code in its own child: arguments, weights, inputs, expected values and the baseline's time."""
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 from problems import Problem
@@ -27,34 +29,34 @@ class ReferenceSession:
         self._folder = WorkFolder()
         self._session = Session("reference", self._folder, settings)
         source = self._folder.write("reference.py", problem.source)
+        message = {"op": "load", "source": str(source), "seed": _seed(), "threads": settings.threads}
         try:
             self._session.greet()
-            message = {"op": "load", "source": str(source), "seed": _seed(), "threads": settings.threads}
-            made = self._session.fetch(self._session.ask(message, settings.start_timeout_s))
-            arguments, weights = made.tree["l"]
-            self.arguments = _own(arguments, made)
-            self.weight_names = [name for name, _ in weights["d"]]
-            self.weights = _own(weights, made)
-            self._session.lend(self.draw())
-        except (Refused, ChildGone, ChildLate, PeekError, Misbehaved) as error:
-            self.close()
-            raise _broken(problem, error) from None
+            with self._translated():
+                made = self._session.fetch(self._session.ask(message, settings.start_timeout_s))
+                arguments, weights = made.tree["l"]
+                self.arguments = _own(arguments, made)
+                self.weight_names = [name for name, _ in weights["d"]]
+                self.weights = _own(weights, made)
+                self._session.lend(self.draw())
         except BaseException:
             self.close()
             raise
 
     def draw(self) -> Values:
         """Fresh inputs under a seed from the operating system that nobody else learns."""
-        message = {"op": "draw", "seed": _seed()}
-        return self._session.fetch(self._session.ask(message, self.settings.call_timeout_s))
+        with self._translated():
+            return self._session.fetch(self._session.ask({"op": "draw", "seed": _seed()}, self.settings.call_timeout_s))
 
     def call(self, values: Values) -> Timed:
         """The reference as it stands: the baseline's time, and what its dtype can reach."""
-        return self._guarded(values, "call")
+        with self._translated():
+            return self._session.call(values, PATIENCE * self.settings.call_timeout_s)
 
     def exact(self, values: Values) -> Values:
         """The reference in float64."""
-        return self._guarded(values, "exact").output
+        with self._translated():
+            return self._session.call(values, PATIENCE * self.settings.call_timeout_s, "exact").output
 
     @cached_property
     def status(self) -> ProblemStatus:
@@ -65,11 +67,16 @@ class ReferenceSession:
             draws.append((values, self.exact(values), self.call(values).output))
         return problem_status(draws[0], draws[1], tolerance_of(self.problem))
 
-    def _guarded(self, values: Values, op: str) -> Timed:
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """What goes wrong in this child is the problem's fault, said in one sentence."""
+        name = self.problem.name
         try:
-            return self._session.call(values, PATIENCE * self.settings.call_timeout_s, op)
-        except (Refused, ChildGone, ChildLate, PeekError, Misbehaved) as error:
-            raise _broken(self.problem, error) from None
+            yield
+        except ChildLate:
+            raise BrokenProblem(f"the reference of {name} did not answer in time; make the problem smaller") from None
+        except (Refused, ChildGone, PeekError, Misbehaved) as error:
+            raise BrokenProblem(f"the reference of {name} does not run: {error}; correct the problem file") from None
 
     def close(self) -> None:
         """End the child."""
@@ -98,9 +105,3 @@ def _own(tree: dict[str, object], made: Values) -> Values:
 
     renumbered = renumber(tree)
     return Values(renumbered, tuple(tensors))
-
-
-def _broken(problem: Problem, error: Exception) -> BrokenProblem:
-    if isinstance(error, ChildLate):
-        return BrokenProblem(f"the reference of {problem.name} did not answer in time; make the problem smaller")
-    return BrokenProblem(f"the reference of {problem.name} does not run: {error}; correct the problem file")

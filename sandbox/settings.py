@@ -15,6 +15,8 @@ class Settings(Record):
     """`auto`: the best layers that the machine has; `strict`: refuse to run without a named set; `off`: none."""
     jail_without: tuple[Literal["namespaces"], ...] = ()
     """Layers to do without although they are to be had: for trying what the others stop."""
+    gpu: bool = False
+    """Whether children see the GPU's devices."""
     threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Threads for torch and OpenMP, the same for candidate and baseline."""
     build_timeout_s: float = 300

@@ -58,7 +58,7 @@ class WorkFolder:
         return path
 
     def give_to(self, user: int) -> None:
-        """Make another user the owner of the places and files; needs root. The first user stays: later calls must agree.
+        """Make another user the owner of the places and files; needs root. It happens once, later calls must agree.
 
         It is done before any child runs, so that no name in the folder is a candidate's choice.
         """
@@ -134,13 +134,13 @@ def _empty(folder: int, top: int, names: Iterator[str]) -> bool:
         for entry in entries:
             try:
                 if not entry.is_dir(follow_symlinks=False):
-                    os.unlink(entry.name, dir_fd=folder)  # noqa: PTH108 - relative to an open folder
+                    os.unlink(entry.name, dir_fd=folder)
                 else:
-                    os.chmod(entry.name, 0o700, dir_fd=folder)  # noqa: PTH101
+                    os.chmod(entry.name, 0o700, dir_fd=folder)
                     if folder == top:
                         _empty_and_remove(entry.name, top, names)
                     else:
-                        os.rename(entry.name, next(names), src_dir_fd=folder, dst_dir_fd=top)  # noqa: PTH104
+                        os.rename(entry.name, next(names), src_dir_fd=folder, dst_dir_fd=top)
                 progress = True
             except OSError:
                 continue
@@ -154,4 +154,4 @@ def _empty_and_remove(name: str, top: int, names: Iterator[str]) -> None:
             pass
     finally:
         os.close(fd)
-    os.rmdir(name, dir_fd=top)  # noqa: PTH106
+    os.rmdir(name, dir_fd=top)

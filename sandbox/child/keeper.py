@@ -5,6 +5,9 @@ it closes too when the judge dies. STATUS receives one line at the end: `exit N`
 of the child come to this process (sub-reaper), so a daemon that forks twice is found and killed. PLAN is JSON: see
 `confine.confine`, and `memory` and `folder` for the watch over what no resource limit bounds. Standard library only,
 so that it starts in milliseconds.
+
+In a process namespace of its own it is process 1: nothing inside can send it a signal that it does not want, and when
+it ends, however it ends, the kernel ends all others. Elsewhere it ends them itself.
 """
 
 import ctypes
@@ -20,29 +23,42 @@ if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
 
 from sandbox.child.confine import confine
+from sandbox.child.watch import Watch
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 WATCH_S = 0.5
 """How often memory and folder are looked at."""
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+MEMORY_WATCH_S = 0.1
+"""The same where no control group bounds memory: it fills at gigabytes a second."""
+REAPED_AT_ONCE = 256
+"""Then the lifeline is looked at again: orphans may come as fast as they are collected."""
+INIT = 1
 
 
 def main(arguments: list[str]) -> int:
     """Run the command until it ends, breaks a limit or the lifeline closes; then kill whatever it left."""
     lifeline, status, plan = int(arguments[0]), int(arguments[1]), json.loads(arguments[2])
     command = arguments[arguments.index("--") + 1 :]
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Where the child is of the same user it could otherwise read and write this process.
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    if plan["filter"] is not None:
+        plan["filter"]["guarded"].append(os.getpid())
     child = os.fork()
     if child == 0:
         _become(command, plan, (lifeline, status))
-    ending = _wait(child, lifeline, wake_read, plan)
-    kill_descendants()
-    os.write(status, ending.encode())
+    ending = ""
+    try:
+        ending = _wait(child, lifeline, wake_read, Watch(plan))
+    finally:
+        end_all()
+        os.write(status, ending.encode())
     return 0
 
 
@@ -61,88 +77,85 @@ def _become(command: list[str], plan: dict[str, Any], private: tuple[int, ...]) 
     os._exit(127)
 
 
-def _wait(child: int, lifeline: int, wake: int, plan: dict[str, Any]) -> str:
+def _wait(child: int, lifeline: int, wake: int, watch: Watch) -> str:
     """Wait for the child's end, a broken limit or the lifeline's end; orphans that end meanwhile are collected."""
+    interval = WATCH_S if watch.memory is None else MEMORY_WATCH_S
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    looked = searched = time.monotonic()
     while True:
-        readable, _, _ = select.select([lifeline, wake], [], [], WATCH_S)
-        if wake in readable:
-            os.read(wake, 4096)
-            ending = _reap(child)
-            if ending:
-                return ending
-        if lifeline in readable:
+        ready = {fd for fd, _ in poll.poll(1000 * interval)}
+        if lifeline in ready:
             return "ended"
-        broken = _broken_limit(plan)
-        if broken:
-            return f"limit {broken}"
-
-
-def _broken_limit(plan: dict[str, Any]) -> str:
-    """What all processes together hold, and what lies in the work folder: resource limits bound neither."""
-    if plan["memory"] is not None and _resident(descendants(os.getpid())) > plan["memory"]:
-        return "memory"
-    if plan["folder"] is not None and _size(plan["folder"], plan["folder_bytes"]) > plan["folder_bytes"]:
-        return "folder"
-    return ""
-
-
-def _resident(pids: list[int]) -> int:
-    """Bytes of memory of these processes. Pages that they share are counted for each: an upper bound."""
-    total = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/statm", "rb") as file:
-                _, resident, shared = file.read().split()[:3]
-        except OSError:
-            continue
-        total += (int(resident) - int(shared)) * PAGE_BYTES
-    return total
-
-
-def _size(folder: str, enough: int) -> int:
-    """Bytes on disk below a folder, counted until there are more than `enough`."""
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(f"{path}/{name}").st_blocks * 512
-            except OSError:
-                continue
-        if total > enough:
-            break
-    return total
+        if wake in ready:
+            os.read(wake, 4096)
+        ending = _reap(child)
+        now = time.monotonic()
+        if not ending and now - looked >= interval:
+            looked, tree = now, offspring(os.getpid())
+            broken = watch.quick(tree)
+            if not broken and now - searched >= WATCH_S:
+                searched, broken = now, watch.thorough(tree)
+            ending = f"limit {broken}" if broken else ""
+        if ending:
+            return ending
 
 
 def _reap(child: int) -> str:
-    ending = ""
-    while True:
+    """Collect ended processes; how the child ended, if it is among them."""
+    for _ in range(REAPED_AT_ONCE):
         try:
             pid, code = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return ending
+            return ""
         if pid == 0:
-            return ending
+            return ""
         if pid == child:
             number = os.waitstatus_to_exitcode(code)
-            ending = f"signal {-number}" if number < 0 else f"exit {number}"
+            return f"signal {-number}" if number < 0 else f"exit {number}"
+    return ""
 
 
-def kill_descendants() -> None:
-    """Stop all descendants first, so that none can fork on; then kill them; again, until no child is left."""
-    while True:
-        found = descendants(os.getpid())
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in found:
-                try:
-                    os.kill(pid, number)
-                except ProcessLookupError:
-                    continue
+def end_all() -> None:
+    """Kill every process below this one and collect it; process 1 leaves that to the kernel, which can not miss one."""
+    while os.getpid() != INIT:
+        found: set[int] = set()
+        # Stop all before killing one: each that is killed makes room for another's fork.
+        while new := set(descendants(os.getpid())) - found:
+            _signal(new, signal.SIGSTOP)
+            found |= new
+        _signal(found, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
         time.sleep(0.001)
+
+
+def _signal(pids: set[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+def offspring(root: int) -> list[int]:
+    """The processes below `root`, quickly: one that is just being started or handed on may be missing."""
+    found = [root]
+    for pid in found:
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+                with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                    found.extend(map(int, file.read().split()))
+        except FileNotFoundError:
+            if pid == root:  # a kernel without these files
+                return descendants(root)
+        except OSError:
+            continue
+    return found[1:]
 
 
 def descendants(root: int) -> list[int]:
@@ -163,4 +176,4 @@ def descendants(root: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    os._exit(main(sys.argv[1:]))

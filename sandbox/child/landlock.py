@@ -5,7 +5,6 @@ Used where namespaces are not to be had. See landlock(7); the ABI says what the 
 
 import ctypes
 import os
-from collections.abc import Iterable
 
 CREATE, ADD_RULE, RESTRICT = 444, 445, 446
 """System call numbers, the same on all architectures."""
@@ -35,8 +34,11 @@ def abi(libc: ctypes.CDLL) -> int:
     return max(0, int(libc.syscall(CREATE, None, ctypes.c_size_t(0), create_version)))
 
 
-def restrict(libc: ctypes.CDLL, readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Leave only these paths (missing ones are passed over); no TCP and no signals out. Raises `OSError`."""
+def restrict(libc: ctypes.CDLL, fence: dict[str, list[str]]) -> None:
+    """Leave only the paths under `read`, `list` (names in a folder, no contents) and `write`; no TCP, no signals out.
+
+    Missing paths are passed over. Raises `OSError` where the kernel refuses.
+    """
     level = abi(libc)
     if level == 0:
         raise OSError("this kernel has no landlock")
@@ -46,8 +48,8 @@ def restrict(libc: ctypes.CDLL, readable: Iterable[str], writable: Iterable[str]
     size = 24 if level >= SCOPE_ABI else 16 if level >= TCP_ABI else 8
     ruleset = _Ruleset(rights, network, scoped)
     handle = _checked(libc.syscall(CREATE, ctypes.byref(ruleset), ctypes.c_size_t(size), 0))
-    for paths, allowed in ((readable, READ & rights), (writable, rights)):
-        for path in paths:
+    for kind, allowed in (("read", READ), ("list", READ_DIR), ("write", rights)):
+        for path in fence[kind]:
             _allow(libc, handle, path, allowed)
     _checked(libc.syscall(RESTRICT, handle, 0))
     os.close(handle)

@@ -7,6 +7,8 @@ from version to version. Standard library only.
 import ctypes
 import platform
 import struct
+from collections.abc import Iterable
+from typing import Any
 
 X86_64, AARCH64 = "x86_64", "aarch64"
 AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
@@ -25,13 +27,14 @@ SAME_EVERYWHERE = {
     "process_madvise": 440,
     "mount_setattr": 442,
     "quotactl_fd": 443,
+    "memfd_secret": 447,
 }
 """Numbers above 424 are shared by all architectures."""
 REFUSED: dict[str, dict[str, int]] = {
     X86_64: {
-        "syslog": 103, "ptrace": 101, "vhangup": 153, "pivot_root": 155, "adjtimex": 159, "chroot": 161, "acct": 163,
-        "settimeofday": 164, "mount": 165, "umount2": 166, "swapon": 167, "swapoff": 168, "reboot": 169,
-        "sethostname": 170, "setdomainname": 171, "iopl": 172, "ioperm": 173, "init_module": 175,
+        "syslog": 103, "ptrace": 101, "vhangup": 153, "modify_ldt": 154, "pivot_root": 155, "adjtimex": 159,
+        "chroot": 161, "acct": 163, "settimeofday": 164, "mount": 165, "umount2": 166, "swapon": 167, "swapoff": 168,
+        "reboot": 169, "sethostname": 170, "setdomainname": 171, "iopl": 172, "ioperm": 173, "init_module": 175,
         "delete_module": 176, "quotactl": 179, "lookup_dcookie": 212, "clock_settime": 227, "kexec_load": 246,
         "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
         "fanotify_init": 300, "name_to_handle_at": 303, "open_by_handle_at": 304, "clock_adjtime": 305, "setns": 308,
@@ -49,23 +52,63 @@ REFUSED: dict[str, dict[str, int]] = {
         "kexec_file_load": 294,
     },
 }  # fmt: skip
-SHARED_MEMORY = {
-    X86_64: {"shmget": 29, "semget": 64, "msgget": 68, "setpriority": 141, "mq_open": 240},
-    AARCH64: {"mq_open": 180, "setpriority": 140, "msgget": 186, "semget": 190, "shmget": 194},
-}
-"""Refused too where no namespace holds them: segments that outlive their maker, others' priorities."""
+REFUSED_ALONE: dict[str, dict[str, int]] = {
+    X86_64: {
+        "shmget": 29, "shmat": 30, "shmctl": 31, "connect": 42, "semget": 64, "semop": 65, "semctl": 66, "msgget": 68,
+        "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "truncate": 76, "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93,
+        "lchown": 94, "utime": 132, "setpriority": 141, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
+        "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "semtimedop": 220, "utimes": 235, "mq_open": 240,
+        "mq_unlink": 241, "ioprio_set": 251, "fchownat": 260, "futimesat": 261, "fchmodat": 268, "utimensat": 280,
+        "pidfd_send_signal": 424, "fchmodat2": 452, "setxattrat": 463, "removexattrat": 466,
+    },
+    AARCH64: {
+        "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16,
+        "ioprio_set": 30, "truncate": 45, "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "utimensat": 88,
+        "setpriority": 140, "mq_open": 180, "mq_unlink": 181, "msgget": 186, "msgctl": 187, "msgrcv": 188,
+        "msgsnd": 189, "semget": 190, "semctl": 191, "semtimedop": 192, "semop": 193, "shmget": 194, "shmctl": 195,
+        "shmat": 196, "connect": 203, "pidfd_send_signal": 424, "fchmodat2": 452, "setxattrat": 463,
+        "removexattrat": 466,
+    },
+}  # fmt: skip
+"""Refused too where no namespace holds them, since landlock does not see them: segments and queues that outlive their
+maker, sockets in the file system (a session bus would start anything), permissions of the user's files, priorities."""
+OF_A_PROCESS = {
+    X86_64: {
+        "kill": 62, "rt_sigqueueinfo": 129, "sched_setparam": 142, "sched_setscheduler": 144, "tkill": 200,
+        "sched_setaffinity": 203, "tgkill": 234, "migrate_pages": 256, "move_pages": 279, "rt_tgsigqueueinfo": 297,
+        "sched_setattr": 314, "pidfd_open": 434,
+    },
+    AARCH64: {
+        "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122, "kill": 129, "tkill": 130,
+        "tgkill": 131, "rt_sigqueueinfo": 138, "migrate_pages": 238, "move_pages": 239, "rt_tgsigqueueinfo": 240,
+        "sched_setattr": 274, "pidfd_open": 434,
+    },
+}  # fmt: skip
+"""Calls whose first argument names a process. Where no namespace hides them, judge and keeper may not be named."""
 EXAMINED = {
-    X86_64: {"ioctl": 16, "socket": 41, "clone": 56, "prlimit64": 302, "clone3": 435},
-    AARCH64: {"ioctl": 29, "socket": 198, "clone": 220, "prlimit64": 261, "clone3": 435},
-}
+    X86_64: {
+        "ioctl": 16, "socket": 41, "socketpair": 53, "clone": 56, "fcntl": 72, "prctl": 157, "prlimit64": 302,
+        "clone3": 435,
+    },
+    AARCH64: {
+        "fcntl": 25, "ioctl": 29, "prctl": 167, "socket": 198, "socketpair": 199, "clone": 220, "prlimit64": 261,
+        "clone3": 435,
+    },
+}  # fmt: skip
 CLONE_NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
-NETWORK_FAMILIES = (2, 10, 15, 17, 21, 29, 30, 31, 38, 40, 43, 44)
-"""AF_INET, INET6, KEY, PACKET, RDS, CAN, TIPC, BLUETOOTH, ALG, VSOCK, SMC, XDP. Unix sockets and netlink stay."""
+LOCAL_FAMILIES = (1, 16)
+"""AF_UNIX and AF_NETLINK, the only sockets to be had: the one talks within the machine, the other with the kernel."""
+DATAGRAM, TYPE_BITS = 2, 0xF
+"""A datagram socket can be sent through without having been connected."""
 TERMINAL_INPUT = (0x5412, 0x541C)
 """ioctl TIOCSTI and TIOCLINUX, which type into the terminal of the caller."""
+OWNER_OF_SIGNALS = (8, 15)
+"""fcntl F_SETOWN and F_SETOWN_EX, which send signals to others when something can be read."""
+PRIVATE_OPTIONS = (1, 4, 0x59616D61)
+"""prctl PR_SET_PDEATHSIG, PR_SET_DUMPABLE and PR_SET_PTRACER: the keeper and the judge rely on them."""
 
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
 Instruction = tuple[int, int, int, int]
@@ -77,12 +120,13 @@ def machine() -> str | None:
     return name if name in AUDIT_ARCH else None
 
 
-def program(architecture: str, alone: bool) -> list[Instruction]:
+def program(architecture: str, alone: bool, guarded: tuple[int, ...] = ()) -> list[Instruction]:
     """The filter as BPF instructions `(code, jump if true, jump if false, operand)`.
 
-    `alone`: no namespaces are around it, so what they would stop is refused here.
+    `alone`: no namespaces are around it, so what they would stop is refused here, and whatever names one of the
+    `guarded` processes.
     """
-    refused = {**SAME_EVERYWHERE, **REFUSED[architecture], **(SHARED_MEMORY[architecture] if alone else {})}
+    refused = {**SAME_EVERYWHERE, **REFUSED[architecture], **(REFUSED_ALONE[architecture] if alone else {})}
     examined = EXAMINED[architecture]
     code: list[Instruction] = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, AUDIT_ARCH[architecture])]
     code += [(RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
@@ -93,12 +137,25 @@ def program(architecture: str, alone: bool) -> list[Instruction]:
     # A later clone3 could hide its flags behind a pointer; "no such call" makes the C library fall back to clone.
     code += [(EQUAL, 0, 1, examined["clone3"]), (RETURN, 0, 0, ENOSYS)]
     code += _when(examined["clone"], FIRST_ARGUMENT, [(ANY_BIT, 0, 1, CLONE_NEW), (RETURN, 0, 0, EPERM)])
-    code += _when(examined["socket"], FIRST_ARGUMENT, _refuse_values(NETWORK_FAMILIES))
+    for call in ("socket", "socketpair"):
+        code += _when(examined[call], FIRST_ARGUMENT, _only_local_sockets(datagrams=not alone))
     code += _when(examined["ioctl"], SECOND_ARGUMENT, _refuse_values(TERMINAL_INPUT))
     if alone:
-        # Limits of other processes: only 0, the caller itself, may be named.
-        code += _when(examined["prlimit64"], FIRST_ARGUMENT, [(EQUAL, 1, 0, 0), (RETURN, 0, 0, EPERM)])
+        code += _guard(architecture, guarded)
     return [*code, (RETURN, 0, 0, ALLOW)]
+
+
+def _guard(architecture: str, guarded: tuple[int, ...]) -> list[Instruction]:
+    examined = EXAMINED[architecture]
+    # Limits of other processes: only 0, the caller itself, may be named.
+    code = _when(examined["prlimit64"], FIRST_ARGUMENT, [(EQUAL, 1, 0, 0), (RETURN, 0, 0, EPERM)])
+    code += _when(examined["fcntl"], SECOND_ARGUMENT, _refuse_values(OWNER_OF_SIGNALS))
+    code += _when(examined["prctl"], FIRST_ARGUMENT, _refuse_values(PRIVATE_OPTIONS))
+    everybody = 2**32 - 1
+    named = [everybody, *guarded, *(2**32 - pid for pid in guarded)]
+    for number in OF_A_PROCESS[architecture].values():
+        code += _when(number, FIRST_ARGUMENT, _refuse_values(named))
+    return code
 
 
 def _when(number: int, argument: int, body: list[Instruction]) -> list[Instruction]:
@@ -107,20 +164,31 @@ def _when(number: int, argument: int, body: list[Instruction]) -> list[Instructi
     return [(EQUAL, 0, len(inner), number), *inner]
 
 
-def _refuse_values(values: tuple[int, ...]) -> list[Instruction]:
+def _refuse_values(values: Iterable[int]) -> list[Instruction]:
     return [step for value in values for step in ((EQUAL, 0, 1, value), (RETURN, 0, 0, EPERM))]
+
+
+def _only_local_sockets(datagrams: bool) -> list[Instruction]:
+    unix, netlink = LOCAL_FAMILIES
+    code: list[Instruction] = [(EQUAL, 2, 0, unix), (EQUAL, 1, 0, netlink), (RETURN, 0, 0, EPERM)]
+    if not datagrams:
+        code += [(LOAD, 0, 0, SECOND_ARGUMENT), (AND, 0, 0, TYPE_BITS), *_refuse_values([DATAGRAM])]
+    return code
 
 
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def install(libc: ctypes.CDLL, alone: bool) -> None:
-    """Put the filter on this process and all that it will start. Needs no_new_privs. Raises `OSError`."""
+def install(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
+    """Put the filter on this process and all that it will start; `alone` and `guarded` are as in `program`.
+
+    Needs no_new_privs. Raises `OSError`.
+    """
     architecture = machine()
     if architecture is None:
         raise OSError(f"the system call filter does not know {platform.machine()}")
-    code = b"".join(struct.pack("HBBI", *step) for step in program(architecture, alone))
+    code = b"".join(struct.pack("HBBI", *step) for step in program(architecture, plan["alone"], tuple(plan["guarded"])))
     buffer = ctypes.create_string_buffer(code, len(code))
     filter_program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     set_seccomp, mode_filter = 22, 2

@@ -60,9 +60,15 @@ class Worker:
         torch.set_num_threads(message["threads"])
         inline.reuse(message["built"])
         tensors = lent_tensors(fds[0], message["specs"]) if fds else []
-        namespace = run_source(message["source"], "candidate")
-        arguments = wire.unpack(message["arguments"], tensors)
-        self.model = namespace[message["entry"]](*arguments)
+        # torch's OpenMP has bound this thread to its core. A second OpenMP library that the candidate brings counts the
+        # cores while it is loaded, and must see them all.
+        bound = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, message["cores"])
+        try:
+            namespace = run_source(message["source"], "candidate")
+            self.model = namespace[message["entry"]](*wire.unpack(message["arguments"], tensors))
+        finally:
+            os.sched_setaffinity(0, bound)
         return {}
 
     def weights(self, message: Message, fds: list[int]) -> Message:
