@@ -1,6 +1,7 @@
 """A run over several problems: search, judge, keep the best; and going on with one that was stopped."""
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,7 +136,7 @@ def new_folder(out: Path | None) -> Path:
     """`out`, or a folder of its own under `runs` named by the time."""
     if out is not None:
         return out
-    return Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def run(

@@ -5,6 +5,7 @@ mistake. 3: the machine can not do it. 130: stopped by Ctrl-C.
 """
 
 import functools
+import shutil
 import sys
 from collections.abc import Callable
 from typing import NoReturn, ParamSpec, TypeVar
@@ -15,6 +16,11 @@ DONE, FELL_SHORT, USER_MISTAKE, MACHINE_LACKS, INTERRUPTED = 0, 1, 2, 3, 130
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def own_command() -> str:
+    """How the user can type this program: by name where it is on the path, else as it was started."""
+    return "kernelwright" if shutil.which("kernelwright") else sys.argv[0]
 
 
 class UserMistake(Exception):

@@ -9,6 +9,7 @@ from typing import Self
 
 from problems import Problem
 from sandbox import diagnose, scan
+from sandbox.authenticity import read_authenticity
 from sandbox.children import ChildGone, ChildLate
 from sandbox.compare import mismatch, tolerance_of
 from sandbox.families import schedule, vary
@@ -222,7 +223,7 @@ class Judge:
         return Evidence(
             jail=self._layers,
             seconds={stage: round(seconds, 3) for stage, seconds in built.seconds.items()},
-            authenticity=scan.read_authenticity(built.candidate.source),
+            authenticity=read_authenticity(built.candidate.source),
             problem_status=self._reference.status if self._reference else None,
             versions=versions(),
         )

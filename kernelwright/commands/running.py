@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kernelwright.endings import FELL_SHORT, INTERRUPTED, end
+from kernelwright.endings import FELL_SHORT, INTERRUPTED, end, own_command
 
 LOG_WIDTH = 180
 """Columns of the table where the output is no terminal."""
@@ -37,10 +37,11 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
                 progress.take_over(name, list(running.log.events(name)))
             views = asyncio.run(running.search_all(progress.event))
     except KeyboardInterrupt:
-        end(INTERRUPTED, f"stopped; what is done is kept, go on with: kernelwright resume {folder}")
+        end(INTERRUPTED, f"stopped; what is done is kept, go on with: {own_command()} resume {folder}")
     except Exception:
         print(
-            f"kernelwright: what is done is kept in {folder}; go on with: kernelwright resume {folder}", file=sys.stderr
+            f"kernelwright: what is done is kept in {folder}; go on with: {own_command()} resume {folder}",
+            file=sys.stderr,
         )
         raise
     _tell(views, folder, as_json)
@@ -65,6 +66,6 @@ def _tell(views: "list[View]", folder: Path, as_json: bool) -> None:
     if kept:
         best = folder / "best" / kept
         print("Next:")
-        print(f"  kernelwright judge {kept} {best / 'candidate.py'}   # judge one again")
-        print(f"  kernelwright prompt {kept}   # what a model is asked")
-        print(f"  kernelwright run {kept} --model MODEL   # ask your own model; the key in OPENAI_API_KEY")
+        print(f"  {own_command()} judge {kept} {best / 'candidate.py'}   # judge one again")
+        print(f"  {own_command()} prompt {kept}   # what a model is asked")
+        print(f"  {own_command()} run {kept} --model MODEL   # ask your own model; the key in OPENAI_API_KEY")

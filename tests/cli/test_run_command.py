@@ -84,7 +84,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(kernelwright, files, mo
         os.kill(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "kernelwright resume out" in said
+    assert "go on with: " in said and " resume out" in said
     assert "Traceback" not in said
 
 
