@@ -42,11 +42,18 @@ def program() -> str | None:
 
 def needed_paths() -> list[str]:
     """What must be readable for Python, torch, compilers and CUDA to work; nothing of the user's."""
+    names = ("CXX", "CC", "PATH", "CUDA_HOME", "CUDA_PATH", "HOME")
+    return list(_needed_paths(tuple((name, os.environ[name]) for name in names if name in os.environ)))
+
+
+@cache
+def _needed_paths(variables: tuple[tuple[str, str], ...]) -> list[str]:
+    given = dict(variables)
     found = [*SYSTEM, *CONFIGURATION, sys.base_prefix, sys.prefix, str(Path(__file__).parent)]
     found += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    found += [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
-    names = (os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc"), "nvcc", "ninja")
-    found += [_installation(tool) for tool in map(shutil.which, names) if tool]
+    found += [given[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in given]
+    tools = map(shutil.which, (given.get("CXX", "g++"), given.get("CC", "gcc"), "nvcc", "ninja"))
+    found += [_installation(tool) for tool in tools if tool]
     return _outermost(path for path in found if os.path.lexists(path) and not _holds_home(path))
 
 

@@ -3,9 +3,9 @@
 import contextlib
 import os
 import secrets
-import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -16,16 +16,18 @@ LIMITS = ("memory.max", "memory.limit_in_bytes", "pids.max")
 """Limits of memory under version 2 and 1, and of processes under both."""
 REMOVAL_S = 2.0
 OWN_PROCESSES = 8
-"""Those of the jail itself: shell, bubblewrap and keeper."""
+"""Room for those of the jail itself."""
+ENTER = "import os, sys; [os.write(int(fd), b'0') for fd in sys.argv[1:]]"
 UNIFIED, MEMORY, PROCESSES = "", "memory", "pids"
 
 
 class ControlGroup:
-    """Made in whichever hierarchy is writable. `procs` are the files that a process must write its number to."""
+    """Made in whichever hierarchy is writable. A process enters by writing `0` to each of the descriptors `entries`."""
 
     def __init__(self, parents: tuple[Path, ...], memory_bytes: int, processes: int) -> None:
         name = f"kernelwright-{os.getpid()}-{secrets.token_hex(4)}"
         self._folders = [parent / name for parent in parents]
+        self.entries: tuple[int, ...] = ()
         try:
             for folder in self._folders:
                 folder.mkdir()
@@ -37,6 +39,7 @@ class ControlGroup:
         self._set("memory.limit_in_bytes", memory_bytes)
         self._set("memory.memsw.limit_in_bytes", memory_bytes)
         self._set("pids.max", processes + OWN_PROCESSES)
+        self.entries = tuple(os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in self.procs)
 
     def _set(self, file: str, value: int) -> None:
         """Under version 1 and 2 the files differ; those of swap are missing where it is not accounted."""
@@ -79,6 +82,9 @@ class ControlGroup:
 
     def close(self) -> None:
         """Remove the group; its processes must have been ended. A moment is given to those that are just dying."""
+        for fd in self.entries:
+            os.close(fd)
+        self.entries = ()
         end = time.monotonic() + REMOVAL_S
         for folder in self._folders:
             while folder.exists():
@@ -130,9 +136,9 @@ def _is_usable(parents: tuple[Path, ...]) -> bool:
         group = ControlGroup(parents, 2**30, 64)
     except OSError:
         return False
-    enter = "".join(f"echo $$ > {shlex.quote(path)} && " for path in group.procs)
     try:
-        done = subprocess.run(["/bin/sh", "-c", enter + "true"], capture_output=True, check=False)
+        words = [sys.executable, "-I", "-S", "-c", ENTER, *map(str, group.entries)]
+        done = subprocess.run(words, capture_output=True, pass_fds=group.entries, check=False)
         return done.returncode == 0 and group.is_limited
     except OSError:
         return False

@@ -8,7 +8,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from functools import cached_property
@@ -62,7 +61,7 @@ class Child:
         self._channel.setblocking(False)
         lifeline_read, self._lifeline = os.pipe()
         self._status, status_write = os.pipe()
-        inner = [sys.executable, "-I", "-m", MODULES[kind], str(theirs.fileno())]
+        inner = ["-m", MODULES[kind], str(theirs.fileno())]
         try:
             self._process = subprocess.Popen(
                 self._jail.command(inner, lifeline_read, status_write),
@@ -71,7 +70,7 @@ class Child:
                 stderr=self._capture.write_fd,
                 cwd="/",
                 env=folder.environment(settings.threads, steady=kind != "builder"),
-                pass_fds=(lifeline_read, status_write, theirs.fileno()),
+                pass_fds=(lifeline_read, status_write, theirs.fileno(), *self._jail.fds),
                 start_new_session=True,
             )
         except OSError as error:

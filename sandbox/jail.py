@@ -1,10 +1,9 @@
 """Which layers contain a child, chosen from what this machine offers; every layer is tried, not assumed."""
 
 import ctypes
-import json
+import marshal
 import os
 import platform
-import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sandbox import bubblewrap, cgroups, users
-from sandbox.child import keeper, landlock, syscalls
+from sandbox.child import landlock, syscalls
 from sandbox.errors import MachineError
 from sandbox.settings import Settings
 from sandbox.workfolder import WorkFolder
@@ -42,6 +41,11 @@ REMEDIES = {
     USER: "do not run as root, or allow bubblewrap to change the user",
     FILTER: "use Linux on x86_64 or aarch64 with seccomp",
 }
+START = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parent.parent)!r}); "
+    "from sandbox.child.start import main; main(sys.argv[1:])"
+)
+"""Starts the keeper. As a module rather than as a script, so that its compiled form is found."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 """The only ones that a child opens; CUDA opens more."""
 COUNTED_BY_NAMESPACE = (5, 14)
@@ -56,15 +60,17 @@ class Jail(NamedTuple):
     layers: tuple[str, ...]
     group: cgroups.ControlGroup | None
 
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that the child must inherit, beside those of `command`."""
+        return self.group.entries if self.group else ()
+
     def command(self, inner: Sequence[str], lifeline: int, status: int) -> list[str]:
-        """The whole command line for a child that runs `inner`."""
-        kept = [sys.executable, "-I", "-S", keeper.__file__, str(lifeline), str(status), json.dumps(self.plan), "--"]
-        words = [*self.prefix, *kept, *inner]
-        if self.group is None:
-            return words
-        # The shell enters the group before anything else runs, so that no process of the child is ever outside it.
-        enter = "".join(f"echo $$ > {shlex.quote(path)} && " for path in self.group.procs)
-        return ["/bin/sh", "-c", enter + 'exec "$@"', "sh", *words]
+        """The whole command line for a child that runs `inner`: `-m MODULE ...`, or `-S -c CODE ...`."""
+        groups = ",".join(map(str, self.fds))
+        plan = marshal.dumps(self.plan).hex()
+        keeper = [sys.executable, "-I", "-S", "-c", START, groups, str(lifeline), str(status), plan]
+        return [*self.prefix, *keeper, *inner]
 
     def end(self) -> None:
         """Kill whatever is left in the control group: for a tree whose keeper does not answer."""
@@ -115,7 +121,7 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     filtered = syscalls.machine() is not None
     group = cgroups.limited_group(settings.memory_bytes, settings.processes)
     plan = {
-        "limits": _limits(settings, own_users),
+        "limits": _limits(settings, own_users, group is not None),
         "user": user,
         "drop": os.geteuid() == 0 and not own_users,
         "reads_all": user is not None and fenced and not _reachable(),
@@ -151,9 +157,9 @@ def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | N
 
 
 def _fence(folder: WorkFolder, writable: list[str], gpu: bool) -> dict[str, list[str]]:
-    """What landlock leaves. CUDA needs to write below /proc and /dev; nothing else does."""
+    """What landlock leaves. CUDA needs to write to its devices and below /proc; nothing else does."""
     read, names = _around(bubblewrap.needed_paths(), bubblewrap.hidden_paths())
-    write = [*writable, *DEVICES, *(["/proc", "/dev"] if gpu else [])]
+    write = [*writable, *DEVICES, *([*bubblewrap.gpu_nodes(), "/proc"] if gpu else [])]
     return {"read": [*read, str(folder.path), "/proc"], "list": names, "write": write}
 
 
@@ -175,12 +181,11 @@ def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
     return paths, opened
 
 
-def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
+def _limits(settings: Settings, own_users: bool, grouped: bool) -> dict[str, int]:
     """Resource limits. CUDA reserves far more address space than it uses, so RLIMIT_AS is never set."""
     counted_apart = own_users and _kernel() >= COUNTED_BY_NAMESPACE
-    return {
+    limits = {
         "RLIMIT_CORE": 0,
-        "RLIMIT_DATA": settings.memory_bytes,
         "RLIMIT_FSIZE": settings.file_bytes,
         "RLIMIT_NOFILE": settings.open_files,
         "RLIMIT_MEMLOCK": 2**26,
@@ -189,6 +194,8 @@ def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
         # Otherwise counted for the user over the whole machine: leave room for the others.
         "RLIMIT_NPROC": settings.processes + (0 if counted_apart else _own_threads()),
     }
+    # It bounds what is reserved rather than used, and libraries reserve for every core: a group does it better.
+    return limits if grouped else limits | {"RLIMIT_DATA": settings.memory_bytes}
 
 
 def _kernel() -> tuple[int, ...]:

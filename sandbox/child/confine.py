@@ -4,33 +4,45 @@ The order matters: limits and user first, while there are rights; then no new pr
 call filter, which both need that. A step that fails ends the child: it never runs with less than was promised.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import resource
-from typing import Any
 
 from sandbox.child import landlock, syscalls
 
-PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 8, 24, 38, 47
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = (
+    1,
+    4,
+    8,
+    24,
+    38,
+    47,
+)
 SIGKILL, AMBIENT_RAISE, CAPABILITIES, CAPABILITY_VERSION = 9, 2, 64, 0x20080522
 READ_SEARCH = 2
 """CAP_DAC_READ_SEARCH: to read what permissions would not allow."""
 
 
-def confine(plan: dict[str, Any]) -> None:
+def confine(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
     """Carry out a plan of `sandbox.jail`: keys `limits`, `user`, `landlock` and `filter`, each may be None.
 
     `drop` gives up all capabilities; `reads_all` leaves a changed user the one to read where permissions forbid it,
     which landlock bounds.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     _offer_to_the_oom_killer()
     for name, value in (plan["limits"] or {}).items():
         _limit(getattr(resource, name), value)
     if plan["drop"]:
         _drop_privileges(libc, plan["user"], 1 << READ_SEARCH if plan["reads_all"] else 0)
-    # After the change of user, which would clear it.
+    # After the change of user, which would clear both. The judge reads results from the child's memory.
     libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs was refused")
     if plan["landlock"] is not None:

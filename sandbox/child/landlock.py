@@ -3,6 +3,8 @@
 Used where namespaces are not to be had. See landlock(7); the ABI says what the kernel can restrict.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 

@@ -4,11 +4,16 @@ A list of what is refused, not of what is allowed: CUDA, OpenMP, ninja, nvcc and
 from version to version. Standard library only.
 """
 
+from __future__ import annotations
+
 import ctypes
-import platform
+import os
 import struct
-from collections.abc import Iterable
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
 X86_64, AARCH64 = "x86_64", "aarch64"
 AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
@@ -116,7 +121,7 @@ Instruction = tuple[int, int, int, int]
 
 def machine() -> str | None:
     """This machine's architecture, where the filter knows it."""
-    name = platform.machine()
+    name = os.uname().machine
     return name if name in AUDIT_ARCH else None
 
 
@@ -187,7 +192,7 @@ def install(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
     """
     architecture = machine()
     if architecture is None:
-        raise OSError(f"the system call filter does not know {platform.machine()}")
+        raise OSError(f"the system call filter does not know {os.uname().machine}")
     code = b"".join(struct.pack("HBBI", *step) for step in program(architecture, plan["alone"], tuple(plan["guarded"])))
     buffer = ctypes.create_string_buffer(code, len(code))
     filter_program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))

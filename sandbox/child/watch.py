@@ -3,11 +3,15 @@
 Standard library only. A process that the keeper may not look into counts for what can be seen of it.
 """
 
-import os
-from collections.abc import Iterable, Iterator
-from typing import Any
+from __future__ import annotations
 
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
 ENTRY_BYTES = 4096
 """Counted for each file and folder beside its blocks: a million empty files fill a disk too."""
 LONGEST_PATH = 2048
