@@ -11,3 +11,7 @@ class MachineError(SandboxError):
 
 class BrokenProblem(SandboxError):
     """The problem's own reference does not load, run or agree with itself. Exit code 2."""
+
+
+class UnsupportedProblem(BrokenProblem):
+    """The reference is in order for itself, but asks for what can not be judged here. Exit code 2."""

@@ -4,44 +4,82 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from typing import NamedTuple
 
 from problems import Problem
 from sandbox.children import ChildGone, ChildLate
-from sandbox.compare import tolerance_of
-from sandbox.errors import BrokenProblem
+from sandbox.compare import mismatch, tolerance_of
+from sandbox.errors import BrokenProblem, UnsupportedProblem
 from sandbox.lint import problem_status
 from sandbox.peek import PeekError
 from sandbox.sessions import Misbehaved, Refused, Session, Timed
-from sandbox.settings import Settings
+from sandbox.settings import CompileMode, Settings
 from sandbox.values import RawTensor, Values
 from sandbox.verdict import ProblemStatus
+from sandbox.weights import changed
 from sandbox.workfolder import WorkFolder
 
 PATIENCE = 10
-"""A reference may take this many times a candidate's call limit: float64 is slow."""
+"""A reference may take this many times a candidate's call limit: float64 is slow, and compiling slower."""
+
+
+def operation(problem: Problem) -> str:
+    """What workers are asked to do for this problem: `call`, or `backward` where gradients are wanted too."""
+    return "call" if problem.direction == "forward" else "backward"
+
+
+class Form(NamedTuple):
+    """Which reference: how its baseline is computed, and whether its weights are those of the constructor."""
+
+    compiled: CompileMode | None = None
+    changed_weights: bool = False
+
+    @property
+    def baseline(self) -> str:
+        """The name in the record."""
+        return "eager" if self.compiled is None else f"torch.compile {self.compiled}"
+
+
+PLAIN = Form()
 
 
 class ReferenceSession:
     """The problem's own code in its own child: constructor arguments, weights, inputs, expected values, baseline."""
 
-    def __init__(self, problem: Problem, settings: Settings) -> None:
-        self.problem, self.settings = problem, settings
+    def __init__(self, problem: Problem, settings: Settings, form: Form = PLAIN) -> None:
+        self.problem, self.settings, self.form = problem, settings, form
         self._folder = WorkFolder()
         self._session = Session("reference", self._folder, settings)
-        source = self._folder.write("reference.py", problem.source)
-        message = {"op": "load", "source": str(source), "seed": _seed(), "threads": settings.threads}
         try:
             self._session.greet()
             with self._translated():
-                made = self._session.fetch(self._session.ask(message, settings.start_timeout_s))
-                arguments, weights = made.tree["l"]
-                self.arguments = _own(arguments, made)
-                self.weight_names = [name for name, _ in weights["d"]]
-                self.weights = _own(weights, made)
+                self._load()
                 self._session.lend(self.draw())
         except BaseException:
             self.close()
             raise
+
+    def _load(self) -> None:
+        limit = self.settings.start_timeout_s
+        message = {
+            "op": "load",
+            "source": str(self._folder.write("reference.py", self.problem.source)),
+            "seed": _seed(),
+            "threads": self.settings.threads,
+            "direction": self.problem.direction,
+            "compiled": self.form.compiled,
+        }
+        made = self._session.fetch(self._session.ask(message, limit))
+        arguments, weights, changing = made.tree["l"]
+        self.arguments = _own(arguments, made)
+        self.weight_names = [name for name, _ in weights["d"]]
+        self.weights = _own(weights, made)
+        if self.form.changed_weights and self.weights.tensors:
+            names = {item["v"] for item in changing["l"]}
+            other = changed(self.weight_names, self.weights.tensors, names, _seed())
+            question = {"op": "weights", "names": self.weight_names}
+            answer = self._session.ask(question, limit, Values(self.weights.tree, tuple(other)))
+            self.weights = self._session.fetch(answer)
 
     def draw(self) -> Values:
         """Fresh inputs under a seed from the operating system that nobody else learns."""
@@ -51,12 +89,26 @@ class ReferenceSession:
     def call(self, values: Values) -> Timed:
         """The reference as it stands: the baseline's time, and what its dtype can reach."""
         with self._translated():
-            return self._session.call(values, PATIENCE * self.settings.call_timeout_s)
+            return self._session.call(values, self._patience_s, operation(self.problem))
+
+    def call_ms(self, values: Values) -> float:
+        """The baseline's time alone."""
+        with self._translated():
+            return self._session.call_ms(values, self._patience_s, operation(self.problem))
 
     def exact(self, values: Values) -> Values:
         """The reference in float64."""
         with self._translated():
-            return self._session.call(values, PATIENCE * self.settings.call_timeout_s, "exact").output
+            return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
+
+    def nothing_ms(self) -> float:
+        """What a call that does nothing takes."""
+        with self._translated():
+            return self._session.nothing_ms()
+
+    @property
+    def _patience_s(self) -> float:
+        return PATIENCE * self.settings.call_timeout_s
 
     @cached_property
     def status(self) -> ProblemStatus:
@@ -65,7 +117,17 @@ class ReferenceSession:
         for _ in range(2):
             values = self.draw()
             draws.append((values, self.exact(values), self.call(values).output))
+        values, _, once = draws[0]
+        self._refuse_chance(values, once)
         return problem_status(draws[0], draws[1], tolerance_of(self.problem))
+
+    def _refuse_chance(self, values: Values, once: Values) -> None:
+        """A reference that answers the same values differently (dropout in training mode) has no right answer."""
+        if mismatch(self.call(values).output, once, once, tolerance_of(self.problem)):
+            raise UnsupportedProblem(
+                f"the reference of {self.problem.name} gives two answers for the same inputs, so no candidate can be "
+                "right; take dropout and other draws out of forward, or call eval() in its constructor"
+            )
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -75,8 +137,17 @@ class ReferenceSession:
             yield
         except ChildLate:
             raise BrokenProblem(f"the reference of {name} did not answer in time; make the problem smaller") from None
-        except (Refused, ChildGone, PeekError, Misbehaved) as error:
+        except Refused as error:
+            if error.unsupported:
+                raise UnsupportedProblem(f"the problem {name} can not be judged: {error}") from None
             raise BrokenProblem(f"the reference of {name} does not run: {error}; correct the problem file") from None
+        except (ChildGone, PeekError, Misbehaved) as error:
+            raise BrokenProblem(f"the reference of {name} does not run: {error}; correct the problem file") from None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The isolation layers around the child."""
+        return self._session.layers
 
     def close(self) -> None:
         """End the child."""

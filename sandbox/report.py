@@ -2,35 +2,40 @@
 
 from typing import Any
 
-from sandbox.verdict import Passed, Verdict
+from sandbox.verdict import Measurement, Passed, Verdict
 
 
 def report(verdict: Verdict) -> dict[str, Any]:
     """The contract of `judge --json`: keys are always all there; what does not apply or is not known is None.
 
-    Times are medians in ms, `samples` the raw paired ones; `speedup` is against the better baseline, with the ends of
-    its 95 % interval. `floor_ms` is None until a floor has been traced for the problem.
+    Times are medians in ms, `samples` the raw paired ones (the placebo's and the witnesses' stand in `measurement`);
+    `speedup` is against the better baseline, with the ends of its 95 % interval. `floor_ms` is None until a floor has
+    been traced for the problem. `sandbox.recheck` recomputes what is derived.
     """
     evidence = verdict.evidence
     keys = ("stage", "reason", "log", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms")
     found: dict[str, Any] = {"outcome": verdict.outcome} | dict.fromkeys(keys)
-    found |= {"baselines_ms": None, "floor_ms": None, "samples": None}
+    found |= {"baselines_ms": None, "floor_ms": None, "samples": None, "measurement": None}
     if isinstance(verdict, Passed):
-        found |= _measured(verdict)
+        found |= derived(verdict.measurement)
+        whole = verdict.measurement.model_dump(mode="json")
+        found |= {"samples": whole.pop("pairings"), "measurement": whole}
     else:
         found |= {"stage": verdict.stage, "reason": verdict.reason, "log": verdict.log}
     status = evidence.problem_status
     return found | {
         "authenticity": evidence.authenticity.model_dump(mode="json"),
         "problem_status": status.model_dump(mode="json") if status else None,
+        "deterministic": evidence.deterministic,
         "jail": list(evidence.jail),
+        "without": list(evidence.without),
         "seconds": evidence.seconds,
         "versions": evidence.versions,
     }
 
 
-def _measured(verdict: Passed) -> dict[str, Any]:
-    measurement = verdict.measurement
+def derived(measurement: Measurement) -> dict[str, Any]:
+    """The keys that follow from the raw samples alone."""
     return {
         "speedup": measurement.speedup,
         "speedup_low": measurement.interval.low,
@@ -38,5 +43,4 @@ def _measured(verdict: Passed) -> dict[str, Any]:
         "comparison": measurement.comparison,
         "candidate_ms": measurement.candidate_ms,
         "baselines_ms": measurement.baselines_ms,
-        "samples": [pairing.model_dump(mode="json") for pairing in measurement.pairings],
     }

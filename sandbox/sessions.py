@@ -8,18 +8,20 @@ from sandbox.children import Child, ChildGone, ChildLate
 from sandbox.errors import MachineError
 from sandbox.jail import Kind
 from sandbox.peek import PeekError, read_tensor
-from sandbox.settings import Settings
+from sandbox.settings import Defence, Settings
 from sandbox.values import Values
 from sandbox.workfolder import WorkFolder
 
 
 class Refused(Exception):
-    """The child answered with an error: its last line, its log, and whether a compilation raised it."""
+    """The child answered with an error: its last line, its log, and what kind of thing raised it."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self.reason = str(answer.get("error", ""))[:2000]
         self.log = str(answer.get("log", ""))
         self.compiling = answer.get("compiling") is True
+        self.unsupported = answer.get("unsupported") is True
+        """A value that can not be handed over."""
         super().__init__(self.reason)
 
 
@@ -28,10 +30,15 @@ class Misbehaved(Exception):
 
 
 class Timed(NamedTuple):
-    """One call's result and its time on the judge's clock."""
+    """One call's result, its time on the judge's clock, and the processor time of all threads of the child."""
 
     output: Values
     milliseconds: float
+    cpu_ms: float
+
+
+IDLE_MS = 1.0
+"""Processor time that stopping and waking may cost a child between two questions."""
 
 
 class Session:
@@ -44,6 +51,8 @@ class Session:
         self._settings = settings
         self._child = Child(kind, folder, settings)
         self._lent: Arena | None = None
+        self._stood_at_ms: float | None = None
+        """The child's processor time when it was last seen standing still."""
 
     def __enter__(self) -> Self:
         return self
@@ -86,15 +95,29 @@ class Session:
         release until every thread stands still again after "done", so nothing can finish late; the raw output is read
         only then, at no cost in the time.
         """
+        answer, milliseconds, cpu_ms = self._call(values, timeout_s, op)
+        return Timed(self.fetch(answer), milliseconds, cpu_ms)
+
+    def call_ms(self, values: Values, timeout_s: float, op: str = "call") -> float:
+        """The same without reading the result: only its time in ms. For code that is trusted to be right."""
+        return self._call(values, timeout_s, op)[1]
+
+    def _call(self, values: Values, timeout_s: float, op: str) -> tuple[dict[str, Any], float, float]:
         assert self._lent is not None, "lend memory before calling"
         self._lent.write(values.tensors)
+        before = self._cpu_ms()
         answer, milliseconds = self._exchange({"op": op, "arguments": values.tree}, timeout_s)
-        if self._child.offspring():
+        cpu_ms = self._cpu_ms() - before
+        if self._watches("offspring") and self._child.offspring():
             raise Misbehaved("the candidate keeps processes of its own running after a call")
-        changed = self._lent.changed(values.tensors)
+        changed = self._lent.changed(values.tensors) if self._watches("input_check") else None
         if changed is not None:
             raise Misbehaved(f"the call changed input {changed} in place")
-        return Timed(self.fetch(answer), milliseconds)
+        return answer, milliseconds, cpu_ms
+
+    def nothing_ms(self) -> float:
+        """The time of a question that asks for nothing: what the protocol itself costs."""
+        return self._exchange({"op": "nothing"}, self._settings.call_timeout_s)[1]
 
     def fetch(self, answer: dict[str, Any]) -> Values:
         """The values that an answer describes, read from the child's memory."""
@@ -105,15 +128,33 @@ class Session:
         return Values(tree, tuple(read_tensor(self._child.pid, claim, limit) for claim in claims))
 
     def _exchange(self, message: dict[str, Any], timeout_s: float, *fds: int) -> tuple[dict[str, Any], float]:
+        self._refuse_work_done_meanwhile()
         start = time.perf_counter_ns()
         self._child.thaw()
         self._child.send(message, *fds)
         answer = self._child.receive(time.monotonic() + timeout_s)
-        self._child.freeze()
+        if self._watches("standing_still"):
+            self._child.freeze()
         milliseconds = (time.perf_counter_ns() - start) / 1e6
+        if self._watches("standing_still"):
+            self._stood_at_ms = self._cpu_ms()
         if "error" in answer:
             raise Refused(answer)
         return answer, milliseconds
+
+    def _refuse_work_done_meanwhile(self) -> None:
+        """A child that was stopped and yet used a processor had itself woken."""
+        if self._stood_at_ms is None or not self._watches("idle_witness"):
+            return
+        used_ms = self._cpu_ms() - self._stood_at_ms
+        if used_ms > IDLE_MS:
+            raise Misbehaved(f"the candidate ran for {used_ms:.1f} ms while no call was going on")
+
+    def _cpu_ms(self) -> float:
+        return self._child.cpu_ms() if self._child.pid else 0.0
+
+    def _watches(self, defence: Defence) -> bool:
+        return defence not in self._settings.without
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -7,6 +7,23 @@ from pydantic import Field
 
 from sandbox.verdict import Record
 
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+Defence = Literal[
+    "fresh_values",
+    "families",
+    "input_check",
+    "standing_still",
+    "idle_witness",
+    "offspring",
+    "weights",
+    "timed_check",
+    "placebo",
+]
+"""`fresh_values`: new values for every call. `families`: values of several kinds. `input_check`: inputs are compared
+after the call. `standing_still`: every thread stops outside calls. `idle_witness`: processor time used outside calls.
+`offspring`: processes left running. `weights`: parameters are changed after construction. `timed_check`: timed outputs
+are compared. `placebo`: the baseline is timed against itself."""
+
 
 class Settings(Record):
     """Limits and effort of one judging. The defaults suit a search; a ranking asks for more pairs."""
@@ -19,6 +36,8 @@ class Settings(Record):
     """Whether children see the GPU's devices."""
     threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Threads for torch and OpenMP, the same for candidate and baseline."""
+    cores: tuple[int, ...] = Field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
+    """The processor cores that both sides may use."""
     build_timeout_s: float = 300
     """From the start of the builder to its answer: all compilation of the candidate."""
     start_timeout_s: float = 120
@@ -37,10 +56,16 @@ class Settings(Record):
     """Largest file that a child may write."""
     open_files: int = 1024
     warm_up: int = 2
-    """Calls before timing starts. They are checked too."""
-    min_pairs: int = 12
-    max_pairs: int = 60
-    time_budget_s: float = 20
-    """Timing stops here even where the interval is still wide, but never before `min_pairs`."""
+    """Calls of each worker before its timing starts. They are checked too."""
+    worker_pairs: int = Field(default=5, ge=1)
+    """Independent processes for each side: every pair of them is a candidate's fresh worker and another baseline's."""
+    min_pairs: int = Field(default=20, ge=4)
+    max_pairs: int = Field(default=60, ge=4)
+    time_budget_s: float = 3
+    """Timing stops here even where the interval is still wide, but never before `min_pairs` and `worker_pairs`."""
     interval_target: float = 0.03
     """Timing stops when the half width of the speedup's interval is below this."""
+    compiled: tuple[CompileMode, ...] = ()
+    """Modes of torch.compile to measure against, beside eager. Each costs a compilation, once a problem."""
+    without: tuple[Defence, ...] = ()
+    """Defences of the judge to do without, for trying what each of them stops; named in the evidence."""

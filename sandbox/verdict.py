@@ -14,6 +14,10 @@ Comparison = Literal["faster", "same", "slower", "too_noisy"]
 Language = Literal["cpp", "cuda", "triton", "python"]
 NOISE_LIMIT = 0.25
 """An interval wider than this, as a share of the speedup's centre, is called too noisy to compare."""
+SAME_WITHIN = 0.01
+"""A difference that may be smaller than this is called none."""
+PLACEBO_WITHIN = 0.03
+"""The baseline against itself must come this close to 1, or the machine is too noisy to say anything."""
 
 
 class Record(BaseModel):
@@ -45,6 +49,8 @@ class Pairing(Record):
     """`eager`, or the torch.compile mode."""
     candidate_ms: tuple[float, ...] = Field(min_length=1)
     baseline_ms: tuple[float, ...] = Field(min_length=1)
+    workers: tuple[int, ...] = ()
+    """Which pair of processes gave sample i, counted from 0; empty where one pair gave all."""
 
     @property
     def speedup(self) -> float:
@@ -53,8 +59,8 @@ class Pairing(Record):
 
     @cached_property
     def interval(self) -> Interval:
-        """95 % bootstrap interval of `speedup`."""
-        return ratio_interval(self.baseline_ms, self.candidate_ms)
+        """95 % bootstrap interval of `speedup`, over processes and samples."""
+        return ratio_interval(self.baseline_ms, self.candidate_ms, self.workers)
 
 
 class Measurement(Record):
@@ -63,6 +69,14 @@ class Measurement(Record):
     pairings: tuple[Pairing, ...] = Field(min_length=1)
     threads: int
     """Threads that torch and OpenMP were given, the same for both sides."""
+    cores: tuple[int, ...] = ()
+    """The processor cores that both sides could use; empty in records that do not tell."""
+    placebo: Pairing | None = None
+    """The eager baseline of one process against that of another, on the same values, within the same minutes."""
+    protocol_ms: tuple[float, ...] = ()
+    """What a call that does nothing takes on the judge's clock; it is part of every other time here."""
+    candidate_cpu_ms: tuple[float, ...] = ()
+    """Processor time of all threads of the candidate in each of its timed calls: a witness apart from the clock."""
 
     @property
     def closest(self) -> Pairing:
@@ -81,12 +95,23 @@ class Measurement(Record):
 
     @property
     def comparison(self) -> Comparison:
-        """`too_noisy` where the interval is wider than `NOISE_LIMIT`; else by whether the interval leaves 1."""
-        if self.interval.half_width > NOISE_LIMIT:
+        """`too_noisy` where the interval is wider than `NOISE_LIMIT` or the placebo is off 1.
+
+        Else by whether the interval leaves 1 by more than `SAME_WITHIN`.
+        """
+        if self.interval.half_width > NOISE_LIMIT or not self.is_steady:
             return "too_noisy"
-        if self.interval.low > 1:
+        if self.interval.low > 1 + SAME_WITHIN:
             return "faster"
-        return "slower" if self.interval.high < 1 else "same"
+        return "slower" if self.interval.high < 1 / (1 + SAME_WITHIN) else "same"
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the placebo's interval reaches within `PLACEBO_WITHIN` of 1; true where there was none."""
+        if self.placebo is None:
+            return True
+        interval = self.placebo.interval
+        return interval.low <= 1 + PLACEBO_WITHIN and interval.high >= 1 / (1 + PLACEBO_WITHIN)
 
     @property
     def candidate_ms(self) -> float:
@@ -126,6 +151,10 @@ class Evidence(Record):
     """None where the judging ended before the reference ran."""
     versions: dict[str, str]
     """python, torch, compiler, and the processor or GPU."""
+    deterministic: bool | None = None
+    """Whether the same values gave the same bytes twice; None where that was not reached."""
+    without: tuple[str, ...] = ()
+    """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
 
 
 class Passed(Record):

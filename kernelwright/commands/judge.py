@@ -2,27 +2,41 @@
 
 import ast
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from kernelwright.commands.files import read_text
-from kernelwright.commands.policies import jail_policy
-from kernelwright.endings import DONE, FELL_SHORT
+from kernelwright.commands.policies import compile_modes, jail_policy
+from kernelwright.endings import DONE, FELL_SHORT, UserMistake
 
 if TYPE_CHECKING:
     from sandbox.verdict import Language
 
 
 def judge(
-    problem: Annotated[str, typer.Argument(help="Catalog name, or path of a .py file in the KernelBench convention.")],
-    candidate: Annotated[str, typer.Argument(help="File that defines ModelNew; - for standard input.")],
+    problem: Annotated[
+        str | None, typer.Argument(help="Catalog name, or path of a .py file in the KernelBench convention.")
+    ] = None,
+    candidate: Annotated[str | None, typer.Argument(help="File that defines ModelNew; - for standard input.")] = None,
     size: Annotated[str | None, typer.Option(help="Size of a catalog problem: cpu or gpu.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads for both sides; default: all cores.")] = None,
+    compiled: Annotated[
+        list[str] | None, typer.Option("--compile", help="Measure against this torch.compile mode too; repeatable.")
+    ] = None,
+    backward: Annotated[bool, typer.Option(help="Judge and time the gradients too.")] = False,
+    pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs.")] = None,
     jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+    record: Annotated[
+        str | None, typer.Option("--recheck", help="A file of `judge --json`: recompute it from its own raw samples.")
+    ] = None,
 ) -> None:
-    """Judge one candidate file. Exit code 0 if it passed, 1 if it failed."""
+    """Judge one candidate file. Exit code 0 if it passed, 1 if it failed (or a record does not hold)."""
+    if record is not None:
+        _recheck(record, as_json)
+    if problem is None or candidate is None:
+        raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
     from problems import load_problem
     from sandbox.judge import judge as judge_candidate
     from sandbox.machine import keep_freed_memory, require_tools
@@ -31,14 +45,45 @@ def judge(
     from sandbox.verdict import Candidate
 
     found = load_problem(problem, size)
+    if backward:
+        found = found.model_copy(update={"direction": "both"})
     source = read_text(candidate, "candidate file")
     language = _language(source)
     require_tools(language)
     keep_freed_memory()
-    settings = Settings(jail=jail_policy(jail), **({} if threads is None else {"threads": threads}))
+    given: dict[str, Any] = {"threads": threads, "min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
+    settings = Settings(
+        jail=jail_policy(jail),
+        compiled=compile_modes(compiled or []),
+        **{key: value for key, value in given.items() if value is not None},
+    )
     verdict = judge_candidate(found, Candidate(source=source, language=language), settings)
     print(json.dumps(report(verdict)) if as_json else words(report(verdict)))
     raise typer.Exit(DONE if verdict.outcome == "passed" else FELL_SHORT)
+
+
+def _recheck(path: str, as_json: bool) -> NoReturn:
+    """Compare every derived number of a record with what its samples give; never returns."""
+    from sandbox.recheck import RecordError, recheck
+
+    try:
+        found = json.loads(read_text(path, "record"))
+    except ValueError as error:
+        raise UserMistake(f"the record {path} is no JSON ({error}); use a file of `judge --json`") from None
+    if not isinstance(found, dict):
+        raise UserMistake(f"the record {path} is no JSON object; use a file of `judge --json`")
+    try:
+        differences = recheck(found)
+    except RecordError as error:
+        raise UserMistake(str(error)) from None
+    if as_json:
+        print(json.dumps({"agrees": not differences, "differences": differences}))
+    elif differences:
+        for key, (said, computed) in differences.items():
+            print(f"{key}: the record says {said}, its samples say {computed}")
+    else:
+        print(f"the record agrees with its {len(found['samples'][0]['candidate_ms'])} samples: {_success(found)}")
+    raise typer.Exit(FELL_SHORT if differences else DONE)
 
 
 def _language(source: str) -> "Language":

@@ -9,7 +9,7 @@ import sys
 
 from sandbox.child import inline, wire
 from sandbox.child.mapping import lent_tensors
-from sandbox.child.worker import Message, failure, run_source, serve
+from sandbox.child.worker import Message, construct, failure, run_source, serve
 
 
 def build(message: Message, fds: list[int]) -> Message:
@@ -18,7 +18,7 @@ def build(message: Message, fds: list[int]) -> Message:
     try:
         tensors = lent_tensors(fds[0], message["specs"]) if fds else []
         namespace = run_source(message["source"], "candidate")
-        namespace[message["entry"]](*wire.unpack(message["arguments"], tensors))
+        construct(namespace[message["entry"]], wire.unpack(message["arguments"], tensors))
     except BaseException as error:
         return failure(error, compiling=failed.seen)
     return {}

@@ -7,12 +7,17 @@ import copy
 import os
 import socket
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from sandbox.child import wire
-from sandbox.child.worker import Handler, Message, Worker, place, run_source, serve
+from sandbox.child.gradients import differentiate, weights_of
+from sandbox.child.worker import Handler, Message, Worker, construct, place, run_source, serve
+
+CHANGING_LAYERS = "torch.nn."
+"""Buffers of torch's own layers (running means and variances) are learnt; those of other modules may be constants."""
 
 
 class Reference(Worker):
@@ -23,41 +28,103 @@ class Reference(Worker):
         self.namespace: dict[str, Any] = {}
         self.exact: torch.nn.Module | None = None
         self.drawn: Any = None
+        self.gradients: list[tuple[torch.Size, torch.dtype]] | None = None
+        """Shapes of the floating outputs where gradients are asked for."""
 
     def handlers(self) -> dict[str, Handler]:
         """What the judge may ask."""
-        return {"load": self.load, "draw": self.draw, "lend": self.lend, "call": self.call, "exact": self.call_exact}
+        return super().handlers() | {
+            "draw": self.draw,
+            "exact call": self.exact_call,
+            "exact backward": self.exact_backward,
+        }
 
     def load(self, message: Message, fds: list[int]) -> Message:
-        """Run the reference and construct `Model` under the given seed; tells arguments and weights."""
+        """Run the reference and construct `Model` under the given seed.
+
+        Tells arguments, weights, and for each weight whether another value of it makes sense.
+        """
         torch.set_num_threads(message["threads"])
         self.namespace = run_source(message["source"], "reference")
         torch.manual_seed(message["seed"])
         arguments = self.namespace["get_init_inputs"]()
-        self.model = self.namespace["Model"](*arguments)
-        self.drawn = [list(arguments), dict(self.model.state_dict())]
+        self.model = construct(self.namespace["Model"], arguments)
+        assert self.model is not None
+        self.run = _compiled(self.model, message["compiled"])
+        self.order = [(name, value.shape) for name, value in self.model.state_dict().items()]
+        if message["direction"] != "forward":
+            self._learn_outputs()
+        told = arguments if isinstance(arguments, dict) else list(arguments)
+        self.drawn = [told, dict(self.model.state_dict()), _changing(self.model)]
+        return place(self.drawn)
+
+    def _learn_outputs(self) -> None:
+        assert self.model is not None
+        flat: list[torch.Tensor] = []
+        with torch.no_grad():
+            wire.pack(self.model(*self.namespace["get_inputs"]()), flat)
+        self.gradients = [(tensor.shape, tensor.dtype) for tensor in flat if tensor.is_floating_point()]
+
+    def weights(self, message: Message, fds: list[int]) -> Message:
+        """Take other weights; tells them as the model holds them, which differs where two share their memory."""
+        super().weights(message, fds)
+        self.exact = None
+        assert self.model is not None
+        self.drawn = dict(self.model.state_dict())
         return place(self.drawn)
 
     def draw(self, message: Message, fds: list[int]) -> Message:
-        """Fresh inputs under the given seed."""
+        """Fresh inputs under the given seed; with gradients of the outputs where the problem asks for them."""
         torch.manual_seed(message["seed"])
         self.drawn = list(self.namespace["get_inputs"]())
+        if self.gradients is not None:
+            self.drawn = [self.drawn, [torch.randn(shape).to(dtype) for shape, dtype in self.gradients]]
         return place(self.drawn)
 
-    def call_exact(self, message: Message, fds: list[int]) -> Message:
+    def exact_call(self, message: Message, fds: list[int]) -> Message:
         """Call a float64 copy of the model on the lent inputs, floating ones widened."""
-        assert self.model is not None
-        if self.exact is None:
-            self.exact = copy.deepcopy(self.model).double()
-        arguments = wire.unpack(message["arguments"], [_widened(tensor) for tensor in self.lent])
         self.results = None
         with torch.no_grad():
-            self.results = self.exact(*arguments)
+            self.results = self._exact_model()(*self._widened(message))
         return place(self.results)
+
+    def exact_backward(self, message: Message, fds: list[int]) -> Message:
+        """The same for outputs and gradients."""
+        model, self.results = self._exact_model(), None
+        self.results = differentiate(model, weights_of(model, self.order), self._widened(message))
+        return place(self.results)
+
+    def _exact_model(self) -> torch.nn.Module:
+        if self.exact is None:
+            self.exact = copy.deepcopy(self.model).double()  # type: ignore[union-attr]
+        return self.exact
+
+    def _widened(self, message: Message) -> Any:
+        return wire.unpack(message["arguments"], [_widened(tensor) for tensor in self.lent])
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _compiled(model: torch.nn.Module, mode: str | None) -> Callable[..., Any]:
+    if mode is None:
+        return model
+    # Its compiler would otherwise keep a pool of processes, which a call must not leave behind.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    return torch.compile(model, mode=mode, dynamic=False)
+
+
+def _changing(model: torch.nn.Module) -> list[str]:
+    """Names of the weights that training would change."""
+    return sorted({name for name, _ in model.named_parameters(remove_duplicate=False)} | set(_running(model)))
+
+
+def _running(model: torch.nn.Module) -> Iterator[str]:
+    for path, module in model.named_modules(remove_duplicate=False):
+        if type(module).__module__.startswith(CHANGING_LAYERS):
+            for name, _ in module.named_buffers(recurse=False):
+                yield f"{path}.{name}" if path else name
 
 
 def main() -> None:

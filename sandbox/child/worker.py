@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sandbox.child import inline, wire
+from sandbox.child.gradients import differentiate, weights_of
 from sandbox.child.mapping import lent_tensors
 
 Message = dict[str, Any]
@@ -32,7 +33,7 @@ def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
         try:
             answer = handlers[message["op"]](message, fds)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a candidate are its failures, not our end
-            answer = failure(error)
+            answer = failure(error, unsupported=isinstance(error, wire.WireError))
         wire.send(channel, answer)
 
 
@@ -48,12 +49,23 @@ class Worker:
 
     def __init__(self) -> None:
         self.model: torch.nn.Module | None = None
+        self.run: Callable[..., Any] | None = None
+        """What is called: the model, or a compiled form of it."""
+        self.order: list[tuple[str, torch.Size]] = []
+        """The model's own names of the weights that were handed over, in the judge's order, with the judge's shapes."""
         self.lent: list[torch.Tensor] = []
         self.results: Any = None
 
     def handlers(self) -> dict[str, Handler]:
         """What the judge may ask."""
-        return {"load": self.load, "weights": self.weights, "lend": self.lend, "call": self.call}
+        return {
+            "load": self.load,
+            "weights": self.weights,
+            "lend": self.lend,
+            "call": self.call,
+            "backward": self.backward,
+            "nothing": lambda message, fds: {},
+        }
 
     def load(self, message: Message, fds: list[int]) -> Message:
         """Run the source and construct the model; constructor tensors, if any, come in the descriptor."""
@@ -66,9 +78,10 @@ class Worker:
         os.sched_setaffinity(0, message["cores"])
         try:
             namespace = run_source(message["source"], "candidate")
-            self.model = namespace[message["entry"]](*wire.unpack(message["arguments"], tensors))
+            self.model = construct(namespace[message["entry"]], wire.unpack(message["arguments"], tensors))
         finally:
             os.sched_setaffinity(0, bound)
+        self.run = self.model
         return {}
 
     def weights(self, message: Message, fds: list[int]) -> Message:
@@ -76,13 +89,12 @@ class Worker:
         assert self.model is not None
         given = dict(zip(message["names"], lent_tensors(fds[0], message["specs"]), strict=True))
         own = self.model.state_dict()
-        if own.keys() != given.keys() or any(own[name].shape != given[name].shape for name in own):
-            given = _by_order(own, given)
-            how = "by order"
-        else:
-            how = "by name"
-        self.model.load_state_dict({name: value.clone() for name, value in given.items()})
-        return {"how": how}
+        by_name = own.keys() == given.keys() and all(own[name].shape == given[name].shape for name in own)
+        names = list(given) if by_name else _by_order(own, given)
+        values = zip(names, given.values(), strict=True)
+        self.model.load_state_dict({name: value.view(own[name].shape).clone() for name, value in values})
+        self.order = [(name, value.shape) for name, value in zip(names, given.values(), strict=True)]
+        return {"how": "by name" if by_name else "by order"}
 
     def lend(self, message: Message, fds: list[int]) -> Message:
         """Map the memory that inputs will appear in."""
@@ -91,12 +103,29 @@ class Worker:
 
     def call(self, message: Message, fds: list[int]) -> Message:
         """Call the model on the lent inputs and say where its outputs lie; they stay alive until the next call."""
-        assert self.model is not None
+        assert self.run is not None
         arguments = wire.unpack(message["arguments"], self.lent)
         self.results = None
         with torch.no_grad():
-            self.results = self.model(*arguments)
+            self.results = self.run(*arguments)
         return place(self.results)
+
+    def backward(self, message: Message, fds: list[int]) -> Message:
+        """Forward and backward on the lent inputs, from the lent gradients of the outputs.
+
+        Tells the outputs, the gradients of the inputs, and those of the weights in the judge's order; None where
+        nothing flows.
+        """
+        assert self.model is not None and self.run is not None
+        values = wire.unpack(message["arguments"], self.lent)
+        self.results = None
+        self.results = differentiate(self.run, weights_of(self.model, self.order), values)
+        return place(self.results)
+
+
+def construct(entry: Callable[..., Any], arguments: Any) -> Any:
+    """Call a constructor with what `get_init_inputs` gave: a list by position, a dictionary by name."""
+    return entry(**arguments) if isinstance(arguments, dict) else entry(*arguments)
 
 
 def place(value: Any) -> Message:
@@ -116,17 +145,17 @@ def run_source(path: str, name: str) -> dict[str, Any]:
     return module.__dict__
 
 
-def _by_order(own: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Pair the weights in order; shapes must agree, or only differ by axes of size one."""
+def _by_order(own: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> list[str]:
+    """The model's own names in the judge's order; shapes must agree, or only differ by axes of size one."""
     mine = [f"{name}{list(value.shape)}" for name, value in own.items()]
     theirs = [f"{name}{list(value.shape)}" for name, value in given.items()]
-    pairs = list(zip(own.items(), given.values(), strict=False))
-    if len(own) != len(given) or any(_squeezed(a) != _squeezed(b) for (_, a), b in pairs):
+    pairs = zip(own.values(), given.values(), strict=False)
+    if len(own) != len(given) or any(_squeezed(a) != _squeezed(b) for a, b in pairs):
         raise ValueError(
             f"the weights of ModelNew ({', '.join(mine) or 'none'}) match those of Model "
             f"({', '.join(theirs) or 'none'}) neither by name nor by order and shape"
         )
-    return {name: value.view(mine.shape) for (name, mine), value in pairs}
+    return list(own)
 
 
 def _squeezed(tensor: torch.Tensor) -> list[int]:

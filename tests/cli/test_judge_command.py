@@ -8,6 +8,7 @@ pytestmark = pytest.mark.slow
 KEYS = {
     "outcome", "stage", "reason", "log", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms",
     "baselines_ms", "floor_ms", "authenticity", "problem_status", "jail", "seconds", "samples", "versions",
+    "measurement", "deterministic", "without",
 }  # fmt: skip
 
 
@@ -16,7 +17,28 @@ def test_a_right_candidate_ends_with_0_and_one_json_object_with_the_keys_of_the_
     found = json.loads(done.stdout)
     assert (done.returncode, found["outcome"], set(found)) == (0, "passed", KEYS)
     assert found["speedup_low"] <= found["speedup"] <= found["speedup_high"]
-    assert len(found["samples"][0]["candidate_ms"]) == len(found["samples"][0]["baseline_ms"]) >= 12
+    assert len(found["samples"][0]["candidate_ms"]) == len(found["samples"][0]["baseline_ms"]) >= 8
+
+
+def test_a_record_is_recomputed_from_its_own_samples(kernelwright, files):
+    (files / "record.json").write_text(kernelwright("judge", "problem.py", "right.py", "--json").stdout)
+    agrees = kernelwright("judge", "--recheck", "record.json")
+    assert (agrees.returncode, agrees.stdout.startswith("the record agrees with its")) == (0, True)
+    forged = json.loads((files / "record.json").read_text()) | {"speedup": 99.0}
+    (files / "forged.json").write_text(json.dumps(forged))
+    found = kernelwright("judge", "--recheck", "forged.json", "--json")
+    assert found.returncode == 1
+    assert list(json.loads(found.stdout)["differences"]) == ["speedup"]
+
+
+def test_gradients_are_judged_when_asked_for(kernelwright, files):
+    source = (files / "right.py").read_text()
+    (files / "cut.py").write_text(
+        source.replace("def forward(self, x):", "def forward(self, x):\n        x = x.detach()")
+    )
+    assert kernelwright("judge", "problem.py", "right.py", "--backward").returncode == 0
+    done = kernelwright("judge", "problem.py", "cut.py", "--backward")
+    assert (done.returncode, "does not require grad" in done.stdout) == (1, True)
 
 
 def test_a_wrong_candidate_ends_with_1_and_names_stage_and_pattern(kernelwright, files):
@@ -41,6 +63,12 @@ MISTAKES = {
     "a missing candidate": (("judge", "problem.py", "absent.py"), "there is no candidate file absent.py"),
     "a missing problem file": (("judge", "absent.py", "right.py"), "absent.py"),
     "an unknown jail": (("judge", "problem.py", "right.py", "--jail", "x"), "there are: auto, strict, off"),
+    "an unknown torch.compile mode": (
+        ("judge", "problem.py", "right.py", "--compile", "x"),
+        "no torch.compile mode 'x'",
+    ),
+    "no candidate": (("judge", "problem.py"), "judge needs a problem and a candidate file"),
+    "a record that is none": (("judge", "--recheck", "right.py"), "the record right.py is no JSON"),
     "a folder as candidate": (("judge", "problem.py", "."), "can not be read"),
     "a size of a file": (("judge", "problem.py", "right.py", "--size", "gpu"), "size"),
 }

@@ -1,0 +1,52 @@
+"""The references of one problem: as many eager processes as there are worker pairs, and one for each compiled mode."""
+
+from problems import Problem
+from sandbox.reference import Form, ReferenceSession
+from sandbox.settings import Settings
+
+AS_CONSTRUCTED = 1
+"""The one process that keeps the constructor's weights, where there are several; the others change them."""
+
+
+class Baselines:
+    """Reference processes, each started when first needed and kept for the problem's next candidates. Close it."""
+
+    def __init__(self, problem: Problem, settings: Settings) -> None:
+        self.problem, self._settings = problem, settings
+        self._eager: dict[int, ReferenceSession] = {}
+        self._compiled: list[ReferenceSession] | None = None
+
+    def eager(self, number: int) -> ReferenceSession:
+        """The baseline of worker pair `number`; pairs beyond the settings' `worker_pairs` start over with the first."""
+        index = number % self._settings.worker_pairs
+        if index not in self._eager:
+            changed = index != AS_CONSTRUCTED and "weights" not in self._settings.without
+            self._eager[index] = ReferenceSession(self.problem, self._settings, Form(changed_weights=changed))
+        return self._eager[index]
+
+    def compiled(self) -> list[ReferenceSession]:
+        """One for each mode of torch.compile that the settings name, its compilation done."""
+        if self._compiled is None:
+            self._compiled = []
+            for mode in self._settings.compiled:
+                session = ReferenceSession(self.problem, self._settings, Form(compiled=mode))
+                self._compiled.append(session)
+                session.call_ms(session.draw())
+        return self._compiled
+
+    @property
+    def first(self) -> ReferenceSession:
+        """The one that describes the problem: arguments, weights, status."""
+        return self.eager(0)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the first one runs already."""
+        return 0 in self._eager
+
+    def close(self) -> None:
+        """End all of them."""
+        for session in (*self._eager.values(), *(self._compiled or ())):
+            session.close()
+        self._eager.clear()
+        self._compiled = None

@@ -1,0 +1,54 @@
+"""A candidate on its way to a verdict: its folder, its children, the stage it has reached and what stopped it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sandbox import diagnose
+from sandbox.children import ChildGone, ChildLate
+from sandbox.peek import PeekError
+from sandbox.sessions import Misbehaved, Refused, Session
+from sandbox.verdict import Candidate, Stage
+from sandbox.workfolder import WorkFolder
+
+
+class Stopped(Exception):
+    """A stage ended the judging: stage, reason, log."""
+
+    def __init__(self, stage: Stage, reason: str, log: str = "") -> None:
+        super().__init__(reason)
+        self.stage, self.reason, self.log = stage, reason, log
+
+
+class Built:
+    """A candidate whose build is done (or failed), waiting for its turn on the device. Close it."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.folder = WorkFolder()
+        self.worker: Session | None = None
+        """Started beside the builder, so that both import torch at once; it stands still until the build is done."""
+        self.failure: Stopped | None = None
+        self.seconds: dict[str, float] = {}
+        self.deterministic: bool | None = None
+
+    @contextmanager
+    def stage(self, name: Stage) -> Iterator[None]:
+        """Time a stage, and turn what goes wrong with the child in it into this stage's failure."""
+        start = time.perf_counter()
+        try:
+            yield
+        except Refused as error:
+            raise Stopped(name, error.reason, diagnose.trim_traceback(error.log)) from None
+        except ChildLate:
+            raise Stopped(name, f"no answer within {time.perf_counter() - start:.0f} s") from None
+        except (ChildGone, PeekError, Misbehaved) as error:
+            raise Stopped(name, str(error)) from None
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def close(self) -> None:
+        """End the worker and remove the work folder."""
+        if self.worker is not None:
+            self.worker.close()
+        self.folder.close()

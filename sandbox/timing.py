@@ -1,0 +1,172 @@
+"""Paired timing: a candidate's worker and its baselines in turn on the same fresh values, every output checked."""
+
+import random
+import time
+from collections import defaultdict
+
+from sandbox.baselines import Baselines
+from sandbox.compare import mismatch, tolerance_of
+from sandbox.families import DRAWN, schedule, vary
+from sandbox.reference import ReferenceSession, operation
+from sandbox.sessions import Session, Timed
+from sandbox.settings import Defence, Settings
+from sandbox.stages import Stopped
+from sandbox.values import Values
+from sandbox.verdict import Measurement, Pairing
+
+SLOWEST_CALL_S = 5.0
+"""A call is never cut off before this, however fast the baseline is."""
+PAIRS_A_WORKER = 4
+BACKWARDS = (1, 2)
+"""Of each four pairs, those in which the candidate comes last: a drift of the machine hits both sides alike."""
+PLACEBO = "eager again"
+OVERRUN, FEWEST_WORKERS = 4, 2
+"""Where the time budget is overrun this many times, so many worker pairs must do."""
+
+
+class Samples:
+    """What has been measured so far of one candidate; all times in ms, sample i of all lists on the same values."""
+
+    def __init__(self) -> None:
+        self.candidate: list[float] = []
+        self.candidate_cpu: list[float] = []
+        self.baselines: dict[str, list[float]] = defaultdict(list)
+        self.workers: list[int] = []
+        self.placebo: list[tuple[float, float, int]] = []
+        """Two processes of the eager baseline on the same values, and the worker pair."""
+        self.protocol: list[float] = []
+
+    def measurement(self, settings: Settings) -> Measurement:
+        """The record of it all."""
+        candidate, workers = tuple(self.candidate), tuple(self.workers)
+        placebo = None
+        if self.placebo:
+            again, eager, groups = zip(*self.placebo, strict=True)
+            placebo = Pairing(baseline=PLACEBO, candidate_ms=eager, baseline_ms=again, workers=groups)
+        return Measurement(
+            pairings=tuple(
+                Pairing(baseline=name, candidate_ms=candidate, baseline_ms=tuple(times), workers=workers)
+                for name, times in self.baselines.items()
+            ),
+            threads=settings.threads,
+            cores=settings.cores,
+            placebo=placebo,
+            protocol_ms=tuple(self.protocol),
+            candidate_cpu_ms=tuple(self.candidate_cpu),
+        )
+
+
+class Timing:
+    """Times one candidate, worker pair after worker pair, until enough is known."""
+
+    def __init__(self, baselines: Baselines, settings: Settings) -> None:
+        self._baselines, self._settings = baselines, settings
+        self._tolerance = tolerance_of(baselines.problem)
+        self._operation = operation(baselines.problem)
+        self._families = schedule(random.SystemRandom())
+        self._only: Values | None = None
+        """Where values are not to be fresh: those of the first call."""
+        self._spent_s = 0.0
+        self.samples = Samples()
+        self.number = 0
+        """Of the present worker pair, counted from 0."""
+
+    @property
+    def baseline(self) -> ReferenceSession:
+        """The reference whose arguments and weights the candidate's present worker has."""
+        return self._baselines.eager(self.number)
+
+    def warm_up(self, session: Session) -> bool | None:
+        """Untimed calls of all sides; those of the first worker are checked.
+
+        Tells whether the candidate repeats itself bit by bit; None where that was not tried.
+        """
+        repeats = None
+        for turn in range(self._settings.warm_up):
+            values = self._values(DRAWN)
+            mine = self._call(session, values)
+            if self.number == 0:
+                self._check(mine, self.baseline.call(values), values, DRAWN)
+                if turn == 0:
+                    repeats = mine.output == self._call(session, values).output
+            for other in (self.baseline, self._other(), *self._baselines.compiled()):
+                if other is not None:
+                    other.call_ms(values)
+        return repeats
+
+    def measure(self, session: Session) -> None:
+        """The timed calls of the present worker pair; the next one is due after it."""
+        start = time.monotonic()
+        for turn in range(PAIRS_A_WORKER):
+            self._pair(session, turn)
+        self._spent_s += time.monotonic() - start
+        self.samples.protocol.append(self.baseline.nothing_ms())
+        self.number += 1
+
+    def _pair(self, session: Session, turn: int) -> None:
+        """All sides once on the same values. In two of four pairs the placebo is one of them."""
+        family = next(self._families)
+        values = self._values(family)
+        other = self._other() if turn % 2 == 0 else None
+        sides: list[Session | ReferenceSession] = [session, self.baseline, *self._baselines.compiled()]
+        sides += [other] if other else []
+        times: dict[int, float] = {}
+        for side in reversed(sides) if turn in BACKWARDS else sides:
+            if isinstance(side, Session):
+                mine = self._call(side, values)
+            elif side is self.baseline:
+                theirs = side.call(values)
+            else:
+                times[id(side)] = side.call_ms(values)
+        if self._has("timed_check"):
+            self._check(mine, theirs, values, family)
+        samples = self.samples
+        samples.candidate.append(mine.milliseconds)
+        samples.candidate_cpu.append(mine.cpu_ms)
+        samples.baselines[self.baseline.form.baseline].append(theirs.milliseconds)
+        for compiled in self._baselines.compiled():
+            samples.baselines[compiled.form.baseline].append(times[id(compiled)])
+        samples.workers.append(self.number)
+        if other:
+            samples.placebo.append((times[id(other)], theirs.milliseconds, self.number))
+
+    def _other(self) -> ReferenceSession | None:
+        """Another process of the baseline, for the placebo; None where the settings have but one."""
+        if self._settings.worker_pairs == 1 or not self._has("placebo"):
+            return None
+        return self._baselines.eager(self.number + 1)
+
+    def _values(self, family: str) -> Values:
+        if not self._has("fresh_values"):
+            self._only = self._only or self.baseline.draw()
+            return self._only
+        return vary(self.baseline.draw(), family if self._has("families") else DRAWN)
+
+    def _call(self, session: Session, values: Values) -> Timed:
+        return session.call(values, self._call_limit_s(), self._operation)
+
+    def _check(self, mine: Timed, theirs: Timed, values: Values, family: str) -> None:
+        wrong = mismatch(mine.output, self.baseline.exact(values), theirs.output, self._tolerance)
+        if wrong:
+            raise Stopped("check", f"{wrong.reason} (on inputs {family})", wrong.details)
+
+    def _call_limit_s(self) -> float:
+        longest = self._settings.call_timeout_s
+        known = [ms for times in self.samples.baselines.values() for ms in times]
+        if not known:
+            return longest
+        return min(longest, max(SLOWEST_CALL_S, self._settings.call_factor * max(known) / 1e3))
+
+    def _has(self, defence: Defence) -> bool:
+        return defence not in self._settings.without
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether another worker pair would tell nothing more that is wanted."""
+        settings, count = self._settings, len(self.samples.candidate)
+        budgets = self._spent_s / settings.time_budget_s
+        if count >= settings.max_pairs or (budgets > OVERRUN and self.number >= FEWEST_WORKERS):
+            return True
+        if count < settings.min_pairs or self.number < settings.worker_pairs:
+            return False
+        return budgets > 1 or self.samples.measurement(settings).interval.half_width < settings.interval_target

@@ -1,0 +1,41 @@
+"""Changed weights: near the constructor's, never its ones and zeros, and still of their kind."""
+
+import torch
+
+from sandbox.values import RawTensor
+from sandbox.weights import changed
+
+
+def other(tensor, names=("w",), changing=("w",), seed=1):
+    return changed(names, [RawTensor.of(tensor)], changing, seed)[0].tensor()
+
+
+def test_ones_are_no_longer_ones():
+    assert not (other(torch.ones(1000)) == 1).any()
+
+
+def test_zeros_are_no_longer_zeros():
+    assert (other(torch.zeros(1000)) != 0).float().mean() > 0.99
+
+
+def test_what_is_positive_stays_positive():
+    assert (other(torch.rand(1000) + 1e-3) > 0).all()
+
+
+def test_weights_stay_near_their_own_values():
+    weights = torch.randn(1000)
+    assert (other(weights) - weights).abs().max() < 0.1 * weights.abs().max() + 0.1
+
+
+def test_infinities_stay():
+    mask = torch.tensor([0.0, -torch.inf])
+    assert other(mask)[1] == -torch.inf
+
+
+def test_integers_and_what_is_not_named_stay():
+    assert other(torch.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    assert other(torch.ones(3), changing=()).tolist() == [1, 1, 1]
+
+
+def test_another_seed_gives_other_weights():
+    assert not torch.equal(other(torch.ones(9), seed=1), other(torch.ones(9), seed=2))
