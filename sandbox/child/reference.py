@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sandbox.child import wire
+from sandbox.child.exact import widened
 from sandbox.child.gradients import differentiate, weights_of
 from sandbox.child.worker import Handler, Message, Worker, construct, place, run_source, serve
 
@@ -84,14 +85,15 @@ class Reference(Worker):
     def exact_call(self, message: Message, fds: list[int]) -> Message:
         """Call a float64 copy of the model on the lent inputs, floating ones widened."""
         self.results = None
-        with torch.no_grad():
+        with torch.no_grad(), widened():
             self.results = self._exact_model()(*self._widened(message))
         return place(self.results)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
         """The same for outputs and gradients."""
         model, self.results = self._exact_model(), None
-        self.results = differentiate(model, weights_of(model, self.order), self._widened(message))
+        with widened():
+            self.results = differentiate(model, weights_of(model, self.order), self._widened(message))
         return place(self.results)
 
     def _exact_model(self) -> torch.nn.Module:
