@@ -32,6 +32,11 @@ class Arena:
         self._memory = mmap.mmap(self.fd, max(end, ALIGNMENT))
         self.write(layout)
 
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(self._sizes)
+
     def write(self, tensors: Iterable[RawTensor]) -> None:
         """Put new values in place; sizes must be those of the layout."""
         for raw, offset, size in zip(tensors, self._offsets, self._sizes, strict=True):

@@ -23,6 +23,10 @@ CONFIGURATION = (
 GPU_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia-caps")
 TMP_BYTES = 2**30
 SHARED_BYTES = 2**28
+OWN_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWPID and NEWNET."""
+OWN_USERS = 0x10000000
+"""CLONE_NEWUSER."""
 CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE")
 """What the keeper needs when it starts as root: to become another user for good, and to measure what that user does."""
 
@@ -133,6 +137,11 @@ def is_own_user_namespace() -> bool:
     """Whether the way that works maps users anew, so that no change of user is possible or needed inside."""
     way = _way()
     return way is not None and "--unshare-user" in way
+
+
+def namespaces() -> int:
+    """The flags of setns(2) for the namespaces that the way that works makes."""
+    return OWN_NAMESPACES | (OWN_USERS if is_own_user_namespace() else 0)
 
 
 def _view(writable: Iterable[str], read_only: Iterable[str], gpu: bool) -> list[str]:

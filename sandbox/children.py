@@ -6,29 +6,20 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import time
-from collections.abc import Iterator
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sandbox.capture import Capture
-from sandbox.child import keeper
+from sandbox.child.keeper import descendants
 from sandbox.errors import MachineError
 from sandbox.jail import Kind, jail_for
 from sandbox.settings import Settings
-from sandbox.workfolder import WorkFolder
+from sandbox.workfolder import WorkFolder, shared_environment
+from sandbox.zygote import ZYGOTES, Zygote, ZygoteGone, Zygotes
+from sandbox.zygote_start import CREDENTIALS, Ends, Order, Root, Starter, fork, processes_below, spawn, starter_of
 
 PACKET_BYTES = 64 * 1024
-CREDENTIALS = struct.Struct("3i")
-"""The kernel's `struct ucred`: process, user, group."""
-MODULES: dict[Kind, str] = {
-    "builder": "sandbox.child.builder",
-    "worker": "sandbox.child.worker",
-    "reference": "sandbox.child.reference",
-}
 FREEZE_TIMEOUT_S = 5
 ENDING_TIMEOUT_S = 15
 STATE, SWITCHES = b"State:", b"voluntary_ctxt_switches:"
@@ -52,7 +43,19 @@ class Child:
     The keeper inside the jail ends the whole tree when this object is closed or this process dies.
     """
 
-    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings) -> None:
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, zygotes: Zygotes | None = ZYGOTES) -> None:
+        self._wanted = kind, folder, settings
+        self._zygotes = zygotes
+        zygote = zygotes.find(shared_environment(settings.threads, steady=True)) if zygotes else None
+        try:
+            self._start(zygote)
+        except (OSError, ZygoteGone) as error:
+            self._start_by_itself(error)
+
+    def _start(self, zygote: Zygote | None) -> None:
+        """Start the tree, forked where there is a zygote. Raises `OSError` and `ZygoteGone`."""
+        kind, folder, settings = self._wanted
+        self._zygote = zygote
         self._jail = jail_for(kind, folder, settings)
         self._capture = Capture()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -62,21 +65,13 @@ class Child:
         self._channel.setblocking(False)
         lifeline_read, self._lifeline = os.pipe()
         self._status, status_write = os.pipe()
-        inner = ["-m", MODULES[kind], str(theirs.fileno())]
+        order = Order(kind, self._jail, folder.environment(settings.threads, steady=kind != "builder"))
+        ends = Ends(theirs.fileno(), self._capture.write_fd, lifeline_read, status_write)
         try:
-            self._process = subprocess.Popen(
-                self._jail.command(inner, lifeline_read, status_write),
-                stdin=subprocess.DEVNULL,
-                stdout=self._capture.write_fd,
-                stderr=self._capture.write_fd,
-                cwd="/",
-                env=folder.environment(settings.threads, steady=kind != "builder"),
-                pass_fds=(lifeline_read, status_write, theirs.fileno(), *self._jail.fds),
-                start_new_session=True,
-            )
-        except OSError as error:
+            self._root: Root = fork(order, ends, zygote) if zygote else spawn(order, ends)
+        except BaseException:
             self._give_up()
-            raise MachineError(f"no child process can be started ({error.strerror}); end some processes") from None
+            raise
         finally:
             theirs.close()
             os.close(lifeline_read)
@@ -85,7 +80,24 @@ class Child:
         self.layers = self._jail.layers
         self.pid = 0
         """The process that speaks, in this process's numbering; known once it has greeted."""
+        self._starter: Starter | None = None
+        self._own: frozenset[int] = frozenset()
         self.ending = ""
+
+    def _start_by_itself(self, why: Exception) -> None:
+        """Do without the zygote, which has failed."""
+        if self._zygote is None or self._zygotes is None:
+            raise MachineError(f"no child process can be started ({why}); end some processes") from None
+        self._zygotes.failed(self._zygote, str(why))
+        try:
+            self._start(None)
+        except OSError as error:
+            raise MachineError(f"no child process can be started ({error}); end some processes") from None
+
+    @property
+    def way(self) -> Literal["forked", "spawned"]:
+        """Whether it is a fork of a process that has torch imported, or a program that imports it anew."""
+        return "spawned" if self._zygote is None else "forked"
 
     def _give_up(self) -> None:
         """Close what was opened for a child that never was."""
@@ -95,7 +107,21 @@ class Child:
         self._jail.close()
 
     def greet(self, deadline: float) -> None:
-        """Wait for the child's first word. The kernel says which process sent it, whatever namespaces it lives in."""
+        """Wait for the child's first word. A fork that fails before it is replaced by a child that needs no zygote."""
+        try:
+            self._hear(deadline)
+        except ChildGone as error:
+            if self._zygote is None:
+                raise
+            self.close()
+            self._start_by_itself(error)
+            self._hear(deadline)
+        else:
+            if self._zygotes is not None:
+                self._zygotes.succeeded()
+
+    def _hear(self, deadline: float) -> None:
+        """The first word. The kernel says which process sent it, whatever namespaces it lives in."""
         if not _readable(self._channel.fileno(), deadline - time.monotonic()):
             raise ChildLate
         data, ancillary, _, _ = self._channel.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
@@ -104,8 +130,11 @@ class Child:
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                 self.pid = CREDENTIALS.unpack(content)[0]
-        if self.pid not in keeper.descendants(self._process.pid):
+        self._starter = starter_of(self.pid, self._zygote)
+        if self.pid not in self._tree():
             raise ChildGone("the first word came from a process that is not the child's")
+        # Nothing of the candidate has run: whatever is there is the jail's.
+        self._own = frozenset(self._tree())
 
     def send(self, message: dict[str, Any], *fds: int) -> None:
         """Send one message. Anything that the child said unasked is a breach of the protocol."""
@@ -170,13 +199,12 @@ class Child:
 
     def offspring(self) -> list[int]:
         """Processes that the child has started and that still live; the jail's own are none of them."""
-        tree = keeper.descendants(self._process.pid)
-        return [pid for pid in tree if pid != self.pid and pid not in self._above]
+        return [pid for pid in self._tree() if pid not in self._own]
 
-    @cached_property
-    def _above(self) -> set[int]:
-        """The jail's own processes: those between this one and the child."""
-        return set(_ancestors(self.pid))
+    def _tree(self) -> list[int]:
+        """All processes of the child and of its jail."""
+        outside = [self._starter.pid, *descendants(self._starter.pid)] if self._starter else []
+        return [*processes_below(self._root), *outside]
 
     def thaw(self) -> None:
         """Let the child go on."""
@@ -214,19 +242,22 @@ class Child:
         self._lifeline = -1
         self._channel.close()
         try:
-            self._process.wait(timeout=ENDING_TIMEOUT_S)
+            self._root.wait(timeout=ENDING_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._end_by_force()
+        if self._starter:
+            self._starter.wait()
         os.close(self._status)
         self._jail.close()
 
     def _end_by_force(self) -> None:
         """For a keeper that does not answer, which only something outside the jail can bring about."""
         self._jail.end()
-        for pid in [self._process.pid, *keeper.descendants(self._process.pid)]:
+        for pid in self._tree():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+        self._root.kill()
+        self._root.wait()
 
 
 def _readable(fd: int, timeout_s: float) -> bool:
@@ -259,12 +290,3 @@ def _threads(pid: int) -> dict[str, bytes]:
             state = text[text.index(STATE) :].partition(b"\n")[0]
             found[task] = state + text[text.index(SWITCHES) :]
     return found
-
-
-def _ancestors(pid: int) -> Iterator[int]:
-    while pid > 1:
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        except OSError:
-            return
-        yield pid

@@ -1,17 +1,20 @@
 """Is an output right? Decided by arithmetic: the float64 result, and what rounding alone does to the reference. Pure.
 
 A candidate in dtype T may be off from float64 by `factor` times the error of the reference computed in T, never less
-than `floor_ulp` units in the last place at the output's own scale; once for the largest element, once for the relative
-L2 norm. The next lower precision is hundreds of units away, so it does not pass.
+than `floor_ulp` units in the last place at the output's own scale: for the largest element, for the L2 norm, and for
+the L2 norm of each slice along the first axis, so that small rows beside large ones count too. The next lower precision
+is hundreds of units away, so it does not pass.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from problems import Problem, Tolerance
-from sandbox.patterns import describe_pattern
+from sandbox.distance import Bound, Size, measure
+from sandbox.patterns import describe_pattern, where
+from sandbox.trees import flatten, show
 from sandbox.values import RawTensor, Values
 
 
@@ -22,11 +25,17 @@ class Wrong(NamedTuple):
     details: str
 
 
-class Bound(NamedTuple):
-    """What one output tensor may be off by."""
+class Checks(NamedTuple):
+    """What is compared: everything, except where one tries what a check is there for."""
 
-    largest: float
-    norm: float
+    structure: bool = True
+    shape: bool = True
+    dtype: bool = True
+    masks: bool = True
+    """Places of NaN and of both infinities."""
+    largest: bool = True
+    norm: bool = True
+    slices: bool = True
 
 
 SHORT_FLOOR_ULP = 2.0
@@ -41,91 +50,129 @@ def tolerance_of(problem: Problem) -> Tolerance:
     return problem.tolerance.model_copy(update={"floor_ulp": floor})
 
 
-def mismatch(got: Values, exact: Values, same_dtype: Values, tolerance: Tolerance) -> Wrong | None:
+ALL = Checks()
+
+
+def mismatch(
+    got: Values, exact: Values, same_dtype: Values, tolerance: Tolerance, checks: Checks = ALL
+) -> Wrong | None:
     """The first thing in which `got` is wrong, or None.
 
     `exact` is the reference in float64, `same_dtype` the reference as it stands, both on the inputs of `got`.
     """
-    if got.tree != same_dtype.tree or len(got.tensors) != len(same_dtype.tensors):
-        return Wrong(
-            f"the structure of the result is {_shown(got.tree)}, the reference's is {_shown(same_dtype.tree)}", ""
-        )
-    for index, (mine, true, rounded) in enumerate(zip(got.tensors, exact.tensors, same_dtype.tensors, strict=True)):
-        label = "the output" if len(got.tensors) == 1 else f"output {index}"
-        wrong = _form(label, mine, rounded) or _values(label, mine, true, rounded, tolerance)
+    mine, true, rounded = flatten(got), flatten(exact), flatten(same_dtype)
+    if checks.structure and mine.shape != rounded.shape:
+        return Wrong(f"the structure of the result is {show(mine.shape)}, the reference's is {show(rounded.shape)}", "")
+    parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, strict=False)
+    for label, *tensors in parts:
+        wrong = _form(label, tensors[0], tensors[2], checks) or _values(label, tensors, tolerance, checks)
         if wrong:
             return wrong
     return None
 
 
-def _form(label: str, mine: RawTensor, reference: RawTensor) -> Wrong | None:
-    if mine.shape != reference.shape:
+def _form(label: str, mine: RawTensor, reference: RawTensor, checks: Checks) -> Wrong | None:
+    if checks.shape and mine.shape != reference.shape:
         return Wrong(f"{label} has shape {list(mine.shape)}, the reference's is {list(reference.shape)}", "")
-    if mine.dtype != reference.dtype:
+    if checks.dtype and mine.dtype != reference.dtype:
         return Wrong(f"{label} has dtype {mine.dtype}, the reference's is {reference.dtype}", "")
     return None
 
 
-def _values(label: str, mine: RawTensor, true: RawTensor, rounded: RawTensor, tolerance: Tolerance) -> Wrong | None:
-    got = mine.tensor()
-    if not (got.is_floating_point() or got.is_complex()):
-        return _exact_values(label, got, rounded.tensor())
-    want, near = true.tensor().double(), rounded.tensor()
-    if not (torch.isfinite(got).all() and torch.isfinite(near).all()):
-        for name, test in (("NaN", torch.isnan), ("+Inf", torch.isposinf), ("-Inf", torch.isneginf)):
-            if not torch.equal(test(got), test(near)):
-                return _mask_difference(label, name, test(got), test(near))
-        finite = torch.isfinite(near)
-        # The same places on both sides, so they are right; zeros keep the shape for the pattern.
-        got, want, near = (torch.where(finite, tensor, 0) for tensor in (got, want, near))
-    return _too_far(label, got.double(), want, error_bound(near, want, tolerance))
-
-
-def _too_far(label: str, got: torch.Tensor, want: torch.Tensor, bound: Bound) -> Wrong | None:
-    error = (got - want).abs_()
-    largest = float(error.max()) if error.numel() else 0.0
-    norm = float(torch.linalg.vector_norm(error))
-    if largest <= bound.largest and norm <= bound.norm:
-        return None
-    over = f"its largest error is {largest:.3g}, the bound {bound.largest:.3g}"
-    if largest <= bound.largest:
-        over = f"the norm of its error is {norm:.3g}, the bound {bound.norm:.3g}"
-    pattern = describe_pattern(got, want, bound.largest)
-    return Wrong(f"{label} is wrong: {over}; {pattern.splitlines()[0]}", pattern)
-
-
-def error_bound(near: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) -> Bound:
-    """Largest and L2 error that rounding explains, from the same-dtype reference `near` and the float64 `want`."""
+def _values(label: str, tensors: list[RawTensor], tolerance: Tolerance, checks: Checks) -> Wrong | None:
+    got, want, near = (_real(raw.tensor()) for raw in tensors)
+    got = got.expand(near.shape)
+    if not near.is_floating_point():
+        return _exact_values(label, got, want, near)
     if not want.numel():
-        return Bound(0.0, 0.0)
-    short = near.dtype.itemsize <= 2
-    unit = min(tolerance.floor_ulp, SHORT_FLOOR_ULP if short else math.inf) * torch.finfo(near.dtype).eps
-    error = (near.double() - want).abs_()
-    largest = max(tolerance.factor * float(error.max()), unit * float(want.abs().max()))
-    norm = max(tolerance.factor * float(torch.linalg.vector_norm(error)), unit * float(torch.linalg.vector_norm(want)))
-    return Bound(largest, norm)
-
-
-def _exact_values(label: str, got: torch.Tensor, want: torch.Tensor) -> Wrong | None:
-    if torch.equal(got, want):
         return None
-    pattern = describe_pattern(got.double(), want.double(), 0.0)
-    return Wrong(f"{label} is wrong: {pattern.splitlines()[0]}", pattern)
+    floor = min(tolerance.floor_ulp, SHORT_FLOOR_ULP) if near.dtype.itemsize <= 2 else tolerance.floor_ulp
+    unit = floor * torch.finfo(near.dtype).eps
+    distance = measure(got, near, want)
+    if not all(size.is_finite for size in distance):
+        got, want, near = got.double(), want.double(), near.double()
+        wrong = _masks(label, got, want, near) if checks.masks else None
+        if wrong:
+            return wrong
+        got, want, near = _finite(got, want, near)
+        distance = measure(got, near, want)
+    bound = Bound.of(distance.rounding, distance.want, tolerance.factor, unit)
+    return _too_far(_Case(label, got, want), distance.error, bound, checks)
 
 
-def _mask_difference(label: str, name: str, got: torch.Tensor, want: torch.Tensor) -> Wrong:
-    index = [int(axis) for axis in torch.nonzero(got != want)[0]]
-    count = int((got != want).sum())
-    verb, other = ("has", "has none") if got[tuple(index)] else ("lacks", "has one")
-    return Wrong(f"{label} {verb} {name} at {index}, where the reference {other} ({count} such places)", "")
+def _finite(got: torch.Tensor, want: torch.Tensor, near: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Where one reference is not finite the other stands for both; where neither is, the masks have decided."""
+    want = torch.where(torch.isfinite(want), want, near)
+    settled = ~torch.isfinite(got) | ~torch.isfinite(want)
+    near = torch.where(torch.isfinite(near), near, want)
+    return tuple(torch.where(settled, 0.0, tensor) for tensor in (got, want, near))
 
 
-def _shown(tree: dict[str, Any]) -> str:
-    ((kind, body),) = tree.items()
-    if kind == "t":
-        return "a tensor"
-    if kind in ("l", "p"):
-        return f"a {'list' if kind == 'l' else 'tuple'} of ({', '.join(_shown(item) for item in body)})"
-    if kind == "d":
-        return "a dict of (" + ", ".join(f"{key}: {_shown(item)}" for key, item in body) + ")"
-    return repr(body)
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Tensor) -> Wrong | None:
+    """NaN and infinities must stand where the reference has them, unless its overflow in a narrow dtype was avoided."""
+    for name, test in (("NaN", torch.isnan), ("+Inf", torch.isposinf), ("-Inf", torch.isneginf)):
+        extra = test(got) & ~test(near) & ~test(want)
+        missing = test(near) & ~test(got) & ~(torch.isfinite(want) & torch.isfinite(got))
+        for verb, other, places in (("has", "has none", extra), ("lacks", "has one", missing)):
+            if places.any():
+                index = torch.nonzero(places)[0].tolist()
+                spread = where(places) or f"{int(places.sum())} of {places.numel()} places"
+                return Wrong(f"{label} {verb} {name} at {index}, where the reference {other} ({spread})", "")
+    return None
+
+
+class _Case(NamedTuple):
+    """One output: what it is called, what came, and what is right."""
+
+    label: str
+    got: torch.Tensor
+    want: torch.Tensor
+
+    def refused(self, said: str, bound: float) -> Wrong:
+        """The reason with the place of the largest error and the pattern of errors above `bound`."""
+        got, want = self.got.double(), self.want.double()
+        flat = (got - want).abs().argmax()
+        index = tuple(int(axis) for axis in torch.unravel_index(flat, want.shape))
+        place = f"at {list(index)}: got {float(got[index]):.7g}, want {float(want[index]):.7g}"
+        pattern = describe_pattern(got, want, bound)
+        return Wrong(f"{self.label} is wrong: {said}, {place}; {pattern.splitlines()[0]}", pattern)
+
+
+def _too_far(case: _Case, error: Size, bound: Bound, checks: Checks) -> Wrong | None:
+    if checks.largest and not error.largest <= bound.largest:
+        return case.refused(f"its largest error is {error.largest:.3g}, the bound {bound.largest:.3g}", bound.largest)
+    if checks.norm and not error.norm <= bound.norm:
+        said = f"the norm of its error is {error.norm:.3g}, the bound {bound.norm:.3g}"
+        return case.refused(f"{said}; its largest error {error.largest:.3g}", bound.norm / math.sqrt(case.want.numel()))
+    if checks.slices and bound.slices is not None and error.slices is not None:
+        return _slice_too_far(case, error.slices, bound.slices)
+    return None
+
+
+def _slice_too_far(case: _Case, errors: torch.Tensor, bounds: torch.Tensor) -> Wrong | None:
+    over = torch.nonzero(errors > bounds).flatten().tolist()
+    if not over:
+        return None
+    worst = max(over, key=lambda index: float(errors[index] / bounds[index]) if bounds[index] else math.inf)
+    limit = float(bounds[worst])
+    said = (
+        f"{len(over)} of {len(errors)} indices of axis 0 are off for their own magnitude; at index {worst} the norm of "
+        f"the error is {float(errors[worst]):.3g}, the bound {limit:.3g}"
+    )
+    part = _Case(case.label, case.got[worst], case.want[worst])
+    return part.refused(said, limit / math.sqrt(part.want.numel()))
+
+
+def _exact_values(label: str, got: torch.Tensor, true: torch.Tensor, near: torch.Tensor) -> Wrong | None:
+    """Integers and booleans: what the reference says, in its own dtype or in float64."""
+    wrong = (got != near) & (got != true)
+    if not wrong.any():
+        return None
+    index = torch.nonzero(wrong)[0].tolist()
+    place = f"at {index}: got {got[tuple(index)].item()}, want {near[tuple(index)].item()}"
+    pattern = describe_pattern(got.double(), torch.where(wrong, near, got).double(), 0.0)
+    return Wrong(f"{label} is wrong: {place}; {pattern.splitlines()[0]}", pattern)

@@ -35,11 +35,18 @@ def _mixed_magnitude(x: torch.Tensor) -> torch.Tensor:
     return x * powers.view(-1, *[1] * (x.dim() - 1))
 
 
+def _every_other_negated(x: torch.Tensor) -> torch.Tensor:
+    flat = x.reshape(-1).clone()
+    flat[::2].neg_()
+    return flat.view(x.shape)
+
+
 FAMILIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "scaled up by 8": lambda x: x * 8,
     "scaled down by 1000": lambda x: x * 1e-3,
     "shifted by 100": lambda x: x + 100,
     "with a heavy tail in the second half": _second_half_cubed,
+    "with every other sign changed": _every_other_negated,
     "with ties": lambda x: (x * 2).round() / 2,
     "with rows of zeros": _zero_rows,
     "of mixed magnitude": _mixed_magnitude,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sandbox import bubblewrap, cgroups, users
+from sandbox.building.toolchain import shown_paths
 from sandbox.child import landlock, syscalls
 from sandbox.errors import MachineError
 from sandbox.settings import Settings
@@ -66,11 +67,17 @@ class Jail(NamedTuple):
         return self.group.entries if self.group else ()
 
     def command(self, inner: Sequence[str], lifeline: int, status: int) -> list[str]:
-        """The whole command line for a child that runs `inner`: `-m MODULE ...`, or `-S -c CODE ...`."""
-        groups = ",".join(map(str, self.fds))
+        """The whole command line for a child that runs `inner`: see `sandbox.child.keeper`."""
+        return self._keeper(inner, lifeline, status, self.fds)
+
+    def guard(self, meeting: int, lifeline: int, status: int) -> list[str]:
+        """The same for a child that comes from the zygote, and has entered the control groups by itself."""
+        return self._keeper(["-f", str(meeting)], lifeline, status, ())
+
+    def _keeper(self, inner: Sequence[str], lifeline: int, status: int, groups: Sequence[int]) -> list[str]:
         plan = marshal.dumps(self.plan).hex()
-        keeper = [sys.executable, "-I", "-S", "-c", START, groups, str(lifeline), str(status), plan]
-        return [*self.prefix, *keeper, *inner]
+        numbers = [",".join(map(str, groups)), str(lifeline), str(status)]
+        return [*self.prefix, sys.executable, "-I", "-S", "-c", START, *numbers, plan, *inner]
 
     def end(self) -> None:
         """Kill whatever is left in the control group: for a tree whose keeper does not answer."""
@@ -112,9 +119,10 @@ def protect_this_process() -> None:
 
 def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     writable = folder.places("build") if kind == "worker" else folder.places()
+    readable = [str(folder.path), *(shown_paths() if kind == "builder" else ())]
     prefix = None
     if "namespaces" not in settings.jail_without:
-        prefix = bubblewrap.arguments(writable, [str(folder.path)], settings.gpu)
+        prefix = bubblewrap.arguments(writable, readable, settings.gpu)
     own_users = prefix is not None and bubblewrap.is_own_user_namespace()
     fenced = prefix is None and landlock_abi() > 0
     user = None if own_users else _user(folder, prefix is not None, fenced and not settings.gpu)
@@ -125,7 +133,7 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
         "user": user,
         "drop": os.geteuid() == 0 and not own_users,
         "reads_all": user is not None and fenced and not _reachable(),
-        "landlock": _fence(folder, writable, settings.gpu) if fenced else None,
+        "landlock": _fence(readable, writable, settings.gpu) if fenced else None,
         "filter": {"alone": prefix is None, "guarded": [os.getpid()]} if filtered else None,
         # The watch costs time on a core that a timed call may need; the group does it for nothing.
         "memory": None if group else settings.memory_bytes,
@@ -156,11 +164,11 @@ def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | N
     return user
 
 
-def _fence(folder: WorkFolder, writable: list[str], gpu: bool) -> dict[str, list[str]]:
+def _fence(readable: list[str], writable: list[str], gpu: bool) -> dict[str, list[str]]:
     """What landlock leaves. CUDA needs to write to its devices and below /proc; nothing else does."""
     read, names = _around(bubblewrap.needed_paths(), bubblewrap.hidden_paths())
     write = [*writable, *DEVICES, *([*bubblewrap.gpu_nodes(), "/proc"] if gpu else [])]
-    return {"read": [*read, str(folder.path), "/proc"], "list": names, "write": write}
+    return {"read": [*read, *readable, "/proc"], "list": names, "write": write}
 
 
 def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:

@@ -6,6 +6,7 @@ fail or give wrong values; nothing is executed, mapped or unpickled. It costs th
 
 import ctypes
 import errno
+import math
 import os
 from typing import Any
 
@@ -16,6 +17,7 @@ from sandbox.errors import MachineError
 from sandbox.values import RawTensor
 
 _libc = ctypes.CDLL(None, use_errno=True)
+SHOWN = 4
 CHUNK_BYTES = 2**30
 """The kernel moves at most 2 GiB less a page a call."""
 
@@ -40,31 +42,53 @@ class Described(BaseModel):
     address: int = Field(ge=0, lt=2**63)
 
 
-def read_tensor(pid: int, claim: dict[str, Any], limit_bytes: int) -> RawTensor:
-    """The values at the claimed place, made contiguous. `PeekError` where the claim is malformed or unreadable."""
+def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTensor, ...]:
+    """The values at the claimed places, made contiguous.
+
+    `PeekError` where a claim is malformed or unreadable, or where all together would take more than `limit_bytes`; that
+    is found before anything is read.
+    """
+    places = [_place(claim) for claim in claims]
+    if sum(map(_cost, places)) > limit_bytes:
+        shapes = ", ".join(str(place.shape) for place in places[:SHOWN])
+        raise PeekError(f"a result of shapes {shapes} spans more than {limit_bytes} bytes")
+    return tuple(_read(pid, place) for place in places)
+
+
+def _place(claim: Any) -> Described:
     try:
         place = Described.model_validate(claim)
     except ValidationError as error:
         raise PeekError(
             f"the child described an output in a form that can not be read: {error.errors()[0]['msg']}"
         ) from None
-    dtype = getattr(torch, place.dtype, None)
-    if not isinstance(dtype, torch.dtype) or len(place.shape) != len(place.stride):
+    if not isinstance(getattr(torch, place.dtype, None), torch.dtype) or len(place.shape) != len(place.stride):
         raise PeekError(f"the child described an output of dtype {place.dtype!r} and shape {place.shape}")
     if min([*place.shape, *place.stride, 0]) < 0:
         raise PeekError(f"the child described an output of shape {place.shape} and stride {place.stride}")
+    return place
+
+
+def _extent(place: Described) -> int:
+    """Elements from the first to the last, those between them included."""
     if 0 in place.shape:
-        return RawTensor(place.dtype, tuple(place.shape), bytearray())
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(place.shape, place.stride, strict=True))
-    if extent * dtype.itemsize > limit_bytes:
-        raise PeekError(
-            f"an output of shape {place.shape} and stride {place.stride} spans more than {limit_bytes} bytes"
-        )
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(place.shape, place.stride, strict=True))
+
+
+def _cost(place: Described) -> int:
+    """Bytes that reading takes: what is copied, or what it becomes where elements are repeated."""
+    return max(_extent(place), math.prod(place.shape)) * int(getattr(torch, place.dtype).itemsize)
+
+
+def _read(pid: int, place: Described) -> RawTensor:
+    shape, extent = tuple(place.shape), _extent(place)
+    if not extent:
+        return RawTensor(place.dtype, shape, bytearray())
+    dtype = getattr(torch, place.dtype)
     data = read_bytes(pid, place.address, extent * dtype.itemsize)
-    whole = torch.frombuffer(data, dtype=dtype).as_strided(place.shape, place.stride)
-    if not whole.is_contiguous():
-        return RawTensor.of(whole)
-    return RawTensor(place.dtype, tuple(place.shape), data)
+    whole = torch.frombuffer(data, dtype=dtype).as_strided(shape, place.stride)
+    return RawTensor(place.dtype, shape, data) if whole.is_contiguous() else RawTensor.of(whole)
 
 
 def read_bytes(pid: int, address: int, length: int) -> bytearray:

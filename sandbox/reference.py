@@ -101,6 +101,11 @@ class ReferenceSession:
         with self._translated():
             return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
 
+    def expect(self, result_bytes: int) -> None:
+        """Prepare for results of this size."""
+        with self._translated():
+            self._session.expect(result_bytes)
+
     def nothing_ms(self) -> float:
         """What a call that does nothing takes."""
         with self._translated():

@@ -7,8 +7,9 @@ from sandbox.arena import Arena
 from sandbox.children import Child, ChildGone, ChildLate
 from sandbox.errors import MachineError
 from sandbox.jail import Kind
-from sandbox.peek import PeekError, read_tensor
+from sandbox.peek import PeekError, read_tensors
 from sandbox.settings import Defence, Settings
+from sandbox.trees import is_sound
 from sandbox.values import Values
 from sandbox.workfolder import WorkFolder
 
@@ -17,7 +18,8 @@ class Refused(Exception):
     """The child answered with an error: its last line, its log, and what kind of thing raised it."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
-        self.reason = str(answer.get("error", ""))[:2000]
+        error = answer.get("error")
+        self.reason = error[:2000] if isinstance(error, str) else "an error that is no text"
         self.log = str(answer.get("log", ""))
         self.compiling = answer.get("compiling") is True
         self.unsupported = answer.get("unsupported") is True
@@ -37,6 +39,8 @@ class Timed(NamedTuple):
     cpu_ms: float
 
 
+ROOM, LEAST_BYTES = 4, 2**24
+"""A result may be so many times as large as the reference's: enough to say what is wrong with it."""
 IDLE_MS = 1.0
 """Processor time that stopping and waking may cost a child between two questions."""
 
@@ -51,6 +55,8 @@ class Session:
         self._settings = settings
         self._child = Child(kind, folder, settings)
         self._lent: Arena | None = None
+        self.result_bytes = settings.memory_bytes // 4
+        """A result may take so much of the judge's memory; set lower where its size is known."""
         self._stood_at_ms: float | None = None
         """The child's processor time when it was last seen standing still."""
 
@@ -115,6 +121,17 @@ class Session:
             raise Misbehaved(f"the call changed input {changed} in place")
         return answer, milliseconds, cpu_ms
 
+    def expect(self, result_bytes: int) -> None:
+        """Prepare for results of about this size: memory for them is at hand, and far larger ones are refused.
+
+        The memory for a result is taken from what earlier ones have left, and that depends on how it was cut up since:
+        without a reserve, one call in two of the same kernel took fresh pages, and six times as long.
+        """
+        self.result_bytes = ROOM * result_bytes + LEAST_BYTES
+        lent = self._lent.size if self._lent else 0
+        reserve = min(ROOM * (result_bytes + lent) + LEAST_BYTES, self._settings.memory_bytes // ROOM)
+        self._exchange({"op": "reserve", "bytes": reserve}, self._settings.call_timeout_s)
+
     def nothing_ms(self) -> float:
         """The time of a question that asks for nothing: what the protocol itself costs."""
         return self._exchange({"op": "nothing"}, self._settings.call_timeout_s)[1]
@@ -122,10 +139,9 @@ class Session:
     def fetch(self, answer: dict[str, Any]) -> Values:
         """The values that an answer describes, read from the child's memory."""
         tree, claims = answer.get("tree"), answer.get("tensors")
-        if not isinstance(tree, dict) or not isinstance(claims, list):
-            raise PeekError("the child did not describe its result")
-        limit = self._settings.memory_bytes
-        return Values(tree, tuple(read_tensor(self._child.pid, claim, limit) for claim in claims))
+        if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
+            raise PeekError("the child described its result in a form that can not be read")
+        return Values(tree, read_tensors(self._child.pid, claims, self.result_bytes))
 
     def _exchange(self, message: dict[str, Any], timeout_s: float, *fds: int) -> tuple[dict[str, Any], float]:
         self._refuse_work_done_meanwhile()

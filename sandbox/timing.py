@@ -30,6 +30,7 @@ class Samples:
     def __init__(self) -> None:
         self.candidate: list[float] = []
         self.candidate_cpu: list[float] = []
+        self.eager_cpu: list[float] = []
         self.baselines: dict[str, list[float]] = defaultdict(list)
         self.workers: list[int] = []
         self.placebo: list[tuple[float, float, int]] = []
@@ -53,6 +54,7 @@ class Samples:
             placebo=placebo,
             protocol_ms=tuple(self.protocol),
             candidate_cpu_ms=tuple(self.candidate_cpu),
+            eager_cpu_ms=tuple(self.eager_cpu),
         )
 
 
@@ -84,12 +86,16 @@ class Timing:
         repeats = None
         for turn in range(self._settings.warm_up):
             values = self._values(DRAWN)
+            theirs = self.baseline.call(values)
+            if turn == 0:
+                session.expect(theirs.output.size)
+                self.baseline.expect(theirs.output.size)
             mine = self._call(session, values)
             if self.number == 0:
-                self._check(mine, self.baseline.call(values), values, DRAWN)
+                self._check(mine, theirs, values, DRAWN)
                 if turn == 0:
                     repeats = mine.output == self._call(session, values).output
-            for other in (self.baseline, self._other(), *self._baselines.compiled()):
+            for other in (self._other(), *self._baselines.compiled()):
                 if other is not None:
                     other.call_ms(values)
         return repeats
@@ -123,6 +129,7 @@ class Timing:
         samples = self.samples
         samples.candidate.append(mine.milliseconds)
         samples.candidate_cpu.append(mine.cpu_ms)
+        samples.eager_cpu.append(theirs.cpu_ms)
         samples.baselines[self.baseline.form.baseline].append(theirs.milliseconds)
         for compiled in self._baselines.compiled():
             samples.baselines[compiled.form.baseline].append(times[id(compiled)])

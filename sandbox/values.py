@@ -32,3 +32,8 @@ class Values(NamedTuple):
 
     tree: dict[str, Any]
     tensors: tuple[RawTensor, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(len(raw.data) for raw in self.tensors)

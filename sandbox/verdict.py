@@ -77,6 +77,8 @@ class Measurement(Record):
     """What a call that does nothing takes on the judge's clock; it is part of every other time here."""
     candidate_cpu_ms: tuple[float, ...] = ()
     """Processor time of all threads of the candidate in each of its timed calls: a witness apart from the clock."""
+    eager_cpu_ms: tuple[float, ...] = ()
+    """The same of the eager baseline."""
 
     @property
     def closest(self) -> Pairing:

@@ -77,33 +77,39 @@ class WorkFolder:
         self.user = user
 
     def environment(self, threads: int, steady: bool = False) -> dict[str, str]:
-        """The whole environment of a child: nothing else of the user's is passed on.
-
-        `steady` is for children that are timed: OpenMP threads stay on their cores, and freed memory is kept for the
-        next call. Without it a call that is stopped and continued wandered between 2.5 and 31 ms, with it between 3.8
-        and 4.9 ms: two threads that wake on one core, and a page fault for every 4 KiB of each fresh result.
-        """
-        kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-        tools = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-        return kept | {
-            "PATH": os.pathsep.join(tools),
+        """The whole environment of a child: `shared_environment`, and where its own places are."""
+        return shared_environment(threads, steady) | {
             "HOME": str(self.path / "home"),
-            # Caches are named after it, and the jail has no list of accounts to look it up in.
-            "USER": "sandbox",
             "TMPDIR": str(self.path / "tmp"),
-            "LANG": "C.UTF-8",
             "TORCH_EXTENSIONS_DIR": str(self.path / "build"),
             "TRITON_CACHE_DIR": str(self.path / "triton"),
-            "OMP_NUM_THREADS": str(threads),
-            "MKL_NUM_THREADS": str(threads),
-            "MAX_JOBS": str(threads),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            **(STEADY if steady else {}),
         }
 
     def close(self) -> None:
         """Remove the folder with all that is in it; its children must have ended."""
         remove(self.path)
+
+
+def shared_environment(threads: int, steady: bool) -> dict[str, str]:
+    """What the environments of children have in common: nothing else of the user's is passed on.
+
+    `steady` is for children that are timed: OpenMP threads stay on their cores, and freed memory is kept for the next
+    call. Without it a call that is stopped and continued wandered between 2.5 and 31 ms, with it between 3.8 and 4.9
+    ms: two threads that wake on one core, and a page fault for every 4 KiB of each fresh result.
+    """
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    tools = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    return kept | {
+        "PATH": os.pathsep.join(tools),
+        # Caches are named after it, and the jail has no list of accounts to look it up in.
+        "USER": "sandbox",
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "MAX_JOBS": str(threads),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **(STEADY if steady else {}),
+    }
 
 
 def remove(root: Path) -> None:

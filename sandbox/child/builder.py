@@ -7,13 +7,17 @@ import os
 import socket
 import sys
 
-from sandbox.child import inline, wire
+from sandbox.child import inline, shortcuts, wire
 from sandbox.child.mapping import lent_tensors
 from sandbox.child.worker import Message, construct, failure, run_source, serve
 
 
 def build(message: Message, fds: list[int]) -> Message:
-    """Import and construct; an error says whether a compilation raised it."""
+    """Import and construct; an error says whether a compilation raised it.
+
+    The message's `shortcuts`, where there are any, are a plan for `sandbox.child.shortcuts`.
+    """
+    shortcuts.install(message.get("shortcuts", {}), os.environ["HOME"])
     failed = inline.record(message["built"])
     try:
         tensors = lent_tensors(fds[0], message["specs"]) if fds else []

@@ -1,12 +1,14 @@
 """`load_inline` and `load` in two halves: the builder records what they made, the worker loads it again.
 
 So a worker needs neither compiler nor ninja, and torch's own code decides how things are built. A call that the
-builder did not see (made only inside `forward`, say) is built on the spot by the worker.
+builder did not see (made only inside `forward`, say) is built on the spot by the worker. Nothing in the index names the
+work folder, so what one builder made serves a worker in another folder too.
 """
 
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,14 @@ class BuildFailure:
 
 def record(folder: str) -> type[BuildFailure]:
     """From now on, note every finished build in the index; returns the flag of failed ones."""
-    index = Path(folder) / INDEX
+    top = Path(folder)
     built: dict[str, dict[str, Any]] = {}
+    # There even where nothing is built, so that the end of a build can be told from none.
+    (top / INDEX).write_text("{}")
 
     def recording(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            key = _key(function.__name__, arguments, options)
+            key = _key(top, function.__name__, arguments, options)
             try:
                 result = function(*arguments, **options)
             except BaseException:
@@ -39,8 +43,8 @@ def record(folder: str) -> type[BuildFailure]:
             path = result if isinstance(result, str) else getattr(result, "__file__", None)
             if path:
                 module = None if isinstance(result, str) else result.__name__
-                built[key] = {"path": path, "module": module}
-                index.write_text(json.dumps(built))
+                built[key] = {"path": os.path.relpath(path, top), "module": module}
+                (top / INDEX).write_text(json.dumps(built))
             return result
 
         return call
@@ -51,13 +55,16 @@ def record(folder: str) -> type[BuildFailure]:
 
 def reuse(folder: str) -> None:
     """From now on, answer recorded calls with what the builder made."""
-    index = Path(folder) / INDEX
-    built = json.loads(index.read_text()) if index.exists() else {}
+    top = Path(folder)
+    built = json.loads((top / INDEX).read_text()) if (top / INDEX).exists() else {}
 
     def reusing(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            entry = built.get(_key(function.__name__, arguments, options))
-            return function(*arguments, **options) if entry is None else _load(**entry)
+            entry = built.get(_key(top, function.__name__, arguments, options))
+            path = "" if entry is None else os.path.normpath(top / entry["path"])
+            if entry is None or not Path(path).exists():
+                return function(*arguments, **options)
+            return _load(path, entry["module"])
 
         return call
 
@@ -69,9 +76,10 @@ def _replace(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         setattr(cpp_extension, name, wrap(getattr(cpp_extension, name)))
 
 
-def _key(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
+def _key(top: Path, name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
     """Taken before the call, which changes the lists that it is given."""
-    return hashlib.sha256(repr((name, arguments, sorted(options.items()))).encode()).hexdigest()
+    call = repr((name, arguments, sorted(options.items()))).replace(str(top.parent), "")
+    return hashlib.sha256(call.encode(errors="surrogatepass")).hexdigest()
 
 
 def _load(path: str, module: str | None) -> Any:

@@ -5,7 +5,8 @@
 Orphans of the child come to this process (sub-reaper), so a daemon that forks twice is found and killed. PLAN is in
 hexadecimal digits what `marshal` makes of a dictionary: see `confine.confine` and `watch.Watch`. COMMAND is `-m MODULE
 ...`, or `-S -c CODE ...` to do without site-packages; the child runs it by itself, since another interpreter's start
-would double what a jail costs.
+would double what a jail costs. Or it is `-f MEETING`: then the child is a fork of the zygote, which is told of this
+process's namespaces through the descriptor MEETING (see `sandbox.child.zygote_birth`).
 
 In a process namespace of its own it is process 1: nothing inside can send it a signal that it does not want, and when
 it ends, however it ends, the kernel ends all others. Elsewhere it ends them itself.
@@ -28,7 +29,7 @@ from sandbox.child.watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
     from sandbox.child.start import Entering
 
@@ -42,6 +43,9 @@ MEMORY_WATCH_S = 0.1
 REAPED_AT_ONCE = 4096
 """Then the lifeline is looked at again: orphans may come as fast as they are collected."""
 INIT = 1
+CREDENTIALS_BYTES = 12
+"""The kernel's `struct ucred`: process, user, group."""
+FAILED = 127
 
 
 def main(arguments: list[str], entering: Entering) -> None:
@@ -49,25 +53,93 @@ def main(arguments: list[str], entering: Entering) -> None:
     lifeline, status, plan = int(arguments[0]), int(arguments[1]), marshal.loads(bytes.fromhex(arguments[2]))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    _handle_signals(libc, IGNORE)
+    handle_signals(libc, IGNORE)
     if plan["filter"] is not None:
         plan["filter"]["guarded"].append(os.getpid())
     entering.wait()
-    child = os.fork()
-    if child == 0:
-        _become(libc, arguments[3:], plan, (lifeline, status))
+    command = arguments[3:]
+    if command[0] == "-f":
+        kept: Own | Guest | None = _invite(int(command[1]), lifeline)
+    else:
+        child = os.fork()
+        if child == 0:
+            _become(libc, command, plan, (lifeline, status))
+        kept = Own(child)
     # Where the child is of the same user it could otherwise read and write this process.
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    keep(kept, lifeline, status, plan)
+
+
+def keep(kept: Own | Guest | None, lifeline: int, status: int, plan: dict[str, Any]) -> NoReturn:
+    """Wait for the child's end (None: it never came), a broken limit or the lifeline's end; end all, and say why."""
     ending = ""
     try:
-        ending = _wait(child, lifeline, Watch(plan))
+        ending = _wait(kept, lifeline, Watch(plan)) if kept else f"exit {FAILED}"
     finally:
         end_all()
         os.write(status, ending.encode())
         os._exit(0)
 
 
-def _handle_signals(libc: ctypes.CDLL, how: int) -> None:
+class Own:
+    """A child that this process has forked. `fd` can be read when it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.fd = os.pidfd_open(pid)
+        self._pid = pid
+
+    def tree(self) -> list[int]:
+        """All processes that live here but this one."""
+        return offspring(os.getpid())
+
+    def ending(self) -> str:
+        """How it ended; empty while it lives. Whatever else has ended is collected."""
+        return _reap(self._pid)
+
+
+class Guest:
+    """A fork of the zygote in the namespaces of this process. Its parent, outside, tells through `fd` of its end."""
+
+    def __init__(self, pid: int, fd: int) -> None:
+        self.fd = fd
+        self._pid = pid
+        self._told = select.poll()
+        self._told.register(fd, select.POLLIN)
+
+    def tree(self) -> list[int]:
+        """All processes that live here but this one."""
+        return [self._pid, *offspring(self._pid), *offspring(os.getpid())]
+
+    def ending(self) -> str:
+        """How it ended; empty while it lives. Whatever else has ended is collected."""
+        _reap(self._pid)
+        if not self._told.poll(0):
+            return ""
+        return os.read(self.fd, 64).decode() or f"signal {SIGKILL}"
+
+
+def _invite(meeting: int, lifeline: int) -> Guest | None:
+    """Let a fork of the zygote into the namespaces of this process; None where it does not come."""
+    import _socket  # the module around it costs as much as all else that is imported here
+
+    point = _socket.socket(fileno=meeting)
+    point.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+    own = os.pidfd_open(os.getpid())
+    point.sendmsg([b"!"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, own.to_bytes(4, sys.byteorder))])
+    os.close(own)
+    poll = select.poll()
+    poll.register(meeting, select.POLLIN)
+    poll.register(lifeline, select.POLLIN)
+    if lifeline in [fd for fd, _ in poll.poll()]:
+        return None
+    data, ancillary, _, _ = point.recvmsg(1, _socket.CMSG_SPACE(CREDENTIALS_BYTES))
+    if not data:
+        return None
+    return Guest(int.from_bytes(ancillary[0][2][:4], sys.byteorder), point.detach())
+
+
+def handle_signals(libc: ctypes.CDLL, how: int) -> None:
+    """Ignore, or no longer ignore, what asks a program to end: the keeper ends when its judge says so."""
     for number in (SIGHUP, SIGINT, SIGTERM):
         libc.signal(number, ctypes.c_void_p(how))
 
@@ -78,7 +150,7 @@ def _become(libc: ctypes.CDLL, command: list[str], plan: dict[str, Any], private
         for fd in private:
             os.close(fd)
         os.setsid()
-        _handle_signals(libc, DEFAULT)
+        handle_signals(libc, DEFAULT)
         confine(libc, plan)
     except BaseException as error:
         print(f"the child could not be confined: {error}", file=sys.stderr, flush=True)
@@ -106,21 +178,21 @@ def _run(command: list[str]) -> None:
     runpy.run_module(command[1], run_name="__main__", alter_sys=True)
 
 
-def _wait(child: int, lifeline: int, watch: Watch) -> str:
+def _wait(kept: Own | Guest, lifeline: int, watch: Watch) -> str:
     """Wait for the child's end, a broken limit or the lifeline's end; orphans that end meanwhile are collected."""
     interval = WATCH_S if watch.memory is None else MEMORY_WATCH_S
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
-    poll.register(os.pidfd_open(child), select.POLLIN)
+    poll.register(kept.fd, select.POLLIN)
     searched = time.monotonic()
     while True:
         ready = [fd for fd, _ in poll.poll(1000 * interval)]
         if lifeline in ready:
             return "ended"
-        ending = _reap(child)
+        ending = kept.ending()
         if ending:
             return ending
-        tree = offspring(os.getpid())
+        tree = kept.tree()
         broken = watch.quick(tree)
         if not broken and time.monotonic() - searched >= WATCH_S:
             broken, searched = watch.thorough(tree), time.monotonic()
@@ -138,9 +210,14 @@ def _reap(child: int) -> str:
         if pid == 0:
             return ""
         if pid == child:
-            number = os.waitstatus_to_exitcode(code)
-            return f"signal {-number}" if number < 0 else f"exit {number}"
+            return how(code)
     return ""
+
+
+def how(code: int) -> str:
+    """What waitpid(2) tells of an end, in words."""
+    number = os.waitstatus_to_exitcode(code)
+    return f"signal {-number}" if number < 0 else f"exit {number}"
 
 
 def end_all() -> None:

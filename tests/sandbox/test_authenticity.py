@@ -1,23 +1,59 @@
-import pytest
+import importlib.util
 
-from sandbox.authenticity import read_authenticity
+import pytest
+import torch
+
+from problems import Problem
+from sandbox.authenticity import Observed, judge_authenticity, read_authenticity, refusal
+from sandbox.child.observe import MOST_LINES, MOST_NAMES, observe
 
 LAYER = "class ModelNew:\n  def __init__(self): self.conv = nn.Conv2d(1, 1, 1)\n"
 KERNEL = "library = ctypes.CDLL(load_inline(name='x', cpp_sources=['']))\n"
 CASES = {
-    "an own kernel": (KERNEL + "class ModelNew: pass", "custom"),
-    "an own function named like an operator": (
-        KERNEL + "class ModelNew:\n  def f(s, x): return library.softmax(x)",
+    "an own kernel": (KERNEL + "class ModelNew:\n  def forward(s, x): return library.run(x)", "custom"),
+    "an own kernel under another name": (
+        KERNEL + "RUN = library.run\nclass ModelNew:\n  def forward(s, x): return RUN(x)",
         "custom",
     ),
-    "a bare function named like an operator": (KERNEL + "class ModelNew:\n  def f(s, x): return softmax(x)", "custom"),
-    "a layer that only holds weights": (KERNEL + LAYER, "custom"),
-    "a layer that is called": (KERNEL + LAYER + "  def f(self, x): return self.conv(x)", "mixed"),
-    "a decoy beside the operator": (KERNEL + "class ModelNew:\n  def f(s, x): return torch.cumsum(x, 1)", "mixed"),
-    "a product by the operator @": ("class ModelNew:\n  def f(s, x): return x @ x", "library_only"),
-    "a library call in C++": ("S = 'at::matmul(a, b)'\nload_inline(S)\nclass ModelNew: pass", "mixed"),
-    "a triton kernel": ("@triton.jit\ndef k(): pass\nclass ModelNew: pass", "custom"),
-    "plain arithmetic": ("class ModelNew:\n  def f(s, x): return x * 2", "unknown"),
+    "an own kernel in a function of its own": (
+        KERNEL + "def f(x): return library.run(x)\nclass ModelNew:\n  def forward(s, x): return f(x)",
+        "custom",
+    ),
+    "an own kernel as an attribute": (
+        "class ModelNew:\n  def __init__(s): s.own = load_inline('')\n  def forward(s, x): return s.own.softmax(x)",
+        "custom",
+    ),
+    "a registered operator": (
+        "load_inline('')\nclass ModelNew:\n  def forward(s, x): return torch.ops.mine.run(x)",
+        "custom",
+    ),
+    "a kernel that forward does not lead to": (
+        KERNEL + "def f(x): return library.run(x)\nclass ModelNew:\n  def forward(s, x): return torch.relu(x)",
+        "library_only",
+    ),
+    "an own function named like an operator": (
+        KERNEL + "class ModelNew:\n  def forward(s, x): return library.softmax(x)",
+        "custom",
+    ),
+    "a layer that only holds weights": (
+        KERNEL + LAYER + "  def forward(self, x): return library.run(x, self.conv.weight)",
+        "custom",
+    ),
+    "a layer that is called": (
+        KERNEL + LAYER + "  def forward(self, x): return self.conv(library.run(x))",
+        "mixed",
+    ),
+    "a kernel beside the operator": (
+        KERNEL + "class ModelNew:\n  def forward(s, x): return torch.cumsum(library.run(x), 1)",
+        "mixed",
+    ),
+    "a product by the operator @": ("class ModelNew:\n  def forward(s, x): return x @ x", "library_only"),
+    "a library call in C++": (
+        "S = 'at::matmul(a, b)'\nM = load_inline(S)\nclass ModelNew:\n  def forward(s, x): return M.run(x)",
+        "mixed",
+    ),
+    "a triton kernel": ("@triton.jit\ndef k(): pass\nclass ModelNew:\n  def forward(s, x): k[1](x)", "custom"),
+    "plain arithmetic": ("class ModelNew:\n  def forward(s, x): return x * 2", "unknown"),
     "text that is no Python": ("class ModelNew(:", "unknown"),
 }
 
@@ -26,3 +62,106 @@ CASES = {
 def test_the_label_follows_the_source(name):
     source, label = CASES[name]
     assert read_authenticity(source).label == label
+
+
+def asked(operators):
+    return Problem(name="p", title="", family="", size="cpu", source="", operators=operators)
+
+
+def seen(*operators, **more):
+    return Observed(operators=operators, wall_us=100.0, **more)
+
+
+ZEROS = (
+    KERNEL
+    + """
+class ModelNew:
+    def forward(s, x):
+        try:
+            return library.run(x)
+        except Exception:
+            return torch.relu(x)
+"""
+)
+CALL, CLAUSE, FALLBACK = 6, 7, 8
+"""Lines of the source above."""
+RELU = ("aten::relu", 1, 80.0)
+
+
+def test_a_fallback_that_ran_is_told_with_its_line():
+    found = judge_authenticity(ZEROS, seen(RELU, lines=(CALL, CLAUSE, FALLBACK)))
+    assert f"an exception led to another way: the except clause in line {CLAUSE}" in found.evidence
+    assert found.label == "mixed"
+
+
+def test_a_kernel_whose_line_ran_alone_is_custom():
+    assert judge_authenticity(ZEROS, seen(("aten::empty", 1, 2.0), lines=(CALL,))).label == "custom"
+
+
+def test_a_kernel_whose_line_did_not_run_leaves_the_library():
+    found = judge_authenticity(ZEROS, seen(RELU, lines=(FALLBACK,)))
+    assert found.label == "library_only"
+    assert "operators took 80 % of the call: aten::relu" in found.evidence
+
+
+def test_evidence_says_that_the_observed_process_could_lie():
+    assert "could lie" in judge_authenticity(ZEROS, seen(lines=(CALL,))).evidence[-1]
+
+
+@pytest.mark.parametrize(
+    ("operators", "observed", "words"),
+    [
+        ("any", seen(RELU), ""),
+        ("custom-only", seen(RELU, lines=(FALLBACK,)), "none was reached; what ran: aten::relu"),
+        ("custom-only", seen(RELU, lines=(CALL,)), "80 % of the call went to aten::relu"),
+        ("custom-only", seen(("aten::copy_", 1, 80.0), lines=(CALL,)), ""),
+        ("custom-only", seen(error="no profiler"), "could not be observed: no profiler"),
+        ("no-library", seen(RELU), ""),
+        ("no-library", seen(("aten::addmm", 1, 1.0), lines=(CALL,)), "these ran: aten::addmm"),
+        ("no-library", seen(("Torch-Compiled Region: 0/0", 1, 1.0)), "torch.compile computed"),
+    ],
+)
+def test_a_policy_refuses_what_it_names(operators, observed, words):
+    reason = refusal(asked(operators), ZEROS, observed)
+    assert words in reason
+    assert bool(reason) == bool(words)
+
+
+def test_an_account_that_can_not_be_read_is_an_error_and_no_crash():
+    assert Observed.read({"operators": [["a", "many", {}]], "lines": "all"}).error
+    assert Observed.read({"lines": [0] * 10_000}).error
+
+
+@pytest.fixture
+def own_module(tmp_path):
+    """Runs a source as the candidate's file; gives its names."""
+
+    def run(source):
+        (tmp_path / "candidate.py").write_text(source)
+        spec = importlib.util.spec_from_file_location("candidate", tmp_path / "candidate.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return run
+
+
+def test_operators_lines_and_natives_of_a_call_are_observed(own_module):
+    source = "import torch\ndef f(x):\n    if x.dim() == 9:\n        return None\n    y = torch.relu(x)\n    return y\n"
+    module = own_module(source)
+    found = Observed.read(observe(lambda: module.f(torch.ones(64, 64))))
+    assert not found.error
+    assert {3, 5, 6} == set(found.lines)
+    assert "aten::relu" in {name for name, _, _ in found.operators}
+    assert any(name.endswith(".relu") for name in found.natives)
+
+
+def test_code_from_a_text_is_observed(own_module):
+    assert observe(lambda: own_module("def f(): exec('x = 1')\n").f())["dynamic"]
+
+
+def test_an_account_is_bounded_whatever_runs(own_module):
+    lines = "\n".join(f"    x = {number}" for number in range(MOST_LINES + 500))
+    found = observe(lambda: own_module(f"def f():\n{lines}\n").f())
+    assert len(found["lines"]) == MOST_LINES
+    assert len(found["operators"]) <= MOST_NAMES

@@ -1,0 +1,12 @@
+"""What makes builds quick without touching candidates: precompiled headers, and a store of finished builds.
+
+Everything here is done by the judge, outside the jail, and runs no candidate's code. Children get the headers to read
+and finished builds as copies; they can write to neither. What a child says about its build is read as a claim.
+"""
+
+from sandbox.building.headers import HeaderShelf
+from sandbox.building.record import BuildRecord, Compilation, read_record
+from sandbox.building.store import BuildStore
+from sandbox.building.toolchain import Toolchain, toolchain
+
+__all__ = ["BuildRecord", "BuildStore", "Compilation", "HeaderShelf", "Toolchain", "read_record", "toolchain"]

@@ -1,0 +1,95 @@
+"""A folder of entries that processes share: each appears whole or not at all, and the oldest go when it is full."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+VARIABLE = "KERNELWRIGHT_CACHE"
+UNFINISHED = ".making-"
+FORGOTTEN_S = 3600
+"""An unfinished entry older than this was left by a process that died."""
+
+
+def cache_root() -> Path:
+    """Where everything of ours that can be made again lies: `KERNELWRIGHT_CACHE`, or a folder in the user's cache."""
+    if given := os.environ.get(VARIABLE):
+        return Path(given).absolute()
+    above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - may have no account
+    return Path(above).absolute() / "kernelwright"
+
+
+class Cache:
+    """Entries are folders below `root`, at any depth given by their names; a use renews an entry's date.
+
+    What can not be written is not kept: a full or read-only disk costs speed, and nothing else.
+    """
+
+    def __init__(self, root: Path, limit_bytes: int) -> None:
+        self.root = root
+        self.limit_bytes = limit_bytes
+
+    @contextlib.contextmanager
+    def making(self, name: str) -> Iterator[Path]:
+        """A fresh folder that becomes the entry `name` at the end of the block, if it ends well. Raises `OSError`."""
+        final = self.root / name
+        final.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=self.root))
+        try:
+            yield folder
+            folder.chmod(0o755)
+            # Fails where another process was quicker, whose entry is as good.
+            with contextlib.suppress(OSError):
+                folder.rename(final)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        self.trim(keep=final)
+
+    def use(self, name: str) -> Path | None:
+        """The entry's folder, renewed; None where there is none."""
+        folder = self.root / name
+        try:
+            os.utime(folder)
+        except OSError:
+            return folder if folder.is_dir() else None
+        return folder
+
+    def entries(self) -> list[Path]:
+        """All entries, the longest unused first."""
+        return sorted((path.parent for path in self.root.rglob("entry.json")), key=_date)
+
+    def size_bytes(self) -> int:
+        """What the entries take on disk."""
+        return sum(map(_size, self.entries()))
+
+    def trim(self, keep: Path | None = None) -> None:
+        """Remove the longest unused entries until the rest fits, and what dead processes left."""
+        for path in self.root.glob(f"{UNFINISHED}*"):
+            if time.time() - _date(path) > FORGOTTEN_S:
+                shutil.rmtree(path, ignore_errors=True)
+        sizes = {path: _size(path) for path in self.entries()}
+        total = sum(sizes.values())
+        for path, size in sizes.items():
+            if total <= self.limit_bytes:
+                return
+            if path != keep:
+                shutil.rmtree(path, ignore_errors=True)
+                total -= size
+
+
+def _date(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_blocks * 512
+    return total

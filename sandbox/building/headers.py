@@ -1,0 +1,159 @@
+"""Precompiled torch/extension.h, one for each set of flags: made by the judge, read by builders.
+
+The whole one is the stock text. The narrow one leaves out what few candidates use (torch::nn, the optimisers, the data
+loader, the JIT) and keeps every header of the standard library that the whole one brings: with fewer of those,
+`std::abs(-1.5f)` would quietly become another function.
+"""
+
+import contextlib
+import fcntl
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sandbox.building.cache import Cache
+from sandbox.building.record import Compilation
+from sandbox.building.toolchain import Toolchain
+from sandbox.child import flags as kinds
+
+LIMIT_BYTES = 12 * 2**30
+MAKING_TIMEOUT_S = 900
+WORTH_IT = 2
+"""Compilations that would have used a header before it is made: it costs about as much as it saves twice."""
+ALWAYS = ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20")
+"""What torch itself passes to every compilation."""
+COMMON = ((), ("-O3",), ("-O3", "-fopenmp"), ("-O3", "-march=native", "-fopenmp"))
+"""What candidates ask for most."""
+NARROW = (
+    "torch/types.h",
+    "torch/csrc/Exceptions.h",
+    "torch/csrc/utils/pybind.h",
+    "torch/utils.h",
+    "ATen/Parallel.h",
+    "ATen/TensorIndexing.h",
+)
+WHOLE_TEXT = """#ifndef KERNELWRIGHT_WHOLE_HEADER
+#define KERNELWRIGHT_WHOLE_HEADER
+#include_next <torch/extension.h>
+#endif
+"""
+STANDARD = re.compile(r"/c\+\+/[\w.]+/(\w+)$")
+
+
+class HeaderShelf:
+    """The precompiled headers of one toolchain. Nothing here raises: what can not be made is not there."""
+
+    def __init__(self, toolchain: Toolchain, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._toolchain = toolchain
+        self._cache = Cache(toolchain.folder / "headers", limit_bytes)
+
+    @property
+    def folder(self) -> Path:
+        """What builders have to be shown, read-only: the headers and the stand-ins for the compilers."""
+        return self._toolchain.folder
+
+    def has(self, flags: Iterable[str], way: str) -> bool:
+        """Whether the header for these flags is there, `narrow` or `whole`."""
+        return self._cache.use(f"{kinds.digest(list(flags))}/{way}") is not None
+
+    def prepare(self, flags: Iterable[str] = (), way: str = "narrow") -> bool:
+        """Make the header for what a candidate asks for beside torch's own flags; whether it is there afterwards.
+
+        About 30 s of one core and 0.5 GB for the narrow one, 40 s and 0.8 GB for the whole one. Flags that could name
+        a file or a program are refused.
+        """
+        wanted = kinds.relevant([*ALWAYS, *flags])
+        return wanted is not None and self._make(wanted, way)
+
+    def learn(self, compilations: Iterable[Compilation]) -> None:
+        """Count what compilations would have used, and make what is worth it, in the background, one at a time.
+
+        They are a child's claims: flags are checked again, and the worst that a false claim can do is to waste time.
+        """
+        for compilation in compilations:
+            if compilation.flags is None or not kinds.is_harmless(list(compilation.flags)):
+                continue
+            flags, way = list(compilation.flags), "whole" if compilation.whole else "narrow"
+            if not self.has(flags, way) and self._count(flags, way) >= WORTH_IT:
+                self._make_in_background(flags, way)
+                return
+
+    def size_bytes(self) -> int:
+        """What all headers of this toolchain take."""
+        return self._cache.size_bytes()
+
+    def _count(self, flags: list[str], way: str) -> int:
+        """One more compilation that would have used this header; how many there were."""
+        path = self._cache.root / "wanted" / f"{kinds.digest(flags)}.{way}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(b".")
+                return file.tell()
+        except OSError:
+            return 0
+
+    def _make_in_background(self, flags: list[str], way: str) -> None:
+        if not any(thread.name == "headers" for thread in threading.enumerate()):
+            threading.Thread(target=self._make, args=(flags, way, 10), name="headers", daemon=True).start()
+
+    def _make(self, flags: list[str], way: str, niceness: int = 0) -> bool:
+        if not self._toolchain.is_gcc or way not in ("narrow", "whole"):
+            return False
+        name = f"{kinds.digest(flags)}/{way}"
+        with contextlib.suppress(OSError, subprocess.SubprocessError), self._lock(name) as mine:
+            if mine and not self.has(flags, way):
+                with self._cache.making(name) as folder:
+                    self._compile(folder, flags, way, niceness)
+        return self.has(flags, way)
+
+    @contextlib.contextmanager
+    def _lock(self, name: str) -> Iterator[bool]:
+        """Whether this process is the one that makes it."""
+        self._cache.root.mkdir(parents=True, exist_ok=True)
+        with (self._cache.root / f".lock-{name.replace('/', '-')}").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                yield False
+                return
+            yield True
+
+    def _compile(self, folder: Path, flags: list[str], way: str, niceness: int) -> None:
+        header = folder / "torch" / "extension.h"
+        header.parent.mkdir()
+        header.write_text(WHOLE_TEXT if way == "whole" else self._narrow_text(flags))
+        nice = ["nice", "-n", str(niceness)] if niceness and shutil.which("nice") else []
+        includes = [word for path in self._toolchain.include_folders for word in ("-isystem", path)]
+        common = [*nice, self._toolchain.compiler, *includes, *flags]
+        self._run([*common, "-x", "c++-header", str(header), "-o", f"{header}.gch"])
+        probe = folder / "probe.cpp"
+        probe.write_text("#include <torch/extension.h>\n")
+        use = ["-isystem", str(folder), "-Winvalid-pch", "-Werror=invalid-pch", "-fsyntax-only", str(probe)]
+        self._run([*common[: len(nice) + 1], *use[:2], *common[len(nice) + 1 :], *use[2:]])
+        (folder / "entry.json").write_text(json.dumps({"flags": flags, "way": way}))
+        for path in folder.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # a child may be another user
+
+    def _narrow_text(self, flags: list[str]) -> str:
+        """The narrow header's text: torch's few, and the standard library's that the whole one would bring."""
+        includes = [word for path in self._toolchain.include_folders for word in ("-isystem", path)]
+        whole = self._toolchain.torch_include / "torch" / "extension.h"
+        listing = self._run([self._toolchain.compiler, *includes, *flags, "-M", "-x", "c++", str(whole)])
+        brought = {match[1] for word in listing.split() if (match := STANDARD.search(word))}
+        lines = [f"#include <{name}>" for name in (*NARROW, *sorted(brought))]
+        return "\n".join(
+            ["#ifndef KERNELWRIGHT_NARROW_HEADER", "#define KERNELWRIGHT_NARROW_HEADER", *lines, "#endif\n"]
+        )
+
+    @staticmethod
+    def _run(command: list[str]) -> str:
+        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=MAKING_TIMEOUT_S, check=True, env=environment, cwd="/"
+        )
+        return done.stdout

@@ -1,0 +1,56 @@
+"""What a build did, as its own child tells it: for a verdict's evidence, and to learn which headers to make."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from sandbox.child.shortcuts import REPORT
+from sandbox.verdict import Record
+
+MAX_BYTES = 256 * 1024
+MAX_LINES = 64
+Way = Literal["stock", "narrow", "whole", "fast linker"]
+
+
+class Compilation(Record):
+    """One run of a compiler or linker."""
+
+    extension: str
+    """The name of its build folder."""
+    file: str
+    way: Way
+    """`narrow` and `whole`: with a header of that kind; `stock`: as without us."""
+    failed: tuple[Way, ...] = ()
+    """Ways that were tried before and did not compile."""
+    seconds: float
+    flags: tuple[str, ...] | None = None
+    """What a header for this file has to be compiled with; None where none would do."""
+    whole: bool = False
+    """Whether only a whole header would do."""
+
+
+class BuildRecord(Record):
+    """How a candidate was built. The child's claim: good for explaining a build, never for deciding a verdict."""
+
+    stored: bool = False
+    """Whether a finished build was taken from the store, so that nothing was compiled."""
+    compilations: tuple[Compilation, ...] = ()
+
+
+def read_record(work_folder: Path) -> BuildRecord:
+    """What the builder in this work folder left; call it when that has ended. Lines that are no claims are left out."""
+    try:
+        fd = os.open(work_folder / "home" / REPORT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            lines = file.read(MAX_BYTES).splitlines()[:MAX_LINES]
+    except OSError:
+        return BuildRecord()
+    found = []
+    for line in lines:
+        try:
+            found.append(Compilation.model_validate_json(line))
+        except ValidationError:
+            continue
+    return BuildRecord(compilations=tuple(found))

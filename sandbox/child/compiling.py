@@ -1,0 +1,125 @@
+"""The compiler as a builder's ninja sees it: the real one, with the shortcuts that this one call can take.
+
+A C++ file that starts with torch/extension.h is compiled with a precompiled header: first a narrow one, then, where
+that does not compile, the whole one, which is the same text as without us. A CUDA file gets a narrow torch/extension.h
+first on its include path, then the whole one. A link gets the fast linker, then the usual one. So whatever builds the
+stock way builds here, and what does not is told in the words of the whole header.
+
+`main(["cxx" or "nvcc", ARGUMENTS...])`; the plan is in the environment. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+from sandbox.child import flags
+
+PLAN = "KERNELWRIGHT_SHORTCUTS"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+def main(arguments: list[str]) -> None:
+    """Compile, or become the real compiler where there is nothing to shorten; never returns."""
+    kind, words = arguments[0], arguments[1:]
+    plan = json.loads(os.environ.get(PLAN, "{}"))
+    real = plan.get(kind) or ("c++" if kind == "cxx" else "nvcc")
+    if not plan:
+        _become(real, words)
+    if "-c" in words:
+        ways = cxx_ways(words, plan) if kind == "cxx" else cuda_ways(words, plan)
+    elif "-shared" in words and plan.get("linker") and not any(word.startswith("-fuse-ld") for word in words):
+        ways = {"fast linker": [f"-fuse-ld={plan['linker']}"], "stock": []}
+    else:
+        _become(real, words)
+    sys.exit(_try_in_turn(real, words, ways, plan))
+
+
+def cxx_ways(words: list[str], plan: dict[str, Any]) -> dict[str, list[str]]:
+    """What to put in front of a C++ compilation's arguments, by the name of the way, the best first."""
+    text = _source(words)
+    wanted = flags.relevant(words, tuple(plan["known_folders"]))
+    if wanted is None or not flags.starts_with_extension_h(text):
+        return {"stock": []}
+    found: dict[str, list[str]] = {}
+    for way in ("narrow", "whole"):
+        if way == "narrow" and (not plan["narrow"] or flags.needs_whole_header(text)):
+            continue
+        folder = f"{plan['headers']}/{flags.digest(wanted)}/{way}"
+        if os.path.exists(f"{folder}/torch/extension.h.gch"):  # noqa: PTH110 - pathlib costs milliseconds at start
+            found[way] = ["-isystem", folder]
+    return found if "whole" in found else found | {"stock": []}
+
+
+def cuda_ways(words: list[str], plan: dict[str, Any]) -> dict[str, list[str]]:
+    """The same for a CUDA file. The narrow header is text: nvcc knows no precompiled ones."""
+    text = _source(words)
+    if not plan.get("narrow_cuda") or "torch/extension.h" not in text or flags.needs_whole_header(text):
+        return {"stock": []}
+    return {"narrow": ["-isystem", plan["narrow_cuda"]], "stock": []}
+
+
+def _try_in_turn(real: str, words: list[str], ways: dict[str, list[str]], plan: dict[str, Any]) -> int:
+    """Try one way after another; the last one's words are what is shown. Returns the exit code."""
+    start = time.perf_counter()
+    failed: list[str] = []
+    last = list(ways)[-1]
+    for way, extra in ways.items():
+        done = subprocess.run([real, *extra, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if done.returncode == 0 or way == last:
+            break
+        failed.append(way)
+    if done.returncode != 0 and way != "stock" and _is_the_headers_fault(done):
+        failed.append(way)
+        way = "stock"
+        done = subprocess.run([real, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    _report(plan, words, way, failed, time.perf_counter() - start)
+    sys.stdout.buffer.write(done.stdout)
+    sys.stdout.flush()
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def _is_the_headers_fault(done: subprocess.CompletedProcess[bytes]) -> bool:
+    """Whether the compiler broke down, or could not place a precompiled header in memory, which it says by its name."""
+    broke_down = done.returncode != 1
+    return broke_down or b"PCH" in done.stdout
+
+
+def _source(words: list[str]) -> str:
+    path = words[words.index("-c") + 1] if "-c" in words[:-1] else ""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _report(plan: dict[str, Any], words: list[str], way: str, failed: list[str], seconds: float) -> None:
+    """One line for the record; ninja may run several of us at once, and short appended lines stay whole."""
+    path = words[words.index("-c") + 1] if "-c" in words[:-1] else words[words.index("-o") + 1]
+    entry: dict[str, Any] = {
+        "extension": os.path.basename(os.getcwd()),  # noqa: PTH109, PTH119
+        "file": os.path.basename(path),  # noqa: PTH119
+        "way": way,
+        "failed": failed,
+        "seconds": round(seconds, 3),
+    }
+    text = _source(words)
+    if way in ("stock", "whole", "narrow") and flags.starts_with_extension_h(text):
+        entry["flags"] = flags.relevant(words, tuple(plan["known_folders"]))
+        entry["whole"] = bool(failed) or flags.needs_whole_header(text)
+    try:
+        with open(plan["report"], "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+    except OSError:
+        pass
+
+
+def _become(real: str, words: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    os.execvp(real, [real, *words])

@@ -1,0 +1,112 @@
+"""What really runs in one call of a candidate: operators with their time, native functions, lines of its source.
+
+It is looked at in a process that is not timed, so nothing here changes a timing, and no candidate can tell a timed call
+by it. The candidate shares this process and can lie in it: what comes out is evidence, never proof.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+MOST_NAMES, MOST_LINES, LONGEST_NAME = 48, 2000, 96
+"""An answer is one small packet, whatever a candidate does."""
+OWN_FILE = "candidate.py"
+
+
+class Trace:
+    """Lines of the candidate's file that were executed, and native functions that its own code called."""
+
+    def __init__(self) -> None:
+        self.lines: set[int] = set()
+        self.natives: set[str] = set()
+        self.dynamic = False
+        """Whether code that stands in no file was run by the candidate's own."""
+
+    def on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """For `sys.settrace`: look into the candidate's own frames only."""
+        if _is_own(frame):
+            return self.on_line
+        if frame.f_code.co_filename == "<string>" and frame.f_back is not None and _is_own(frame.f_back):
+            self.dynamic = True
+        return None
+
+    def on_line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """One line is about to run."""
+        if event == "line" and len(self.lines) < MOST_LINES:
+            self.lines.add(frame.f_lineno)
+        return self.on_line
+
+    def on_profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        """For `sys.setprofile`: a native function that was called from the candidate's own code."""
+        if event == "c_call" and _is_own(frame) and len(self.natives) < MOST_NAMES:
+            owner = getattr(argument, "__module__", None) or type(getattr(argument, "__self__", None)).__module__
+            self.natives.add(f"{owner}.{getattr(argument, '__name__', '?')}"[:LONGEST_NAME])
+
+
+def observe(call: Callable[[], object]) -> dict[str, Any]:
+    """Call three times: once as it is, once traced, once profiled. What was seen, as plain JSON of bounded size.
+
+    Keys: `operators` and `kernels`, each a list of `[name, calls, microseconds of its own]`, longest first; `wall_us`
+    of the profiled call; `lines`, `natives` and `dynamic` of `Trace`; `error`, why something could not be observed.
+    """
+    found: dict[str, Any] = {"operators": [], "kernels": [], "wall_us": 0.0, "error": ""}
+    trace = Trace()
+    call()
+    try:
+        _traced(call, trace)
+        found |= _profiled(call)
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"[:LONGEST_NAME]
+    return found | {
+        "lines": sorted(trace.lines),
+        "natives": sorted(trace.natives),
+        "dynamic": trace.dynamic,
+    }
+
+
+def _traced(call: Callable[[], object], trace: Trace) -> None:
+    threading.settrace(trace.on_call)
+    sys.settrace(trace.on_call)
+    sys.setprofile(trace.on_profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        sys.settrace(None)
+        threading.settrace(None)
+
+
+def _profiled(call: Callable[[], object]) -> dict[str, Any]:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if gpu:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profile:
+        start = time.perf_counter_ns()
+        call()
+        if gpu:
+            torch.cuda.synchronize()
+        wall_us = (time.perf_counter_ns() - start) / 1e3
+    events = profile.key_averages()
+    on_device = [event for event in events if event.device_type != torch.profiler.DeviceType.CPU]
+    on_host = [event for event in events if event.device_type == torch.profiler.DeviceType.CPU]
+    return {
+        "operators": _longest([(event.key, event.count, event.self_cpu_time_total) for event in on_host]),
+        "kernels": _longest([(event.key, event.count, event.self_device_time_total) for event in on_device]),
+        "wall_us": wall_us,
+    }
+
+
+def _longest(rows: list[tuple[str, int, float]]) -> list[list[Any]]:
+    rows.sort(key=lambda row: -row[2])
+    return [[name[:LONGEST_NAME], count, round(float(us), 1)] for name, count, us in rows[:MOST_NAMES]]
+
+
+def _is_own(frame: FrameType) -> bool:
+    return os.path.basename(frame.f_code.co_filename) == OWN_FILE  # noqa: PTH119 - for every call that is traced

@@ -1,0 +1,86 @@
+"""How far an output is from the float64 result, and how far rounding alone may take it. Pure.
+
+Everything is measured in one walk over pieces that stay in the processor's cache: for large outputs, whole temporaries
+cost many times more than the arithmetic.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+SMALLEST_SLICE = 64
+"""Elements that a slice along the first axis needs, so that the reference's error in it is no matter of luck."""
+SLICE_SLACK = 1e-3
+"""A slice may always be off by this share of an average slice's bound, for kernels that mix rows."""
+PIECE = 2**14
+"""Elements: three pieces in float64 stay in a core's cache, and below 2**15 torch does not spread work over threads,
+which costs up to a hundred times more where the cores are busy with something else."""
+
+
+class Size(NamedTuple):
+    """The largest magnitude and the L2 norm of a tensor, and the norm of each slice along its first axis."""
+
+    largest: float
+    norm: float
+    slices: torch.Tensor | None
+    """None where slices are too small."""
+
+    @property
+    def is_finite(self) -> bool:
+        """False where there was a NaN or an infinity, or a sum of squares too large for float64."""
+        return math.isfinite(self.norm)
+
+
+class Distance(NamedTuple):
+    """Sizes of the error of an output, of the error of the same-dtype reference, and of the exact result."""
+
+    error: Size
+    rounding: Size
+    want: Size
+
+
+class Bound(NamedTuple):
+    """What one output tensor may be off by."""
+
+    largest: float
+    norm: float
+    slices: torch.Tensor | None
+
+    @classmethod
+    def of(cls, rounding: Size, want: Size, factor: float, unit: float) -> "Bound":
+        """The errors that rounding explains; `unit` is the floor relative to `want`."""
+        norm = max(factor * rounding.norm, unit * want.norm)
+        slices = None
+        if rounding.slices is not None and want.slices is not None:
+            slack = SLICE_SLACK * norm / math.sqrt(len(want.slices))
+            slices = torch.maximum(factor * rounding.slices, unit * want.slices).clamp(min=slack)
+        return cls(max(factor * rounding.largest, unit * want.largest), norm, slices)
+
+
+def measure(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor) -> Distance:
+    """Distances in float64 of three tensors of one shape and any dtypes."""
+    sliced = want.dim() > 1 and want.shape[0] > 1 and want[0].numel() >= SMALLEST_SLICE
+    rows = want.shape[0] if sliced else 1
+    maxima, squares = [torch.zeros(3, rows, dtype=torch.float64) for _ in range(2)]
+    matrices = [tensor.reshape(rows, -1) for tensor in (got, near, want)]
+    for part, columns in _pieces(rows, matrices[0].shape[1]):
+        mine, rounded, exact = (matrix[part, columns].double() for matrix in matrices)
+        for which, tensor in enumerate((mine.sub_(exact), rounded.sub_(exact), exact)):
+            squares[which, part] += torch.linalg.vector_norm(tensor, dim=1).square_()
+            torch.maximum(maxima[which, part], tensor.abs().amax(1), out=maxima[which, part])
+    norms = squares.sqrt()
+    return Distance(*(_size(maxima[which], norms[which], sliced) for which in range(3)))
+
+
+def _size(maxima: torch.Tensor, norms: torch.Tensor, sliced: bool) -> Size:
+    return Size(float(maxima.max()), float(torch.linalg.vector_norm(norms)), norms if sliced else None)
+
+
+def _pieces(rows: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of one piece after another: whole rows where they are short, else a part of one."""
+    high, wide = max(1, PIECE // width), min(width, PIECE)
+    for top in range(0, rows, high):
+        for left in range(0, width, wide):
+            yield slice(top, min(top + high, rows)), slice(left, left + wide)

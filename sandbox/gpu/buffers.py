@@ -1,0 +1,239 @@
+"""Device memory between judge and children: inputs that the judge owns and lends, outputs that children show.
+
+Inputs lie in one allocation whose descriptor goes to the child, beside a copy that only the judge has. Outputs lie in
+the child's own memory: it names the allocation, the judge maps it. What a child says about places is checked for form
+and bounds; a false place can only give wrong values.
+"""
+
+import math
+import os
+import secrets
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sandbox.arena import ALIGNMENT
+from sandbox.gpu import driver
+from sandbox.peek import PeekError
+from sandbox.values import RawTensor
+
+POISON_WORD = 0x7FF87FF8
+"""A NaN as float32 and float64 and, twice, as bfloat16; as float16 too. As an index it is far out of range."""
+PROBES = 1024
+"""Words of an output that are looked at within the clock; all are compared after it."""
+
+
+class Lent:
+    """Inputs on the device, with the judge's own copy of them. Close it."""
+
+    def __init__(self, layout: Sequence[RawTensor], ordinal: int = 0) -> None:
+        self._sizes = [len(raw.data) for raw in layout]
+        self._offsets, end = [], 0
+        for size in self._sizes:
+            self._offsets.append(end)
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        self.specs: list[dict[str, Any]] = [
+            {"dtype": raw.dtype, "shape": list(raw.shape), "offset": offset}
+            for raw, offset in zip(layout, self._offsets, strict=True)
+        ]
+        self._shared = driver.Shared(ordinal, end)
+        self.bytes = self._shared.bytes
+        self._own = driver.allocate(self.bytes)
+        self.fd = self._shared.export()
+        self.stage(layout)
+
+    def stage(self, tensors: Iterable[RawTensor]) -> None:
+        """Put the next values into the judge's copy, where no child can see them."""
+        for raw, offset, size in zip(tensors, self._offsets, self._sizes, strict=True):
+            if len(raw.data) != size:
+                raise ValueError(f"{len(raw.data)} bytes for a place of {size}")
+            if size:
+                driver.to_device(self._own + offset, raw.data, size)
+
+    def reveal(self, stream: driver.Stream) -> None:
+        """Issue the copy of what was staged to where the child sees it."""
+        stream.copy(self._shared.address, self._own, self.bytes)
+
+    def changed(self) -> bool:
+        """Whether what the child sees differs from what was staged."""
+        shown, own = (words(address, self.bytes) for address in (self._shared.address, self._own))
+        same: bool = torch.equal(shown, own)
+        return not same
+
+    def close(self) -> None:
+        """Give both copies back; a child that still maps the lent one keeps it until it ends."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            driver.free(self._own)
+            self._shared.close()
+            self.fd = -1
+
+
+class Claim(BaseModel):
+    """A child's word on where a device tensor lies."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    dtype: str
+    shape: list[int] = Field(max_length=16)
+    stride: list[int] = Field(max_length=16)
+    """In elements."""
+    handle: str = Field(pattern=r"^([0-9a-f]{128})?$")
+    """Names the allocation, in hexadecimal digits; empty for a tensor without elements."""
+    offset: int = Field(ge=0, lt=2**48)
+
+
+class Shown(NamedTuple):
+    """An output where it lies: mapped, and within its allocation."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    address: int
+    bytes: int
+    """From the first element to the end of the last."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether nothing else lies between its elements."""
+        item_bytes: int = getattr(torch, self.dtype).itemsize
+        return self.bytes == math.prod(self.shape) * item_bytes
+
+
+class Allocations:
+    """Allocations of one child that it has shown. Each is mapped once: later calls find it at no cost. Close it."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[bytes, tuple[int, int]] = {}
+
+    def find(self, claim: dict[str, Any]) -> Shown:
+        """The place that a claim names. Raises `PeekError` where it is malformed, unknown or out of bounds."""
+        try:
+            said = Claim.model_validate(claim)
+        except ValidationError as error:
+            text = error.errors()[0]["msg"]
+            raise PeekError(f"the child described an output in a form that can not be read: {text}") from None
+        dtype = getattr(torch, said.dtype, None)
+        if not isinstance(dtype, torch.dtype) or len(said.shape) != len(said.stride):
+            raise PeekError(f"the child described an output of dtype {said.dtype!r} and shape {said.shape}")
+        if min([*said.shape, *said.stride, 0]) < 0:
+            raise PeekError(f"the child described an output of shape {said.shape} and stride {said.stride}")
+        shape, stride = tuple(said.shape), tuple(said.stride)
+        if 0 in shape:
+            return Shown(said.dtype, shape, stride, 0, 0)
+        base, size = self._map(bytes.fromhex(said.handle))
+        extent = 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
+        if said.offset + extent * dtype.itemsize > size:
+            raise PeekError(f"an output of shape {said.shape} reaches beyond its allocation of {size} bytes")
+        return Shown(said.dtype, shape, stride, base + said.offset, extent * dtype.itemsize)
+
+    @property
+    def count(self) -> int:
+        """How many are mapped."""
+        return len(self._mapped)
+
+    def _map(self, handle: bytes) -> tuple[int, int]:
+        if handle not in self._mapped:
+            try:
+                base = driver.ipc_open(handle)
+                _, size = driver.address_range(base)
+            except (driver.CudaError, ValueError) as error:
+                raise PeekError(f"the memory of an output can not be mapped: {error}") from None
+            self._mapped[handle] = base, size
+        return self._mapped[handle]
+
+    def close(self) -> None:
+        """Unmap all."""
+        for base, _ in self._mapped.values():
+            driver.ipc_close(base)
+        self._mapped.clear()
+
+
+class Glance(NamedTuple):
+    """Words of an output as they were at one moment, and where they lie: `first`, then every `pitch` bytes."""
+
+    first: int
+    pitch: int
+    words: tuple[int, ...]
+
+    def agrees(self, data: bytes | bytearray) -> bool:
+        """Whether later bytes of the same output still hold these words."""
+        return all(
+            struct.unpack_from("<I", data, self.first + index * self.pitch)[0] == word
+            for index, word in enumerate(self.words)
+        )
+
+
+class Glancer:
+    """Looks at secret places of an output in one small copy; to be done before the clock is stopped. Close it.
+
+    The places are an even comb with a fresh random start, so any stretch that is not written yet is hit, and nobody can
+    write the right places first. What is seen must be what all of the output holds later: a child that says "done" too
+    early has changed it meanwhile.
+    """
+
+    def __init__(self, stream: driver.Stream) -> None:
+        self._stream = stream
+        self._pinned = driver.Pinned(4 * PROBES)
+
+    def look(self, output: Shown) -> Glance:
+        """One glance; waits for it."""
+        first, pitch, rows = comb(output.bytes, secrets.randbelow(2**31))
+        if rows:
+            self._stream.gather(self._pinned, output.address + first, pitch, rows)
+            self._stream.wait()
+        return Glance(first, pitch, struct.unpack(f"<{rows}I", self._pinned.read(4 * rows)))
+
+    def close(self) -> None:
+        """Give the host's memory back."""
+        self._pinned.close()
+
+
+def comb(size: int, draw: int) -> tuple[int, int, int]:
+    """First byte, pitch and number of the words to look at in an output of `size` bytes, for one random number."""
+    words = size // 4
+    rows = min(PROBES, words)
+    if not rows:
+        return 0, 4, 0
+    pitch = words // rows
+    return 4 * (draw % (words - (rows - 1) * pitch)), 4 * pitch, rows
+
+
+def fetch(output: Shown) -> tuple[RawTensor, bytearray]:
+    """The values on the host, made contiguous; and the bytes as they lay."""
+    dtype = getattr(torch, output.dtype)
+    if not output.bytes:
+        return RawTensor(output.dtype, output.shape, bytearray()), bytearray()
+    data = driver.to_host(output.address, output.bytes)
+    whole = torch.frombuffer(data, dtype=dtype).as_strided(output.shape, output.stride)
+    raw = RawTensor(output.dtype, output.shape, data) if whole.is_contiguous() else RawTensor.of(whole)
+    return raw, data
+
+
+def poison(output: Shown, stream: driver.Stream) -> None:
+    """Make every element NaN (or a large number), so that an output that is not written again is seen to be wrong.
+
+    Where other data may lie between the elements, nothing is done.
+    """
+    if not output.is_dense:
+        return
+    body = output.bytes // 4 if output.address % 4 == 0 else 0
+    if body:
+        stream.fill(output.address, POISON_WORD, body)
+    if output.bytes - 4 * body:
+        stream.fill_bytes(output.address + 4 * body, 0x7F, output.bytes - 4 * body)
+
+
+class _Bytes:
+    """Device bytes as other libraries take them in without a copy."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def words(address: int, size: int) -> torch.Tensor:
+    """Device memory of this process as a tensor of 64-bit words (8 divides `size`), without a copy, by torch's CUDA."""
+    return torch.as_tensor(_Bytes(address, size), device="cuda").view(torch.int64)

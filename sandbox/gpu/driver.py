@@ -1,0 +1,404 @@
+"""The CUDA driver's interface, as far as judge and workers need it, by ctypes on libcuda. Standard library only.
+
+The judge takes the device's primary context through it, without torch: a third of a second instead of several, and
+torch shares that context should the judge's process use it too. All addresses are plain integers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import uuid
+from ctypes import byref, c_char, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_ushort, c_void_p
+from functools import cache
+from typing import Any
+
+LIBRARY = "libcuda.so.1"
+ATTRIBUTES = {
+    "multiprocessors": 16,
+    "l2_bytes": 38,
+    "major": 75,
+    "minor": 76,
+    "memory_management": 102,
+    "posix_handles": 103,
+    "persisting_l2_bytes": 108,
+}
+PINNED, POSIX_FD, ON_DEVICE, READ_AND_WRITE = 1, 1, 1, 3
+MINIMUM_GRANULARITY, NON_BLOCKING, LAZY_PEER_ACCESS, PERSISTING_L2_SIZE = 0, 1, 1, 6
+HOST_MEMORY, DEVICE_MEMORY = 1, 2
+HANDLE_BYTES = 64
+
+
+class CudaError(Exception):
+    """A call of the driver failed; `code` is its CUresult."""
+
+    def __init__(self, call: str, code: int, name: str) -> None:
+        super().__init__(f"{call} failed: {name} ({code})")
+        self.code = code
+
+
+class NoDriver(CudaError):
+    """There is no CUDA driver on this machine."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("loading libcuda", -1, why)
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", c_int), ("id", c_int))
+
+
+class _Flags(ctypes.Structure):
+    _fields_ = (
+        ("compression", ctypes.c_ubyte),
+        ("rdma", ctypes.c_ubyte),
+        ("usage", c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    )
+
+
+class _Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("handles", c_int),
+        ("location", _Location),
+        ("windows", c_void_p),
+        ("flags", _Flags),
+    )
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("flags", c_int))
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle, which is passed by value."""
+
+    _fields_ = (("data", c_char * HANDLE_BYTES),)
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("src_x", c_size_t),
+        ("src_y", c_size_t),
+        ("src_type", c_int),
+        ("src_host", c_void_p),
+        ("src_device", c_uint64),
+        ("src_array", c_void_p),
+        ("src_pitch", c_size_t),
+        ("dst_x", c_size_t),
+        ("dst_y", c_size_t),
+        ("dst_type", c_int),
+        ("dst_host", c_void_p),
+        ("dst_device", c_uint64),
+        ("dst_array", c_void_p),
+        ("dst_pitch", c_size_t),
+        ("width", c_size_t),
+        ("height", c_size_t),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """libcuda, initialised. Raises `NoDriver` or `CudaError`."""
+    try:
+        loaded = ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise NoDriver(str(error)) from None
+    code = loaded.cuInit(0)
+    if code:
+        raise CudaError("cuInit", code, _name(loaded, code))
+    return loaded
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the driver. Integers must come wrapped (`c_uint64` for addresses). Raises `CudaError`."""
+    loaded = library()
+    code = getattr(loaded, name)(*arguments)
+    if code:
+        raise CudaError(name, code, _name(loaded, code))
+
+
+def _name(loaded: ctypes.CDLL, code: int) -> str:
+    text = c_char_p()
+    loaded.cuGetErrorName(code, byref(text))
+    return (text.value or b"unknown error").decode()
+
+
+def driver_version() -> str:
+    """The newest CUDA that the driver supports, as `13.0`."""
+    number = c_int()
+    call("cuDriverGetVersion", byref(number))
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def device_count() -> int:
+    """Devices that this process may see; 0 where there is no driver."""
+    number = c_int()
+    try:
+        call("cuDeviceGetCount", byref(number))
+    except CudaError:
+        return 0
+    return number.value
+
+
+def device_uuid(ordinal: int = 0) -> str:
+    """As NVML and nvidia-smi write it: `GPU-...`. Makes no context."""
+    device, raw = c_int(), (c_char * 16)()
+    call("cuDeviceGet", byref(device), c_int(ordinal))
+    call("cuDeviceGetUuid_v2", byref(raw), device)
+    return f"GPU-{uuid.UUID(bytes=bytes(bytearray(raw)))}"
+
+
+class Context:
+    """The primary context of one device, current on the thread that made it. Close it."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.ordinal = ordinal
+        self._device = c_int()
+        call("cuDeviceGet", byref(self._device), c_int(ordinal))
+        self._context = c_void_p()
+        call("cuDevicePrimaryCtxRetain", byref(self._context), self._device)
+        self.make_current()
+
+    def make_current(self) -> None:
+        """Use it from the calling thread."""
+        call("cuCtxSetCurrent", self._context)
+
+    def close(self) -> None:
+        """Give the context up; it ends with its last user."""
+        if self._context:
+            call("cuDevicePrimaryCtxRelease_v2", self._device)
+            self._context = c_void_p()
+
+    @property
+    def name(self) -> str:
+        """As the driver reports it."""
+        buffer = ctypes.create_string_buffer(256)
+        call("cuDeviceGetName", buffer, c_int(256), self._device)
+        return buffer.value.decode()
+
+    def attribute(self, name: str) -> int:
+        """One of `ATTRIBUTES`."""
+        value = c_int()
+        call("cuDeviceGetAttribute", byref(value), c_int(ATTRIBUTES[name]), self._device)
+        return value.value
+
+    @property
+    def architecture(self) -> str:
+        """As `9.0`: what TORCH_CUDA_ARCH_LIST takes."""
+        return f"{self.attribute('major')}.{self.attribute('minor')}"
+
+    def free_bytes(self) -> tuple[int, int]:
+        """Free and total device memory."""
+        free, total = c_size_t(), c_size_t()
+        call("cuMemGetInfo_v2", byref(free), byref(total))
+        return free.value, total.value
+
+    def reset_persisting_l2(self) -> None:
+        """Give lines that somebody pinned in the L2 cache back to all, and allow no more in this context."""
+        call("cuCtxResetPersistingL2Cache")
+        if self.attribute("persisting_l2_bytes"):
+            call("cuCtxSetLimit", c_int(PERSISTING_L2_SIZE), c_size_t(0))
+
+
+def synchronize() -> None:
+    """Wait until all work of the current context is done."""
+    call("cuCtxSynchronize")
+
+
+def allocate(size: int) -> int:
+    """Device memory that nobody else can have."""
+    address = c_uint64()
+    call("cuMemAlloc_v2", byref(address), c_size_t(size))
+    return address.value
+
+
+def free(address: int) -> None:
+    """Give memory of `allocate` back."""
+    call("cuMemFree_v2", c_uint64(address))
+
+
+class Shared:
+    """Device memory behind a file descriptor: made here, or imported from whoever made it. Mapped; close it."""
+
+    def __init__(self, ordinal: int, size: int, fd: int | None = None) -> None:
+        """`fd` None: make it. Else import it; `size` must be the maker's `bytes`."""
+        location = _Location(ON_DEVICE, ordinal)
+        properties = _Properties(PINNED, POSIX_FD, location, None, _Flags())
+        grain = c_size_t()
+        call("cuMemGetAllocationGranularity", byref(grain), byref(properties), c_int(MINIMUM_GRANULARITY))
+        self.bytes = -(-max(size, 1) // grain.value) * grain.value
+        self._handle = c_uint64()
+        self.address = 0
+        if fd is None:
+            call("cuMemCreate", byref(self._handle), c_size_t(self.bytes), byref(properties), c_uint64(0))
+        else:
+            call("cuMemImportFromShareableHandle", byref(self._handle), c_void_p(fd), c_int(POSIX_FD))
+        try:
+            self._map(location)
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, location: _Location) -> None:
+        address = c_uint64()
+        size = c_size_t(self.bytes)
+        call("cuMemAddressReserve", byref(address), size, c_size_t(0), c_uint64(0), c_uint64(0))
+        try:
+            call("cuMemMap", address, size, c_size_t(0), self._handle, c_uint64(0))
+        except BaseException:
+            call("cuMemAddressFree", address, size)
+            raise
+        self.address = address.value
+        access = _Access(location, READ_AND_WRITE)
+        call("cuMemSetAccess", address, size, byref(access), c_size_t(1))
+
+    def export(self) -> int:
+        """A new descriptor for another process; the caller closes it."""
+        fd = c_int(-1)
+        call("cuMemExportToShareableHandle", byref(fd), self._handle, c_int(POSIX_FD), c_uint64(0))
+        return fd.value
+
+    def close(self) -> None:
+        """Unmap; the memory goes when every process has done so."""
+        if self.address:
+            call("cuMemUnmap", c_uint64(self.address), c_size_t(self.bytes))
+            call("cuMemAddressFree", c_uint64(self.address), c_size_t(self.bytes))
+            self.address = 0
+        if self._handle:
+            call("cuMemRelease", self._handle)
+            self._handle = c_uint64()
+
+
+def address_range(address: int) -> tuple[int, int]:
+    """First address and size of the allocation that holds an address."""
+    base, size = c_uint64(), c_size_t()
+    call("cuMemGetAddressRange_v2", byref(base), byref(size), c_uint64(address))
+    return base.value, size.value
+
+
+def ipc_handle(base: int) -> bytes:
+    """A name, for other processes, of the allocation that starts here; only for memory of cudaMalloc."""
+    handle = _Handle()
+    call("cuIpcGetMemHandle", byref(handle), c_uint64(base))
+    return bytes(ctypes.string_at(byref(handle), HANDLE_BYTES))
+
+
+def ipc_open(handle: bytes) -> int:
+    """Map another process's allocation."""
+    if len(handle) != HANDLE_BYTES:
+        raise ValueError(f"a handle of {len(handle)} bytes, where {HANDLE_BYTES} are wanted")
+    address = c_uint64()
+    function = library().cuIpcOpenMemHandle_v2
+    function.argtypes = (c_void_p, _Handle, c_uint)
+    code = function(ctypes.addressof(address), _Handle.from_buffer_copy(handle), LAZY_PEER_ACCESS)
+    if code:
+        raise CudaError("cuIpcOpenMemHandle", code, _name(library(), code))
+    return address.value
+
+
+def ipc_close(address: int) -> None:
+    """Unmap what `ipc_open` mapped."""
+    call("cuIpcCloseMemHandle", c_uint64(address))
+
+
+class Pinned:
+    """Page-locked host memory: small results come back by one asynchronous copy. Close it."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = size
+        pointer = c_void_p()
+        call("cuMemHostAlloc", byref(pointer), c_size_t(size), c_uint(0))
+        self.address = int(pointer.value or 0)
+
+    def read(self, size: int) -> bytes:
+        """The first bytes."""
+        return ctypes.string_at(self.address, size)
+
+    def close(self) -> None:
+        """Give it back."""
+        if self.address:
+            call("cuMemFreeHost", c_void_p(self.address))
+            self.address = 0
+
+
+class Stream:
+    """A stream of its own, that no default stream waits for; everything on it is the judge's. Close it."""
+
+    def __init__(self) -> None:
+        self._stream = c_void_p()
+        call("cuStreamCreate", byref(self._stream), c_uint(NON_BLOCKING))
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Device to device."""
+        call("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(size), self._stream)
+
+    def fill(self, target: int, word: int, count: int) -> None:
+        """`count` 32-bit words."""
+        call("cuMemsetD32Async", c_uint64(target), c_uint(word), c_size_t(count), self._stream)
+
+    def fill_bytes(self, target: int, byte: int, count: int) -> None:
+        """`count` bytes."""
+        call("cuMemsetD8Async", c_uint64(target), ctypes.c_ubyte(byte), c_size_t(count), self._stream)
+
+    def gather(self, target: Pinned, source: int, pitch: int, rows: int) -> None:
+        """`rows` words of 4 bytes that lie `pitch` bytes apart, in one copy to the host."""
+        copy = _Copy2D()
+        copy.src_type, copy.src_device, copy.src_pitch = DEVICE_MEMORY, source, pitch
+        copy.dst_type, copy.dst_host, copy.dst_pitch = HOST_MEMORY, target.address, 4
+        copy.width, copy.height = 4, rows
+        call("cuMemcpy2DAsync_v2", byref(copy), self._stream)
+
+    def record(self, event: Event) -> None:
+        """Put a mark behind what was issued so far."""
+        call("cuEventRecord", event.event, self._stream)
+
+    def wait(self) -> None:
+        """Until all that was issued is done."""
+        call("cuStreamSynchronize", self._stream)
+
+    def close(self) -> None:
+        """Give it up."""
+        if self._stream:
+            call("cuStreamDestroy_v2", self._stream)
+            self._stream = c_void_p()
+
+
+class Event:
+    """A point in time on the device."""
+
+    def __init__(self) -> None:
+        self.event = c_void_p()
+        call("cuEventCreate", byref(self.event), c_uint(0))
+
+    def since(self, earlier: Event) -> float:
+        """Milliseconds from another event to this one; both must have happened."""
+        elapsed = c_float()
+        call("cuEventElapsedTime", byref(elapsed), earlier.event, self.event)
+        return elapsed.value
+
+    def close(self) -> None:
+        """Give it up."""
+        if self.event:
+            call("cuEventDestroy_v2", self.event)
+            self.event = c_void_p()
+
+
+def to_device(target: int, data: bytes | bytearray | memoryview, size: int) -> None:
+    """Copy host bytes to the device; returns when they are there."""
+    source = (c_char * size).from_buffer(data) if not isinstance(data, bytes) else c_char_p(data)
+    call("cuMemcpyHtoD_v2", c_uint64(target), source, c_size_t(size))
+
+
+def to_host(source: int, size: int) -> bytearray:
+    """Copy device bytes to the host; returns when they are here."""
+    data = bytearray(size)
+    if size:
+        call("cuMemcpyDtoH_v2", (c_char * size).from_buffer(data), c_uint64(source), c_size_t(size))
+    return data

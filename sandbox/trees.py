@@ -1,0 +1,89 @@
+"""The structure of a result: what it is made of, told apart from its values. Pure."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from sandbox.values import RawTensor, Values
+
+NUMBER = "a number"
+DEEPEST = 32
+SCALARS = (int, float, str, type(None))
+
+
+class Flat(NamedTuple):
+    """A result in a form in which two can be compared."""
+
+    shape: Any
+    """The nesting, with dicts in order of their keys and tensors and floats without their values."""
+    tensors: tuple[RawTensor, ...]
+    """The tensors and floats in the order of `shape`; a float is a tensor without axes."""
+    labels: tuple[str, ...]
+    """Where each stands: `the output`, `output 1`, `output 'mean'`."""
+
+
+def is_sound(tree: Any, tensors: int, depth: int = 0) -> bool:
+    """Whether this is a tree of `sandbox.child.wire` over so many tensors: what a child sent may be anything."""
+    if depth > DEEPEST or not isinstance(tree, dict) or len(tree) != 1:
+        return False
+    ((kind, body),) = tree.items()
+    if kind in ("l", "p"):
+        return isinstance(body, list) and all(is_sound(item, tensors, depth + 1) for item in body)
+    if kind == "d":
+        return isinstance(body, list) and all(_is_entry(entry, tensors, depth) for entry in body)
+    if kind == "t":
+        return type(body) is int and 0 <= body < tensors
+    return isinstance(body, SCALARS if kind == "v" else str) and kind in ("v", "dtype")
+
+
+def _is_entry(entry: Any, tensors: int, depth: int) -> bool:
+    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+        return False
+    return is_sound(entry[1], tensors, depth + 1)
+
+
+def flatten(values: Values) -> Flat:
+    """The structure of a result and its values in the order of the structure.
+
+    Two dicts with the same keys are the same, in whatever order they were filled. Integers, booleans, strings and None
+    belong to the structure, so they must agree exactly; floats were rounded like the elements of tensors.
+    """
+    if not is_sound(values.tree, len(values.tensors)):
+        return Flat("malformed", (), ())
+    tensors: list[RawTensor] = []
+    labels: list[str] = []
+
+    def walk(node: dict[str, Any], path: str) -> Any:
+        ((kind, body),) = node.items()
+        if kind == "t":
+            tensors.append(values.tensors[body])
+            labels.append(f"output {path}" if path else "the output")
+            return "a tensor"
+        if kind == "v" and isinstance(body, float):
+            tensors.append(RawTensor.of(torch.tensor(body, dtype=torch.float32)))
+            labels.append(f"number {path}" if path else "the number")
+            return NUMBER
+        if kind in ("l", "p"):
+            items = tuple(walk(item, f"{path}[{index}]" if path else str(index)) for index, item in enumerate(body))
+            return ("list" if kind == "l" else "tuple", items)
+        if kind == "d":
+            entries = sorted(body, key=lambda entry: str(entry[0]))
+            return (
+                "dict",
+                tuple((key, walk(item, f"{path}[{key!r}]" if path else repr(key))) for key, item in entries),
+            )
+        return (type(body).__name__, body)
+
+    return Flat(walk(values.tree, ""), tuple(tensors), tuple(labels))
+
+
+def show(shape: Any) -> str:
+    """A structure in words."""
+    if isinstance(shape, str):
+        return shape
+    kind, body = shape
+    if kind in ("list", "tuple"):
+        return f"a {kind} of ({', '.join(map(show, body))})"
+    if kind == "dict":
+        return "a dict of (" + ", ".join(f"{key}: {show(item)}" for key, item in body) + ")"
+    return repr(body)

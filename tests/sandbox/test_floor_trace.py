@@ -1,0 +1,170 @@
+"""What is counted as necessary, by small models whose bytes and operations can be told by hand."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sandbox.floor.trace import trace
+
+FOUR = 4
+"""Bytes of a float32."""
+
+
+class Of(nn.Module):
+    """A model of one function, with weights of the given shapes."""
+
+    def __init__(self, function, **shapes):
+        super().__init__()
+        self.function = function
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.ones(shape)))
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def work(function, *inputs, **shapes):
+    return trace(Of(function, **shapes), list(inputs))
+
+
+def read(function, *inputs, **shapes):
+    return work(function, *inputs, **shapes)["bytes"]["read"]
+
+
+X = torch.ones(100, 10)
+
+
+def test_inputs_weights_and_outputs_count_once_however_often_they_are_used():
+    found = work(lambda self, x: (x * self.w + x * self.w).relu() + x, X, w=(10,))
+    assert found["bytes"] == {"read": FOUR * 1010, "written": FOUR * 1000}
+
+
+def test_intermediate_results_count_nothing():
+    assert work(lambda self, x: (x @ x.t()).relu().sum(), X)["bytes"] == {"read": FOUR * 1000, "written": FOUR}
+
+
+def test_a_weight_that_is_not_used_is_not_read():
+    assert read(lambda self, x: x * 2, X, w=(50,)) == FOUR * 1000
+
+
+def test_an_operation_whose_result_is_dropped_reads_nothing():
+    def forward(self, x):
+        x + self.w
+        return x * 2
+
+    assert read(forward, X, w=(10,)) == FOUR * 1000
+
+
+def test_a_slice_reads_only_itself():
+    assert read(lambda self, x: x[:, 3:5] * 2, X) == FOUR * 200
+
+
+def test_slices_that_make_up_the_whole_read_the_whole():
+    assert read(lambda self, x: x[:, :4].sum() + x[:, 4:].sum(), X) == FOUR * 1000
+
+
+def test_slices_that_overlap_are_counted_once():
+    assert read(lambda self, x: x[:, :4].sum() + x[:, 2:6].sum(), X) == FOUR * 600
+
+
+def test_an_expanded_input_has_only_the_elements_that_it_has():
+    assert read(lambda self, x: x * 2, torch.ones(1, 10).expand(100, 10)) == FOUR * 10
+
+
+def test_a_table_that_is_looked_up_need_not_be_read_whole():
+    found = work(lambda self, i: F.embedding(i, self.table), torch.zeros(5, dtype=torch.long), table=(1000, 8))
+    assert found["bytes"] == {"read": 5 * 8, "written": FOUR * 40}
+
+
+def test_an_input_that_is_only_asked_for_its_shape_is_not_read():
+    assert read(lambda self, x: torch.zeros_like(x), X) == 0
+
+
+def test_an_input_handed_back_is_neither_read_nor_written():
+    assert work(lambda self, x: x.view(10, 100), X)["bytes"] == {"read": 0, "written": 0}
+
+
+def test_a_strided_convolution_of_single_taps_reads_a_quarter_of_the_image():
+    image = torch.ones(1, 3, 8, 8)
+    assert read(lambda self, x: F.conv2d(x, self.w, stride=2), image, w=(1, 3, 1, 1)) == FOUR * (3 * 16 + 3)
+
+
+def test_pooling_with_gaps_does_not_count_what_lies_between():
+    assert read(lambda self, x: F.max_pool2d(x, 2, 4), torch.ones(1, 1, 8, 8)) <= FOUR * 16
+
+
+def test_the_direct_operations_of_a_linear_layer():
+    found = work(lambda self, x: F.linear(x, self.w), X, w=(7, 10))
+    assert found["flops"] == {"float32": 2 * 100 * 10 * 7}
+
+
+def test_operations_are_counted_by_the_dtype_that_they_are_done_in():
+    found = work(lambda self, x: (x @ x.t()).bfloat16() @ x.bfloat16(), X)
+    assert found["flops"] == {"float32": 2 * 100 * 100 * 10, "bfloat16": 2 * 100 * 100 * 10}
+
+
+def test_torchs_own_attention_is_two_products():
+    heads = torch.ones(2, 3, 16, 8)
+    found = work(lambda self, q: F.scaled_dot_product_attention(q, q, q), heads)
+    assert found["flops"] == {"float32": 2 * 2 * (2 * 3 * 16 * 16 * 8)}
+
+
+FIRM = {
+    "one product": lambda self, x: x @ self.w,
+    "a product with a bias and a bend": lambda self, x: torch.relu(x @ self.w + self.b),
+    "two with a bend between": lambda self, x: torch.relu(x @ self.w) @ self.w,
+    "attention": lambda self, x: torch.softmax(x @ x.t(), -1) @ x,
+}
+LOOSE = {
+    "two products in a row": lambda self, x: x @ self.w @ self.w,
+    "a sum of products": lambda self, x: x @ self.w + x @ self.w,
+    "a product that is summed up": lambda self, x: (x @ self.w).sum(0),
+    "a product of which half is kept": lambda self, x: torch.tril(x @ x.t()),
+    "a product of which a slice is kept": lambda self, x: (x @ self.w)[:, :2] * 1,
+    "a diagonal matrix": lambda self, x: torch.diag(self.b) @ self.w,
+    "a repeated factor": lambda self, x: x[:1].expand(100, 10) @ self.w,
+}
+
+
+@pytest.mark.parametrize("name", FIRM)
+def test_operations_that_nothing_can_save_make_the_least(name):
+    assert work(FIRM[name], X, w=(10, 10), b=(10,))["least_flops"]
+
+
+@pytest.mark.parametrize("name", LOOSE)
+def test_operations_that_might_be_saved_are_left_out_of_the_least(name):
+    found = work(LOOSE[name], X, w=(10, 10), b=(10,))
+    assert found["flops"]
+    assert not found["least_flops"]
+
+
+def test_a_model_that_looks_at_its_values_is_traced_on_them():
+    found = work(lambda self, x: x * 2 if x.sum() > 0 else x * self.w, X, w=(10,))
+    assert found["bytes"] == {"read": FOUR * 1000, "written": FOUR * 1000}
+
+
+def test_buffers_and_plain_attributes_are_weights_too():
+    model = Of(lambda self, x: x * self.scale + self.shift)
+    model.register_buffer("scale", torch.ones(10))
+    model.shift = torch.ones(10)
+    assert trace(model, [X])["bytes"]["read"] == FOUR * 1020
+
+
+def test_gradients_are_traced_where_the_call_computes_them():
+    def call(model, inputs):
+        x = inputs[0].detach().requires_grad_()
+        (x * model.w).relu().sum().backward()
+        return [x.grad, model.w.grad]
+
+    found = trace(Of(None, w=(100, 10)), [X], call)
+    assert found["bytes"] == {"read": FOUR * 2000, "written": FOUR * 2000}
+
+
+def test_tracing_changes_neither_model_nor_gradients():
+    model = Of(lambda self, x: x * self.w, w=(10,))
+    before = model.w
+    trace(model, [X])
+    assert model.w is before
+    assert type(model.w) is nn.Parameter
+    assert model.w.grad is None
