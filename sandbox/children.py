@@ -19,7 +19,7 @@ from sandbox.workfolder import WorkFolder, shared_environment
 from sandbox.zygote import ZYGOTES, Zygote, ZygoteGone, Zygotes
 from sandbox.zygote_start import CREDENTIALS, Ends, Order, Root, Starter, fork, processes_below, spawn, starter_of
 
-PACKET_BYTES = 64 * 1024
+PACKET_BYTES = 160 * 1024
 FREEZE_TIMEOUT_S = 5
 ENDING_TIMEOUT_S = 15
 STATE, SWITCHES = b"State:", b"voluntary_ctxt_switches:"

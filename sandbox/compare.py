@@ -36,6 +36,8 @@ class Checks(NamedTuple):
     largest: bool = True
     norm: bool = True
     slices: bool = True
+    pattern: bool = True
+    """Whether the pattern of what is wrong is looked for, which costs more than to see that it is wrong."""
 
 
 SHORT_FLOOR_ULP = 2.0
@@ -51,6 +53,7 @@ def tolerance_of(problem: Problem) -> Tolerance:
 
 
 ALL = Checks()
+PLAIN = Checks(pattern=False)
 
 
 def mismatch(
@@ -97,7 +100,7 @@ def _values(label: str, tensors: list[RawTensor], tolerance: Tolerance, checks: 
         got, want, near = _finite(got, want, near)
         distance = measure(got, near, want)
     bound = Bound.of(distance.rounding, distance.want, tolerance.factor, unit)
-    return _too_far(_Case(label, got, want), distance.error, bound, checks)
+    return _too_far(_Case(label, got, want, checks), distance.error, bound)
 
 
 def _finite(got: torch.Tensor, want: torch.Tensor, near: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -131,9 +134,12 @@ class _Case(NamedTuple):
     label: str
     got: torch.Tensor
     want: torch.Tensor
+    checks: Checks
 
     def refused(self, said: str, bound: float) -> Wrong:
         """The reason with the place of the largest error and the pattern of errors above `bound`."""
+        if not self.checks.pattern:
+            return Wrong(f"{self.label} is wrong: {said}", "")
         got, want = self.got.double(), self.want.double()
         flat = (got - want).abs().argmax()
         index = tuple(int(axis) for axis in torch.unravel_index(flat, want.shape))
@@ -142,7 +148,8 @@ class _Case(NamedTuple):
         return Wrong(f"{self.label} is wrong: {said}, {place}; {pattern.splitlines()[0]}", pattern)
 
 
-def _too_far(case: _Case, error: Size, bound: Bound, checks: Checks) -> Wrong | None:
+def _too_far(case: _Case, error: Size, bound: Bound) -> Wrong | None:
+    checks = case.checks
     if checks.largest and not error.largest <= bound.largest:
         return case.refused(f"its largest error is {error.largest:.3g}, the bound {bound.largest:.3g}", bound.largest)
     if checks.norm and not error.norm <= bound.norm:
@@ -163,7 +170,7 @@ def _slice_too_far(case: _Case, errors: torch.Tensor, bounds: torch.Tensor) -> W
         f"{len(over)} of {len(errors)} indices of axis 0 are off for their own magnitude; at index {worst} the norm of "
         f"the error is {float(errors[worst]):.3g}, the bound {limit:.3g}"
     )
-    part = _Case(case.label, case.got[worst], case.want[worst])
+    part = _Case(case.label, case.got[worst], case.want[worst], case.checks)
     return part.refused(said, limit / math.sqrt(part.want.numel()))
 
 

@@ -21,6 +21,7 @@ from sandbox.peek import PeekError, read_bytes
 from sandbox.settings import Settings
 from sandbox.verdict import Record
 from sandbox.workfolder import WorkFolder
+from sandbox.zygote import ZYGOTES, private_bytes, resident_bytes
 
 SPACE_BYTES = 2 * 2**30
 NAMESPACES_REMEDY = (
@@ -139,6 +140,7 @@ def _child() -> Iterator[Finding]:
     yield child
     if child.state != "ok":
         return
+    yield _tried("further children", _further)
     yield _layer("unprivileged user", USER in layers, "children are not root", "children stay root", REMEDIES[USER])
     missing = [layer for layer in STRICT if layer not in layers]
     if missing:
@@ -146,6 +148,26 @@ def _child() -> Iterator[Finding]:
         yield Finding(name="--jail strict", state="absent", found=found, remedy=REMEDIES.get(missing[0], ""))
     else:
         yield Finding(name="--jail strict", state="ok", found="every layer that it insists on is there")
+
+
+def _further() -> str:
+    """How every child but the first is started, how long that takes, and what it holds."""
+    folder = WorkFolder()
+    try:
+        start = time.monotonic()
+        child = Child("worker", folder, Settings())
+        try:
+            child.greet(time.monotonic() + 60)
+            ready_ms = 1e3 * (time.monotonic() - start)
+            mib = private_bytes(child.pid) / 2**20
+        finally:
+            child.close()
+    finally:
+        folder.close()
+    if child.way == "spawned":
+        return f"spawned in {ready_ms:.0f} ms, since forking fails: {ZYGOTES.obstacle or 'the zygote ended'}"
+    held = sum(map(resident_bytes, ZYGOTES.pids)) / 2**20
+    return f"forked in {ready_ms:.0f} ms, with {mib:.0f} MiB of its own; the zygote holds {held:.0f} MiB"
 
 
 def _tried(name: str, attempt: Callable[[], str]) -> Finding:

@@ -4,7 +4,7 @@ from typing import Self
 
 from problems import Problem
 from sandbox import diagnose, scan
-from sandbox.authenticity import read_authenticity
+from sandbox.authenticity import Observed, judge_authenticity, read_authenticity, refusal
 from sandbox.baselines import Baselines
 from sandbox.machine import versions
 from sandbox.reference import ReferenceSession
@@ -106,7 +106,25 @@ class Judge:
                 timing.measure(session)
             session.close()
             built.worker = None
+        self._observe(built)
         return timing.samples.measurement(self.settings)
+
+    def _observe(self, built: Built) -> None:
+        """See what runs in a call, in a process that is not timed; refuse what the problem's policy forbids."""
+        reference, gradients = self._baselines.first, self.problem.direction != "forward"
+        built.worker = session = Session("worker", built.folder, self.settings)
+        session.greet()
+        try:
+            with built.stage("check"):
+                self._load(built, session, reference)
+                observed = Observed.read(session.observe(reference.draw(), gradients))
+        except Stopped as stop:
+            observed = Observed(error=stop.reason[:200] or "it ended without a word")
+        source = built.candidate.source
+        built.authenticity = judge_authenticity(source, observed)
+        refused = refusal(self.problem, source, observed)
+        if refused:
+            raise Stopped("check", refused)
 
     def _load_message(self, built: Built) -> dict[str, object]:
         source = built.folder.write("candidate.py", built.candidate.source)
@@ -130,7 +148,7 @@ class Judge:
         return Evidence(
             jail=self._layers,
             seconds={stage: round(seconds, 3) for stage, seconds in built.seconds.items()},
-            authenticity=read_authenticity(built.candidate.source),
+            authenticity=built.authenticity or read_authenticity(built.candidate.source),
             problem_status=self._baselines.first.status if self._baselines.has_started else None,
             versions=versions(),
             deterministic=built.deterministic,

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from problems import Tolerance
-from sandbox.compare import LOWER_PRECISION_ULP, mismatch
+from sandbox.compare import LOWER_PRECISION_ULP, PLAIN, mismatch
 from sandbox.distance import measure
 from sandbox.families import DRAWN, FAMILIES, vary
 from sandbox.lazy import Case, lazy_answers, lazy_inputs
@@ -79,7 +79,7 @@ def problem_status(first: Draw, second: Draw, tolerance: Tolerance) -> ProblemSt
     findings = [
         Finding("lazy", f"it accepts {name}")
         for name, answer in lazy_answers(case, other, _is_strict(tolerance))
-        if mismatch(answer, case.exact, case.result, tolerance) is None
+        if mismatch(answer, case.exact, case.result, tolerance, PLAIN) is None
     ]
     return status_of(findings)
 
@@ -118,7 +118,7 @@ class _Prober:
         return Case(values, self.subject.exact(values), self.subject.call(values).output)
 
     def accepts(self, answer: Values, case: Case) -> bool:
-        return mismatch(answer, case.exact, case.result, self.tolerance) is None
+        return mismatch(answer, case.exact, case.result, self.tolerance, PLAIN) is None
 
 
 def _is_strict(tolerance: Tolerance) -> bool:

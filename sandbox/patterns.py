@@ -62,7 +62,7 @@ def _moved(got: torch.Tensor, want: torch.Tensor, close: float) -> str:
     """The right values in the wrong places."""
     if got.dim() >= 2 and got.shape[-1] == got.shape[-2] and _near(got.transpose(-1, -2), want, close):
         return "the last two axes are transposed"
-    if got.dim() >= 2 and _near(got.transpose(-1, -2).reshape(want.shape), want, close):
+    if got.dim() >= 2 and _near(got, want.transpose(-1, -2).reshape(got.shape), close):
         return "the values are right but lie as if the last two axes were transposed"
     for axis in range(got.dim()):
         if got.shape[axis] > 1 and _near(got.flip(axis), want, close):

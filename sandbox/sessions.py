@@ -41,8 +41,16 @@ class Timed(NamedTuple):
 
 ROOM, LEAST_BYTES = 4, 2**24
 """A result may be so many times as large as the reference's: enough to say what is wrong with it."""
-IDLE_MS = 1.0
-"""Processor time that stopping and waking may cost a child between two questions."""
+OBSERVING = 3
+"""Calls in one observation."""
+IDLE_MS, IDLE_SHARE = 5.0, 0.1
+"""Processor time that a child may have used since it was seen standing still, in ms or as a share of the time since.
+
+A thread counts as stopped a moment before it leaves its core, and where the machine itself is kept waiting that moment
+is counted in full.
+"""
+REVEALED_MS = 1.0
+"""The same from when inputs are put in place until the call: long after any such moment."""
 
 
 class Session:
@@ -52,13 +60,13 @@ class Session:
     """
 
     def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings) -> None:
-        self._settings = settings
+        self._kind, self._settings = kind, settings
         self._child = Child(kind, folder, settings)
         self._lent: Arena | None = None
         self.result_bytes = settings.memory_bytes // 4
         """A result may take so much of the judge's memory; set lower where its size is known."""
-        self._stood_at_ms: float | None = None
-        """The child's processor time when it was last seen standing still."""
+        self._stood: tuple[float, float] | None = None
+        """The child's processor time in ms when it was last seen standing still, and when that was, in s."""
 
     def __enter__(self) -> Self:
         return self
@@ -110,8 +118,11 @@ class Session:
 
     def _call(self, values: Values, timeout_s: float, op: str) -> tuple[dict[str, Any], float, float]:
         assert self._lent is not None, "lend memory before calling"
+        settled = self._cpu_ms()
         self._lent.write(values.tensors)
         before = self._cpu_ms()
+        if self._is_witnessed and before - settled > REVEALED_MS:
+            raise Misbehaved(f"the candidate ran for {before - settled:.1f} ms before it was called")
         answer, milliseconds = self._exchange({"op": op, "arguments": values.tree}, timeout_s)
         cpu_ms = self._cpu_ms() - before
         if self._watches("offspring") and self._child.offspring():
@@ -120,6 +131,13 @@ class Session:
         if changed is not None:
             raise Misbehaved(f"the call changed input {changed} in place")
         return answer, milliseconds, cpu_ms
+
+    def observe(self, values: Values, gradients: bool) -> Any:
+        """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
+        assert self._lent is not None, "lend memory before calling"
+        self._lent.write(values.tensors)
+        question = {"op": "observe", "arguments": values.tree, "gradients": gradients}
+        return self._exchange(question, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
 
     def expect(self, result_bytes: int) -> None:
         """Prepare for results of about this size: memory for them is at hand, and far larger ones are refused.
@@ -153,18 +171,25 @@ class Session:
             self._child.freeze()
         milliseconds = (time.perf_counter_ns() - start) / 1e6
         if self._watches("standing_still"):
-            self._stood_at_ms = self._cpu_ms()
+            self._stood = (self._cpu_ms(), time.monotonic())
         if "error" in answer:
             raise Refused(answer)
         return answer, milliseconds
 
     def _refuse_work_done_meanwhile(self) -> None:
         """A child that was stopped and yet used a processor had itself woken."""
-        if self._stood_at_ms is None or not self._watches("idle_witness"):
+        if self._stood is None or not self._is_witnessed:
             return
-        used_ms = self._cpu_ms() - self._stood_at_ms
-        if used_ms > IDLE_MS:
+        at_ms, since = self._stood
+        used_ms = self._cpu_ms() - at_ms
+        self._stood = None
+        if used_ms > max(IDLE_MS, IDLE_SHARE * (time.monotonic() - since) * 1e3):
             raise Misbehaved(f"the candidate ran for {used_ms:.1f} ms while no call was going on")
+
+    @property
+    def _is_witnessed(self) -> bool:
+        """The reference is trusted to stand still."""
+        return self._kind == "worker" and self._watches("idle_witness") and self._watches("standing_still")
 
     def _cpu_ms(self) -> float:
         return self._child.cpu_ms() if self._child.pid else 0.0

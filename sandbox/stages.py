@@ -8,7 +8,7 @@ from sandbox import diagnose
 from sandbox.children import ChildGone, ChildLate
 from sandbox.peek import PeekError
 from sandbox.sessions import Misbehaved, Refused, Session
-from sandbox.verdict import Candidate, Stage
+from sandbox.verdict import Authenticity, Candidate, Stage
 from sandbox.workfolder import WorkFolder
 
 
@@ -31,6 +31,8 @@ class Built:
         self.failure: Stopped | None = None
         self.seconds: dict[str, float] = {}
         self.deterministic: bool | None = None
+        self.authenticity: Authenticity | None = None
+        """From a run that was observed; None until there was one."""
 
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:

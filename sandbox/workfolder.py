@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ STEADY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
 }
+LEAST_FREE_BYTES = 512 * 2**20
+"""With less a build would fill the disk, and the candidate would be blamed."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -26,6 +29,7 @@ class WorkFolder:
     """A private temporary folder with the places that compilers and torch want, removed at the end."""
 
     def __init__(self) -> None:
+        _require_space(tempfile.gettempdir())
         try:
             self.path = Path(tempfile.mkdtemp(prefix="kernelwright-"))
             for name in PLACES:
@@ -88,6 +92,15 @@ class WorkFolder:
     def close(self) -> None:
         """Remove the folder with all that is in it; its children must have ended."""
         remove(self.path)
+
+
+def _require_space(folder: str) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_FREE_BYTES:
+        least = LEAST_FREE_BYTES // 2**20
+        raise MachineError(
+            f"only {free // 2**20} MiB are free in {folder}, and judging needs {least}; free some space or set TMPDIR"
+        )
 
 
 def shared_environment(threads: int, steady: bool) -> dict[str, str]:

@@ -31,13 +31,15 @@ MOST = 3
 """Of different environments at a time; each holds as much memory as `import torch` takes."""
 RECYCLED_BYTES = 2**30
 """It should stay as it is. One that grows beyond this leaks, and is replaced."""
+UNFIT = 3
+"""Its exit code where it can not be forked: the same as in `sandbox.child.zygote`, which would import torch here."""
 FAILURES = 3
 """After so many in a row, children of this process are started by themselves."""
 ENDING_S = 5
 
 
 class ZygoteGone(Exception):
-    """It has ended; the text is the last that it said."""
+    """It has ended."""
 
 
 class Form(NamedTuple):
@@ -85,7 +87,16 @@ class Zygote:
         try:
             socket.send_fds(self._control, [marshal.dumps(order)], list(fds))
         except OSError:
-            raise ZygoteGone(self._capture.so_far() or "the zygote has ended") from None
+            raise ZygoteGone("the zygote has ended") from None
+
+    @property
+    def is_unfit(self) -> bool:
+        """Whether it has found that it can not be forked, as another would."""
+        return self._process.poll() == UNFIT
+
+    def last_words(self) -> str:
+        """The last that it said of itself."""
+        return self._capture.so_far()
 
     def retire(self) -> None:
         """Take no more orders. It ends once the keepers that it has forked have ended."""
@@ -165,8 +176,8 @@ class Zygotes:
             if self._found.get(zygote.form) is zygote:
                 self._retire(self._found.pop(zygote.form))
             self._failures += 1
-            if self._failures >= FAILURES:
-                self.obstacle = why
+            if zygote.is_unfit or self._failures >= FAILURES:
+                self.obstacle = zygote.last_words() or why
 
     def _forget(self) -> None:
         self._lock = threading.Lock()

@@ -72,7 +72,12 @@ def fork(order: Order, ends: Ends, zygote: Zygote) -> Root:
     plan = dict(jail.plan)
     if plan["filter"] is not None:
         plan["filter"] = plan["filter"] | {"guarded": [*plan["filter"]["guarded"], zygote.pid]}
-    message = {"kind": order.kind, "environment": order.environment, "groups": len(jail.fds)}
+    message = {
+        "module": MODULES[order.kind],
+        "is_timed": order.kind != "builder",
+        "environment": order.environment,
+        "groups": len(jail.fds),
+    }
     try:
         if not jail.prefix:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

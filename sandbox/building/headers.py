@@ -24,8 +24,6 @@ LIMIT_BYTES = 12 * 2**30
 MAKING_TIMEOUT_S = 900
 WORTH_IT = 2
 """Compilations that would have used a header before it is made: it costs about as much as it saves twice."""
-ALWAYS = ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20")
-"""What torch itself passes to every compilation."""
 COMMON = ((), ("-O3",), ("-O3", "-fopenmp"), ("-O3", "-march=native", "-fopenmp"))
 """What candidates ask for most."""
 NARROW = (
@@ -66,7 +64,7 @@ class HeaderShelf:
         About 30 s of one core and 0.5 GB for the narrow one, 40 s and 0.8 GB for the whole one. Flags that could name
         a file or a program are refused.
         """
-        wanted = kinds.relevant([*ALWAYS, *flags])
+        wanted = kinds.relevant([*self._toolchain.own_flags, *flags])
         return wanted is not None and self._make(wanted, way)
 
     def learn(self, compilations: Iterable[Compilation]) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -51,6 +52,13 @@ class Toolchain(NamedTuple):
         """Torch's and Python's, as torch orders them on a command line."""
         api = self.torch_include / "torch" / "csrc" / "api" / "include"
         return (str(self.torch_include), str(api), sysconfig.get_path("include", scheme="posix_prefix"))
+
+    @property
+    def own_flags(self) -> tuple[str, ...]:
+        """What torch by itself passes to every compilation of C++."""
+        text = (self.torch_include.parent / "utils" / "cpp_extension.py").read_text()
+        standard = re.search(r"-std=c\+\+\d\d", text)
+        return ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", *([standard[0]] if standard else []))
 
     def plan(self, memory_bytes: int, narrow: bool = True, cuda_architectures: str = "") -> dict[str, Any]:
         """What a builder's message carries as `shortcuts`, see `sandbox.child.shortcuts`; empty where there are none.

@@ -59,7 +59,9 @@ def cxx_ways(words: list[str], plan: dict[str, Any]) -> dict[str, list[str]]:
 def cuda_ways(words: list[str], plan: dict[str, Any]) -> dict[str, list[str]]:
     """The same for a CUDA file. The narrow header is text: nvcc knows no precompiled ones."""
     text = _source(words)
-    if not plan.get("narrow_cuda") or "torch/extension.h" not in text or flags.needs_whole_header(text):
+    lacks_binding = "PYBIND11_MODULE" in text  # pybind is what costs most, so the narrow header has none
+    fits = "torch/extension.h" in text and not lacks_binding and not flags.needs_whole_header(text)
+    if not plan.get("narrow_cuda") or not fits:
         return {"stock": []}
     return {"narrow": ["-isystem", plan["narrow_cuda"]], "stock": []}
 

@@ -6,12 +6,20 @@ from typing import Any
 import torch
 
 from sandbox.child.wire import WireError
-from sandbox.gpu import driver
+from sandbox.gpu import driver, sharing
+
+LENT = "lent"
+"""In place of a handle: the output lies in the memory that the judge lent for outputs."""
+ALIGNMENT = 64
 
 
 class _Bytes:
     def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+        self._address, self._size = address, size
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self._size,), "typestr": "|u1", "data": (self._address, False), "version": 3}
 
 
 class Borrowed:
@@ -20,7 +28,7 @@ class Borrowed:
     def __init__(self, fd: int, size: int, specs: Sequence[dict[str, Any]]) -> None:
         """`size`: all bytes of the allocation; `specs`: dtype, shape, and offset in bytes of each tensor."""
         torch.zeros(1, device="cuda")  # makes the device's primary context and takes it
-        self._shared = driver.Shared(torch.cuda.current_device(), size, fd)
+        self._shared = sharing.Shared(torch.cuda.current_device(), size, fd)
         self._whole = torch.as_tensor(_Bytes(self._shared.address, self._shared.bytes), device="cuda")
         self.tensors = [self._tensor(spec) for spec in specs]
 
@@ -35,11 +43,36 @@ class Borrowed:
         return data.view(dtype).view(spec["shape"])
 
 
-def describe(tensor: torch.Tensor) -> tuple[dict[str, Any], torch.Tensor]:
+class Spill:
+    """Memory that the judge lends for outputs whose own memory it can not map; filled from the start in each call."""
+
+    def __init__(self, borrowed: Borrowed) -> None:
+        self._borrowed = borrowed
+        (self._room,) = borrowed.tensors
+        self.takes_all = False
+        """Whether the judge can map nothing of this process."""
+        self._used = 0
+
+    def clear(self) -> None:
+        """A new call begins."""
+        self._used = 0
+
+    def take(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """Copy an output here; tells where. Part of the call's time."""
+        size = tensor.numel() * tensor.element_size()
+        if self._used + size > self._room.numel():
+            raise WireError(f"an output of {size} bytes is larger than the reference's")
+        offset, self._used = self._used, self._used + -(-size // ALIGNMENT) * ALIGNMENT
+        copied = self._room[offset : offset + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        torch.cuda.synchronize()
+        return _said(copied, LENT, offset)
+
+
+def describe(tensor: torch.Tensor, spill: Spill | None = None) -> tuple[dict[str, Any], torch.Tensor]:
     """Where a device tensor lies, for the judge to map; and the tensor to keep alive until it has done so.
 
-    Memory that no other process can map (of cudaMallocAsync, managed, or lent by the judge) is copied first, which is
-    part of the call's time.
+    What no other process can map (of cudaMallocAsync, managed, or lent by the judge; or all, where the driver forbids
+    it) is copied first, which is part of the call's time.
     """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
         raise WireError(f"a {type(tensor).__name__} of layout {tensor.layout} is no plain tensor")
@@ -47,9 +80,13 @@ def describe(tensor: torch.Tensor) -> tuple[dict[str, Any], torch.Tensor]:
         raise WireError(f"a tensor on {tensor.device} was returned where one on cuda is wanted")
     if not tensor.numel():
         return _said(tensor, "", 0), tensor
+    if spill is not None and spill.takes_all:
+        return spill.take(tensor), tensor
     try:
         return _placed(tensor), tensor
     except driver.CudaError:
+        if spill is not None:
+            return spill.take(tensor), tensor
         copied = tensor.clone(memory_format=torch.contiguous_format)
         torch.cuda.synchronize()
         return _placed(copied), copied
@@ -60,9 +97,9 @@ _handles: dict[tuple[int, int], str] = {}
 
 
 def _placed(tensor: torch.Tensor) -> dict[str, Any]:
-    base, size = driver.address_range(tensor.data_ptr())
+    base, size = sharing.address_range(tensor.data_ptr())
     if (base, size) not in _handles:
-        _handles[base, size] = driver.ipc_handle(base).hex()
+        _handles[base, size] = sharing.ipc_handle(base).hex()
     return _said(tensor, _handles[base, size], tensor.data_ptr() - base)
 
 

@@ -132,7 +132,10 @@ def _invite(meeting: int, lifeline: int) -> Guest | None:
     poll.register(lifeline, select.POLLIN)
     if lifeline in [fd for fd, _ in poll.poll()]:
         return None
-    data, ancillary, _, _ = point.recvmsg(1, _socket.CMSG_SPACE(CREDENTIALS_BYTES))
+    try:
+        data, ancillary, _, _ = point.recvmsg(1, _socket.CMSG_SPACE(CREDENTIALS_BYTES))
+    except ConnectionError:  # it has gone without a look at what was sent
+        return None
     if not data:
         return None
     return Guest(int.from_bytes(ancillary[0][2][:4], sys.byteorder), point.detach())

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-PACKET_BYTES = 64 * 1024
+PACKET_BYTES = 160 * 1024
 """The largest message; a longer one is refused by whoever would send it."""
 
 Tree = dict[str, Any]

@@ -16,6 +16,7 @@ import torch
 from sandbox.child import inline, wire
 from sandbox.child.gradients import differentiate, weights_of
 from sandbox.child.mapping import lent_tensors
+from sandbox.child.observe import observe
 
 Message = dict[str, Any]
 Handler = Callable[[Message, list[int]], Message]
@@ -34,7 +35,10 @@ def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
             answer = handlers[message["op"]](message, fds)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a candidate are its failures, not our end
             answer = failure(error, unsupported=isinstance(error, wire.WireError))
-        wire.send(channel, answer)
+        try:
+            wire.send(channel, answer)
+        except wire.WireError as error:
+            wire.send(channel, failure(error, unsupported=True))
 
 
 def failure(error: BaseException, **more: Any) -> Message:
@@ -65,6 +69,7 @@ class Worker:
             "call": self.call,
             "backward": self.backward,
             "reserve": self.reserve,
+            "observe": self.observe,
             "nothing": lambda message, fds: {},
         }
 
@@ -101,6 +106,16 @@ class Worker:
         """Map the memory that inputs will appear in."""
         self.lent = lent_tensors(fds[0], message["specs"])
         return {}
+
+    def observe(self, message: Message, fds: list[int]) -> Message:
+        """What runs in a call on the lent inputs; see `sandbox.child.observe`."""
+        assert self.model is not None and self.run is not None
+        run, values = self.run, wire.unpack(message["arguments"], self.lent)
+        if message["gradients"]:
+            weights = weights_of(self.model, self.order)
+            return {"observed": observe(lambda: differentiate(run, weights, values))}
+        with torch.no_grad():
+            return {"observed": observe(lambda: run(*values))}
 
     def reserve(self, message: Message, fds: list[int]) -> Message:
         """Have so many bytes of free memory that was used before: fresh pages cost a fault for every 4 KiB."""

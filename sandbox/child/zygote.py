@@ -20,14 +20,16 @@ import select
 import signal
 import socket
 import sys
-from types import ModuleType
 from typing import NamedTuple
 
 from sandbox.child import zygote_birth
 
 ORDER_BYTES = 192 * 1024
 MOST_DESCRIPTORS = 16
-KINDS = {name: f"sandbox.child.{name}" for name in ("builder", "worker", "reference")}
+IMPORTED = ("sandbox.child.builder", "sandbox.child.worker", "sandbox.child.reference")
+"""All of a child but its candidate; a module that is not among them is imported by the child that needs it."""
+UNFIT = 3
+"""The exit code of a process that had better not be forked, as another would not be either."""
 PR_SET_DUMPABLE = 4
 HUGE_PAGE = 2**21
 MADV_COLLAPSE = 25
@@ -40,8 +42,6 @@ class UnfitError(Exception):
 class Zygote(NamedTuple):
     """What a forked process finds here."""
 
-    modules: dict[str, ModuleType]
-    """By kind of child, with a `main()` that serves on the descriptor in `sys.argv[1]`."""
     bound: frozenset[int]
     """The cores that the main thread of a program has once torch is imported: its OpenMP may bind it to one."""
     cores: frozenset[int]
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
         zygote = _prepared(frozenset(int(core) for core in arguments[2].split(",")))
     except (UnfitError, ImportError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
-        os._exit(1)
+        os._exit(UNFIT)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects what has ended
     _serve(zygote, control, parent)
     os._exit(0)
@@ -68,7 +68,8 @@ def main(arguments: list[str]) -> None:
 
 def _prepared(cores: frozenset[int]) -> Zygote:
     os.sched_setaffinity(0, cores)
-    modules = {kind: importlib.import_module(name) for kind, name in KINDS.items()}
+    for name in IMPORTED:
+        importlib.import_module(name)
     del sys.path[0]  # `sandbox` is imported, and what lies beside it is not for a child
     _settle()
     bound = frozenset(os.sched_getaffinity(0))
@@ -77,7 +78,7 @@ def _prepared(cores: frozenset[int]) -> Zygote:
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, every page of what was imported
     _gather_memory()
-    return Zygote(modules, bound, cores)
+    return Zygote(bound, cores)
 
 
 def _settle() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import random
 import signal
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from sandbox.child.zygote import Zygote
 
 Order = dict[str, Any]
-"""`kind`, `environment`, `plan` (see `confine.confine`), `namespaces` (the flags of setns(2); 0: become the keeper) and
-`groups` (how many control groups to enter). Its descriptors: meeting point, channel, output, then lifeline and status
-where it becomes the keeper, then the groups."""
+"""`module` (whose `main()` serves on the descriptor in `sys.argv[1]`), `is_timed`, `environment`, `plan` (see
+`confine.confine`), `namespaces` (the flags of setns(2); 0: become the keeper) and `groups` (how many control groups to
+enter). Its descriptors: meeting point, channel, output, then lifeline and status where it becomes the keeper, then the
+groups."""
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 CLOSE_RANGE = 436
 """The system call's number, the same on all architectures."""
@@ -114,10 +116,9 @@ class _Birth:
         except BaseException as error:
             print(f"the child could not be confined: {error}", file=sys.stderr, flush=True)
             os._exit(FAILED)
-        module = self._zygote.modules[self._order["kind"]]
-        sys.argv = [str(module.__file__), str(CHANNEL)]
+        sys.argv = [self._order["module"], str(CHANNEL)]
         try:
-            module.main()
+            importlib.import_module(self._order["module"]).main()
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(1)
@@ -134,8 +135,8 @@ class _Birth:
         os.environ.clear()
         os.environ.update(self._order["environment"])
         tempfile.tempdir = None  # it may hold what the zygote's environment said
-        steady = self._order["kind"] != "builder"  # compilers are for all cores, and inherit what this one has
-        os.sched_setaffinity(0, self._zygote.bound if steady else self._zygote.cores)
+        # A builder's compilers are for all cores, and inherit what it has.
+        os.sched_setaffinity(0, self._zygote.bound if self._order["is_timed"] else self._zygote.cores)
 
 
 def draw_afresh() -> None:

@@ -16,12 +16,13 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandbox.arena import ALIGNMENT
-from sandbox.gpu import driver
+from sandbox.gpu import driver, sharing
 from sandbox.peek import PeekError
 from sandbox.values import RawTensor
 
 POISON_WORD = 0x7FF87FF8
 """A NaN as float32 and float64 and, twice, as bfloat16; as float16 too. As an index it is far out of range."""
+LENT = "lent"
 PROBES = 1024
 """Words of an output that are looked at within the clock; all are compared after it."""
 
@@ -39,8 +40,8 @@ class Lent:
             {"dtype": raw.dtype, "shape": list(raw.shape), "offset": offset}
             for raw, offset in zip(layout, self._offsets, strict=True)
         ]
-        self._shared = driver.Shared(ordinal, end)
-        self.bytes = self._shared.bytes
+        self._shared = sharing.Shared(ordinal, end)
+        self.bytes, self.address = self._shared.bytes, self._shared.address
         self._own = driver.allocate(self.bytes)
         self.fd = self._shared.export()
         self.stage(layout)
@@ -81,8 +82,8 @@ class Claim(BaseModel):
     shape: list[int] = Field(max_length=16)
     stride: list[int] = Field(max_length=16)
     """In elements."""
-    handle: str = Field(pattern=r"^([0-9a-f]{128})?$")
-    """Names the allocation, in hexadecimal digits; empty for a tensor without elements."""
+    handle: str = Field(pattern=r"^([0-9a-f]{128}|lent)?$")
+    """Names the allocation, in hexadecimal digits, or says that it was lent; empty for a tensor without elements."""
     offset: int = Field(ge=0, lt=2**48)
 
 
@@ -108,6 +109,8 @@ class Allocations:
 
     def __init__(self) -> None:
         self._mapped: dict[bytes, tuple[int, int]] = {}
+        self.lent: Lent | None = None
+        """Memory for outputs that can not be mapped where they are."""
 
     def find(self, claim: dict[str, Any]) -> Shown:
         """The place that a claim names. Raises `PeekError` where it is malformed, unknown or out of bounds."""
@@ -124,11 +127,16 @@ class Allocations:
         shape, stride = tuple(said.shape), tuple(said.stride)
         if 0 in shape:
             return Shown(said.dtype, shape, stride, 0, 0)
-        base, size = self._map(bytes.fromhex(said.handle))
+        base, size = self._lent() if said.handle == LENT else self._map(bytes.fromhex(said.handle))
         extent = 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
         if said.offset + extent * dtype.itemsize > size:
             raise PeekError(f"an output of shape {said.shape} reaches beyond its allocation of {size} bytes")
         return Shown(said.dtype, shape, stride, base + said.offset, extent * dtype.itemsize)
+
+    def _lent(self) -> tuple[int, int]:
+        if self.lent is None:
+            raise PeekError("the child put an output into memory that was not lent")
+        return self.lent.address, self.lent.bytes
 
     @property
     def count(self) -> int:
@@ -138,8 +146,8 @@ class Allocations:
     def _map(self, handle: bytes) -> tuple[int, int]:
         if handle not in self._mapped:
             try:
-                base = driver.ipc_open(handle)
-                _, size = driver.address_range(base)
+                base = sharing.ipc_open(handle)
+                _, size = sharing.address_range(base)
             except (driver.CudaError, ValueError) as error:
                 raise PeekError(f"the memory of an output can not be mapped: {error}") from None
             self._mapped[handle] = base, size
@@ -148,8 +156,11 @@ class Allocations:
     def close(self) -> None:
         """Unmap all."""
         for base, _ in self._mapped.values():
-            driver.ipc_close(base)
+            sharing.ipc_close(base)
         self._mapped.clear()
+        if self.lent is not None:
+            self.lent.close()
+            self.lent = None
 
 
 class Glance(NamedTuple):
@@ -231,7 +242,11 @@ class _Bytes:
     """Device bytes as other libraries take them in without a copy."""
 
     def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+        self._address, self._size = address, size
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self._size,), "typestr": "|u1", "data": (self._address, False), "version": 3}
 
 
 def words(address: int, size: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sandbox import bubblewrap
 from sandbox.doctor import Finding
-from sandbox.gpu import driver, profile
+from sandbox.gpu import driver, profile, sharing
 from sandbox.gpu.clocks import Clocks
 from sandbox.gpu.lock import holder
 
@@ -90,7 +90,7 @@ def _clocks(uuid: str) -> Iterator[Finding]:
 def _lending(context: driver.Context) -> Finding:
     """Whether memory can be had whose descriptor a child can map."""
     try:
-        shared = driver.Shared(context.ordinal, 1)
+        shared = sharing.Shared(context.ordinal, 1)
         os.close(shared.export())
         shared.close()
     except driver.CudaError as error:

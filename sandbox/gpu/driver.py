@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import uuid
-from ctypes import byref, c_char, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_ushort, c_void_p
+from ctypes import byref, c_char, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -22,10 +22,8 @@ ATTRIBUTES = {
     "posix_handles": 103,
     "persisting_l2_bytes": 108,
 }
-PINNED, POSIX_FD, ON_DEVICE, READ_AND_WRITE = 1, 1, 1, 3
-MINIMUM_GRANULARITY, NON_BLOCKING, LAZY_PEER_ACCESS, PERSISTING_L2_SIZE = 0, 1, 1, 6
+NON_BLOCKING, PERSISTING_L2_SIZE = 1, 6
 HOST_MEMORY, DEVICE_MEMORY = 1, 2
-HANDLE_BYTES = 64
 
 
 class CudaError(Exception):
@@ -41,43 +39,6 @@ class NoDriver(CudaError):
 
     def __init__(self, why: str) -> None:
         super().__init__("loading libcuda", -1, why)
-
-
-class _Location(ctypes.Structure):
-    _fields_ = (("type", c_int), ("id", c_int))
-
-
-class _Flags(ctypes.Structure):
-    _fields_ = (
-        ("compression", ctypes.c_ubyte),
-        ("rdma", ctypes.c_ubyte),
-        ("usage", c_ushort),
-        ("reserved", ctypes.c_ubyte * 4),
-    )
-
-
-class _Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
-
-    _fields_ = (
-        ("type", c_int),
-        ("handles", c_int),
-        ("location", _Location),
-        ("windows", c_void_p),
-        ("flags", _Flags),
-    )
-
-
-class _Access(ctypes.Structure):
-    """CUmemAccessDesc."""
-
-    _fields_ = (("location", _Location), ("flags", c_int))
-
-
-class _Handle(ctypes.Structure):
-    """CUipcMemHandle, which is passed by value."""
-
-    _fields_ = (("data", c_char * HANDLE_BYTES),)
 
 
 class _Copy2D(ctypes.Structure):
@@ -119,9 +80,13 @@ def library() -> ctypes.CDLL:
 def call(name: str, *arguments: Any) -> None:
     """Call a function of the driver. Integers must come wrapped (`c_uint64` for addresses). Raises `CudaError`."""
     loaded = library()
-    code = getattr(loaded, name)(*arguments)
+    checked(name, getattr(loaded, name)(*arguments))
+
+
+def checked(name: str, code: int) -> None:
+    """Raise `CudaError` where a function of the driver answered anything but success."""
     if code:
-        raise CudaError(name, code, _name(loaded, code))
+        raise CudaError(name, code, _name(library(), code))
 
 
 def _name(loaded: ctypes.CDLL, code: int) -> str:
@@ -222,90 +187,6 @@ def allocate(size: int) -> int:
 def free(address: int) -> None:
     """Give memory of `allocate` back."""
     call("cuMemFree_v2", c_uint64(address))
-
-
-class Shared:
-    """Device memory behind a file descriptor: made here, or imported from whoever made it. Mapped; close it."""
-
-    def __init__(self, ordinal: int, size: int, fd: int | None = None) -> None:
-        """`fd` None: make it. Else import it; `size` must be the maker's `bytes`."""
-        location = _Location(ON_DEVICE, ordinal)
-        properties = _Properties(PINNED, POSIX_FD, location, None, _Flags())
-        grain = c_size_t()
-        call("cuMemGetAllocationGranularity", byref(grain), byref(properties), c_int(MINIMUM_GRANULARITY))
-        self.bytes = -(-max(size, 1) // grain.value) * grain.value
-        self._handle = c_uint64()
-        self.address = 0
-        if fd is None:
-            call("cuMemCreate", byref(self._handle), c_size_t(self.bytes), byref(properties), c_uint64(0))
-        else:
-            call("cuMemImportFromShareableHandle", byref(self._handle), c_void_p(fd), c_int(POSIX_FD))
-        try:
-            self._map(location)
-        except BaseException:
-            self.close()
-            raise
-
-    def _map(self, location: _Location) -> None:
-        address = c_uint64()
-        size = c_size_t(self.bytes)
-        call("cuMemAddressReserve", byref(address), size, c_size_t(0), c_uint64(0), c_uint64(0))
-        try:
-            call("cuMemMap", address, size, c_size_t(0), self._handle, c_uint64(0))
-        except BaseException:
-            call("cuMemAddressFree", address, size)
-            raise
-        self.address = address.value
-        access = _Access(location, READ_AND_WRITE)
-        call("cuMemSetAccess", address, size, byref(access), c_size_t(1))
-
-    def export(self) -> int:
-        """A new descriptor for another process; the caller closes it."""
-        fd = c_int(-1)
-        call("cuMemExportToShareableHandle", byref(fd), self._handle, c_int(POSIX_FD), c_uint64(0))
-        return fd.value
-
-    def close(self) -> None:
-        """Unmap; the memory goes when every process has done so."""
-        if self.address:
-            call("cuMemUnmap", c_uint64(self.address), c_size_t(self.bytes))
-            call("cuMemAddressFree", c_uint64(self.address), c_size_t(self.bytes))
-            self.address = 0
-        if self._handle:
-            call("cuMemRelease", self._handle)
-            self._handle = c_uint64()
-
-
-def address_range(address: int) -> tuple[int, int]:
-    """First address and size of the allocation that holds an address."""
-    base, size = c_uint64(), c_size_t()
-    call("cuMemGetAddressRange_v2", byref(base), byref(size), c_uint64(address))
-    return base.value, size.value
-
-
-def ipc_handle(base: int) -> bytes:
-    """A name, for other processes, of the allocation that starts here; only for memory of cudaMalloc."""
-    handle = _Handle()
-    call("cuIpcGetMemHandle", byref(handle), c_uint64(base))
-    return bytes(ctypes.string_at(byref(handle), HANDLE_BYTES))
-
-
-def ipc_open(handle: bytes) -> int:
-    """Map another process's allocation."""
-    if len(handle) != HANDLE_BYTES:
-        raise ValueError(f"a handle of {len(handle)} bytes, where {HANDLE_BYTES} are wanted")
-    address = c_uint64()
-    function = library().cuIpcOpenMemHandle_v2
-    function.argtypes = (c_void_p, _Handle, c_uint)
-    code = function(ctypes.addressof(address), _Handle.from_buffer_copy(handle), LAZY_PEER_ACCESS)
-    if code:
-        raise CudaError("cuIpcOpenMemHandle", code, _name(library(), code))
-    return address.value
-
-
-def ipc_close(address: int) -> None:
-    """Unmap what `ipc_open` mapped."""
-    call("cuIpcCloseMemHandle", c_uint64(address))
 
 
 class Pinned:

@@ -45,6 +45,8 @@ class GpuSession(Session):
         self._allocations = Allocations()
         self._outputs: tuple[Shown, ...] = ()
         self._calls = self._disturbed = 0
+        self.copies_outputs = False
+        """Whether every output is copied to where the judge can see it: the driver lets it map nothing of the child."""
 
     def to_device(self, precision: str) -> dict[str, Any]:
         """Move the model; tells torch's precision switches as the child reports them."""
@@ -62,6 +64,23 @@ class GpuSession(Session):
             raise MachineError(f"no device memory can be lent ({error}); end what else uses the device") from None
         message = {"op": "lend device", "specs": self._inputs.specs, "bytes": self._inputs.bytes}
         self._exchange(message, self._settings.start_timeout_s, self._inputs.fd)
+
+    def lend_outputs(self, size: int) -> None:
+        """Lend room for a call's outputs, for those whose own memory can not be mapped.
+
+        Once, before the candidate's source has run: it is also tried whether this child's memory can be mapped at all.
+        Where not, all outputs are copied, within the clock; `copies_outputs` tells.
+        """
+        room = Lent((RawTensor("uint8", (size,), bytearray(size)),), self._device.ordinal)
+        self._allocations.lent = room
+        message = {"op": "lend outputs", "specs": room.specs, "bytes": room.bytes}
+        self._exchange(message, self._settings.start_timeout_s, room.fd)
+        claims = self.ask({"op": "trial"}, self._settings.start_timeout_s)["tensors"]
+        try:
+            self._allocations.find(claims[0])
+        except PeekError:
+            self.copies_outputs = True
+            self.ask({"op": "copy outputs"}, self._settings.start_timeout_s)
 
     def device_call(self, values: Values, timeout_s: float, op: str = "device call") -> DeviceTimed:
         """Call the model on `values` (or, with op `device burst`, on each of a list made by `merged`).

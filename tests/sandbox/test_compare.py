@@ -1,8 +1,12 @@
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from problems import Problem, Tolerance
-from sandbox.compare import mismatch, tolerance_of
+from sandbox.compare import Checks, mismatch, tolerance_of
+from sandbox.patterns import stale
+from sandbox.trees import is_sound
 from sandbox.values import RawTensor, Values
 
 
@@ -136,3 +140,176 @@ def test_integers_must_be_equal():
 def test_an_empty_output_is_right_where_it_is_wanted():
     empty = torch.empty(0, 3)
     assert verdict_on(empty, empty.double(), empty) is None
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        (torch.cat([ROUNDED[:32], torch.zeros(64, 80)]), "right only at the first 32 of 96 indices of axis 0"),
+        (torch.cat([ROUNDED[:32], torch.zeros(64, 80)]), "the wrong elements are zero"),
+        (ROUNDED + torch.arange(80.0), "each index of axis 1 is off by a constant of its own"),
+        (ROUNDED * torch.linspace(1, 2, 96)[:, None], "each index of axis 0 is off by a factor of its own"),
+        (ROUNDED.abs(), "wrong exactly where the right value is negative"),
+        (torch.cat([ROUNDED[1:], ROUNDED[-1:]]), "axis 0 is shifted by -1, its edge lost"),
+        (ROUNDED.t().contiguous().view(96, 80), "lie as if the last two axes were transposed"),
+        (-ROUNDED, "-1 times"),
+    ],
+)
+def test_the_reason_names_more_patterns(got, words):
+    assert words in verdict_on(got, EXACT, ROUNDED).reason
+
+
+def test_the_reason_gives_the_worst_place_with_got_want_and_bound():
+    got = ROUNDED.clone()
+    got[7, 5] += 3
+    reason = verdict_on(got, EXACT, ROUNDED).reason
+    assert "its largest error is 3, the bound" in reason
+    assert f"at [7, 5]: got {float(got[7, 5]):.7g}, want {float(EXACT[7, 5]):.7g}" in reason
+
+
+def test_places_of_nan_are_described():
+    got = ROUNDED.clone()
+    got[:, -1] = float("nan")
+    assert "wrong only at index 79 (the last) of axis 1" in verdict_on(got, EXACT, ROUNDED).reason
+
+
+def test_an_overflow_of_the_reference_may_be_avoided():
+    want = torch.tensor([1.0, 3e38, 2.0], dtype=torch.float64)
+    overflown = torch.tensor([1.0, float("inf"), 2.0])
+    assert verdict_on(want.float(), want, overflown) is None
+    assert verdict_on(overflown, want, overflown) is None
+    assert verdict_on(torch.tensor([1.0, 1e38, 2.0]), want, overflown)
+
+
+def test_a_dict_is_the_same_in_whatever_order_it_was_filled():
+    a, b = RawTensor.of(torch.ones(3)), RawTensor.of(torch.zeros(2))
+    one = Values({"d": [["a", {"t": 0}], ["b", {"t": 1}]]}, (a, b))
+    other = Values({"d": [["b", {"t": 0}], ["a", {"t": 1}]]}, (b, a))
+    assert mismatch(other, one, one, Tolerance()) is None
+
+
+@pytest.mark.parametrize(("got", "right"), [(1, False), (True, True), (1.0, False), ("yes", False), (None, False)])
+def test_a_truth_value_is_only_itself(got, right):
+    want = Values({"v": True}, ())
+    assert (mismatch(Values({"v": got}, ()), want, want, Tolerance()) is None) == right
+
+
+def test_a_float_was_rounded_like_an_element():
+    want = Values({"v": 0.1}, ())
+    assert mismatch(Values({"v": 0.1 + 1e-8}, ()), want, want, Tolerance()) is None
+    assert "the number is wrong" in mismatch(Values({"v": 0.11}, ()), want, want, Tolerance()).reason
+
+
+def test_a_place_in_a_nest_is_named():
+    want = Values({"d": [["x", {"p": [{"t": 0}, {"t": 1}]}]]}, (RawTensor.of(A), RawTensor.of(B)))
+    got = want._replace(tensors=(want.tensors[0], RawTensor.of(B + 1)))
+    assert mismatch(got, want, want, Tolerance()).reason.startswith("output 'x'[1] is wrong")
+
+
+def test_complex_values_are_compared_in_both_parts():
+    want = torch.view_as_complex(torch.randn(8, 8, 2))
+    assert verdict_on(want, want, want) is None
+    assert verdict_on(want.conj().resolve_conj(), want, want)
+
+
+def test_an_integer_may_be_what_either_precision_says():
+    near, exact = torch.tensor([1, 2, 3]), torch.tensor([1, 5, 3])
+    assert verdict_on(torch.tensor([1, 5, 3]), exact, near) is None
+    assert "want 2" in verdict_on(torch.tensor([1, 4, 3]), exact, near).reason
+
+
+def test_small_rows_beside_large_ones_count():
+    size = torch.logspace(-3, 3, 96)[:, None]
+    want = EXACT * size
+    got = (ROUNDED * size).clone()
+    got[:4] = 0
+    assert "4 of 96 indices of axis 0 are off for their own magnitude" in verdict_on(got, want, ROUNDED * size).reason
+
+
+def test_an_earlier_result_is_recognised():
+    first, second = output(A), output(B)
+    assert stale(output(A), [first, second]) == "this is the result of 2 calls before"
+    assert stale(output(A + 1), [first, second]) == ""
+
+
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("tvlpd"), inner, max_size=2),
+    max_leaves=8,
+)
+
+
+@given(TREES)
+@settings(max_examples=200, deadline=None)
+def test_whatever_a_child_sends_as_a_tree_is_judged_without_a_crash(tree):
+    want = output(A)
+    is_sound(tree, 1)
+    if tree != want.tree:
+        assert mismatch(Values(tree, want.tensors), want, want, Tolerance())
+
+
+@given(st.integers(0, 10**6), st.sampled_from([(7,), (5, 9), (3, 80), (2, 3, 64)]), st.floats(1e-6, 1e6))
+@settings(max_examples=60, deadline=None)
+def test_rounding_passes_and_half_precision_does_not_at_any_scale(seed, shape, scale):
+    want = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * scale
+    near = want.float()
+    assert verdict_on(near, want, near) is None
+    assert verdict_on(torch.nextafter(near, torch.zeros_like(near)), want, near) is None
+    assert verdict_on(near.bfloat16().float(), want, near)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 239), st.floats(0.01, 100))
+@settings(max_examples=60, deadline=None)
+def test_one_wrong_element_is_found_wherever_it_is(seed, place, error):
+    near = torch.randn(3, 80, generator=torch.Generator().manual_seed(seed))
+    got = near.clone()
+    got.view(-1)[place] += error
+    wrong = verdict_on(got, near.double(), near)
+    assert f"at [{place // 80}, {place % 80}]" in wrong.reason
+
+
+def spiked():
+    """An error that is small beside the whole, and too large for one element."""
+    got = torch.ones(64, 100)
+    got[3, 5] += 3e-5
+    return got, torch.ones(64, 100)
+
+
+def spread():
+    """An error that is small for each element, and too large for all of them together."""
+    want = torch.zeros(10_000)
+    want[0] = 1
+    return want + 5e-6, want
+
+
+def small_rows():
+    want = torch.ones(64, 100) * torch.logspace(-3, 3, 64)[:, None]
+    got = want.clone()
+    got[:8] = 0
+    return got, want
+
+
+ROW = torch.randn(1, 80)
+ATTACKS = {
+    "shape": lambda: (ROW, ROW.expand(9, 80)),
+    "dtype": lambda: (ROUNDED.double(), ROUNDED),
+    "masks": lambda: (torch.full((3, 5), float("nan")), torch.randn(3, 5)),
+    "largest": spiked,
+    "norm": spread,
+    "slices": small_rows,
+}
+
+
+@pytest.mark.parametrize("check", ATTACKS)
+def test_without_a_check_its_attack_passes(check):
+    got, want = ATTACKS[check]()
+    without = Checks(**{check: False})
+    exact = want.double()
+    assert mismatch(output(got), output(exact), output(want), Tolerance())
+    assert mismatch(output(got), output(exact), output(want), Tolerance(), without) is None
+
+
+def test_without_the_check_of_the_structure_nothing_passes_for_everything():
+    nothing = Values({"l": []}, ())
+    assert mismatch(nothing, output(EXACT), output(ROUNDED), Tolerance())
+    assert mismatch(nothing, output(EXACT), output(ROUNDED), Tolerance(), Checks(structure=False)) is None

@@ -1,7 +1,10 @@
+from typing import NamedTuple
+
+import pytest
 import torch
 
 from problems import Tolerance
-from sandbox.lint import problem_status
+from sandbox.lint import examine, problem_status, quick_status, status_of
 from sandbox.values import RawTensor, Values
 
 
@@ -38,3 +41,115 @@ def test_a_problem_that_accepts_its_input_is_weak():
 
 def test_a_problem_that_accepts_half_precision_is_weak():
     assert "it accepts the result rounded to bfloat16" in status(lambda x: torch.sign(x) * 2, *two_draws()).why
+
+
+class Answered(NamedTuple):
+    output: Values
+    milliseconds: float
+
+
+class Here:
+    """A reference that is a function in this process."""
+
+    def __init__(self, function, draw, milliseconds=10.0, weights=()):
+        self.function, self.drawn, self.milliseconds = function, draw, milliseconds
+        self.weights = packed(*weights)
+
+    def draw(self):
+        return packed(*self.drawn())
+
+    def call(self, values):
+        return Answered(self.run(values, lambda tensor: tensor), self.milliseconds)
+
+    def exact(self, values):
+        return self.run(values, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+
+    def nothing_ms(self):
+        return 1.0
+
+    def run(self, values, widen):
+        out = self.function(*[widen(raw.tensor()) for raw in values.tensors])
+        return Values({"t": 0}, (RawTensor.of(out),))
+
+
+def packed(*tensors):
+    return Values({"l": [{"t": index} for index in range(len(tensors))]}, tuple(map(RawTensor.of, tensors)))
+
+
+def found(function, draw=lambda: [torch.randn(24, 64)], other=None, **more):
+    torch.manual_seed(0)
+    subject = Here(function, draw, **more)
+    kinds = {}
+    for finding in examine(subject, Tolerance(), 2**30, other):
+        before = f"{kinds[finding.kind].evidence}; " if finding.kind in kinds else ""
+        kinds[finding.kind] = finding._replace(evidence=before + finding.evidence)
+    return kinds
+
+
+def test_a_sound_problem_has_no_findings():
+    assert not found(lambda x: torch.cumsum(x, 1))
+
+
+UNSOUND = {
+    "zeros": (lambda x: x * 0, "lazy", "it accepts zeros"),
+    "a mean that hides the input": (lambda x: torch.softmax(x, 1).sum(1), "lazy", "the result for other inputs"),
+    "rows that are all alike": (lambda x: x.sum(0).expand(24, 64), "lazy", "the first index of axis 0, repeated"),
+    "a constant": (lambda x: torch.full_like(x, 3.0), "lazy", "the mean of the output everywhere"),
+    "a dropout": (lambda x: torch.dropout(x, 0.5, True), "dropout", "zeros at other places"),
+    "noise": (lambda x: x + torch.randn(24, 64), "random", "disagrees with itself"),
+    "a sum whose end counts for nothing": (lambda x: x[:, :56].cumsum(1), "independent", "last eighth of input 0"),
+    "cancellation": (lambda x: ((x + 1e6) - 1e6) * 1e4 % 7, "rough", "% from float64"),
+}
+
+
+@pytest.mark.parametrize("name", UNSOUND)
+def test_an_unsound_problem_is_weak_and_the_finding_has_its_evidence(name):
+    function, kind, words = UNSOUND[name]
+    finding = found(function)[kind]
+    assert finding.weak
+    assert words in finding.evidence
+
+
+def test_an_input_that_is_not_used_is_named():
+    findings = found(lambda x, y: torch.cumsum(x, 1), lambda: [torch.randn(24, 64), torch.randn(24, 64)])
+    assert "the result for another input 1" in findings["independent"].evidence
+
+
+def test_whole_numbers_that_hide_half_precision_are_found():
+    findings = found(lambda x: x @ x.T, lambda: [torch.randint(0, 2, (24, 64)).float()])
+    assert "inputs rounded to bfloat16" in findings["independent"].evidence
+    assert "whole numbers" in findings["labels"].evidence
+
+
+def test_inputs_that_never_change_are_found():
+    assert found(lambda x: torch.cumsum(x, 1), lambda: [torch.linspace(0, 1, 1536).view(24, 64).sin()])["constant"].weak
+
+
+def test_weights_that_do_not_matter_are_found():
+    draw = lambda: [torch.randn(24, 64)]  # noqa: E731
+    same = Here(lambda x: torch.cumsum(x, 1), draw)
+    other = Here(lambda x: torch.cumsum(x * 2, 1), draw)
+    weights = (torch.ones(3),)
+    assert "weightless" in found(lambda x: torch.cumsum(x, 1), draw, same, weights=weights)
+    assert "weightless" not in found(lambda x: torch.cumsum(x, 1), draw, other, weights=weights)
+
+
+def test_a_call_that_is_hardly_longer_than_nothing_is_too_short():
+    assert "a call takes 1.5 ms, and one that does nothing 1 ms" in found(torch.sin, milliseconds=1.5)["short"].evidence
+
+
+def test_values_above_the_memory_limit_are_found():
+    torch.manual_seed(0)
+    subject = Here(lambda x: torch.cumsum(x, 1), lambda: [torch.randn(24, 64)])
+    assert "large" in {finding.kind for finding in examine(subject, Tolerance(), 10_000)}
+
+
+def test_the_input_of_a_rectifier_does_not_pass_since_other_families_have_signs():
+    torch.manual_seed(0)
+    subject = Here(torch.relu, lambda: [torch.rand(24, 64)])
+    assert quick_status(subject, Tolerance()).status == "ok"
+
+
+def test_a_remark_alone_does_not_make_a_problem_weak():
+    findings = found(lambda x, y: torch.cumsum(x * y, 1), lambda: [torch.randn(24, 64), torch.arange(64.0) % 8])
+    assert status_of([findings["labels"]]).status == "ok"
