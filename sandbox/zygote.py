@@ -23,8 +23,9 @@ START = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parent.parent)!r}); "
     "from sandbox.child.zygote import main; main(sys.argv[1:])"
 )
-OWN_VARIABLES = {"HOME": "/nonexistent", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Beside what all children have in common. The latter keeps torch from starting CUDA to see whether there is any."""
+OWN_VARIABLES = {"HOME": "/nonexistent", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""Beside what all children have in common. The latter two keep torch, which looks whether there is a GPU as soon as
+`torch.utils.cpp_extension` is imported, from opening it. Children have an environment of their own."""
 MARK = "KERNELWRIGHT_JUDGE"
 """A variable with the judge's number: the zygote and its forks show it to whoever asks whose they are."""
 MOST = 3

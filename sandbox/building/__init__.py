@@ -7,6 +7,16 @@ and finished builds as copies; they can write to neither. What a child says abou
 from sandbox.building.headers import HeaderShelf
 from sandbox.building.record import BuildRecord, Compilation, read_record
 from sandbox.building.store import BuildStore
+from sandbox.building.summary import shortcuts_found
 from sandbox.building.toolchain import Toolchain, toolchain
 
-__all__ = ["BuildRecord", "BuildStore", "Compilation", "HeaderShelf", "Toolchain", "read_record", "toolchain"]
+__all__ = [
+    "BuildRecord",
+    "BuildStore",
+    "Compilation",
+    "HeaderShelf",
+    "Toolchain",
+    "read_record",
+    "shortcuts_found",
+    "toolchain",
+]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 VARIABLE = "KERNELWRIGHT_CACHE"
 UNFINISHED = ".making-"
+MARK = "entry.json"
 FORGOTTEN_S = 3600
 """An unfinished entry older than this was left by a process that died."""
 
@@ -23,14 +24,13 @@ def cache_root() -> Path:
 
 
 class Cache:
-    """Entries are folders below `root`, at any depth given by their names; a use renews an entry's date.
+    """Entries are folders below `root`, each with a file `entry.json`; a use renews an entry's date."""
 
-    What can not be written is not kept: a full or read-only disk costs speed, and nothing else.
-    """
-
-    def __init__(self, root: Path, limit_bytes: int) -> None:
+    def __init__(self, root: Path, limit_bytes: int, depth: int = 1) -> None:
         self.root = root
         self.limit_bytes = limit_bytes
+        self._pattern = "*/" * depth + MARK
+        """Entries' names have `depth` parts."""
 
     @contextlib.contextmanager
     def making(self, name: str) -> Iterator[Path]:
@@ -59,7 +59,8 @@ class Cache:
 
     def entries(self) -> list[Path]:
         """All entries, the longest unused first."""
-        return sorted((path.parent for path in self.root.rglob("entry.json")), key=_date)
+        found = (path.parent for path in self.root.glob(self._pattern))
+        return sorted((path for path in found if not path.relative_to(self.root).parts[0].startswith(".")), key=_date)
 
     def size_bytes(self) -> int:
         """What the entries take on disk."""

@@ -22,6 +22,8 @@ from sandbox.child import flags as kinds
 
 LIMIT_BYTES = 12 * 2**30
 MAKING_TIMEOUT_S = 900
+MAX_COUNTED = 1000
+"""Sets of flags that are counted; then counting begins anew."""
 WORTH_IT = 2
 """Compilations that would have used a header before it is made: it costs about as much as it saves twice."""
 COMMON = ((), ("-O3",), ("-O3", "-fopenmp"), ("-O3", "-march=native", "-fopenmp"))
@@ -47,7 +49,7 @@ class HeaderShelf:
 
     def __init__(self, toolchain: Toolchain, limit_bytes: int = LIMIT_BYTES) -> None:
         self._toolchain = toolchain
-        self._cache = Cache(toolchain.folder / "headers", limit_bytes)
+        self._cache = Cache(toolchain.folder / "headers", limit_bytes, depth=2)
 
     @property
     def folder(self) -> Path:
@@ -84,11 +86,17 @@ class HeaderShelf:
         """What all headers of this toolchain take."""
         return self._cache.size_bytes()
 
+    def __len__(self) -> int:
+        return len(self._cache.entries())
+
     def _count(self, flags: list[str], way: str) -> int:
         """One more compilation that would have used this header; how many there were."""
         path = self._cache.root / "wanted" / f"{kinds.digest(flags)}.{way}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists() and len(list(path.parent.iterdir())) >= MAX_COUNTED:
+                shutil.rmtree(path.parent)
+                path.parent.mkdir()
             with path.open("ab") as file:
                 file.write(b".")
                 return file.tell()

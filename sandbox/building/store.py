@@ -78,6 +78,9 @@ class BuildStore:
         """What all builds take."""
         return self._cache.size_bytes()
 
+    def __len__(self) -> int:
+        return len(self._cache.entries())
+
 
 class _Unfit(Exception):
     """A build with links, devices or sockets in it, or too large."""

@@ -11,6 +11,7 @@ which does not survive a fork.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -90,9 +91,10 @@ def _settle() -> None:
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
     if threads != 1:
         raise UnfitError(f"importing torch leaves {threads} threads running here, and a fork would lose them")
-    torch = sys.modules["torch"]
-    if torch.cuda.is_initialized():
-        raise UnfitError("importing torch starts CUDA here, which does not survive a fork")
+    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia"):  # noqa: PTH115
+                raise UnfitError("importing torch opens the GPU here, which does not survive a fork")
 
 
 def _gather_memory() -> None:

@@ -126,7 +126,7 @@ class GpuSession(Session):
         milliseconds = (time.perf_counter_ns() - start) / 1e6
         if self._watches("standing_still"):
             self._child.freeze()
-            self._stood_at_ms = self._cpu_ms()
+            self._stood = (self._cpu_ms(), time.monotonic())
         return answer, looked, milliseconds
 
     def _taken(self, answer: dict[str, Any], looked: Sequence[tuple[Shown, Glance]]) -> Values:

@@ -1,0 +1,41 @@
+"""The hostile and the honest candidates themselves: data that must make sense before a device sees it."""
+
+import ast
+import json
+
+import pytest
+
+from sandbox.scan import refuse
+from tests.gpu.attacks import ATTACKS, NOT_FASTER, SLOWER
+from tests.gpu.honest import HONEST
+
+STAGES = {"scan", "build", "load", "run", "check", "time"}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_a_program_that_the_scan_lets_through(name):
+    assert not refuse(ATTACKS[name].candidate.source)
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_candidate_is_a_program_that_the_scan_lets_through(name):
+    assert not refuse(HONEST[name].candidate.source)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_says_where_it_must_fail(name):
+    attack = ATTACKS[name]
+    assert attack.stage in (SLOWER, NOT_FASTER) or set(attack.stage.split("|")) <= STAGES
+    assert bool(attack.words) == (attack.stage not in (SLOWER, NOT_FASTER))
+
+
+def test_there_are_enough_honest_candidates_of_both_kinds():
+    assert len([name for name in HONEST if name.startswith("cuda")]) >= 5
+    assert len([name for name in HONEST if name.startswith("triton")]) >= 5
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_problem_keeps_the_convention(name):
+    names = {node.name for node in ast.parse(HONEST[name].problem.source).body if hasattr(node, "name")}
+    assert {"Model", "get_inputs", "get_init_inputs"} <= names
+    assert json.loads(HONEST[name].problem.model_dump_json())["size"] == "gpu"

@@ -1,0 +1,213 @@
+"""What the GPU's part decides without a device: places to look at, clocks that count, locks, reports of tools."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sandbox.child.gpu_precision import fix_precision, told
+from sandbox.errors import MachineError
+from sandbox.gpu import profile
+from sandbox.gpu.buffers import POISON_WORD, PROBES, Allocations, Glance, comb
+from sandbox.gpu.clocks import ClockSample, steady
+from sandbox.gpu.device import Prepared
+from sandbox.gpu.lock import DeviceLock, holder, lock_path
+from sandbox.gpu.session import merged
+from sandbox.peek import PeekError
+from sandbox.values import RawTensor, Values
+
+SIZES = [0, 3, 4, 7, 4 * PROBES - 4, 4 * PROBES, 4 * PROBES + 4, 10**6 + 3, 2**31]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("draw", [0, 1, 12345, 2**31 - 1])
+def test_a_glance_stays_inside_the_output(size, draw):
+    first, pitch, rows = comb(size, draw)
+    assert first >= 0
+    assert first % 4 == 0
+    assert rows == min(PROBES, size // 4)
+    assert not rows or first + (rows - 1) * pitch + 4 <= size
+
+
+@pytest.mark.parametrize("size", [4 * PROBES + 4, 10**6 + 3, 5_000_000])
+def test_every_word_of_an_output_may_be_looked_at(size):
+    seen = set()
+    _, pitch, rows = comb(size, 0)
+    for draw in range(size // 4):
+        first = comb(size, draw)[0]
+        if first in seen:
+            break
+        seen.add(first)
+    words = {first + row * pitch for first in seen for row in range(rows)}
+    assert words == set(range(0, size // 4 * 4, 4))
+
+
+def test_a_glance_tells_an_output_that_was_changed_where_it_looked():
+    data = bytearray(range(64))
+    glance = Glance(4, 16, tuple(int.from_bytes(data[i : i + 4], "little") for i in (4, 20, 36, 52)))
+    assert glance.agrees(data)
+    data[37] ^= 1
+    assert not glance.agrees(data)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_poison_is_no_number_in_any_floating_dtype(dtype):
+    words = torch.tensor([POISON_WORD, POISON_WORD], dtype=torch.int32)
+    assert words.view(dtype).isnan().all()
+
+
+CLAIM = {"dtype": "float32", "shape": [2, 3], "stride": [3, 1], "handle": "ab" * 64, "offset": 0}
+BAD = {
+    "no handle's form": {"handle": "../etc"},
+    "a negative size": {"shape": [-2, 3]},
+    "a negative stride": {"stride": [-3, 1]},
+    "a negative offset": {"offset": -4},
+    "no dtype": {"dtype": "Tensor"},
+    "another rank": {"stride": [1]},
+    "words for numbers": {"shape": ["2", "3"]},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_claim_that_makes_no_sense_is_refused_before_anything_is_mapped(name):
+    with pytest.raises(PeekError, match="described an output"):
+        Allocations().find(CLAIM | BAD[name])
+
+
+def test_an_output_in_memory_that_was_not_lent_is_refused():
+    with pytest.raises(PeekError, match="not lent"):
+        Allocations().find(CLAIM | {"handle": "lent"})
+
+
+def test_an_output_without_elements_needs_no_memory():
+    shown = Allocations().find(CLAIM | {"shape": [0, 3], "handle": ""})
+    assert shown.bytes == 0
+
+
+def sample(mhz, reasons=0):
+    return ClockSample(sm_mhz=mhz, memory_mhz=3000, reasons=reasons)
+
+
+def test_samples_at_a_low_clock_do_not_count():
+    assert steady([sample(1980), sample(1965), sample(1200), sample(1980)]) == [True, True, False, True]
+
+
+def test_samples_under_thermal_slowdown_do_not_count_and_those_under_a_power_cap_do():
+    assert steady([sample(1980, 0x20), sample(1980, 0x4)]) == [False, True]
+
+
+def test_without_nvml_all_samples_count():
+    assert steady([None, None]) == [True, True]
+
+
+def test_reasons_are_told_by_name():
+    assert sample(1000, 0x4 | 0x40).words == ("power cap", "thermal slowdown by hardware")
+
+
+def test_a_device_that_took_twice_as_long_was_not_idle():
+    assert not Prepared(taken_ms=0.6, idle_ms=0.3).was_idle
+    assert Prepared(taken_ms=0.32, idle_ms=0.3).was_idle
+
+
+UUID = f"GPU-test-{os.getpid()}"
+
+
+@pytest.fixture
+def lock_file():
+    yield lock_path(UUID)
+    lock_path(UUID).unlink(missing_ok=True)
+
+
+def test_a_second_judge_waits_for_the_device_and_is_told_who_has_it(lock_file):
+    first = DeviceLock(UUID, 0)
+    assert holder(UUID) == f"process {os.getpid()}"
+    with pytest.raises(MachineError, match=f"taken by process {os.getpid()}"):
+        DeviceLock(UUID, 0)
+    first.close()
+    assert holder(UUID) is None
+    DeviceLock(UUID, 0).close()
+
+
+def test_a_judge_that_is_killed_gives_the_device_back(lock_file):
+    code = f"import time; from sandbox.gpu.lock import DeviceLock; held = DeviceLock({UUID!r}, 0); "
+    code += "print(1, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert holder(UUID) == f"process {other.pid}"
+        other.kill()
+        other.wait()
+    DeviceLock(UUID, 5).close()
+
+
+def test_a_device_that_nobody_ever_took_has_no_holder():
+    assert holder("GPU-never") is None
+
+
+REPORT = """==PROF== Connected to process 1 (/usr/bin/python3.12)
+a line of the program
+==PROF== Disconnected from process 1
+"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","1","relu(const float *, float *)","dram__bytes.sum","Mbyte","67.1"
+"0","1","relu(const float *, float *)","launch__registers_per_thread","register/thread","16"
+"1","1","add","dram__bytes.sum","Mbyte","1.0"
+"1","1","add","some__other_metric","","1"
+"""
+
+
+def test_the_report_of_ncu_is_read_by_launch():
+    first, second = profile.read_report(REPORT)
+    assert first.kernel == "relu(const float *, float *)"
+    assert first.metrics == {
+        "bytes from and to device memory": "67.1 Mbyte",
+        "registers a thread": "16 register/thread",
+    }
+    assert second.metrics == {"bytes from and to device memory": "1.0 Mbyte"}
+
+
+def test_a_missing_permission_is_explained():
+    output = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters"
+    assert profile.read_report(output) == []
+    assert "only administrators" in profile.failure(output)
+    assert "NVreg_RestrictProfilingToAdminUsers" in profile.COUNTER_REMEDY
+
+
+MEMCHECK = """========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 4 bytes
+=========     at wild(float *)+0x30
+a line of the program
+========= ERROR SUMMARY: 1 error
+"""
+
+
+def test_what_memcheck_found_is_read_without_the_details():
+    assert profile.sanitizer_findings(MEMCHECK) == ["Invalid __global__ write of size 4 bytes"]
+    assert profile.sanitizer_findings("========= ERROR SUMMARY: 0 errors") == []
+
+
+def test_ncu_leaves_the_clocks_alone():
+    command = profile.ncu_command("ncu", ["python", "x.py"])
+    assert command[command.index("--clock-control") + 1] == "none"
+
+
+def test_the_table_of_kernels_is_sorted_by_time_with_shares():
+    text = profile.table([("small", 1, 1.0), ("big", 2, 3.0)])
+    assert text.splitlines()[0].split() == ["75.0%", "3.0000", "ms", "2", "x", "big"]
+
+
+def test_merged_calls_have_tensors_of_their_own():
+    one = Values({"l": [{"t": 0}, {"v": 3}, {"d": [["k", {"t": 1}]]}]}, (RawTensor("float32", (1,), bytearray(4)),) * 2)
+    both = merged([one, one])
+    assert len(both.tensors) == 4
+    assert both.tree["l"][1] == {"l": [{"t": 2}, {"v": 3}, {"d": [["k", {"t": 3}]]}]}
+
+
+@pytest.mark.parametrize(("policy", "allowed"), [("strict", False), ("tf32", True), ("half", True)])
+def test_the_precision_policy_sets_the_same_switches_on_every_side(policy, allowed):
+    try:
+        switches = fix_precision(policy)
+        assert switches == told()
+        assert switches["matmul.allow_tf32"] is switches["cudnn.allow_tf32"] is allowed
+    finally:
+        fix_precision("strict")
