@@ -5,13 +5,13 @@ VENV ?= .venv
 KERNELWRIGHT_TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: run test prove check demo doctor bench setup clean
+.PHONY: run test prove corpus check demo doctor bench setup clean
 
 run demo: setup
 	$(BIN)/kernelwright run --suite demo
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/hostile
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not corpus" --ignore tests/hostile
 
 # Every attack on the jail, as root and as an ordinary user, one after the other on an otherwise idle machine: they look
 # at the whole machine for what an attack left behind.
@@ -22,6 +22,10 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Every extension of a varied corpus built as torch would and as we do; about half an hour.
+corpus: setup
+	$(BIN)/python -m pytest tests/builds/test_corpus.py
 
 doctor: setup
 	$(BIN)/kernelwright doctor

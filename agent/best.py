@@ -29,13 +29,14 @@ def write_best(log: RunLog, problem_name: str) -> Path | None:
     """
     problem = log.problem(problem_name)
     best = fold(problem_name, log.events(problem_name)).best
-    if best is None or best.candidate is None or not isinstance(best.verdict, Passed):
+    verdict = best and (best.confirmed or best.verdict)
+    if best is None or best.candidate is None or not isinstance(verdict, Passed):
         return None
     texts = {
         "candidate.py": log.text(best.candidate.digest),
         "reference.py": problem.source,
-        "verdict.json": json.dumps(_evidence(log, problem, best, best.verdict), indent=2) + "\n",
-        "README.md": _readme(log, problem, best, best.verdict),
+        "verdict.json": json.dumps(_evidence(log, problem, best, verdict), indent=2) + "\n",
+        "README.md": _readme(log, problem, best, verdict),
     }
     folder = best_folder(log, problem_name)
     try:
@@ -70,12 +71,12 @@ def _readme(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> st
 The best kernel that run `{log.header.run_id}` found for problem `{problem.name}` (size `{problem.size}`): attempt
 {best.number}, by `{model}`.{note}
 
-Measured on {log.header.device}; every timed output was checked:
+Measured on {log.header.device}{_how(best)}; every timed output was checked:
 
 ```
 {timings(verdict)}
 ```
-
+{_doubts(verdict)}
 - `candidate.py`: the kernel, as class `ModelNew`; needs nothing else from here.
 - `reference.py`: the PyTorch program that it replaces.
 - `verdict.json`: the judge's report with every raw sample.
@@ -86,6 +87,21 @@ Judge it again, here or on another machine:
 {JUDGE_AGAIN}
 ```
 {_policy(problem)}"""
+
+
+def _how(best: Attempt) -> str:
+    return " by a second judge, in new processes and with new seeds" if best.confirmed else ""
+
+
+def _doubts(verdict: Passed) -> str:
+    """What keeps the number from being taken at its word."""
+    doubts = []
+    if verdict.measurement.comparison == "too_noisy":
+        doubts.append("The machine was too noisy for this number: judge it again before you rely on it.")
+    status = verdict.evidence.problem_status
+    if status is not None and status.status == "weak":
+        doubts.append(f"The problem can not tell a lazy answer from a right one, so it is not ranked: {status.why[0]}.")
+    return "".join(f"\n{doubt}\n" for doubt in doubts)
 
 
 def _policy(problem: Problem) -> str:

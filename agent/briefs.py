@@ -1,15 +1,23 @@
 """From the record of a search to the `Brief` of its next step: verdicts put into words for a model."""
 
+import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
+from agent.advice import lessons
+from agent.budget import floor_ms
 from agent.extraction import NotExtracted
 from agent.records import Ask, Attempt, Reply
+from agent.strategies.moves import lineage
 from agent.view import View
 from problems import Problem
-from prompts import Brief, DeviceSheet, Parent, PastAttempt, TargetVersions
+from prompts import Brief, DeviceSheet, Parent, PastAttempt, TargetVersions, shortened
 from sandbox.verdict import Failed, Passed
 
+ALIKE, FEWEST_LINES = 0.6, 3
+"""Two changes are alike if they share this part of the lines that either adds; smaller changes are not compared."""
 SHOWN_BROKEN = frozenset({"syntax_error", "no_entry_point"})
 """Kinds of reply without a candidate whose text helps to mend it. A refusal or a long unfinished text does not."""
 
@@ -33,10 +41,15 @@ class BriefMaker:
     device: DeviceSheet
     versions: TargetVersions
     texts: Texts
+    history_tokens: int = 2000
+    """See `SearchConfig.history_tokens`."""
 
     def __call__(self, problem: Problem, view: View, ask: Ask) -> Brief:
         """All that the prompt for `ask` is made from: the attempts that `view` knows the end of, and the parent."""
         parent = None if ask.parent is None else view.attempt(ask.parent)
+        finished = [attempt for attempt in view.attempts if attempt.finished and not attempt.advises]
+        rows = [self._past(view, attempt) for attempt in finished]
+        history = shortened(rows, self.history_tokens, [] if parent is None else _telling(view, parent))
         return Brief(
             problem=problem,
             target=ask.target,
@@ -45,7 +58,9 @@ class BriefMaker:
             versions=self.versions,
             directive=ask.directive,
             parent=None if parent is None else self._parent(parent),
-            history=tuple(_past(attempt) for attempt in view.attempts if attempt.finished),
+            history=history,
+            left_out=len(rows) - len(history),
+            lessons=lessons(view),
         )
 
     def _parent(self, attempt: Attempt) -> Parent:
@@ -62,7 +77,7 @@ class BriefMaker:
         if isinstance(attempt.verdict, Passed):
             return timings(attempt.verdict)
         if isinstance(attempt.verdict, Failed):
-            return "\n\n".join(part for part in (attempt.verdict.reason, attempt.verdict.log) if part)
+            return said_once(attempt.verdict)
         if isinstance(attempt.extraction, NotExtracted) and attempt.reply_digest:
             return self._refused(attempt.extraction, attempt.reply_digest)
         raise AssertionError(f"attempt {attempt.number} is not finished, so it can be no parent")
@@ -72,6 +87,62 @@ class BriefMaker:
         if why.kind not in SHOWN_BROKEN:
             return said
         return f"{said}\n\nThe reply was:\n\n{self.texts.reply(reply_digest).text}"
+
+    def _past(self, view: View, attempt: Attempt) -> PastAttempt:
+        remarks = [*self._repeats(view, attempt), attempt.detail.partition("\n")[0]]
+        if attempt.ask.role == "tune":
+            remarks.insert(0, attempt.ask.directive)
+        return PastAttempt(
+            number=attempt.number,
+            role=attempt.ask.role,
+            idea=attempt.ask.idea,
+            outcome=attempt.outcome,
+            detail="; ".join(remark for remark in remarks if remark),
+            candidate_ms=attempt.candidate_ms,
+            speedup=attempt.speedup,
+        )
+
+    def _repeats(self, view: View, attempt: Attempt) -> Iterator[str]:
+        """What the attempt does that was done before: the same program, or the same change."""
+        if attempt.same_as is not None:
+            earlier = view.attempt(attempt.same_as).candidate
+            same = earlier is not None and attempt.candidate is not None and earlier.digest == attempt.candidate.digest
+            words = "the very source of" if same else "but for names, comments and layout the source of"
+            yield f"{words} attempt {attempt.same_as}"
+            return
+        mine = self._added(view, attempt)
+        for other in view.attempts[: attempt.number - 1] if len(mine) >= FEWEST_LINES else ():
+            theirs = self._added(view, other)
+            if other.number != attempt.ask.parent and len(mine & theirs) >= ALIKE * len(mine | theirs) > 0:
+                yield f"brings back what attempt {other.number} changed"
+                return
+
+    def _added(self, view: View, attempt: Attempt) -> frozenset[str]:
+        """The lines that the attempt has and its parent has not; none for what does not start from a source."""
+        parent = view.attempt(attempt.ask.parent).candidate if attempt.ask.parent else None
+        if attempt.candidate is None or parent is None or attempt.ask.role != "improve":
+            return frozenset()
+        return self._lines(attempt.candidate.digest) - self._lines(parent.digest)
+
+    def _lines(self, digest: str) -> frozenset[str]:
+        return lines_of(self.texts.text(digest))
+
+
+@lru_cache(maxsize=256)
+def lines_of(source: str) -> frozenset[str]:
+    """The lines of a source that say something, without layout."""
+    lines = (" ".join(line.split()) for line in source.splitlines())
+    return frozenset(line for line in lines if any(character.isalnum() for character in line))
+
+
+def said_once(verdict: Failed) -> str:
+    """Reason and log of a failure; lines of the reason that the log repeats stand once, where their context is."""
+    logged = verdict.log.splitlines()
+    if logged and logged[0].strip() == verdict.reason.strip():
+        return verdict.log
+    reason = {line.strip() for line in verdict.reason.splitlines()}
+    log = "\n".join(line for line in logged if line.strip() not in reason)
+    return "\n\n".join(part for part in (verdict.reason, log) if part.strip())
 
 
 def timings(verdict: Passed) -> str:
@@ -84,17 +155,19 @@ def timings(verdict: Passed) -> str:
         f"speedup against {measured.closest.baseline}: {measured.speedup:.2f} "
         f"(95 % interval {low:.2f} to {high:.2f}, {measured.comparison.replace('_', ' ')})"
     )
-    return "\n".join([*lines, f"threads: {measured.threads}"])
+    lines.append(f"threads: {measured.threads}")
+    floor = floor_ms(verdict)
+    if floor is not None:
+        lines.append(
+            f"least time that the bytes and operations of the problem allow: {floor:#.3g} ms, "
+            f"{floor / measured.candidate_ms:.0%} of the candidate's"
+        )
+    if measured.protocol_ms:
+        empty = statistics.median(measured.protocol_ms)
+        lines.append(f"a call that does nothing: {empty:#.3g} ms, part of all times above")
+    return "\n".join(lines)
 
 
-def _past(attempt: Attempt) -> PastAttempt:
-    same = f"the very source of attempt {attempt.same_as}; " if attempt.same_as else ""
-    return PastAttempt(
-        number=attempt.number,
-        role=attempt.ask.role,
-        idea=attempt.ask.idea,
-        outcome=attempt.outcome,
-        detail=(same + attempt.detail.partition("\n")[0]).removesuffix("; "),
-        candidate_ms=attempt.candidate_ms,
-        speedup=attempt.speedup,
-    )
+def _telling(view: View, parent: Attempt) -> list[int]:
+    """The attempts that tell most about a step from `parent`: itself, those before it, and what was tried on it."""
+    return [one.number for one in lineage(view, parent)] + [one.number for one in view.children(parent.number)]

@@ -5,52 +5,39 @@ after a kill are the same code. It judges nothing itself.
 """
 
 import asyncio
-import random
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from agent.config import SearchConfig
-from agent.events import (
-    Asked,
-    Body,
-    Event,
-    Extracted,
-    Judged,
-    Kept,
-    NoCandidate,
-    ProviderFailed,
-    Replied,
-    Resumed,
-    RunLogError,
-    Stopped,
-)
-from agent.extraction import NotExtracted, extract
+from agent.deciding import Decider
+from agent.events import Equipped, Event, Kept, RunLogError
+from agent.events import Stopped as SearchStopped
+from agent.journal import Journal
+from agent.learning import Lore
 from agent.log import RunLog
+from agent.prices import load_prices
 from agent.providers.protocol import NoMoreAnswers, Provider, ProviderError
-from agent.records import Ask, Attempt, FoundCandidate, PromptOutline, Reply, Request
-from agent.strategies import Stop, Strategy, StrategyError
-from agent.view import View, fold
+from agent.records import Ask, Attempt
+from agent.steps import Evaluator, Steps
+from agent.strategies import Stop, Strategy
+from agent.tuning import to_screen
+from agent.view import View
 from problems import Problem
-from prompts import Brief, render
-from sandbox.verdict import Candidate, Verdict
+from prompts import Brief
 
-CUT_OFF = "length"
-"""The finish reason of a reply that ran into its length limit."""
+__all__ = ["Evaluator", "Parts", "next_to_confirm", "search"]
+
 USED_UP = "the recorded answers are used up"
-
-
-class Evaluator(Protocol):
-    """Judges candidates; the engine calls it for several at once where `slots` allows."""
-
-    async def evaluate(self, problem: Problem, candidate: Candidate) -> Verdict:
-        """The verdict. An exception means that the machine or the problem is broken, not the candidate."""
-        ...
 
 
 def _ignore(event: Event) -> None:
     pass
+
+
+def _no_limit(view: View) -> str | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -66,15 +53,19 @@ class Parts:
     """See `briefs.BriefMaker`."""
     on_event: Callable[[Event], None] = _ignore
     """Called with each event once it is committed: for showing progress."""
+    lore: Lore | None = None
+    """What is known of ideas; made from the log where it is None."""
+    limit: Callable[[View], str | None] = _no_limit
+    """A reason to stop that lies outside this problem, such as a budget of the whole run; see `Decider`."""
 
 
 async def search(problem: Problem, parts: Parts) -> View:
-    """Search until the strategy stops or the provider has no more answers; the view at the end.
+    """Search until a budget is used up, the strategy stops or the provider has no more answers; the view at the end.
 
     Goes on where the log ends: what was asked and not answered is asked again, word for word; what was answered is not.
-    Raises `ProviderError` once the provider cannot go on, whatever the evaluator raises, `RunLogError` and
-    `StrategyError`; what is in flight then is finished and logged first. When cancelled, what is in flight is dropped,
-    and a later search does it again.
+    Before the end the fastest are judged afresh. Raises `ProviderError` once the provider cannot go on, whatever the
+    evaluator raises, `RunLogError` and `StrategyError`; what is in flight then is finished and logged first. When
+    cancelled, what is in flight is dropped, and a later search does it again.
     """
     return await _Search(problem, parts).run()
 
@@ -88,15 +79,23 @@ class _Search:
             )
         self.problem = problem
         self.parts = parts
-        self.view = fold(problem.name, parts.log.events(problem.name))
+        self.journal = Journal(problem.name, parts.log, parts.on_event)
+        self.steps = Steps(problem, parts.config, parts.provider, parts.evaluator, self.journal)
+        self.decider = Decider(
+            problem, parts.config, parts.strategy, parts.brief_for, load_prices(parts.config.prices), parts.limit
+        )
         self.waiting = deque(attempt.number for attempt in self.view.pending)
         self.running: set[asyncio.Task[None]] = set()
+        self.screening = False
         self.stop: Stop | None = None
         self.trouble: BaseException | None = None
-        self.resumes = bool(self.view.attempts)
-        self.judging: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @property
+    def view(self) -> View:
+        return self.journal.view
 
     async def run(self) -> View:
+        self.equip()
         self.keep_best()
         try:
             self.start_more()
@@ -107,161 +106,84 @@ class _Search:
             for task in self.running:
                 task.cancel()
             await asyncio.gather(*self.running, return_exceptions=True)
+        if self.trouble is None or isinstance(self.trouble, NoMoreAnswers):
+            await self.confirm()
         self.conclude()
         return self.view
+
+    def equip(self) -> None:
+        """Log, before the first decision, what the search sets out with; again where that is changed."""
+        if self.view.config != self.parts.config:
+            lore = self.parts.lore or Lore(self.parts.log, self.parts.config)
+            ideas = self.view.ideas or lore.ideas(self.problem)
+            self.journal.write(Equipped(problem=self.problem.name, ideas=ideas, config=self.parts.config))
 
     def start_more(self) -> None:
         """Fill the free slots, first with what waits; with nothing once the search has stopped or met trouble."""
         slots = self.parts.config.slots
         while self.trouble is None and len(self.running) < slots:
-            if not self.waiting:
-                self.decide_more(slots - len(self.running))
-            if not self.waiting or self.trouble is not None:
+            if self.waiting:
+                self.start(self.finish(self.waiting.popleft()))
+            elif not self.decide_more(slots - len(self.running)):
                 return
-            self.announce()
-            self.running.add(asyncio.create_task(self.finish(self.waiting.popleft())))
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self.running.add(asyncio.create_task(work))
 
     async def next_end(self) -> None:
         done, self.running = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             self.trouble = self.trouble or task.exception()
 
-    def decide_more(self, room: int) -> None:
+    def decide_more(self, room: int) -> bool:
+        """Log the next decision; whether there is something to start. The end counts once nothing is in flight."""
+        if self.running and self.parts.config.lockstep:
+            return False
         try:
-            self.decide(room)
+            decision = self.decider.decide(self.view, room)
         except Exception as error:  # raised again in `conclude`, once what is in flight has ended
             self.trouble = error
-
-    def decide(self, room: int) -> None:
-        """Let the strategy look at the view, and log what it asks for."""
-        if self.stop is not None:
-            return
-        number = self.view.next_number
-        rng = random.Random(f"{self.parts.config.seed}/{self.problem.name}/{number}")
-        decision = self.parts.strategy.propose(self.view, room, rng)
+            return False
         if isinstance(decision, Stop):
-            self.stop = decision
-            return
-        self.check(decision, room)
-        for ask in decision:
-            self.announce()
-            self.open(ask)
+            self.stop = None if self.running else decision
+            return False
+        if decision:
+            self.journal.write_all([(opened.asked, [opened.text]) for opened in decision])
+        self.waiting.extend(opened.asked.attempt for opened in decision)
+        return bool(decision) or self.start_screening()
 
-    def check(self, asks: list[Ask], room: int) -> None:
-        name = self.parts.config.strategy
-        if not asks and not self.running:
-            raise StrategyError(f"strategy {name!r} waits although nothing is pending; correct its propose")
-        numbers = list(range(self.view.next_number, self.view.next_number + len(asks)))
-        finished = {None, *(attempt.number for attempt in self.view.attempts if attempt.finished)}
-        sound = all(ask.problem == self.problem.name and ask.parent in finished for ask in asks)
-        if len(asks) > room or [ask.attempt for ask in asks] != numbers or not sound:
-            raise StrategyError(
-                f"strategy {name!r} broke its rules: at most {room} asks from number {self.view.next_number} on, "
-                "for the problem at hand, each from a finished attempt; correct its propose"
-            )
+    def start_screening(self) -> bool:
+        order = to_screen(self.view, self.parts.config)
+        if order is None or self.screening:
+            return False
+        self.screening = True
+        self.start(self.screen(*order))
+        return True
 
-    def open(self, ask: Ask) -> None:
-        """Log the decision together with the whole request, so that it can be repeated word for word."""
-        config = self.parts.config
-        prompt = render(self.parts.brief_for(self.problem, self.view, ask))
-        same = [one for one in self.view.attempts if (one.prompt.digest, one.ask.model) == (prompt.digest, ask.model)]
-        request = Request(
-            model=ask.model,
-            prompt=prompt.text,
-            temperature=config.temperature,
-            max_tokens=config.max_tokens,
-            sample=len(same),
-        )
-        asked = Asked(
-            problem=self.problem.name,
-            attempt=ask.attempt,
-            ask=ask,
-            prompt=PromptOutline.of(prompt),
-            request_digest=request.digest,
-            **request.model_dump(include={"temperature", "max_tokens", "sample"}),
-        )
-        self.log(asked, blobs=[prompt.text])
-        self.waiting.append(ask.attempt)
+    async def screen(self, attempt: Attempt, settings: tuple[str, ...]) -> None:
+        try:
+            await self.steps.screen(attempt, settings)
+        finally:
+            self.screening = False
 
     async def finish(self, number: int) -> None:
-        """Do what is left to do of one attempt."""
-        if self.view.attempt(number).reply_digest is None:
-            await self.answer(self.view.attempt(number))
-        if self.view.attempt(number).extraction is None:
-            self.extract(self.view.attempt(number))
-        if not self.view.attempt(number).finished:
-            await self.judge(self.view.attempt(number))
+        await self.steps.finish(number)
         self.keep_best()
 
-    async def answer(self, attempt: Attempt) -> None:
-        reply = await self.completed(attempt)
-        replied = Replied(
-            problem=self.problem.name, attempt=attempt.number, reply_digest=reply.digest, reply=reply.facts
-        )
-        self.log(replied, blobs=[reply.model_dump_json()])
-
-    async def completed(self, attempt: Attempt) -> Reply:
-        """The provider's answer; a passing failure is tried again, each is logged."""
-        config = self.parts.config
-        prompt = self.parts.log.prompt(attempt.prompt)
-        request = attempt.request(prompt.text)
-        for retry in range(config.provider_retries + 1):
-            try:
-                return await self.parts.provider.complete(request, attempt.ask, prompt)
-            except ProviderError as error:
-                self.log(
-                    ProviderFailed(
-                        problem=self.problem.name,
-                        attempt=attempt.number,
-                        message=str(error),
-                        retryable=error.retryable,
-                    )
-                )
-                if not error.retryable or retry == config.provider_retries:
-                    raise
-            await asyncio.sleep(config.retry_delay_s * 2**retry)
-        raise AssertionError("the last try returns or raises")
-
-    def extract(self, attempt: Attempt) -> None:
-        assert attempt.reply_digest is not None
-        reply = self.parts.log.reply(attempt.reply_digest)
-        found = extract(reply.text, reasoning=reply.reasoning, truncated=reply.finish_reason == CUT_OFF)
-        if isinstance(found, NotExtracted):
-            self.log(NoCandidate(problem=self.problem.name, attempt=attempt.number, why=found))
-            return
-        candidate = FoundCandidate(
-            digest=Candidate(source=found.source, language=found.language).digest,
-            language=found.language,
-            how=found.how,
-            warnings=found.warnings,
-        )
-        extracted = Extracted(problem=self.problem.name, attempt=attempt.number, candidate=candidate)
-        self.log(extracted, blobs=[found.source])
-
-    async def judge(self, attempt: Attempt) -> None:
-        """Log the verdict. A candidate that was judged before, or is being judged, is not judged again."""
-        found = attempt.candidate
-        assert found is not None
-        async with self.judging[found.digest]:
-            known = self.view.first_with(found.digest)
-            if known is not None and known.verdict is not None:
-                verdict, same_as = known.verdict, known.number
-            else:
-                candidate = Candidate(source=self.parts.log.text(found.digest), language=found.language)
-                verdict, same_as = await self.parts.evaluator.evaluate(self.problem, candidate), None
-            self.log(Judged(problem=self.problem.name, attempt=attempt.number, verdict=verdict, same_as=same_as))
+    async def confirm(self) -> None:
+        """Judge the fastest afresh, so that the best is not the one whose timing had the most luck."""
+        try:
+            while (attempt := next_to_confirm(self.view, self.parts.config.confirm)) is not None:
+                await self.steps.confirm(attempt)
+        except Exception as error:
+            self.trouble = error
+        self.keep_best()
 
     def keep_best(self) -> None:
         best, kept = self.view.best, self.view.kept
-        if best is not None and best.speedup is not None and best.number != kept:
+        if best is not None and best.standing is not None and best.number != kept:
             name = self.problem.name
-            self.log(Kept(problem=name, attempt=best.number, speedup=best.speedup, previous=kept))
-
-    def announce(self) -> None:
-        """Log, before the first step of a search that goes on, that it does."""
-        if self.resumes:
-            self.resumes = False
-            self.log(Resumed(problem=self.problem.name))
+            self.journal.write(Kept(problem=name, attempt=best.number, speedup=best.standing, previous=kept))
 
     def conclude(self) -> None:
         """Log why the search ends; raise what ended it, unless it is an ordinary end."""
@@ -273,11 +195,20 @@ class _Search:
             case trouble:
                 raise trouble
         if reason is not None and self.view.stopped != reason:
-            self.log(Stopped(problem=self.problem.name, reason=reason))
+            self.journal.write(SearchStopped(problem=self.problem.name, reason=reason))
         if isinstance(self.trouble, ProviderError):
             raise self.trouble
 
-    def log(self, body: Body, blobs: Iterable[str] = ()) -> None:
-        event = self.parts.log.append(body, blobs)
-        self.view = self.view.after(event)
-        self.parts.on_event(event)
+
+def next_to_confirm(view: View, count: int) -> Attempt | None:
+    """The attempt to judge afresh now: the `count` fastest, and then whichever is best without it; None at the end.
+
+    Where one attempt alone is right there was no choice that luck could have made.
+    """
+    done = sum(1 for attempt in view.attempts if attempt.confirmed is not None)
+    open_ones = [attempt for attempt in view.ranked if attempt.confirmed is None]
+    if not open_ones or done + len(open_ones) < 2:
+        return None
+    if done < count:
+        return open_ones[0]
+    return view.best if view.best in open_ones and done < 2 * count else None

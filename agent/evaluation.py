@@ -1,28 +1,54 @@
-"""Verdicts for the engine: the sandbox's judge behind one awaitable, one candidate at a time."""
+"""Verdicts for the engine: the sandbox's judge behind two awaitables.
+
+Builds run beside each other and beside timing where there are cores to spare; timing is serial for each device, since
+two timings at once would disturb each other. Where the candidate itself runs on the processor and takes all of its
+cores, a build beside its timing would disturb it too, so there they take turns.
+"""
 
 import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
 
 from problems import Problem
 from sandbox.judge import Judge
 from sandbox.machine import require_tools
 from sandbox.settings import Settings
-from sandbox.verdict import Candidate, Verdict
+from sandbox.verdict import Candidate, Passed, Verdict
+
+QUICK_PAIRS = 4
+"""Pairs that a screening times: enough to see that a variant is slower."""
 
 
 class LocalEvaluator:
-    """Judges on this machine. Judging is serial, since two timings at once would disturb each other. Close it."""
+    """Judges on this machine. Close it."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, builders: int | None = None) -> None:
         self._settings = settings or Settings()
         self._judges: dict[str, Judge] = {}
-        self._turn = asyncio.Lock()
+        cores = len(os.sched_getaffinity(0))
+        self._builds = asyncio.Semaphore(builders or max(1, cores // 2))
+        self._device = asyncio.Lock()
+        self._spare = self._settings.gpu or self._settings.threads < cores
 
-    async def evaluate(self, problem: Problem, candidate: Candidate) -> Verdict:
+    async def evaluate(self, problem: Problem, candidate: Candidate, *, fresh: bool = False) -> Verdict:
         """The verdict; `MachineError` or `BrokenProblem` where none is possible."""
-        async with self._turn:
-            require_tools(candidate.language)
-            judge = self._judges.setdefault(problem.digest, Judge(problem, self._settings))
-            return await asyncio.to_thread(judge.judge, candidate)
+        require_tools(candidate.language)
+        if fresh:
+            return await self._judged_apart(problem, candidate, self._settings)
+        return await self._judged(await self._judge_for(problem), candidate)
+
+    async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
+        """Median ms of a few pairs each, all against one reference; None where one failed."""
+        quick = self._settings.model_copy(
+            update={"min_pairs": QUICK_PAIRS, "max_pairs": QUICK_PAIRS, "worker_pairs": 1, "compiled": ()}
+        )
+        judge = Judge(problem, quick)
+        try:
+            verdicts = [await self._judged(judge, candidate) for candidate in candidates]
+        finally:
+            await asyncio.to_thread(judge.close)
+        return [one.measurement.candidate_ms if isinstance(one, Passed) else None for one in verdicts]
 
     def release(self, problem: Problem) -> None:
         """End the problem's reference child; a later candidate starts a new one."""
@@ -35,3 +61,36 @@ class LocalEvaluator:
         for judge in self._judges.values():
             judge.close()
         self._judges.clear()
+
+    async def _judge_for(self, problem: Problem) -> Judge:
+        """The problem's judge with its reference started, by one of several that ask at once."""
+        async with self._device:
+            if problem.digest not in self._judges:
+                self._judges[problem.digest] = judge = Judge(problem, self._settings)
+                await asyncio.to_thread(lambda: judge.reference)
+            return self._judges[problem.digest]
+
+    async def _judged_apart(self, problem: Problem, candidate: Candidate, settings: Settings) -> Verdict:
+        judge = Judge(problem, settings)
+        try:
+            return await self._judged(judge, candidate)
+        finally:
+            await asyncio.to_thread(judge.close)
+
+    async def _judged(self, judge: Judge, candidate: Candidate) -> Verdict:
+        async with self._build_turn():
+            built = await asyncio.to_thread(judge.build, candidate)
+        try:
+            await self._device.acquire()
+        except BaseException:
+            built.close()
+            raise
+        try:
+            return await asyncio.to_thread(judge.evaluate, built)
+        finally:
+            self._device.release()
+
+    @contextlib.asynccontextmanager
+    async def _build_turn(self) -> AsyncIterator[None]:
+        async with self._builds if self._spare else self._device:
+            yield

@@ -4,8 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
+from agent.config import SearchConfig
 from agent.extraction import NotExtracted
-from agent.records import Ask, FoundCandidate, PromptOutline, ReplyFacts
+from agent.findings import Decision, FoundCandidate, KnownIdea, Note, Screening
+from agent.outline import PromptOutline
+from agent.records import Ask, ReplyFacts
 from sandbox.verdict import Record, Verdict
 
 
@@ -32,8 +35,28 @@ class OfAttempt(OfProblem):
     attempt: int
 
 
+class Equipped(OfProblem):
+    """What the search for the problem sets out with; again where a later process goes on with another config."""
+
+    kind: Literal["equipped"] = "equipped"
+    ideas: tuple[KnownIdea, ...]
+    """Those that apply to the problem, with what is known of them, in the order in which to try them."""
+    config: SearchConfig
+
+
+class Granted(OfProblem):
+    """Attempts that another problem left unspent."""
+
+    kind: Literal["granted"] = "granted"
+    attempts: int
+    reason: str
+
+
 class Asked(OfAttempt):
-    """The strategy decided; committed before the provider hears of it. The prompt's text is a blob."""
+    """The strategy decided; committed before the provider hears of it. The prompt's text is a blob.
+
+    For role tune nobody is asked: the prompt is empty, the request's digest too, and the source is a blob.
+    """
 
     kind: Literal["asked"] = "asked"
     ask: Ask
@@ -42,6 +65,8 @@ class Asked(OfAttempt):
     temperature: float | None
     max_tokens: int | None
     sample: int
+    decision: Decision | None = None
+    """None in records of older runs."""
 
 
 class Replied(OfAttempt):
@@ -50,6 +75,29 @@ class Replied(OfAttempt):
     kind: Literal["replied"] = "replied"
     reply_digest: str
     reply: ReplyFacts
+
+
+class AskedAgain(OfAttempt):
+    """The reply was cut off, and the provider is asked, once, to go on. The prompt's text is a blob."""
+
+    kind: Literal["asked_again"] = "asked_again"
+    prompt_digest: str
+    request_digest: str
+
+
+class RepliedAgain(OfAttempt):
+    """The provider's second answer; the whole `Reply` is a blob, as JSON."""
+
+    kind: Literal["replied_again"] = "replied_again"
+    reply_digest: str
+    reply: ReplyFacts
+
+
+class Noted(OfAttempt):
+    """What a reply of words says."""
+
+    kind: Literal["noted"] = "noted"
+    notes: tuple[Note, ...]
 
 
 class Extracted(OfAttempt):
@@ -72,7 +120,21 @@ class Judged(OfAttempt):
     kind: Literal["judged"] = "judged"
     verdict: Verdict
     same_as: int | None = None
-    """The earlier attempt that this verdict was reached for, where the candidate is the very same."""
+    """The earlier attempt that this verdict was reached for, where the candidate is the same."""
+
+
+class Screened(OfAttempt):
+    """Variants of the attempt's candidate were looked at quickly."""
+
+    kind: Literal["screened"] = "screened"
+    screenings: tuple[Screening, ...]
+
+
+class Confirmed(OfAttempt):
+    """A second verdict, by a fresh judge in new processes, so that luck in the first timing does not win."""
+
+    kind: Literal["confirmed"] = "confirmed"
+    verdict: Verdict
 
 
 class Kept(OfAttempt):
@@ -105,7 +167,23 @@ class Resumed(OfProblem):
 
 
 Body = Annotated[
-    RunStarted | Asked | Replied | Extracted | NoCandidate | Judged | Kept | ProviderFailed | Stopped | Resumed,
+    RunStarted
+    | Equipped
+    | Granted
+    | Asked
+    | Replied
+    | AskedAgain
+    | RepliedAgain
+    | Extracted
+    | NoCandidate
+    | Noted
+    | Judged
+    | Screened
+    | Confirmed
+    | Kept
+    | ProviderFailed
+    | Stopped
+    | Resumed,
     Field(discriminator="kind"),
 ]
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from prompts import DeviceSheet, PromptError, cpu_sheet, device_sheet, known_devices
+from prompts import DeviceSheet, PromptError, Target, cpu_sheet, device_sheet, known_devices
 from prompts.targets import TARGETS
 from sandbox.machine import cpu_facts, processor_name
 
@@ -23,6 +23,15 @@ def sheet_for(target: str, name: str | None = None) -> DeviceSheet:
         cores = len(os.sched_getaffinity(0))
         return cpu_sheet(processor_name(), cores, cpu_facts().get("flags", "").split(), _caches())
     return _gpu_sheet()
+
+
+def sheet_in(section: str, target: Target) -> DeviceSheet:
+    """The sheet again, from the section of a prompt that shows it: for replaying what another machine asked."""
+    _, _, body = section.partition("\n\n")
+    name, *facts = body.splitlines()
+    return DeviceSheet(
+        name=name, kind=TARGETS[target].device, facts=tuple(fact.removeprefix("- ") for fact in facts if fact)
+    )
 
 
 def _gpu_sheet() -> DeviceSheet:

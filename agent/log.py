@@ -39,7 +39,8 @@ CREATE TABLE events (
 );
 CREATE INDEX events_of_problem ON events (problem, seq);
 CREATE UNIQUE INDEX steps_happen_once ON events (problem, attempt, kind)
-    WHERE kind IN ('asked', 'replied', 'extracted', 'not_extracted', 'judged');
+    WHERE kind IN ('asked', 'replied', 'asked_again', 'replied_again', 'extracted', 'not_extracted', 'noted', 'judged',
+        'confirmed');
 CREATE TABLE blobs (sha256 TEXT PRIMARY KEY, bytes BLOB NOT NULL);
 CREATE TRIGGER events_not_replaced BEFORE INSERT ON events WHEN EXISTS (SELECT 1 FROM events WHERE seq = NEW.seq)
     BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
@@ -126,22 +127,21 @@ class RunLog:
 
     def append(self, body: Body, blobs: Iterable[str] = ()) -> Event:
         """Commit one event, together with the texts that it speaks of by digest; return it as it was logged."""
+        return self.extend([(body, blobs)])[0]
+
+    def extend(self, entries: Sequence[tuple[Body, Iterable[str]]]) -> list[Event]:
+        """Commit several events, each with its texts, all of them or none; return them as they were logged."""
         time = datetime.now(UTC)
-        problem = body.problem if isinstance(body, OfProblem) else None
-        attempt = body.attempt if isinstance(body, OfAttempt) else None
-        row = (time.isoformat(timespec="microseconds"), body.kind, problem, attempt, body.model_dump_json())
         with self._writing() as connection:
-            for text in blobs:
-                data = text.encode()
-                connection.execute(
-                    "INSERT INTO blobs SELECT ?1, ?2 WHERE NOT EXISTS (SELECT 1 FROM blobs WHERE sha256 = ?1)",
-                    (hashlib.sha256(data).hexdigest(), data),
-                )
-            seq = connection.execute(
-                "INSERT INTO events (time, kind, problem, attempt, payload) VALUES (?, ?, ?, ?, ?)", row
-            ).lastrowid
-        assert seq is not None
-        return Event(seq=seq, time=time, body=body)
+            return [_insert(connection, time, body, blobs) for body, blobs in entries]
+
+    def digest(self) -> str:
+        """sha256 over all that was logged, apart from times and the run's own name: equal for a run and its replay."""
+        whole = hashlib.sha256()
+        for event in self.events(after=1):
+            whole.update(event.body.model_dump_json().encode())
+            whole.update(b"\n")
+        return whole.hexdigest()
 
     def events(self, problem: str | None = None, after: int = 0) -> Iterator[Event]:
         """The events in order: all, or those of one problem; `after` leaves out those up to that seq."""
@@ -150,6 +150,10 @@ class RunLog:
             for seq, time, payload in rows:
                 yield self._event(seq, time, payload)
                 after = seq
+
+    def stopped(self, after: int = 0) -> list[tuple[int, str]]:
+        """Place and problem of each end of a search behind `after`."""
+        return self._rows("SELECT seq, problem FROM events WHERE kind = 'stopped' AND seq > ? ORDER BY seq", (after,))
 
     def blob(self, digest: str) -> bytes:
         """The bytes with that sha256; `RunLogError` where the run holds none, or others in their place."""
@@ -223,6 +227,23 @@ class RunLog:
             yield
         except sqlite3.Error as error:
             raise _log_error(self.folder / DATABASE, error) from error
+
+
+def _insert(connection: sqlite3.Connection, time: datetime, body: Body, blobs: Iterable[str]) -> Event:
+    for text in blobs:
+        data = text.encode()
+        connection.execute(
+            "INSERT INTO blobs SELECT ?1, ?2 WHERE NOT EXISTS (SELECT 1 FROM blobs WHERE sha256 = ?1)",
+            (hashlib.sha256(data).hexdigest(), data),
+        )
+    problem = body.problem if isinstance(body, OfProblem) else None
+    attempt = body.attempt if isinstance(body, OfAttempt) else None
+    seq = connection.execute(
+        "INSERT INTO events (time, kind, problem, attempt, payload) VALUES (?, ?, ?, ?, ?)",
+        (time.isoformat(timespec="microseconds"), body.kind, problem, attempt, body.model_dump_json()),
+    ).lastrowid
+    assert seq is not None
+    return Event(seq=seq, time=time, body=body)
 
 
 def _make_folder(folder: Path) -> None:

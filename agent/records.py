@@ -1,14 +1,35 @@
 """The records of a search: what was asked, what came back, and the `Attempt` that both belong to."""
 
 import hashlib
+import math
 from functools import cached_property
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
 from agent.extraction import NotExtracted
-from prompts import Prompt, Role, Section, Target
-from sandbox.verdict import Failed, Language, Passed, Record, Verdict
+from agent.findings import Decision, FoundCandidate, Knob, KnownIdea, Note, Screening
+from agent.outline import PromptOutline, SectionSpan
+from prompts import Role, Target
+from sandbox.verdict import NOISE_LIMIT, Failed, Measurement, Passed, Record, Verdict
+
+__all__ = [
+    "Ask",
+    "Attempt",
+    "Decision",
+    "FollowUp",
+    "FoundCandidate",
+    "Knob",
+    "KnownIdea",
+    "Note",
+    "PromptOutline",
+    "Reply",
+    "ReplyFacts",
+    "Request",
+    "Screening",
+    "SectionSpan",
+    "Usage",
+]
 
 
 def _storable(value: object) -> object:
@@ -19,6 +40,8 @@ Text = Annotated[str, BeforeValidator(_storable)]
 """Text from outside. Half of a surrogate pair, which JSON can smuggle in and UTF-8 cannot hold, becomes `?`."""
 
 Count = Annotated[int, Field(ge=0)]
+ADVICE = frozenset({"plan", "critique", "reflect"})
+"""Roles whose replies are words."""
 
 
 class Ask(Record):
@@ -108,62 +131,17 @@ class Reply(ReplyFacts):
         return ReplyFacts.model_validate(self.model_dump(exclude={"text", "reasoning"}))
 
 
-class SectionSpan(Record):
-    """A section as a stretch of the prompt's text."""
+class FollowUp(Record):
+    """The second request of an attempt whose first reply was cut off."""
 
-    name: str
-    stable: bool
-    start: Count
-    end: Count
-    """Offsets in characters; `end` is behind the last one."""
-
-
-class PromptOutline(Record):
-    """A prompt without its text, which the run's log holds under `digest`."""
-
-    role: Role
-    target: Target
-    digest: str
-    stable_digest: str
-    sections: tuple[SectionSpan, ...]
-
-    @classmethod
-    def of(cls, prompt: Prompt) -> Self:
-        """The outline of `prompt`."""
-        spans = []
-        at = 0
-        for section in prompt.sections:
-            at = prompt.text.index(section.text, at)
-            end = at + len(section.text)
-            spans.append(SectionSpan(name=section.name, stable=section.stable, start=at, end=end))
-            at = end
-        return cls(
-            role=prompt.role,
-            target=prompt.target,
-            digest=prompt.digest,
-            stable_digest=prompt.stable_digest,
-            sections=tuple(spans),
-        )
-
-    def filled(self, text: str) -> Prompt:
-        """The prompt again, from its text."""
-        sections = (
-            Section(name=span.name, text=text[span.start : span.end], stable=span.stable) for span in self.sections
-        )
-        return Prompt(role=self.role, target=self.target, sections=tuple(sections))
-
-
-class FoundCandidate(Record):
-    """What extraction found; the run's log holds the source under `digest`."""
-
-    digest: str
-    language: Language
-    how: str
-    warnings: tuple[str, ...] = ()
+    prompt_digest: str
+    request_digest: str
+    reply_digest: str | None = None
+    reply: ReplyFacts | None = None
 
 
 class Attempt(Record):
-    """One ask and all that has come of it so far: folded from the log, stored nowhere."""
+    """One ask and all that has come of it so far."""
 
     ask: Ask
     prompt: PromptOutline
@@ -171,12 +149,20 @@ class Attempt(Record):
     temperature: float | None
     max_tokens: int | None
     sample: int
+    decision: Decision | None = None
     reply_digest: str | None = None
     reply: ReplyFacts | None = None
+    follow_up: FollowUp | None = None
     extraction: FoundCandidate | NotExtracted | None = None
+    notes: tuple[Note, ...] | None = None
+    """What a reply of words said; None for other roles and before it is read."""
     verdict: Verdict | None = None
     same_as: int | None = None
-    """The earlier attempt whose verdict was taken over, since its candidate was the very same."""
+    """The earlier attempt whose verdict was taken over, since its candidate was the same."""
+    confirmed: Verdict | None = None
+    """A second verdict, by a fresh judge."""
+    screenings: tuple[Screening, ...] = ()
+    """Of variants of its declared constants."""
     provider_failures: int = 0
 
     @property
@@ -200,9 +186,25 @@ class Attempt(Record):
         return self.extraction if isinstance(self.extraction, FoundCandidate) else None
 
     @property
+    def replies(self) -> tuple[ReplyFacts, ...]:
+        """All replies that came, at most two."""
+        found = (self.reply, self.follow_up.reply if self.follow_up else None)
+        return tuple(reply for reply in found if reply is not None)
+
+    @property
+    def advises(self) -> bool:
+        """Whether words are asked for, and no candidate."""
+        return self.ask.role in ADVICE
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts in the budget of attempts: a candidate was asked for."""
+        return not self.advises and self.ask.role != "tune"
+
+    @property
     def finished(self) -> bool:
-        """Whether nothing more will come of it: judged, or without a candidate."""
-        return self.verdict is not None or isinstance(self.extraction, NotExtracted)
+        """Whether nothing more will come of it: judged, read, or without a candidate."""
+        return self.verdict is not None or self.notes is not None or isinstance(self.extraction, NotExtracted)
 
     @property
     def passed(self) -> bool:
@@ -211,13 +213,28 @@ class Attempt(Record):
 
     @property
     def failed(self) -> bool:
-        """Whether it is finished and did not pass; a reply without a candidate is a failure too."""
-        return self.finished and not self.passed
+        """Whether a candidate was wanted and none passed; a reply without one is a failure too."""
+        return self.finished and not self.passed and not self.advises
 
     @cached_property
     def speedup(self) -> float | None:
         """Median speedup against the better baseline; None unless it passed."""
         return self.verdict.measurement.speedup if isinstance(self.verdict, Passed) else None
+
+    @cached_property
+    def standing(self) -> float | None:
+        """The speedup to rank by; None unless it passed, and where a fresh judge refused it.
+
+        That of the fresh verdict where there is one. Where the measurement is too noisy to compare, the lower end of
+        its interval: noise must not win.
+        """
+        verdict = self.confirmed or self.verdict
+        if not isinstance(verdict, Passed):
+            return None
+        measured = verdict.measurement
+        if not _may_be_noisy(measured) or measured.comparison != "too_noisy":
+            return measured.speedup
+        return measured.interval.low
 
     @property
     def candidate_ms(self) -> float | None:
@@ -226,14 +243,16 @@ class Attempt(Record):
 
     @property
     def outcome(self) -> str:
-        """`passed`, `failed at check`, `no candidate (truncated)`, `not judged yet` or `not answered yet`."""
+        """`passed`, `failed at check`, `no candidate (truncated)`, `advice`, `not judged yet`, `not answered yet`."""
         if isinstance(self.verdict, Failed):
             return f"failed at {self.verdict.stage}"
         if isinstance(self.extraction, NotExtracted):
             return f"no candidate ({self.extraction.kind})"
         if self.passed:
             return "passed"
-        return "not answered yet" if self.reply is None else "not judged yet"
+        if self.notes is not None:
+            return "advice"
+        return "not answered yet" if self.reply is None and self.ask.role != "tune" else "not judged yet"
 
     @property
     def detail(self) -> str:
@@ -245,3 +264,15 @@ class Attempt(Record):
 
 def _digest(record: Record) -> str:
     return hashlib.sha256(record.model_dump_json().encode()).hexdigest()
+
+
+def _may_be_noisy(measured: Measurement) -> bool:
+    """Whether the interval could be too wide at all: a bootstrap interval of a median lies inside its samples' range.
+
+    Saves a thousand resamples for each quiet measurement.
+    """
+    if measured.placebo is not None:
+        return True
+    pairing = measured.closest
+    logs = [math.log(b / c) for b, c in zip(pairing.baseline_ms, pairing.candidate_ms, strict=True)]
+    return (max(logs) - min(logs)) / 2 > math.log1p(NOISE_LIMIT)

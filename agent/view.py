@@ -2,24 +2,33 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import datetime
 from functools import cached_property, reduce
 from typing import Any
 
+from agent.config import SearchConfig
 from agent.events import (
     Asked,
+    AskedAgain,
+    Confirmed,
+    Equipped,
     Event,
     Extracted,
+    Granted,
     Judged,
     Kept,
     NoCandidate,
+    Noted,
     OfAttempt,
     ProviderFailed,
     Replied,
+    RepliedAgain,
     Resumed,
     RunLogError,
+    Screened,
     Stopped,
 )
-from agent.records import Attempt
+from agent.records import Attempt, FollowUp, KnownIdea
 from sandbox.verdict import Record
 
 
@@ -33,12 +42,27 @@ class View(Record):
     """The attempt that the log last called the best."""
     stopped: str | None = None
     """Why the search ended; None while it goes on."""
+    ideas: tuple[KnownIdea, ...] = ()
+    """Those that apply to the problem, in the order in which to try them; empty before the search has begun."""
+    config: SearchConfig | None = None
+    """What the search was last started with; None before it has begun, and in records of older runs."""
+    granted: int = 0
+    """Attempts beyond the problem's own budget, left over by other problems."""
+    session_start: datetime | None = None
+    last_event: datetime | None = None
+    earlier_s: float = 0.0
+    """Wall seconds of the sessions before this one, from the first to the last event of each."""
 
     @cached_property
     def best(self) -> Attempt | None:
-        """The passing attempt with the highest median speedup, the earlier one of equals."""
-        passing = [attempt for attempt in self.attempts if attempt.passed]
-        return max(passing, key=lambda attempt: (attempt.speedup or 0.0, -attempt.number), default=None)
+        """The attempt with the highest standing, the earlier one of equals; see `Attempt.standing`."""
+        return next(iter(self.ranked), None)
+
+    @cached_property
+    def ranked(self) -> tuple[Attempt, ...]:
+        """The attempts that passed, by standing, the highest first. A source that came again counts once."""
+        passing = [attempt for attempt in self.attempts if attempt.standing is not None and not attempt.same_as]
+        return tuple(sorted(passing, key=lambda attempt: (-(attempt.standing or 0.0), attempt.number)))
 
     @property
     def pending(self) -> tuple[Attempt, ...]:
@@ -49,6 +73,18 @@ class View(Record):
     def failures(self) -> dict[str, int]:
         """How many finished attempts ended in each outcome other than `passed`."""
         return dict(Counter(attempt.outcome for attempt in self.attempts if attempt.failed))
+
+    @property
+    def spent(self) -> int:
+        """Attempts that count in the budget."""
+        return sum(1 for attempt in self.attempts if attempt.counts)
+
+    @property
+    def wall_s(self) -> float:
+        """Wall seconds from the first event to the last, without the time between two processes."""
+        if self.session_start is None or self.last_event is None:
+            return 0.0
+        return self.earlier_s + (self.last_event - self.session_start).total_seconds()
 
     @property
     def next_number(self) -> int:
@@ -66,28 +102,51 @@ class View(Record):
 
     def children(self, number: int) -> tuple[Attempt, ...]:
         """The attempts that started from attempt `number`."""
-        return tuple(attempt for attempt in self.attempts if attempt.ask.parent == number)
+        return self._by_parent.get(number, ())
 
-    def first_with(self, candidate_digest: str) -> Attempt | None:
-        """The earliest attempt with that very candidate and a verdict on it."""
-        same = (attempt for attempt in self.attempts if attempt.candidate and attempt.verdict)
-        return next((one for one in same if one.candidate and one.candidate.digest == candidate_digest), None)
+    @cached_property
+    def _by_parent(self) -> dict[int, tuple[Attempt, ...]]:
+        found: dict[int, tuple[Attempt, ...]] = {}
+        for attempt in self.attempts:
+            if attempt.ask.parent is not None:
+                found[attempt.ask.parent] = (*found.get(attempt.ask.parent, ()), attempt)
+        return found
+
+    def first_with(self, identity: str) -> Attempt | None:
+        """The earliest attempt with a verdict on the same program; see `FoundCandidate.identity`."""
+        judged = (attempt for attempt in self.attempts if attempt.candidate and attempt.verdict)
+        return next((one for one in judged if one.candidate and one.candidate.identity == identity), None)
 
     def after(self, event: Event) -> "View":
         """The view once `event` has happened; events of other problems leave it as it is."""
         if event.problem != self.problem:
             return self
+        return self._with(**self._clock(event), **self._changes(event))
+
+    def _clock(self, event: Event) -> dict[str, Any]:
+        start = self.session_start or event.time
+        if isinstance(event.body, Resumed) and self.last_event is not None:
+            return {"earlier_s": self.wall_s, "session_start": event.time, "last_event": event.time}
+        return {"session_start": start, "last_event": event.time}
+
+    def _changes(self, event: Event) -> dict[str, Any]:
+        fields: dict[str, Any]
         match event.body:
             case Asked() as asked:
-                return self._with(attempts=(*self.attempts, self._opened(asked)), stopped=None)
+                fields = {"attempts": (*self.attempts, self._opened(asked)), "stopped": None}
             case Kept(attempt=number):
-                return self._with(kept=self.attempt(number).number)
+                fields = {"kept": self.attempt(number).number}
             case Stopped() | Resumed() as body:
-                return self._with(stopped=body.reason if isinstance(body, Stopped) else None)
+                fields = {"stopped": body.reason if isinstance(body, Stopped) else None}
+            case Equipped(ideas=ideas, config=config):
+                fields = {"ideas": ideas, "config": config}
+            case Granted(attempts=more):
+                fields = {"granted": self.granted + more, "stopped": None}
             case OfAttempt() as body:
-                return self._advanced(body)
+                fields = {"attempts": self._advanced(body)}
             case other:
                 raise AssertionError(f"no rule for {type(other).__name__}")
+        return fields
 
     def _opened(self, asked: Asked) -> Attempt:
         if asked.attempt != self.next_number or asked.ask.attempt != asked.attempt:
@@ -102,30 +161,52 @@ class View(Record):
             temperature=asked.temperature,
             max_tokens=asked.max_tokens,
             sample=asked.sample,
+            decision=asked.decision,
         )
 
-    def _advanced(self, body: OfAttempt) -> "View":
+    def _advanced(self, body: OfAttempt) -> tuple[Attempt, ...]:
         old = self.attempt(body.attempt)
-        changes: dict[str, Any]
-        match body:
-            case Replied():
-                changes = {"reply": body.reply, "reply_digest": body.reply_digest}
-            case Extracted():
-                changes = {"extraction": body.candidate}
-            case NoCandidate():
-                changes = {"extraction": body.why}
-            case Judged():
-                changes = {"verdict": body.verdict, "same_as": body.same_as}
-            case ProviderFailed():
-                changes = {"provider_failures": old.provider_failures + 1}
-            case _:
-                raise AssertionError(f"no rule for {type(body).__name__}")
         attempts = list(self.attempts)
-        attempts[body.attempt - 1] = Attempt.model_validate(_fields(old) | changes)
-        return self._with(attempts=tuple(attempts))
+        attempts[body.attempt - 1] = Attempt.model_validate(_fields(old) | _news(old, body))
+        return tuple(attempts)
 
     def _with(self, **changes: Any) -> "View":
         return View.model_validate(_fields(self) | changes)
+
+
+def _news(old: Attempt, body: OfAttempt) -> dict[str, Any]:
+    """The fields of an attempt that an event changes."""
+    fields: dict[str, Any]
+    match body:
+        case Replied():
+            fields = {"reply": body.reply, "reply_digest": body.reply_digest}
+        case AskedAgain():
+            fields = {"follow_up": FollowUp(prompt_digest=body.prompt_digest, request_digest=body.request_digest)}
+        case RepliedAgain():
+            fields = {"follow_up": _answered(old.follow_up, body)}
+        case Extracted():
+            fields = {"extraction": body.candidate}
+        case NoCandidate():
+            fields = {"extraction": body.why}
+        case Noted():
+            fields = {"notes": body.notes}
+        case Judged():
+            fields = {"verdict": body.verdict, "same_as": body.same_as}
+        case Screened():
+            fields = {"screenings": (*old.screenings, *body.screenings)}
+        case Confirmed():
+            fields = {"confirmed": body.verdict}
+        case ProviderFailed():
+            fields = {"provider_failures": old.provider_failures + 1}
+        case _:
+            raise AssertionError(f"no rule for {type(body).__name__}")
+    return fields
+
+
+def _answered(asked: FollowUp | None, body: RepliedAgain) -> FollowUp:
+    if asked is None:
+        raise RunLogError(f"attempt {body.attempt} was answered again and not asked; the record is damaged")
+    return FollowUp.model_validate(_fields(asked) | {"reply_digest": body.reply_digest, "reply": body.reply})
 
 
 def _fields(record: Record) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 The zygote is there already, as it is for all children but the first. Ending a child is measured apart.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from bench.comparison import Comparison, in_turn
 from sandbox.children import Child
 from sandbox.settings import Settings
 from sandbox.workfolder import WorkFolder
-from sandbox.zygote import ZYGOTES, Zygotes, private_bytes
+from sandbox.zygote import ZYGOTES, Zygotes, private_bytes, resident_bytes
 
 ROUNDS = 12
 LIMIT_MS = 60
@@ -56,11 +55,9 @@ def _report(folder: WorkFolder, settings: Settings, endings_ms: list[float]) -> 
     child = Child("worker", folder, settings)
     try:
         child.greet(time.monotonic() + PATIENCE_S)
-        sizes = [private_bytes(pid) / 2**20 for pid in (ZYGOTES.pids[0], child.pid)]
+        sizes = [size / 2**20 for size in (resident_bytes(ZYGOTES.pids[0]), private_bytes(child.pid))]
     finally:
         child.close()
     print(f"  layers: {', '.join(child.layers)}")
-    print(
-        f"  memory of its own: the zygote {sizes[0]:.0f} MiB, a fresh child {sizes[1]:.0f} MiB; {os.cpu_count()} cores"
-    )
+    print(f"  the zygote holds {sizes[0]:.0f} MiB, a fresh child {sizes[1]:.0f} MiB of its own")
     print(f"  ending a forked child takes {statistics.median(endings_ms):.1f} ms")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from problems import load_problem
 from sandbox.judge import Judge
-from sandbox.machine import keep_freed_memory
+from sandbox.own_process import keep_freed_memory
 from sandbox.verdict import Candidate, Passed
 
 PROBLEMS = (

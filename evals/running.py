@@ -9,10 +9,11 @@ from typing import Self
 
 from pydantic import ValidationError
 
+from agent.batch import Batch, views_of
 from agent.best import write_best
 from agent.briefs import BriefMaker
 from agent.config import SearchConfig
-from agent.engine import Parts, search
+from agent.engine import Parts
 from agent.evaluation import LocalEvaluator
 from agent.events import Event
 from agent.hardware import sheet_for
@@ -22,6 +23,8 @@ from agent.providers.protocol import Provider
 from agent.providers.recorded import Recorded, read_story
 from agent.strategies import load_strategy
 from agent.view import View
+from evals.facts import HARNESS, run_facts
+from evals.harness import harness_digest
 from evals.origin import commit, own_version
 from problems import Problem, load_problem
 from prompts import TargetVersions
@@ -32,6 +35,8 @@ from sandbox.verdict import Record
 
 RECORDED = "recorded"
 """The model's name where the answers that ship are played back."""
+FOR_RECORDED: dict[str, object] = {"learn": False, "runner_up": 0, "tune": 0, "share": False, "confirm": 1}
+"""For recorded answers: they were written to ideas in the order of the bank, and each follows its own parent."""
 
 
 class Plan(Record):
@@ -68,7 +73,7 @@ class Running:
         setting = Setting(
             config=plan.model_dump(mode="json"),
             device=sheet.name,
-            versions=versions() | {"kernelwright": own_version()},
+            versions=versions() | {"kernelwright": own_version(), HARNESS: harness_digest()},
             commit=commit(),
         )
         return cls(RunLog.create(folder, problems, setting), plan)
@@ -93,30 +98,33 @@ class Running:
         self.log.close()
 
     async def search_all(self, on_event: Callable[[Event], None]) -> list[View]:
-        """Search for each problem in turn; keep the best of each on disk. Views in the order of the problems."""
+        """Search for the problems; keep the best of each on disk. Views in the order of the problems."""
         evaluator = LocalEvaluator(self.plan.judging)
-        try:
-            return [await self._search_one(problem, evaluator, on_event) for problem in self.problems]
-        finally:
-            evaluator.close()
+        provider = self._provider()
 
-    async def _search_one(self, problem: Problem, evaluator: LocalEvaluator, on_event: Callable[[Event], None]) -> View:
-        config = self._config_for(problem)
-        parts = Parts(
-            strategy=load_strategy(config.strategy, config),
-            provider=self._provider(),
-            evaluator=evaluator,
-            log=self.log,
-            config=config,
-            brief_for=BriefMaker(sheet_for(config.target, self.plan.device), self.plan.versions, self.log),
-            on_event=on_event,
-        )
-        try:
-            view = await search(problem, parts)
-        finally:
+        def parts_for(problem: Problem) -> Parts:
+            config = self._config_for(problem)
+            sheet = sheet_for(config.target, self.plan.device)
+            return Parts(
+                strategy=load_strategy(config.strategy, config),
+                provider=provider,
+                evaluator=evaluator,
+                log=self.log,
+                config=config,
+                brief_for=BriefMaker(sheet, self.plan.versions, self.log, config.history_tokens),
+                on_event=on_event,
+            )
+
+        def ended(problem: Problem) -> None:
             evaluator.release(problem)
             write_best(self.log, problem.name)
-        return view
+
+        try:
+            await Batch(self.log, self.plan.search, parts_for, ended).search(self.problems)
+            run_facts(self.log.folder)  # keeps what a leaderboard will ask, so that it need not be derived then
+            return views_of(self.log)
+        finally:
+            evaluator.close()
 
     def _config_for(self, problem: Problem) -> SearchConfig:
         """For recorded answers the story says how many drafts and attempts there are."""
@@ -147,7 +155,8 @@ def run(
     Without a model the recorded answers that ship are played back. Further options are fields of `SearchConfig`;
     the server and the key come from OPENAI_BASE_URL and OPENAI_API_KEY.
     """
-    config = SearchConfig.model_validate({"model": model or RECORDED} | search_options)
+    chosen = ({} if model else FOR_RECORDED) | {"model": model or RECORDED} | search_options
+    config = SearchConfig.model_validate(chosen)
     size = "gpu" if TARGETS[config.target].device == "cuda" else None
     found = [one if isinstance(one, Problem) else load_problem(one, size) for one in problems]
     plan = Plan(search=config, server=OpenAISettings() if model else None)

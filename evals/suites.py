@@ -2,6 +2,7 @@
 
 from agent.providers.recorded import recorded_targets
 from problems import ProblemError, catalog_names
+from problems.formats.collections import HOMES, addresses
 
 SUITES = ("demo", "catalog", "seeds")
 """`demo`: the problems that ship with recorded answers; `catalog`: all that ship; `seeds`: the transposed convolutions
@@ -23,4 +24,6 @@ def suite(name: str, target: str) -> tuple[str, ...]:
         return catalog_names()
     if name == "seeds":
         return SEEDS
+    if ":" in name or name in HOMES:
+        return addresses(name)
     raise ProblemError(f"no suite {name!r}; there are: {', '.join(SUITES)}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evals.running import run
+    from kernelwright.judging import Judged, Judging, JudgingError, judge_all
     from problems import Problem, load_problem
     from sandbox.judge import Judge, judge
     from sandbox.settings import Settings
@@ -21,11 +22,15 @@ __all__ = [
     "Candidate",
     "Failed",
     "Judge",
+    "Judged",
+    "Judging",
+    "JudgingError",
     "Passed",
     "Problem",
     "Settings",
     "Verdict",
     "judge",
+    "judge_all",
     "load_problem",
     "run",
 ]
@@ -34,11 +39,15 @@ _HOMES = {
     "Candidate": "sandbox.verdict",
     "Failed": "sandbox.verdict",
     "Judge": "sandbox.judge",
+    "Judged": "kernelwright.judging",
+    "Judging": "kernelwright.judging",
+    "JudgingError": "kernelwright.judging",
     "Passed": "sandbox.verdict",
     "Problem": "problems",
     "Settings": "sandbox.settings",
     "Verdict": "sandbox.verdict",
     "judge": "sandbox.judge",
+    "judge_all": "kernelwright.judging",
     "load_problem": "problems",
     "run": "evals.running",
 }

@@ -2,7 +2,24 @@
 
 import typer
 
-from kernelwright.commands import doctor, extract, judge, problems, prompt, resume, run
+from kernelwright.commands import (
+    batch,
+    diff,
+    doctor,
+    export,
+    extract,
+    import_,
+    inspect,
+    judge,
+    leaderboard,
+    problems,
+    prompt,
+    replay,
+    resume,
+    run,
+    score,
+    show,
+)
 from kernelwright.endings import reported
 
 app = typer.Typer(
@@ -20,10 +37,19 @@ for name, command in (
     ("extract", extract.extract),
     ("prompt", prompt.prompt),
     ("resume", resume.resume),
+    ("replay", replay.replay),
     ("doctor", doctor.doctor),
+    ("score", score.score),
+    ("leaderboard", leaderboard.leaderboard),
+    ("inspect", inspect.inspect),
+    ("diff", diff.diff),
+    ("show", show.show),
+    ("import", import_.import_),
+    ("export", export.export),
 ):
     app.command(name)(reported(command))
 app.add_typer(problems.app, name="problems")
+app.add_typer(batch.app, name="batch")
 
 
 def main() -> None:

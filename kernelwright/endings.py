@@ -57,9 +57,13 @@ def _code_of(error: Exception) -> int | None:
     """The exit code of an error of ours. The packages are looked up only if loaded: a command may need none of them."""
     codes = {
         "problems": {"ProblemError": USER_MISTAKE},
+        "problems.formats.libraries": {"LibraryMissing": MACHINE_LACKS},
         "prompts": {"PromptError": USER_MISTAKE},
         "sandbox.errors": {"MachineError": MACHINE_LACKS, "BrokenProblem": USER_MISTAKE},
         "agent.events": {"RunLogError": USER_MISTAKE},
+        "agent.prices": {"PriceError": USER_MISTAKE},
+        "agent.replaying": {"ReplayDiffers": FELL_SHORT},
+        "evals.judgements": {"JudgementsError": USER_MISTAKE},
         "agent.providers.protocol": {"ProviderError": USER_MISTAKE},
         "agent.strategies": {"StrategyError": USER_MISTAKE},
     }

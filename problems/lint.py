@@ -13,6 +13,9 @@ CLOCK = "reads the clock, so two runs would differ; leave it out"
 DROPOUT = "drops values at random, so no candidate can agree; call eval() in the constructor, or leave it out"
 DRAW = "draws random values in forward, so no candidate can agree; draw them in get_inputs"
 
+GENERATOR = "draws with a generator that the judge does not seed, so a run can not be repeated; draw with torch"
+GENERATORS = ("np.random.", "numpy.random.", "random.", "os.urandom", "secrets.")
+
 MODULES = {"socket": NETWORK, "urllib": NETWORK, "http": NETWORK, "requests": NETWORK, "time": CLOCK, "datetime": CLOCK}
 CALLS = {
     "cuda": DEVICE,
@@ -66,6 +69,8 @@ def _calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
         remark = CALLS.get(name) or CALLS.get(_last(name))
         if remark:
             yield call.lineno, remark
+        if name.startswith(GENERATORS):
+            yield call.lineno, GENERATOR
         if "dropout" in _last(name).lower() and not evaluates and not _says_not_training(call):
             yield call.lineno, DROPOUT
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]

@@ -5,6 +5,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from problems.formats.collections import SEPARATOR, format_of, load_address, load_only
+from problems.formats.kernelbench import origin_of
+from problems.formats.reading import Unsupported, into_convention
 from problems.manifest import DEFAULT_SIZE, parse_manifest
 from problems.problem import Problem, ProblemError
 from problems.reference import check_reference, read_text, title_of
@@ -28,20 +31,25 @@ def load_problem(name_or_path: str, size: str | None = None) -> Problem:
 
     A catalog name wins over a file of the same name in the current folder. A path is that of a `.py` file in the
     KernelBench convention, whose only size is `file`, or of a folder laid out as in the catalog (`problem.toml` beside
-    `reference.py`). Where no size is asked for, a folder gives its `cpu` size. Raises `ProblemError`; runs nothing.
+    `reference.py`), or a problem of another benchmark's collection, `PATH::ID`. Where no size is asked for, a folder
+    gives its `cpu` size. Raises `ProblemError`; runs nothing.
     """
     if name_or_path in catalog_names():
         return _from_folder(CATALOG / name_or_path, name_or_path, size)
     if not _is_path(name_or_path):
         raise ProblemError(_unknown(name_or_path, catalog_names()))
+    if SEPARATOR in name_or_path:
+        return load_address(name_or_path)
     path = Path(name_or_path)
     if _is_file(path / MANIFEST):
         return _from_folder(path, path.resolve().name, size)
+    if format_of(path) is not None:
+        return load_only(path)
     return _from_file(path, size)
 
 
 def _is_path(text: str) -> bool:
-    separators = [separator for separator in (os.sep, os.altsep) if separator]
+    separators = [separator for separator in (os.sep, os.altsep, SEPARATOR) if separator]
     return text.endswith(".py") or any(separator in text for separator in separators) or _is_file(Path(text))
 
 
@@ -68,7 +76,12 @@ def _from_file(path: Path, size: str | None) -> Problem:
         raise ProblemError(f"{path} fixes its own shapes, so it has no size {size!r}; leave the size out")
     source = read_text(path)
     tree = check_reference(source, str(path))
-    return Problem(name=path.stem, title=title_of(tree) or path.stem, family=FILE_SIZE, size=FILE_SIZE, source=source)
+    try:
+        source = into_convention(source, tree)
+    except Unsupported as error:
+        raise ProblemError(f"{path} can not be judged: {error}") from None
+    title, origin = title_of(tree) or path.stem, origin_of(path)
+    return Problem(name=path.stem, title=title, family=FILE_SIZE, size=FILE_SIZE, source=source, origin=origin)
 
 
 def _unknown(name: str, names: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, StrictInt, StringConstraints, ValidationError, model_validator
 
-from problems.problem import Direction, OperatorPolicy, PrecisionPolicy, ProblemError, Tolerance
+from problems.problem import Direction, OperatorPolicy, Origin, PrecisionPolicy, ProblemError, Tolerance
 
 DEFAULT_SIZE = "cpu"
 """The size that is loaded where none is asked for; so every manifest has it."""
@@ -26,6 +26,7 @@ class Manifest(BaseModel):
     operators: OperatorPolicy = "any"
     direction: Direction = "forward"
     tolerance: Tolerance = Tolerance()
+    origin: Origin | None = None
     sizes: dict[str, dict[str, StrictInt]]
     """By name of the size: the values of the reference's module-level constants."""
 

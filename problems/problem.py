@@ -4,7 +4,7 @@ import hashlib
 from functools import cached_property
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 PrecisionPolicy = Literal["strict", "tf32", "half"]
 OperatorPolicy = Literal["any", "no-library", "custom-only"]
@@ -13,6 +13,24 @@ Direction = Literal["forward", "backward", "both"]
 
 class ProblemError(ValueError):
     """A problem that cannot be had as asked. The message is one sentence for the user, with the remedy."""
+
+
+class StatedTolerance(BaseModel):
+    """What the benchmark that a problem comes from allows, in its own terms; `None` where it does not say.
+
+    An element is right where |error| <= max_atol + max_rtol * |expected|.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_atol: float | None = Field(default=None, ge=0)
+    max_rtol: float | None = Field(default=None, ge=0)
+    required_matched_ratio: float | None = Field(default=None, ge=0, le=1)
+    """The share of elements that must be right; all of them where it is None."""
+    max_error_cap: float | None = Field(default=None, ge=0)
+    """No element may be off by more than this, right or not."""
+    allow_negative_inf: bool | None = None
+    """Whether -inf may stand where the reference has it."""
 
 
 class Tolerance(BaseModel):
@@ -28,8 +46,24 @@ class Tolerance(BaseModel):
     64 lets a plain running sum of some thousand terms pass, where the reference adds pairwise; TF32 is 8192 away. For
     outputs of 16 bits, whose sums run in float32, the floor is 2 at most.
     """
+    stated: StatedTolerance | None = None
+    """The tolerance of the benchmark that the problem comes from, if it states one; kept beside ours."""
     reason: str = ""
     """Why this problem departs from the defaults; must be given where it does."""
+
+
+class Origin(BaseModel):
+    """Where a problem was written down first, so that results can be handed back under its own name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["kernelbench", "robust-kbench", "flashinfer", "sol-execbench", "kernelbot"]
+    id: str
+    """As its benchmark says: `level1/3`, `TASK/CONFIGURATION`, `DEFINITION/WORKLOAD`."""
+    title: str = ""
+    """The benchmark's own name for it, such as the file name `3_Softmax.py`."""
+    details: dict[str, JsonValue] = {}
+    """What its results must repeat: for `DEFINITION/WORKLOAD` the workload, and the names of inputs and outputs."""
 
 
 class Problem(BaseModel):
@@ -51,6 +85,8 @@ class Problem(BaseModel):
     """Which operators a candidate may call: any; none of the vendor libraries; only its own kernels."""
     direction: Direction = "forward"
     tolerance: Tolerance = Tolerance()
+    origin: Origin | None = None
+    """None for a problem that was written for us."""
 
     @cached_property
     def digest(self) -> str:

@@ -1,8 +1,10 @@
 """A reference program as text: reading it, and seeing that it keeps the KernelBench convention. Nothing is run."""
 
 import ast
-from collections.abc import Iterable
+import json
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 from problems.problem import ProblemError
 
@@ -12,6 +14,8 @@ ENTRY_POINTS = {
     "get_init_inputs": "add a function that returns the list of Model's constructor arguments ([] if it takes none)",
 }
 """What every reference defines at module level, with the remedy where it does not."""
+
+LARGEST_BYTES = 64 * 2**20
 
 
 def read_text(path: Path) -> str:
@@ -27,6 +31,8 @@ def read_text(path: Path) -> str:
             f"{path} is not a regular file; give the path of a .py file, or of a folder that holds a problem.toml"
         )
     try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise ProblemError(f"{path} is larger than {LARGEST_BYTES // 2**20} MiB; give the right file")
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ProblemError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
@@ -34,11 +40,26 @@ def read_text(path: Path) -> str:
         raise ProblemError(f"cannot read {path}: {_cause(error)}; check its permissions") from error
 
 
-def check_reference(source: str, where: str) -> ast.Module:
-    """The syntax tree of `source`; `ProblemError` where it does not parse or lacks one of `ENTRY_POINTS`."""
-    tree = _parse(source, where)
-    defined = set(_bound_names(tree.body))
+def read_json(text: str, where: str) -> Any:
+    """The value of a JSON text; `ProblemError` where it is none, or nested beyond the parser's depth."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ProblemError(f"{where} is JSON that is nested too deeply; give the right file") from None
+    except ValueError as error:
+        raise ProblemError(f"{where} is not valid JSON ({error}); correct it") from None
+
+
+def check_reference(source: str, where: str, without: Collection[str] = ()) -> ast.Module:
+    """The syntax tree of `source`; `ProblemError` where it does not parse or lacks one of `ENTRY_POINTS`.
+
+    Those named in `without` may be missing, since what the source comes from has something else in their place.
+    """
+    tree = parse(source, where)
+    defined = set(bound_names(tree.body))
     for name, remedy in ENTRY_POINTS.items():
+        if name in without:
+            continue
         if name == "Model" and {"Model", "ModelNew"} & defined == {"ModelNew"}:
             raise ProblemError(f"{where} has no Model; it defines ModelNew, so it is a candidate: give its reference")
         if name not in defined:
@@ -46,7 +67,8 @@ def check_reference(source: str, where: str) -> ast.Module:
     return tree
 
 
-def _parse(source: str, where: str) -> ast.Module:
+def parse(source: str, where: str) -> ast.Module:
+    """The syntax tree of `source`; `ProblemError` where there is none."""
     try:
         return ast.parse(source)
     except SyntaxError as error:
@@ -55,7 +77,7 @@ def _parse(source: str, where: str) -> ast.Module:
         raise ProblemError(f"{where} cannot be parsed as Python: {error or 'nested too deeply'}; correct it") from error
 
 
-def _bound_names(statements: Iterable[ast.stmt]) -> Iterable[str]:
+def bound_names(statements: Iterable[ast.stmt]) -> Iterable[str]:
     """Names that the module's own level binds: definitions, imports and assignments, also under `if` and `try`."""
     for statement in statements:
         match statement:
@@ -66,7 +88,7 @@ def _bound_names(statements: Iterable[ast.stmt]) -> Iterable[str]:
             case ast.Assign(targets=targets):
                 yield from (target.id for target in targets if isinstance(target, ast.Name))
             case ast.If(body=body, orelse=orelse) | ast.Try(body=body, orelse=orelse):
-                yield from _bound_names([*body, *orelse])
+                yield from bound_names([*body, *orelse])
 
 
 def title_of(tree: ast.Module) -> str | None:

@@ -15,13 +15,16 @@ from prompts.brief import (
     TargetVersions,
 )
 from prompts.devices import DeviceSheet, cpu_sheet, device_sheet, known_devices
+from prompts.history import shortened
+from prompts.ideas import Idea, Traits, applicable, idea_bank, traits_of
 from prompts.prompt import Prompt, Section, estimated_tokens
-from prompts.rendering import SECTION_NAMES, render
+from prompts.rendering import SECTION_NAMES, continued, render
 
 __all__ = [
     "SECTION_NAMES",
     "Brief",
     "DeviceSheet",
+    "Idea",
     "Parent",
     "PastAttempt",
     "Prompt",
@@ -30,9 +33,15 @@ __all__ = [
     "Section",
     "Target",
     "TargetVersions",
+    "Traits",
+    "applicable",
+    "continued",
     "cpu_sheet",
     "device_sheet",
     "estimated_tokens",
+    "idea_bank",
     "known_devices",
     "render",
+    "shortened",
+    "traits_of",
 ]

@@ -7,7 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from problems import Problem
 from prompts.devices import DeviceSheet
 
-Role = Literal["propose", "repair", "improve"]
+Role = Literal["propose", "repair", "improve", "tune", "plan", "critique", "reflect"]
+"""What a step does. The first three ask for a candidate. `tune` asks nobody: it changes constants that a candidate
+declares. The last three ask for words: ideas to try, what is wrong with an attempt, what the attempts teach."""
 Target = Literal["cpp", "cuda", "triton"]
 
 VERSION = r"^\d+\.\d+(\.\d+)?$"
@@ -90,6 +92,10 @@ class Brief(Record):
     """The one thing to do in this step; empty for the role's default."""
     parent: Parent | None = None
     history: tuple[PastAttempt, ...] = ()
+    left_out: int = 0
+    """Attempts that the history leaves out for want of room."""
+    lessons: tuple[str, ...] = ()
+    """What a reflection on earlier attempts said."""
 
     @property
     def best_ms(self) -> float | None:
@@ -101,15 +107,19 @@ class Brief(Record):
 def check_parent(brief: Brief) -> None:
     """Raise `PromptError` unless the parent fits the role.
 
-    To propose takes none, to repair a failed one, to improve one that passed.
+    To propose and to reflect take none, to repair and to criticise a failed one, to improve one that passed, and a plan
+    may do without. To tune asks nothing.
     """
     role, parent = brief.role, brief.parent
-    if role == "propose":
+    if role == "tune":
+        raise PromptError("role 'tune' asks nobody, so there is no prompt for it; use another role")
+    if role in {"propose", "reflect"}:
         if parent is not None:
-            raise PromptError(f"role 'propose' starts afresh but got attempt {parent.number} as parent; leave it out")
+            raise PromptError(f"role '{role}' starts afresh but got attempt {parent.number} as parent; leave it out")
     elif parent is None:
-        raise PromptError(f"role '{role}' needs a parent attempt and got none; pass one, or use role 'propose'")
-    elif parent.passed == (role == "repair"):
+        if role != "plan":
+            raise PromptError(f"role '{role}' needs a parent attempt and got none; pass one, or use role 'propose'")
+    elif parent.passed == (role in {"repair", "critique"}):
         wanted = "improve" if parent.passed else "repair"
         raise PromptError(
             f"role '{role}' does not fit attempt {parent.number}, whose outcome is '{parent.outcome}'; "

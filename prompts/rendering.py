@@ -12,7 +12,12 @@ from prompts.prompt import Prompt, Section
 from prompts.targets import TARGETS, example_for
 
 TEMPLATES = Path(__file__).parent / "templates"
-EVERY_ROLE: frozenset[Role] = frozenset({"propose", "repair", "improve"})
+CODE_ROLES: frozenset[Role] = frozenset({"propose", "repair", "improve"})
+WORD_ROLES: frozenset[Role] = frozenset({"plan", "critique", "reflect"})
+EVERY_ROLE = CODE_ROLES | WORD_ROLES
+WANTED = 3
+"""So many ideas or rules are asked for at once."""
+CONTINUATION_LINES = 40
 
 
 class Slot(Record):
@@ -39,8 +44,8 @@ SLOTS = (
     # Advice on speed distracts a repair from the cause of the failure.
     Slot(name="tuning", roles=frozenset({"propose", "improve"})),
     Slot(name="history"),
-    Slot(name="parent", roles=frozenset({"repair", "improve"})),
-    Slot(name="evidence", roles=frozenset({"repair", "improve"})),
+    Slot(name="parent", roles=frozenset({"repair", "improve", "plan", "critique"})),
+    Slot(name="evidence", roles=frozenset({"repair", "improve", "plan", "critique"})),
     Slot(name="directive"),
     Slot(name="reminder"),
 )
@@ -56,11 +61,24 @@ def render(brief: Brief, *, without: frozenset[str] = frozenset(), templates: Pa
     """
     _check(brief, without)
     environment = _environment(templates)
-    slots = (slot for slot in SLOTS if brief.role in slot.roles and slot.name not in without)
+    slots = (slot for slot in SLOTS if _shown(slot, brief) and slot.name not in without)
     sections = (
         Section(name=slot.name, text=_section_text(environment, slot, brief), stable=slot.stable) for slot in slots
     )
     return Prompt(role=brief.role, target=brief.target, sections=tuple(section for section in sections if section.text))
+
+
+def continued(prompt: Prompt, reply_text: str) -> Prompt:
+    """The prompt that asks, once, to go on with a reply that was cut off; a section behind all others."""
+    tail = "\n".join(reply_text.splitlines()[-CONTINUATION_LINES:])
+    text = _environment(None).get_template("continuation.md.j2").render(tail=tail).strip()
+    section = Section(name="continuation", text=text, stable=False)
+    return Prompt(role=prompt.role, target=prompt.target, sections=(*prompt.sections, section))
+
+
+def _shown(slot: Slot, brief: Brief) -> bool:
+    parentless = brief.parent is None and slot.name in {"parent", "evidence"}
+    return brief.role in slot.roles and not parentless
 
 
 def _check(brief: Brief, without: frozenset[str]) -> None:
@@ -102,6 +120,9 @@ def _step_context(brief: Brief) -> dict[str, Any]:
         "directive": brief.directive.strip(),
         "parent": brief.parent,
         "history": brief.history,
+        "left_out": brief.left_out,
+        "lessons": brief.lessons,
+        "wanted": WANTED,
         "best_ms": brief.best_ms,
     }
 

@@ -108,15 +108,6 @@ def jail_for(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     return jail
 
 
-def protect_this_process() -> None:
-    """Let no process of the same user read or write this one's memory; for programs that judge, not for libraries.
-
-    It costs core dumps and debuggers. Processes that this one starts are not affected.
-    """
-    set_dumpable = 4
-    ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)
-
-
 def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     writable = folder.places("build") if kind == "worker" else folder.places()
     readable = [str(folder.path), *(shown_paths() if kind == "builder" else ())]

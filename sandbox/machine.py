@@ -1,6 +1,5 @@
 """What this machine is and has: for the record of a verdict, for `doctor`, and for hardware sheets."""
 
-import ctypes
 import os
 import platform
 import shutil
@@ -57,19 +56,6 @@ def require_tools(language: str) -> None:
     if language == "cpp" and compiler() is None:
         wanted = os.environ.get("CXX", "g++")
         raise MachineError(f"no C++ compiler {wanted!r} is found; install one (Debian: apt-get install g++) or set CXX")
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees; for programs that judge, not for libraries.
-
-    The judge handles results of tens of megabytes thousands of times; with glibc's defaults each one is mapped afresh
-    and costs a page fault for every 4 KiB, which took most of the time of a comparison.
-    """
-    mmap_max, trim_threshold = -4, -1
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 def _first_line(command: list[str]) -> str:

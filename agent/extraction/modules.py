@@ -13,6 +13,8 @@ from agent.extraction.strings import LONGEST_SOURCE, leaves_bracket_open, leaves
 
 PARSE_ALLOWANCE = 2_000_000
 """Characters that one extraction parses in all: some four seconds at worst, and far above any honest reply."""
+FILENAME = "<kernelwright reply>"
+"""Stands for a reply where Python names the file that it parses."""
 MOST_CUTS = 8
 """How often a text is cut at its first error in search of a prefix that parses."""
 _STATEMENT = re.compile(r"^[ \t]*(?:def|class|return|import|while|with)\b", re.MULTILINE)
@@ -128,11 +130,20 @@ class Parser:
         return shorter if isinstance(shorter, Module) else module
 
 
+def _keep_quiet() -> None:
+    """Ignore what Python warns of in parsed replies, under their own filename and nowhere else.
+
+    The filter stays, since `catch_warnings` changes what all threads see and two of them can restore each other's.
+    """
+    ours = ("ignore", None, Warning, re.compile(re.escape(FILENAME)), 0)
+    if not warnings.filters or warnings.filters[0] != ours:
+        warnings.filterwarnings("ignore", module=re.escape(FILENAME))
+
+
 def _parse(source: str) -> Module | Broken:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return Module(source, ast.parse(source))
+        _keep_quiet()
+        return Module(source, ast.parse(source, filename=FILENAME))
     except SyntaxError as error:
         line = error.lineno or source.count("\n", 0, max(source.find("\0"), 0)) + 1
         return _broken(source, line, error.msg)

@@ -1,18 +1,10 @@
-"""Strategies: pure functions from the folded log to the next asks, each in one file and one entry of `STRATEGIES`."""
+"""Strategies: pure functions from the folded log to the next steps, each in one short file.
 
-from collections.abc import Callable
+Others are found in installed packages by the entry-point group `kernelwright.strategies` (a callable that takes a
+`SearchConfig` and returns a `Strategy`), or in a file of the user's own.
+"""
 
-from agent.config import SearchConfig
-from agent.strategies.protocol import Stop, Strategy, StrategyError
-from agent.strategies.refine import Refine
+from agent.strategies.loading import SHIPPED, load_strategy, strategies
+from agent.strategies.protocol import Step, Stop, Strategy, StrategyError
 
-__all__ = ["STRATEGIES", "Stop", "Strategy", "StrategyError", "load_strategy"]
-
-STRATEGIES: dict[str, Callable[[SearchConfig], Strategy]] = {"refine": Refine}
-
-
-def load_strategy(name: str, config: SearchConfig) -> Strategy:
-    """The strategy of that name; `StrategyError` where there is none."""
-    if name not in STRATEGIES:
-        raise StrategyError(f"no strategy {name!r}; there are: {', '.join(sorted(STRATEGIES))}")
-    return STRATEGIES[name](config)
+__all__ = ["SHIPPED", "Step", "Stop", "Strategy", "StrategyError", "load_strategy", "strategies"]

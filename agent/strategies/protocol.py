@@ -1,10 +1,10 @@
-"""What a strategy is: a pure function from the folded log to the next asks."""
+"""What a strategy is: a pure function from the folded log to the next steps."""
 
 import random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from agent.records import Ask
 from agent.view import View
+from prompts import Role
 from sandbox.verdict import Record
 
 
@@ -12,18 +12,33 @@ class Stop(Record):
     """The search is over."""
 
     reason: str
-    """A few words for the user: `the budget of 10 attempts is used up`."""
+    """A few words for the user: `10 improvements in a row brought no gain`."""
 
 
 class StrategyError(Exception):
     """No such strategy, or one that breaks the rules; the message is one sentence."""
 
 
-class Strategy(Protocol):
-    """Decides what to ask for next. It keeps nothing between calls and looks at no clock, so a run can be resumed."""
+class Step(NamedTuple):
+    """What to ask for next. The engine numbers it and chooses the model."""
 
-    def propose(self, view: View, slots: int, rng: random.Random) -> list[Ask] | Stop:
-        """At most `slots` asks, numbered from `view.next_number`; none to wait for what is pending; or the end.
+    role: Role
+    parent: int | None
+    """The finished attempt to start from; None for a first draft."""
+    idea: str
+    """A few words that name the approach."""
+    directive: str = ""
+    """What the prompt says of the approach; empty for the role's default."""
+
+
+class Strategy(Protocol):
+    """Decides what to ask for next. It keeps nothing between calls and looks at no clock, so a run can be resumed.
+
+    Budgets are not its concern: the engine never asks for more steps than they allow.
+    """
+
+    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
+        """At most `slots` steps; none to wait for what is pending; or the end.
 
         `rng` is seeded from the run's seed and the next attempt's number.
         """

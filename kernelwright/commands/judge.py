@@ -39,7 +39,8 @@ def judge(
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
     from problems import load_problem
     from sandbox.judge import judge as judge_candidate
-    from sandbox.machine import keep_freed_memory, require_tools
+    from sandbox.machine import require_tools
+    from sandbox.own_process import become_a_judge
     from sandbox.report import report
     from sandbox.settings import Settings
     from sandbox.verdict import Candidate
@@ -50,7 +51,7 @@ def judge(
     source = read_text(candidate, "candidate file")
     language = _language(source)
     require_tools(language)
-    keep_freed_memory()
+    become_a_judge()
     given: dict[str, Any] = {"threads": threads, "min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     settings = Settings(
         jail=jail_policy(jail),

@@ -1,6 +1,8 @@
 """`kernelwright problems`: list, show and check."""
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,13 +68,19 @@ def check(
 ) -> None:
     """Load and run each problem, and hold trivial answers against it; exit code 1 if one is weak or broken."""
     from problems import ProblemError, catalog_names, load_problem
-    from sandbox.errors import BrokenProblem
+    from sandbox.errors import BrokenProblem, UnsupportedProblem
     from sandbox.settings import Settings
 
     counts: dict[str, int] = {}
-    for path in _each(paths or list(catalog_names())):
+    collections, loose = _parted(paths or list(catalog_names()))
+    for path in collections:
+        for line in _check_collection(path, as_json):
+            counts[line] = counts.get(line, 0) + 1
+    for path in _each(loose):
         try:
             status, why = _checked(load_problem(path, size), Settings())
+        except UnsupportedProblem as error:
+            status, why = "unsupported", [str(error)]
         except (ProblemError, BrokenProblem) as error:
             status, why = "broken", [str(error)]
         counts[status] = counts.get(status, 0) + 1
@@ -83,6 +91,31 @@ def check(
     if not as_json:
         print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
     raise typer.Exit(DONE if set(counts) <= {"ok"} else FELL_SHORT)
+
+
+def _parted(paths: list[str]) -> tuple[list[str], list[str]]:
+    """The collections of other benchmarks among the paths, and the rest."""
+    from problems.formats import format_of
+
+    def is_collection(path: str) -> bool:
+        return not (Path(path) / "problem.toml").is_file() and format_of(Path(path)) is not None
+
+    collections = [path for path in paths if is_collection(path)]
+    return collections, [path for path in paths if path not in collections]
+
+
+def _check_collection(path: str, as_json: bool) -> Iterator[str]:
+    """One line a problem; the status of each. One at a time, since how long a call takes is a part of the check."""
+    from evals.formats.checking import check_entries
+    from problems.formats import read_collection
+    from sandbox.settings import Settings
+
+    for found in check_entries(read_collection(Path(path)).entries, _checked, Settings(), side_by_side=1):
+        if as_json:
+            print(json.dumps({"problem": found.id, "status": found.status, "why": list(found.why)}), flush=True)
+        else:
+            print(f"{found.id}: {found.status}{''.join(f'; {reason}' for reason in found.why)}", flush=True)
+        yield found.status
 
 
 def _each(paths: list[str]) -> list[str]:
@@ -101,14 +134,17 @@ def _each(paths: list[str]) -> list[str]:
 
 def _checked(problem: "Problem", settings: object) -> tuple[str, list[str]]:
     from problems.lint import lint_source
-    from sandbox.reference import ReferenceSession
+    from sandbox.compare import tolerance_of
+    from sandbox.lint import examine, status_of
+    from sandbox.reference import Form, ReferenceSession
     from sandbox.settings import Settings
 
     assert isinstance(settings, Settings)
-    reference = ReferenceSession(problem, settings)
-    try:
-        status = reference.status
-    finally:
-        reference.close()
-    remarks = lint_source(problem.source)
-    return status.status, [*status.why, *remarks]
+    with ExitStack() as stack:
+        reference, reweighted = (
+            stack.enter_context(closing(ReferenceSession(problem, settings, Form(changed_weights=changed))))
+            for changed in (False, True)
+        )
+        findings = examine(reference, tolerance_of(problem), settings.memory_bytes, reweighted)
+    status = status_of(findings)
+    return status.status, [*status.why, *lint_source(problem.source)]

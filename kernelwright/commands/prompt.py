@@ -9,13 +9,13 @@ import typer
 from kernelwright.commands.files import read_text
 from kernelwright.endings import UserMistake
 
-ROLES = ("propose", "repair", "improve")
+ROLES = ("propose", "repair", "improve", "plan", "critique", "reflect")
 TARGETS = ("cpp", "cuda", "triton")
 
 
 def prompt(
     problem: Annotated[str, typer.Argument(help="Catalog name or path.")],
-    role: Annotated[str, typer.Option(help="propose, repair or improve.")] = "propose",
+    role: Annotated[str, typer.Option(help="propose, repair, improve, plan, critique or reflect.")] = "propose",
     target: Annotated[str, typer.Option(help="cpp, cuda or triton.")] = "cpp",
     size: Annotated[str | None, typer.Option(help="cpu or gpu; default: what fits the target.")] = None,
     parent: Annotated[

@@ -23,9 +23,9 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
     from rich.console import Console
 
     from evals.progress import Progress
-    from sandbox.machine import keep_freed_memory
+    from sandbox.own_process import become_a_judge
 
-    keep_freed_memory()
+    become_a_judge()
     console = Console(stderr=as_json)
     names = tuple(problem.name for problem in running.problems)
     plan = running.plan.search

@@ -63,6 +63,8 @@ def reuse(folder: str) -> None:
             entry = built.get(_key(top, function.__name__, arguments, options))
             path = "" if entry is None else os.path.normpath(top / entry["path"])
             if entry is None or not Path(path).exists():
+                # Built in a call: what the builder made is there to be read only.
+                os.environ["TORCH_EXTENSIONS_DIR"] = os.environ["TMPDIR"]
                 return function(*arguments, **options)
             return _load(path, entry["module"])
 

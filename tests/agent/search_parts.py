@@ -1,6 +1,7 @@
 """Small real parts of a search: a problem, a provider with scripted answers, and an evaluator that reads the source."""
 
 import asyncio
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -46,7 +47,9 @@ EVIDENCE = Evidence(jail=(), seconds={}, authenticity=Authenticity(label="custom
 
 def reply_with(judgement: str) -> str:
     """A reply whose candidate says in its first line how it is to be judged: `1.5` or `check`."""
-    source = f"# judged: {judgement}\nimport torch\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
+    source = (
+        f"# judged: {judgement}\nimport torch\n\nKIND = {judgement!r}\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
+    )
     return f"Here it is.\n\n```python\n{source}```\n"
 
 
@@ -118,14 +121,29 @@ class Scripted:
 class ReadingEvaluator:
     """Judges by the first line of the source, and remembers what it judged."""
 
-    def __init__(self) -> None:
+    def __init__(self, afresh: dict[str, str] | None = None) -> None:
         self.judged: Counter[str] = Counter()
+        self.judged_afresh: Counter[str] = Counter()
+        self.screened: list[str] = []
+        self.afresh = afresh or {}
+        """What a fresh judge says in place of a judgement."""
 
-    async def evaluate(self, problem: Problem, candidate: Candidate) -> Verdict:
-        self.judged[candidate.digest] += 1
+    async def evaluate(self, problem: Problem, candidate: Candidate, *, fresh: bool = False) -> Verdict:
+        (self.judged_afresh if fresh else self.judged)[candidate.digest] += 1
         await asyncio.sleep(0.001)
-        judgement = candidate.source.partition("\n")[0].removeprefix("# judged: ")
+        judgement = judgement_in(candidate.source)
+        judgement = self.afresh.get(judgement, judgement) if fresh else judgement
         return failed(judgement) if judgement.isalpha() else passed(float(judgement))
+
+    async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
+        self.screened += [judgement_in(candidate.source) for candidate in candidates]
+        return [None if one.isalpha() else 1 / float(one) for one in self.screened[-len(candidates) :]]
+
+
+def judgement_in(source: str) -> str:
+    """The value of `judged` in the first line, or that of the constant SPEED where one is defined."""
+    speed = re.search(r"^SPEED = (\S+)$", source, re.MULTILINE)
+    return speed[1] if speed else source.partition("\n")[0].removeprefix("# judged: ")
 
 
 def new_log(folder: Path) -> RunLog:

@@ -74,3 +74,40 @@ def test_a_folder_that_cannot_be_written_is_told(log):
     (log.folder / "best").write_text("in the way")
     with pytest.raises(RunLogError, match="the run itself is safe"):
         write_best(log, PROBLEM.name)
+
+
+def doubtful(status=None, samples=(2.0, 2.0)):
+    """An evaluator whose verdicts carry a problem's status, and these ratios."""
+    from sandbox.verdict import Measurement, Pairing, Passed, ProblemStatus
+    from tests.agent.search_parts import EVIDENCE, ReadingEvaluator
+
+    class Doubtful(ReadingEvaluator):
+        async def evaluate(self, problem, candidate, *, fresh=False):
+            pairing = Pairing(baseline="eager", candidate_ms=(1.0,) * len(samples), baseline_ms=samples)
+            why = ProblemStatus(status=status, why=("zeros pass",)) if status else None
+            evidence = EVIDENCE.model_copy(update={"problem_status": why})
+            return Passed(measurement=Measurement(pairings=(pairing,), threads=1), evidence=evidence)
+
+    return Doubtful()
+
+
+def readme_of(log, **doubts):
+    config = CONFIG.model_copy(update={"attempts": 1})
+    searched(log, provider=Scripted({1: reply_with("2.0")}), evaluator=doubtful(**doubts), config=config)
+    return (write_best(log, PROBLEM.name) / "README.md").read_text()
+
+
+def test_the_readme_warns_of_a_problem_that_lazy_answers_pass(log):
+    assert "not ranked: zeros pass." in readme_of(log, status="weak")
+
+
+def test_the_readme_warns_of_a_noisy_measurement(log):
+    assert "too noisy for this number" in readme_of(log, samples=(0.5, 1.0, 2.0, 4.0, 8.0, 16.0))
+
+
+def test_the_evidence_is_that_of_the_fresh_judge(log):
+    from tests.agent.search_parts import ReadingEvaluator
+
+    searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "1.8", "1.9": "1.7"}))
+    verdict = json.loads((write_best(log, PROBLEM.name) / "verdict.json").read_text())
+    assert verdict["speedup"] == pytest.approx(1.8)

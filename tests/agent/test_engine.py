@@ -12,7 +12,7 @@ from agent.engine import search
 from agent.events import RunLogError
 from agent.log import RunLog
 from agent.providers.protocol import NoMoreAnswers, ProviderError
-from agent.strategies import Stop, StrategyError
+from agent.strategies import Step, Stop, StrategyError
 from agent.view import fold
 from problems import Problem
 from sandbox.errors import MachineError
@@ -134,7 +134,7 @@ def test_events_are_told_in_the_order_of_the_log(log):
     assert seen == list(log.events(PROBLEM.name))
 
 
-EVENTS_OF_A_WHOLE_SEARCH = 32
+EVENTS_OF_A_WHOLE_SEARCH = 36
 
 
 @pytest.mark.parametrize("count", range(1, EVENTS_OF_A_WHOLE_SEARCH + 1))
@@ -311,14 +311,15 @@ class Fixed:
         return self.proposal
 
 
-@pytest.mark.parametrize("wrong", [{"attempt": 2}, {"problem": "other"}, {"parent": 1, "role": "repair"}])
-def test_an_ask_that_breaks_the_rules_is_refused_before_it_is_logged(log, wrong):
+DRAFT = Step("propose", None, "one simple kernel")
+
+
+@pytest.mark.parametrize("proposal", [[DRAFT, DRAFT], [Step("repair", 1, "a")]], ids=["too many", "unknown parent"])
+def test_a_step_that_breaks_the_rules_is_refused_before_it_is_logged(log, proposal):
     parts = parts_of(log)
-    first = parts.strategy.propose(fold(PROBLEM.name, []), 1, None)[0]
-    proposal = [first.model_copy(update=wrong)]
     with pytest.raises(StrategyError, match="broke its rules"):
         asyncio.run(search(PROBLEM, replaced(parts, strategy=Fixed(proposal))))
-    assert [event.kind for event in log.events()] == ["run_started"]
+    assert [event.kind for event in log.events()] == ["run_started", "equipped"]
 
 
 def test_a_strategy_that_waits_for_nothing_is_told_so(log):

@@ -11,7 +11,7 @@ from agent.strategies import Stop, StrategyError, load_strategy
 from agent.view import View
 from tests.agent.search_parts import failed, passed
 
-CONFIG = SearchConfig(model="m", attempts=20, drafts=2, repairs=2, patience=3)
+CONFIG = SearchConfig(model="m", attempts=20, drafts=2, repairs=2, patience=3, runner_up=0)
 PROMPT = PromptOutline(role="propose", target="cpp", digest="", stable_digest="", sections=())
 
 
@@ -35,7 +35,7 @@ def proposal(view, slots=1, config=CONFIG, seed=0):
 
 
 def steps(view, slots=1, config=CONFIG):
-    return [(ask.attempt, ask.role, ask.parent) for ask in proposal(view, slots, config)]
+    return [(step.role, step.parent) for step in proposal(view, slots, config)]
 
 
 WRONG = ("propose", None, "a", None)
@@ -44,21 +44,20 @@ WAITING = ("propose", None, "b", ...)
 
 
 def test_it_begins_with_a_draft():
-    assert steps(view_of()) == [(1, "propose", None)]
+    assert steps(view_of()) == [("propose", None)]
 
 
 def test_drafts_in_several_slots_have_different_ideas():
     first, second = proposal(view_of(), slots=3)
-    assert (first.attempt, second.attempt) == (1, 2)
     assert first.idea != second.idea
 
 
 def test_the_second_draft_comes_before_the_repair_of_the_first():
-    assert steps(view_of(WRONG)) == [(2, "propose", None)]
+    assert steps(view_of(WRONG)) == [("propose", None)]
 
 
 def test_a_failed_draft_is_repaired():
-    assert steps(view_of(WRONG, RIGHT)) == [(3, "repair", 1)]
+    assert steps(view_of(WRONG, RIGHT)) == [("repair", 1)]
 
 
 def test_a_repair_keeps_the_idea_of_what_it_repairs():
@@ -70,32 +69,32 @@ def test_a_reply_without_a_candidate_is_repaired_too():
         update={"extraction": NotExtracted(kind="no_code", detail="There is none.")}
     )
     view = View(problem="p", attempts=(silent, attempt(2, *RIGHT)))
-    assert steps(view) == [(3, "repair", 1)]
+    assert steps(view) == [("repair", 1)]
 
 
 def test_a_repair_that_failed_is_repaired_in_turn():
-    assert steps(view_of(WRONG, RIGHT, ("repair", 1, "a", None))) == [(4, "repair", 3)]
+    assert steps(view_of(WRONG, RIGHT, ("repair", 1, "a", None))) == [("repair", 3)]
 
 
 def test_after_enough_repairs_in_a_row_the_best_is_improved():
     rows = [WRONG, RIGHT, ("repair", 1, "a", None), ("repair", 3, "a", None)]
-    assert steps(view_of(*rows)) == [(5, "improve", 2)]
+    assert steps(view_of(*rows)) == [("improve", 2)]
 
 
 def test_without_repairs_the_best_is_improved_at_once():
-    assert steps(view_of(WRONG, RIGHT), config=CONFIG.model_copy(update={"repairs": 0})) == [(3, "improve", 2)]
+    assert steps(view_of(WRONG, RIGHT), config=CONFIG.model_copy(update={"repairs": 0})) == [("improve", 2)]
 
 
 def test_what_is_being_repaired_is_not_repaired_twice():
-    assert steps(view_of(WRONG, RIGHT, ("repair", 1, "a", ...)), slots=1) == [(4, "improve", 2)]
+    assert steps(view_of(WRONG, RIGHT, ("repair", 1, "a", ...)), slots=1) == [("improve", 2)]
 
 
 def test_an_improvement_that_failed_is_repaired():
-    assert steps(view_of(RIGHT, RIGHT, ("improve", 1, "c", None))) == [(4, "repair", 3)]
+    assert steps(view_of(RIGHT, RIGHT, ("improve", 1, "c", None))) == [("repair", 3)]
 
 
 def test_the_best_is_improved_and_not_the_latest():
-    assert steps(view_of(("propose", None, "a", 3.0), RIGHT)) == [(3, "improve", 1)]
+    assert steps(view_of(("propose", None, "a", 3.0), RIGHT)) == [("improve", 1)]
 
 
 def test_each_improvement_of_one_attempt_has_another_idea():
@@ -111,25 +110,12 @@ def test_improvements_in_several_slots_have_different_ideas():
 
 def test_when_nothing_passed_and_nothing_can_be_repaired_it_starts_afresh():
     config = CONFIG.model_copy(update={"repairs": 0})
-    assert steps(view_of(WRONG, WRONG), config=config) == [(3, "propose", None)]
+    assert steps(view_of(WRONG, WRONG), config=config) == [("propose", None)]
 
 
 def test_it_waits_for_a_draft_before_it_starts_afresh():
     config = CONFIG.model_copy(update={"repairs": 0})
     assert proposal(view_of(WRONG, WAITING), config=config) == []
-
-
-def test_it_stops_at_its_budget():
-    config = CONFIG.model_copy(update={"attempts": 2})
-    assert proposal(view_of(WRONG, RIGHT), config=config) == Stop(reason="the budget of 2 attempts is used up")
-
-
-def test_it_waits_for_what_is_pending_before_it_stops():
-    assert proposal(view_of(RIGHT, WAITING), config=CONFIG.model_copy(update={"attempts": 2})) == []
-
-
-def test_it_never_asks_beyond_its_budget():
-    assert len(proposal(view_of(RIGHT, RIGHT), slots=9, config=CONFIG.model_copy(update={"attempts": 4}))) == 2
 
 
 @pytest.mark.parametrize("speedup", [1.2, 1.5, 1.5 * 1.019], ids=["slower", "equal", "within two percent"])
@@ -140,12 +126,12 @@ def test_it_stops_after_improvements_without_gain(speedup):
 
 def test_a_gain_renews_its_patience():
     rows = [RIGHT, RIGHT] + [("improve", 1, f"i{n}", 1.2) for n in range(2)] + [("improve", 1, "x", 1.6)]
-    assert steps(view_of(*rows)) == [(6, "improve", 5)]
+    assert steps(view_of(*rows)) == [("improve", 5)]
 
 
 def test_small_gains_that_add_up_count_as_one():
     rows = [RIGHT, RIGHT] + [("improve", 1, f"i{n}", 1.5 * 1.009 ** (n + 1)) for n in range(3)]
-    assert steps(view_of(*rows)) == [(6, "improve", 5)]
+    assert steps(view_of(*rows)) == [("improve", 5)]
 
 
 def test_the_same_view_and_seed_give_the_same_asks():
@@ -154,5 +140,5 @@ def test_the_same_view_and_seed_give_the_same_asks():
 
 
 def test_an_unknown_strategy_is_told_with_those_that_there_are():
-    with pytest.raises(StrategyError, match="no strategy 'refyne'; there are: refine"):
+    with pytest.raises(StrategyError, match=r"no strategy 'refyne'; there are: .*refine"):
         load_strategy("refyne", CONFIG)

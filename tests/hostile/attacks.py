@@ -170,12 +170,13 @@ ATTACKS = {
     "sigstop": Attack("stopping itself", "run", "no answer within", "os.kill(os.getpid(), signal.SIGSTOP)"),
     "daemon": Attack("a daemon that forks twice", "run", "processes of its own", HONEST, FORK_TWICE + "daemon()\n"),
     "kill_everybody": Attack(
-        "killing the parent, its process group and everybody",
+        "killing the parent, its process group, the judge, the zygote and everybody",
         "run",
         "killed by SIGKILL",
         """
         daemon()
-        for target in (os.getppid(), -os.getppid(), AROUND["judge"], -AROUND["judge"], -1):
+        parent = os.getppid() or 1
+        for target in (parent, -parent, AROUND["judge"], -AROUND["judge"], *AROUND["zygotes"], -1):
             for number in (signal.SIGSTOP, signal.SIGKILL):
                 try: os.kill(target, number)
                 except OSError: pass

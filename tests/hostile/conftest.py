@@ -43,8 +43,12 @@ class Place:
     @property
     def around(self):
         """What candidates are told, once the reference's process lives."""
-        assert self.judge.reference
-        return self.surroundings.around(self.namespaces)
+        return self.surroundings.around(self.namespaces, reference_process(self.judge))
+
+
+def reference_process(judge: Judge) -> int:
+    """The number of the reference's process, started if need be."""
+    return judge.reference._session._child.pid
 
 
 @pytest.fixture(scope="session", params=SETTINGS)

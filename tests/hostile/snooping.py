@@ -25,6 +25,17 @@ def checked(result):
     return True
 
 
+def looked_into(pid):
+    worked = []
+    for name in ("environ", "maps", "mem"):
+        try:
+            with open(f"/proc/{pid}/{name}", "rb") as file:
+                worked.append(name == "mem" or file.read(1))
+        except OSError:
+            continue
+    return any(worked) or bool(os.readlink(f"/proc/{pid}/fd/0"))
+
+
 def try_environment():
     """reading the judge's environment through /proc"""
     return any(Path(f"/proc/{pid}/environ").read_bytes() for pid in (AROUND["judge"], AROUND["bystander"]))
@@ -48,12 +59,29 @@ def try_memory_call():
 def try_ptrace():
     """`ptrace` of the judge or of the own parent"""
     attach = 16
-    return any(libc.ptrace(attach, pid, 0, 0) == 0 for pid in (AROUND["judge"], os.getppid()))
+    return any(libc.ptrace(attach, pid, 0, 0) == 0 for pid in (AROUND["judge"], os.getppid() or 1))
 
 
 def try_keeper_memory():
     """reading the keeper's memory or descriptors"""
-    return os.readlink(f"/proc/{os.getppid()}/fd/0") or Path(f"/proc/{os.getppid()}/maps").read_text()
+    return looked_into(os.getppid() or 1)
+
+
+def try_zygote_memory():
+    """reading the zygote's memory, environment or descriptors"""
+    return any(looked_into(pid) for pid in AROUND["zygotes"])
+
+
+def try_zygote_signal():
+    """a signal to the zygote"""
+    for pid in AROUND["zygotes"]:
+        os.kill(pid, 0)
+    return AROUND["zygotes"]
+
+
+def try_other_child():
+    """reading the memory or environment of another child, as the reference's"""
+    return looked_into(AROUND["reference"])
 
 
 def try_signal():
@@ -339,7 +367,7 @@ def lines() -> dict[str, str]:
 
 
 def _source() -> str:
-    functions = [checked, *(globals()[f"try_{name}"] for name in lines()), leave_things_behind]
+    functions = [checked, looked_into, *(globals()[f"try_{name}"] for name in lines()), leave_things_behind]
     head = "from pathlib import Path\nlibc = ctypes.CDLL(None, use_errno=True)\n"
     return head + "\n\n".join(inspect.getsource(function) for function in functions)
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from sandbox import cgroups
+from sandbox.zygote import MARK, ZYGOTES
 
 CHECKOUT = Path(__file__).parents[2]
 SECRET = "-----BEGIN PLANTED KEY-----"
@@ -64,15 +65,17 @@ class Surroundings:
             server.setblocking(False)
         return sockets
 
-    def around(self, namespaces: bool, spared: tuple[str, ...] = ()) -> dict[str, object]:
+    def around(self, namespaces: bool, reference: int, spared: tuple[str, ...] = ()) -> dict[str, object]:
         """What the candidate is told. `granted`: the capability that landlock bounds for a child of root.
 
-        `spared` are attempts that the snooping candidate leaves out.
+        `reference` is the number of the reference's process; `spared` are attempts to leave out.
         """
         kept = 1 << 2 if os.geteuid() == 0 and not namespaces else 0
         return {
             "judge": os.getpid(),
             "bystander": self.bystander.pid,
+            "reference": reference,
+            "zygotes": ZYGOTES.pids,
             "address": ctypes.addressof(self.memory),
             "tcp": self.sockets["tcp"].getsockname()[1],
             "udp": self.sockets["udp"].getsockname()[1],
@@ -112,13 +115,15 @@ class Surroundings:
         }
 
     def _processes(self) -> list[int]:
-        """Processes whose environment names the folder of the test's work folders: the sign that children bear."""
+        """Children: their first environment names the test's work folders, or this process where they are forks."""
         found = []
+        signs = (f"{self.work}/".encode(), f"{MARK}={os.getpid()}\0".encode())
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if f"{self.work}/".encode() in (entry / "environ").read_bytes():
+                environment = (entry / "environ").read_bytes()
+                if any(sign in environment for sign in signs):
                     found.append(int(entry.name))
-        return sorted(found)
+        return sorted(set(found) - set(ZYGOTES.pids))
 
     def close(self) -> None:
         """Stop servers and bystander."""

@@ -1,10 +1,13 @@
 """The work folder: nobody's tricks with links reach out of it, and it goes away however it was left."""
 
 import os
+import shutil
 import stat
+import tempfile
 
 import pytest
 
+from sandbox.errors import MachineError
 from sandbox.workfolder import WorkFolder, remove
 
 
@@ -61,6 +64,12 @@ def test_the_judge_does_not_write_through_a_link_that_a_candidate_left(folder, t
     folder.write("candidate.py", "a candidate's")
     assert target.read_text() == "the user's"
     assert (folder.path / "candidate.py").read_text() == "a candidate's"
+
+
+def test_a_disk_that_is_nearly_full_is_the_machines_lack(monkeypatch):
+    monkeypatch.setattr("sandbox.workfolder.LEAST_FREE_BYTES", shutil.disk_usage(tempfile.gettempdir()).total + 1)
+    with pytest.raises(MachineError, match=r"only \d+ MiB are free in .*set TMPDIR"):
+        WorkFolder()
 
 
 def test_only_the_owner_can_look_into_a_new_folder(folder):

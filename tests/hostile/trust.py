@@ -13,6 +13,8 @@ WORKS: dict[str, tuple[str, ...]] = {
             "memory_file",
             "memory_call",
             "signal",
+            "zygote_signal",
+            "other_child",
             "renice",
             "pin_judge",
             "tcp",

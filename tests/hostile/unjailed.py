@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sandbox.judge import Judge
 from tests.hostile.attacks import ATTACKS, PROBLEM
-from tests.hostile.conftest import TIGHT
+from tests.hostile.conftest import TIGHT, reference_process
 from tests.hostile.surroundings import Surroundings
 
 
@@ -18,8 +18,8 @@ def main() -> None:
     surroundings = Surroundings(Path(tempfile.mkdtemp()))
     tempfile.tempdir = str(surroundings.work)
     with Judge(PROBLEM, TIGHT.model_copy(update={"jail": "off"})) as judge:
-        assert judge.reference
-        candidate = ATTACKS["snooping"].candidate(surroundings.around(True, spared=("ptrace",)))
+        around = surroundings.around(True, reference_process(judge), spared=("ptrace",))
+        candidate = ATTACKS["snooping"].candidate(around)
         verdict = judge.judge(candidate)
     surroundings.close()
     print(json.dumps(json.loads(verdict.reason.partition("REPORT ")[2])["worked"]))

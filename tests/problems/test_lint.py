@@ -35,6 +35,8 @@ def test_a_sound_reference_with_unseeded_inputs_gives_no_warning() -> None:
         ("x.cuda()", "names a CUDA device"),
         ("x.to('cuda:1')", "names a CUDA device"),
         ("torch.ones(3, device='cuda')", "names a CUDA device"),
+        ("torch.tensor(np.random.normal(4))", "draws with a generator that the judge does not seed"),
+        ("x * random.random()", "draws with a generator that the judge does not seed"),
         ("torch.load('weights.pt')", "reads a file"),
         ("open('table.txt').read()", "reads a file"),
         ("torch.hub.load('a', 'b')(x)", "uses the network"),

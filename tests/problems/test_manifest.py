@@ -65,7 +65,7 @@ def test_an_unknown_key_is_told_the_known_ones() -> None:
 
 def test_an_unknown_key_of_the_tolerance_is_told_the_known_ones() -> None:
     message = refusal(GOOD + "[tolerance]\nrtol = 0.1\n")
-    assert message == "problem.toml: unknown key 'tolerance.rtol'; there are: factor, floor_ulp, reason"
+    assert message == "problem.toml: unknown key 'tolerance.rtol'; there are: factor, floor_ulp, stated, reason"
 
 
 def test_an_unknown_policy_is_told_the_choices() -> None:

@@ -30,3 +30,20 @@ def test_every_family_comes_up_in_turn_with_the_problems_own_draw():
     names = list(itertools.islice(schedule(random.Random(0)), 2 * len(FAMILIES)))
     assert set(names[1::2]) == set(FAMILIES)
     assert set(names[::2]) == {DRAWN}
+
+
+def test_positive_inputs_become_negative_somewhere():
+    after = vary(values(torch.rand(6, 5) + 1), "with every other sign changed").tensors[0].tensor()
+    assert (after < 0).sum() == 15
+
+
+def test_every_family_stays_finite_in_half_precision():
+    for family in FAMILIES:
+        after = vary(values(torch.randn(64, 64).half()), family).tensors[0].tensor()
+        assert after.isfinite().all(), family
+
+
+def test_a_number_without_axes_and_an_empty_tensor_can_be_varied():
+    for family in FAMILIES:
+        for before in (torch.tensor(2.0), torch.empty(0, 3)):
+            assert vary(values(before), family).tensors[0].shape == before.shape

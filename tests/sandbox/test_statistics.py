@@ -20,9 +20,26 @@ def test_the_interval_covers_the_true_ratio_in_about_95_of_100_experiments():
     for _ in range(200):
         slow = [2.0 * rng.lognormvariate(0, 0.1) for _ in range(30)]
         fast = [rng.lognormvariate(0, 0.1) for _ in range(30)]
-        low, high = ratio_interval(slow, fast, resamples=200)
+        low, high = ratio_interval(slow, fast)
         covered += low <= 2.0 <= high
     assert covered >= 180
+
+
+def test_the_interval_covers_the_true_ratio_also_where_processes_differ():
+    rng = random.Random(1)
+    covered = 0
+    for _ in range(200):
+        groups = [group for group in range(5) for _ in range(4)]
+        dealt = [rng.lognormvariate(0, 0.05) for _ in range(5)]
+        slow = [2.0 * dealt[group] * rng.lognormvariate(0, 0.05) for group in groups]
+        low, high = ratio_interval(slow, [1.0] * 20, groups)
+        covered += low <= 2.0 <= high
+    assert covered >= 180
+
+
+def test_groups_may_differ_in_size():
+    low, high = ratio_interval([2.0] * 5, [1.0] * 5, [0, 0, 0, 1, 1])
+    assert (low, high) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
 def test_the_interval_can_be_recomputed_from_the_samples():

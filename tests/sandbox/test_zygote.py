@@ -306,7 +306,7 @@ folder.close()
 
 def test_a_protected_judge_can_still_read_its_children():
     code = """
-from sandbox.jail import protect_this_process
+from sandbox.own_process import protect_this_process
 from sandbox.peek import read_bytes
 protect_this_process()
 second = Child("worker", folder, Settings())

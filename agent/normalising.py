@@ -1,0 +1,114 @@
+"""Two sources that differ in local names, comments and layout alone are one program: a digest that they share.
+
+Cautious on purpose: a name is replaced only where it is surely local, since a false match would lend a candidate the
+verdict of another. What looks like C++ in a string constant is normalised as such.
+"""
+
+import ast
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator
+
+_C_SOURCE = re.compile(r"[;{}]\s*\n|\bextern\s+\"C\"|__global__|^\s*#\s*include\b", re.MULTILINE)
+_C_TOKEN = re.compile(
+    r"//[^\n]*|/\*.*?\*/"
+    r"|^[ \t]*#(?:[^\n\\]|\\.|\\\n)*"
+    r"|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'"
+    r"|[A-Za-z_]\w*|\.?\d(?:[\w.']|[eEpP][+-])*|->|::|<<=|>>=|<<|>>|[-+*/%&|^!=<>]=|&&|\|\||\+\+|--|\S",
+    re.MULTILINE | re.DOTALL,
+)
+_TYPE = re.compile(
+    r"auto|bool|char|const|constexpr|double|float[24]?|half|int|long|short|signed|unsigned|volatile"
+    r"|(?:__)?restrict(?:__)?|__half|__nv_bfloat16|[A-Za-z]\w*_t"
+)
+
+
+def normal_digest(source: str) -> str:
+    """sha256 that sources share which differ only in local names, comments, docstrings and layout, as 64 hex digits.
+
+    A source that is no Python counts as it stands.
+    """
+    try:
+        tree = ast.parse(source)
+        for function in _functions(tree.body):
+            _rename_locals(function)
+        text = ast.dump(_Plain().visit(tree))
+    except (SyntaxError, ValueError, RecursionError):
+        text = source
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _Plain(ast.NodeTransformer):
+    """Drops docstrings and the name of an extension, and normalises C++ in strings."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        if isinstance(node.value, ast.Constant):
+            return None
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called == "load_inline":
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in {"name", "verbose"}]
+        return self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if isinstance(node.value, str) and _C_SOURCE.search(node.value):
+            return ast.Constant(value=normal_c(node.value))
+        return ast.Constant(value=node.value)
+
+
+def normal_c(source: str) -> str:
+    """C++ without comments and layout, its surely local variables numbered by their first appearance."""
+    tokens = [token.strip() for token in _C_TOKEN.findall(source) if not token.startswith(("//", "/*"))]
+    kept_lines = " ".join(token for token in tokens if token.startswith(("#", '"')))
+    local = set(_declared(tokens)) - set(_members(tokens)) - set(re.findall(r"\w+", kept_lines))
+    numbers: dict[str, str] = {}
+    return " ".join(
+        numbers.setdefault(token, f"@{len(numbers)}") if token in local else " ".join(token.split()) for token in tokens
+    )
+
+
+def _declared(tokens: list[str]) -> Iterator[str]:
+    """Names right behind a type, and not called: `float x`, `const float* x`, `int64_t i`."""
+    for at in range(1, len(tokens)):
+        name, after = tokens[at], tokens[at + 1] if at + 1 < len(tokens) else ""
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or _is_type(name) or after in {"(", "::", "<"}:
+            continue
+        before = at - 1
+        while before > 0 and tokens[before] in {"*", "&"}:
+            before -= 1
+        if _is_type(tokens[before]):
+            yield name
+
+
+def _members(tokens: list[str]) -> Iterator[str]:
+    """Names that are reached through something else, and would not be the same ones as a variable's."""
+    return (name for before, name in itertools.pairwise(tokens) if before in {".", "->", "::"})
+
+
+def _is_type(token: str) -> bool:
+    return _TYPE.fullmatch(token) is not None
+
+
+def _functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Functions and methods. One inside another shares its names and is no case of its own."""
+    for part in body:
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield part
+        elif isinstance(part, ast.ClassDef):
+            yield from _functions(part.body)
+
+
+def _rename_locals(function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    """Number the names that the function assigns; arguments keep theirs, since callers may use them."""
+    nodes = list(ast.walk(function))
+    arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    foreign = {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)} - arguments - foreign
+    numbers: dict[str, str] = {}
+    for node in sorted(names, key=lambda node: (node.lineno, node.col_offset)):
+        if node.id in assigned:
+            node.id = numbers.setdefault(node.id, f"@{len(numbers)}")

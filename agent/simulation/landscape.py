@@ -1,0 +1,152 @@
+"""What a simulated model writes and how fast that is: a few numbers, each a stated fact or a stated assumption.
+
+`docs/search.md` lists them with their sources, and what follows from them and what does not.
+"""
+
+import math
+import random
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+FREE = frozenset({"", "what limits it", "another design"})
+"""Ideas that leave the choice to the model."""
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """The numbers. Speeds are natural logarithms of the speedup against PyTorch."""
+
+    draft_right: float = 0.55
+    """Chance that a first version of a problem of middling difficulty is right."""
+    improve_right: float = 0.65
+    """The same for a change to something right."""
+    difficulty_spread: float = 1.5
+    """Standard deviation of a problem's difficulty, in logits of the two above."""
+    repair_right: float = 0.35
+    """Mean chance that one repair mends a failure; the chances of single failures spread over a Beta distribution."""
+    repair_concentration: float = 3.0
+    new_fault: float = 0.2
+    """Chance that a repair that fails leaves another fault, with a chance of its own."""
+    draft_log: float = math.log(0.55)
+    """A first right version is slower than PyTorch more often than not."""
+    problem_spread: float = 0.6
+    """Between problems: at some nearly every first version is slower than PyTorch, at some nearly none."""
+    idea_spread: float = 0.2
+    """Between first versions by different ideas at one problem."""
+    writing_spread: float = 0.15
+    """Between first versions by the same idea."""
+    helps: float = 0.35
+    """Chance that an idea fits a problem at all."""
+    gain: float = 0.40
+    """Mean gain of one that fits."""
+    loss: float = 0.10
+    """Mean loss by one that does not."""
+    interplay: float = 0.10
+    """Spread of an idea's effect over the designs that it can be applied to."""
+    execution: float = 0.08
+    """Spread of the effect over times that it is written down."""
+    ignores: float = 0.15
+    """Chance that the model does something else than it is told."""
+    room: tuple[float, float] = (math.log(1.5), math.log(8.0))
+    """The floor lies between these speedups; gains shrink in proportion to what is left."""
+    noise: float = 0.02
+    """Spread of a measured speedup; one in twenty is off by five times that."""
+
+
+STANDARD = Assumptions()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A simulated candidate."""
+
+    log_speedup: float
+    root: str
+    """The idea of its first version."""
+    ideas: tuple[str, ...] = ()
+    """The changes on the way to it."""
+    mends: float | None = None
+    """Chance that a repair mends it; None where it is right."""
+    step: int = 0
+    """How many steps led to it, so that a repair that changes nothing else is another source."""
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """One made-up problem. The same seed gives the same problem, whatever is tried on it and in whatever order."""
+
+    seed: int
+    assumptions: Assumptions = STANDARD
+
+    def draft(self, idea: str, rng: random.Random) -> Kernel:
+        """A first version."""
+        known = self.assumptions
+        quality = self._drawn("draft", self._meant(idea, rng)).gauss(0, known.idea_spread)
+        speed = min(self.level + quality + rng.gauss(0, known.writing_spread), self.ceiling)
+        return self._written(Kernel(speed, root=idea), known.draft_right, rng)
+
+    def improve(self, parent: Kernel, idea: str, rng: random.Random) -> Kernel:
+        """A change to a right candidate."""
+        known = self.assumptions
+        meant = self._meant(idea, rng)
+        again = meant in parent.ideas
+        effect = (0.0 if again else self._effect(meant, parent.root)) + rng.gauss(0, known.execution)
+        left = max(0.0, self.ceiling - parent.log_speedup) / max(1e-9, self.ceiling - self.level)
+        speed = parent.log_speedup + (effect * min(1.0, left) if effect > 0 else effect)
+        child = replace(parent, log_speedup=min(speed, self.ceiling), ideas=(*parent.ideas, meant))
+        return self._written(child, known.improve_right, rng)
+
+    def repair(self, parent: Kernel, rng: random.Random) -> Kernel:
+        """A repair of a wrong candidate."""
+        assert parent.mends is not None, "what is right needs no repair"
+        mends: float | None = parent.mends
+        if rng.random() < parent.mends:
+            mends = None
+        elif rng.random() < self.assumptions.new_fault:
+            mends = self._chance(rng)
+        return replace(parent, mends=mends, step=parent.step + 1)
+
+    def measured(self, kernel: Kernel, rng: random.Random) -> float:
+        """A speedup as a judge would measure it."""
+        spread = self.assumptions.noise * (5 if rng.random() < 0.05 else 1)
+        return math.exp(kernel.log_speedup + rng.gauss(0, spread))
+
+    @cached_property
+    def ceiling(self) -> float:
+        """Logarithm of the speedup at the floor."""
+        return self._drawn("ceiling").uniform(*self.assumptions.room)
+
+    @cached_property
+    def level(self) -> float:
+        """Logarithm of the speedup of a middling first version."""
+        known = self.assumptions
+        return min(self._drawn("level").gauss(known.draft_log, known.problem_spread), self.ceiling)
+
+    @cached_property
+    def difficulty(self) -> float:
+        """In logits; above 0 a candidate is right less often."""
+        return self._drawn("difficulty").gauss(0, self.assumptions.difficulty_spread)
+
+    def _effect(self, idea: str, root: str) -> float:
+        known, drawn = self.assumptions, self._drawn("idea", idea)
+        fits = drawn.random() < known.helps
+        own = drawn.expovariate(1 / known.gain) if fits else -drawn.expovariate(1 / known.loss)
+        return own + self._drawn("interplay", idea, root).gauss(0, known.interplay)
+
+    def _meant(self, idea: str, rng: random.Random) -> str:
+        """What the model makes of an idea: one of its own where it is free, or does not listen."""
+        if idea in FREE or rng.random() < self.assumptions.ignores:
+            return f"own {rng.randrange(20)}"
+        return idea
+
+    def _written(self, kernel: Kernel, chance: float, rng: random.Random) -> Kernel:
+        logit = math.log(chance / (1 - chance)) - self.difficulty
+        right = rng.random() < 1 / (1 + math.exp(-logit))
+        return kernel if right else replace(kernel, mends=self._chance(rng))
+
+    def _chance(self, rng: random.Random) -> float:
+        mean, weight = self.assumptions.repair_right, self.assumptions.repair_concentration
+        return rng.betavariate(mean * weight, (1 - mean) * weight)
+
+    def _drawn(self, *what: str) -> random.Random:
+        return random.Random(f"{self.seed}/{'/'.join(what)}")

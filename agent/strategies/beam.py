@@ -1,0 +1,35 @@
+"""`beam`: the few best attempts, each improved by a few ideas, round after round."""
+
+import random
+from dataclasses import dataclass
+
+from agent.config import SearchConfig
+from agent.strategies.moves import draft, drafts, drafts_made, improve, repairs
+from agent.strategies.protocol import Step, Stop
+from agent.view import View
+
+WIDTH, IDEAS = 3, 2
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Keeps `WIDTH` attempts; each of them gets `IDEAS` improvements before the next round is drawn."""
+
+    config: SearchConfig
+
+    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
+        """See `Strategy.propose`."""
+        steps = [*drafts(view, WIDTH), *repairs(view, self.config)]
+        if steps:
+            return steps[:slots]
+        if not view.ranked:
+            return [] if view.pending else [draft(view, drafts_made(view))]
+        kept = view.ranked[:WIDTH]
+        tried = {one.number: sum(c.ask.role == "improve" for c in view.children(one.number)) for one in kept}
+        for _ in range(slots):
+            round_now = min(tried.values()) // IDEAS
+            parent = next(one for one in kept if tried[one.number] // IDEAS == round_now)
+            ahead = tuple(step.idea for step in steps if step.parent == parent.number)
+            steps.append(improve(view, parent, rng, ahead))
+            tried[parent.number] += 1
+        return steps

@@ -1,0 +1,21 @@
+"""`best_of`: always from the reference; the ideas come in turn."""
+
+import random
+from dataclasses import dataclass
+
+from agent.config import SearchConfig
+from agent.strategies.moves import draft, drafts_made
+from agent.strategies.protocol import Step, Stop
+from agent.view import View
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """The yardstick for all others: independent samples, nothing learned from one for the next."""
+
+    config: SearchConfig
+
+    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
+        """See `Strategy.propose`."""
+        made = drafts_made(view)
+        return [draft(view, made + at) for at in range(slots)]

@@ -1,0 +1,39 @@
+"""`elites`: the best attempt of each cell, a cell being a first design and the kind of the last change."""
+
+import random
+from dataclasses import dataclass
+
+from agent.config import SearchConfig
+from agent.records import Attempt
+from agent.strategies.moves import draft, drafts, drafts_made, families, ideas_for, improve, repairs
+from agent.strategies.protocol import Step, Stop
+from agent.view import View
+
+
+@dataclass(frozen=True)
+class Elites:
+    """Half of the steps improve the best of all, half that of a cell drawn at random, so that designs stay apart."""
+
+    config: SearchConfig
+
+    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
+        """See `Strategy.propose`."""
+        steps = [*drafts(view, max(3, self.config.drafts)), *repairs(view, self.config)]
+        if steps:
+            return steps[:slots]
+        if not view.ranked:
+            return [] if view.pending else [draft(view, drafts_made(view))]
+        kin, kinds = families(view), _kinds(view)
+        cells: dict[tuple[str, str], Attempt] = {}
+        for attempt in view.ranked:
+            cells.setdefault((kin[attempt.number], kinds.get(attempt.ask.idea, "free")), attempt)
+        for _ in range(slots):
+            parent = view.ranked[0] if rng.random() < 0.5 else rng.choice(list(cells.values()))
+            ahead = tuple(step.idea for step in steps if step.parent == parent.number)
+            steps.append(improve(view, parent, rng, ahead))
+        return steps
+
+
+def _kinds(view: View) -> dict[str, str]:
+    """The family of each idea by its name."""
+    return {idea.name: idea.family for idea in (*ideas_for(view, "propose"), *ideas_for(view, "improve"))}

@@ -1,0 +1,52 @@
+"""`islands`: separate groups of attempts that now and then take over a neighbour's best."""
+
+import random
+from dataclasses import dataclass
+
+from agent.config import SearchConfig
+from agent.records import Attempt
+from agent.strategies.moves import draft, drafts, drafts_made, improve, repairs
+from agent.strategies.protocol import Step, Stop
+from agent.view import View
+
+GROUPS, PERIOD = 3, 5
+
+
+@dataclass(frozen=True)
+class Islands:
+    """`GROUPS` groups take turns; every `PERIOD`-th improvement of a group starts from its neighbour's best."""
+
+    config: SearchConfig
+
+    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
+        """See `Strategy.propose`."""
+        steps = [*drafts(view, GROUPS), *repairs(view, self.config)]
+        if steps:
+            return steps[:slots]
+        if not view.ranked:
+            return [] if view.pending else [draft(view, drafts_made(view))]
+        homes = _homes(view)
+        made = sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
+        for turn in range(made, made + slots):
+            round_now, home = divmod(turn, GROUPS)
+            shown = (home + 1) % GROUPS if round_now % PERIOD == PERIOD - 1 else home
+            parent = next((one for one in view.ranked if homes[one.number] == shown), view.ranked[0])
+            steps.append(improve(view, parent, rng, tuple(s.idea for s in steps if s.parent == parent.number)))
+        return steps
+
+
+def _homes(view: View) -> dict[int, int]:
+    """The group of each attempt: drafts and improvements go round, all else stays with its parent."""
+    homes: dict[int, int] = {}
+    turns = {"propose": 0, "improve": 0}
+    for attempt in view.attempts:
+        homes[attempt.number] = _home(attempt, turns, homes)
+    return homes
+
+
+def _home(attempt: Attempt, turns: dict[str, int], homes: dict[int, int]) -> int:
+    role = attempt.ask.role
+    if role in turns:
+        turns[role] += 1
+        return (turns[role] - 1) % GROUPS
+    return homes[attempt.ask.parent] if attempt.ask.parent else 0

@@ -1,0 +1,74 @@
+"""Finding a strategy by its name: shipped, installed beside us, or a function in a file of the user's own."""
+
+import importlib.util
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from agent.config import SearchConfig
+from agent.strategies.protocol import Step, Stop, Strategy, StrategyError
+from agent.view import View
+
+GROUP = "kernelwright.strategies"
+SHIPPED = {
+    "best_of": "agent.strategies.best_of:BestOf",
+    "refine": "agent.strategies.refine:Refine",
+    "beam": "agent.strategies.beam:Beam",
+    "pool": "agent.strategies.pool:Pool",
+    "elites": "agent.strategies.elites:Elites",
+    "islands": "agent.strategies.islands:Islands",
+    "tree": "agent.strategies.tree:Tree",
+    "race": "agent.strategies.race:Race",
+}
+"""Written like entry points and loaded like them, so that a bare checkout needs no installed metadata."""
+Propose = Callable[[View, int, random.Random], list[Step] | Stop]
+
+
+@dataclass(frozen=True)
+class OwnFunction:
+    """A user's `propose(view, slots, rng)` as a strategy."""
+
+    function: Propose
+
+    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
+        """See `Strategy.propose`."""
+        return self.function(view, slots, rng)
+
+
+def strategies() -> dict[str, EntryPoint]:
+    """All that can be named: those that ship, then those of installed packages, which may not take a shipped name."""
+    shipped = {name: EntryPoint(name, value, GROUP) for name, value in SHIPPED.items()}
+    return {point.name: point for point in entry_points(group=GROUP)} | shipped
+
+
+def load_strategy(name: str, config: SearchConfig) -> Strategy:
+    """The strategy of that name, or of a file as `path/to/file.py:function`; `StrategyError` where there is none."""
+    path, colon, function = name.rpartition(":")
+    if colon:
+        return OwnFunction(_own_function(Path(path), function))
+    known = strategies()
+    if name not in known:
+        raise StrategyError(
+            f"no strategy {name!r}; there are: {', '.join(known)}, and any function as path/to/file.py:function"
+        )
+    made: Strategy = known[name].load()(config)
+    return made
+
+
+def _own_function(path: Path, name: str) -> Propose:
+    if not path.is_file():
+        raise StrategyError(f"no strategy file {path}; give it as path/to/file.py:function")
+    spec = importlib.util.spec_from_file_location(f"strategy_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise StrategyError(f"{path} is no Python file; give the strategy as path/to/file.py:function")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise StrategyError(f"{path} cannot be loaded ({type(error).__name__}: {error}); correct it") from error
+    function: Propose | None = getattr(module, name, None)
+    if not callable(function):
+        raise StrategyError(f"{path} defines no function {name!r}; name one that takes (view, slots, rng)")
+    return function

@@ -1,0 +1,32 @@
+"""`pool`: each step starts from an attempt drawn by its speed."""
+
+import random
+from dataclasses import dataclass
+
+from agent.config import SearchConfig
+from agent.strategies.moves import draft, drafts, drafts_made, improve, repairs
+from agent.strategies.protocol import Step, Stop
+from agent.view import View
+
+SHARPNESS = 4
+"""The weight of an attempt is its speedup to this power: at 1 slow parents crowd out the fast ones."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Every attempt that passed stays in the pool."""
+
+    config: SearchConfig
+
+    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
+        """See `Strategy.propose`."""
+        steps = [*drafts(view, self.config.drafts), *repairs(view, self.config)]
+        if steps:
+            return steps[:slots]
+        if not view.ranked:
+            return [] if view.pending else [draft(view, drafts_made(view))]
+        weights = [(one.standing or 0.0) ** SHARPNESS for one in view.ranked]
+        for parent in rng.choices(view.ranked, weights, k=slots):
+            ahead = tuple(step.idea for step in steps if step.parent == parent.number)
+            steps.append(improve(view, parent, rng, ahead))
+        return steps

@@ -1,0 +1,61 @@
+"""`tree`: a bandit over designs; a design is a first draft with all that descends from it."""
+
+import math
+import random
+from dataclasses import dataclass
+
+from agent.config import SearchConfig
+from agent.records import Attempt
+from agent.strategies.moves import draft, drafts, drafts_made, improve, repairs
+from agent.strategies.protocol import Step, Stop
+from agent.view import View
+
+CURIOSITY = 0.25
+"""Weight of the bonus for designs that were tried less, in units of log speedup."""
+FREE_FAILURES = 2
+"""Broken attempts that a design is not charged for: the code was wrong, not the idea."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Chooses the design by its upper confidence bound, then improves that design's best attempt."""
+
+    config: SearchConfig
+
+    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
+        """See `Strategy.propose`."""
+        steps = [*drafts(view, max(3, self.config.drafts)), *repairs(view, self.config)]
+        if steps:
+            return steps[:slots]
+        if not view.ranked:
+            return [] if view.pending else [draft(view, drafts_made(view))]
+        roots = _roots(view)
+        best: dict[int, Attempt] = {}
+        for attempt in view.ranked:
+            best.setdefault(roots[attempt.number], attempt)
+        visits = {root: max(1, _charged(view, roots, root)) for root in best}
+        for _ in range(slots):
+            total = sum(visits.values())
+            root = max(best, key=lambda at: _bound(best[at], visits[at], total))
+            visits[root] += 1
+            ahead = tuple(step.idea for step in steps if step.parent == best[root].number)
+            steps.append(improve(view, best[root], rng, ahead))
+        return steps
+
+
+def _charged(view: View, roots: dict[int, int], root: int) -> int:
+    members = [attempt for attempt in view.attempts if roots[attempt.number] == root]
+    failures = sum(attempt.failed for attempt in members)
+    return len(members) - min(failures, FREE_FAILURES)
+
+
+def _roots(view: View) -> dict[int, int]:
+    """By attempt, its first draft."""
+    roots: dict[int, int] = {}
+    for attempt in view.attempts:
+        roots[attempt.number] = roots[attempt.ask.parent] if attempt.ask.parent else attempt.number
+    return roots
+
+
+def _bound(attempt: Attempt, visits: int, total: int) -> float:
+    return math.log(attempt.standing or 1.0) + CURIOSITY * math.sqrt(math.log(total + 1) / visits)

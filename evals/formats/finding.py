@@ -1,0 +1,55 @@
+"""Which of the formats of candidates a path is in, and reading it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from evals.formats import kernelbench, leaderboard, solutions
+from evals.formats.samples import Samples
+from problems import ProblemError
+from problems.formats.definition import Definition, read_definition
+from problems.formats.flashinfer import definition_files
+from problems.reference import read_json, read_text
+
+CandidateFormat = Literal["kernelbench", "leaderboard", "flashinfer"]
+
+
+def candidate_format(path: Path) -> CandidateFormat | None:
+    """The format of the candidates in a file or folder; None where there are none that we know."""
+    if path.is_file() and path.suffix == ".json":
+        found = read_json(read_text(path), str(path))
+        keys = found.keys() if isinstance(found, dict) else ()
+        if "kernels" in keys:
+            return "leaderboard"
+        return "flashinfer" if {"sources", "spec"} <= set(keys) else None
+    if not path.is_dir():
+        return None
+    if kernelbench.run_files(path):
+        return "kernelbench"
+    return "flashinfer" if solutions.solution_files(path) else None
+
+
+def read_candidates(path: Path, definitions: Mapping[str, Definition]) -> Samples:
+    """The candidates there. `ProblemError` where there are none; definitions are for solutions that fill outputs."""
+    match candidate_format(path):
+        case "leaderboard":
+            return leaderboard.read_samples(path)
+        case "kernelbench":
+            return kernelbench.read_run(path)
+        case "flashinfer":
+            return solutions.read_samples(path, definitions)
+    raise ProblemError(
+        f"{path} holds no candidates that are known; give a run folder or submission of KernelBench, or solutions"
+    )
+
+
+def definitions_under(path: Path) -> dict[str, Definition]:
+    """The definitions at or under a path that can be read, by name."""
+    found: dict[str, Definition] = {}
+    for file in definition_files(path):
+        try:
+            definition = read_definition(file)
+        except ProblemError:
+            continue
+        found[definition.name] = definition
+    return found

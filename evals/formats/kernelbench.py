@@ -1,0 +1,256 @@
+"""KernelBench's runs: folders of generated kernels, `eval_results.json` and the files of baseline times."""
+
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from agent.atomic import write_atomically
+from evals.formats.samples import Outcome, Sample, Samples, sample_of
+from problems import ProblemError
+from problems.formats.definition import Foreign, fault_of
+from problems.reference import read_json, read_text
+from sandbox.verdict import Failed, Passed
+
+FILE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(_kernel)?")
+EVALUATION = "eval_results.json"
+KNOWN_FILES = re.compile(
+    r"eval_results\.json|pass_at_k_results\.json|analysis_results\.json|generation_config\.yaml|.*_prompt\.txt"
+)
+NOT_MEASURED = -1.0
+"""What their files say where there is no time."""
+BUILT = ("run", "check", "time")
+"""The stages of a failed candidate that did compile."""
+FAULTS = {"scan": "compilation_error", "build": "compilation_error", "check": "correctness_issue"}
+"""By stage, the key of their metadata that holds the reason; `runtime_error` for the others."""
+
+
+class EvalResult(Foreign):
+    """One sample in `eval_results.json`. Times are means in ms."""
+
+    sample_id: int
+    compiled: bool
+    correctness: bool
+    metadata: dict[str, Any] = Field(default={})
+    runtime: float = NOT_MEASURED
+    runtime_stats: dict[str, Any] = Field(default={})
+
+
+EvalResults = dict[str, list[EvalResult]]
+"""By number of the problem, within one level."""
+
+
+class BaselineTime(Foreign):
+    """One problem in a file of baseline times, in ms."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    num_trials: int
+    hardware: str = ""
+    device: str = ""
+
+
+Baselines = dict[str, dict[str, BaselineTime]]
+"""By level, such as `level1`, and by file name of the problem."""
+
+
+def run_files(folder: Path) -> list[Path]:
+    """The kernel files of a run folder, or of a folder with one for each level."""
+    return sorted(path for path in [*folder.glob("*.py"), *folder.glob("*/*.py")] if FILE.fullmatch(path.stem))
+
+
+def read_run(folder: Path) -> Samples:
+    """The candidates of a run folder."""
+    samples: list[Sample] = []
+    refused: list[tuple[str, str]] = []
+    for path in run_files(folder):
+        match = FILE.fullmatch(path.stem)
+        assert match is not None
+        try:
+            source = read_text(path)
+        except ProblemError as error:
+            refused.append((path.name, str(error)))
+            continue
+        samples.append(sample_of(f"level{int(match[1])}/{int(match[2])}", source, int(match[3])))
+    strangers = [
+        p for p in folder.iterdir() if p.is_file() and not FILE.fullmatch(p.stem) and not KNOWN_FILES.fullmatch(p.name)
+    ]
+    notes = tuple(f"{path.name} is no kernel file of KernelBench" for path in sorted(strangers))
+    return Samples(format="kernelbench", samples=tuple(_ordered(samples)), refused=tuple(refused), notes=notes)
+
+
+def _ordered(samples: Iterable[Sample]) -> list[Sample]:
+    return sorted(samples, key=lambda sample: (sample.bench_id or (0, 0), sample.number))
+
+
+def write_run(folder: Path, outcomes: Sequence[Outcome]) -> list[str]:
+    """Write kernels, results and baselines; a folder `level{N}` for each where there are several levels.
+
+    Returns a sentence for each outcome that has no place in KernelBench.
+    """
+    fitting, left = split(outcomes)
+    levels = sorted(fitting)
+    for level in levels:
+        place = folder if len(levels) == 1 else folder / f"level{level}"
+        place.mkdir(parents=True, exist_ok=True)
+        for outcome in fitting[level]:
+            write_atomically(place / file_name(outcome.sample), outcome.sample.candidate.source)
+        write_atomically(place / EVALUATION, results_text(eval_results(fitting[level])))
+    everything = [outcome for level in levels for outcome in fitting[level]]
+    for name, baselines in baseline_times(everything).items():
+        (folder / "timing").mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "timing" / f"{name}.json", baselines_text(baselines))
+    return left
+
+
+def split(outcomes: Iterable[Outcome]) -> tuple[dict[int, list[Outcome]], list[str]]:
+    """The outcomes by level, in the order of problems and samples; and why others are left out."""
+    fitting: dict[int, list[Outcome]] = defaultdict(list)
+    left: dict[str, None] = {}
+    for outcome in sorted(outcomes, key=lambda one: (one.sample.bench_id or (0, 0), one.sample.number)):
+        if outcome.sample.bench_id is None:
+            left[f"{outcome.sample.target} has no level and number, so KernelBench has no place for it"] = None
+        else:
+            fitting[outcome.sample.bench_id[0]].append(outcome)
+    return fitting, list(left)
+
+
+def file_name(sample: Sample) -> str:
+    """The name of a kernel file."""
+    assert sample.bench_id is not None, "only samples of KernelBench have one"
+    level, number = sample.bench_id
+    return f"level_{level}_problem_{number}_sample_{sample.number}_kernel.py"
+
+
+def eval_results(outcomes: Iterable[Outcome]) -> EvalResults:
+    """The results of one level, in the order in which they come: their analysis pairs them with baselines by order."""
+    found: EvalResults = defaultdict(list)
+    for outcome in outcomes:
+        assert outcome.sample.bench_id is not None
+        found[str(outcome.sample.bench_id[1])].append(_eval_result(outcome))
+    return dict(found)
+
+
+def _eval_result(outcome: Outcome) -> EvalResult:
+    metadata: dict[str, Any] = {"hardware": outcome.device, "device": _place(outcome)}
+    verdict = outcome.verdict
+    if isinstance(verdict, Failed):
+        metadata[FAULTS.get(verdict.stage, "runtime_error")] = verdict.reason
+        compiled = verdict.stage in BUILT
+        return EvalResult(
+            sample_id=outcome.sample.number,
+            compiled=compiled,
+            correctness=False,
+            metadata=metadata,
+            runtime=NOT_MEASURED,
+            runtime_stats={},
+        )
+    found = verdict.measurement
+    metadata["kernelwright"] = {
+        "speedup": found.speedup,
+        "speedup_low": found.interval.low,
+        "speedup_high": found.interval.high,
+        "comparison": found.comparison,
+    }
+    stats = stats_of(found.closest.candidate_ms, outcome)
+    return EvalResult(
+        sample_id=outcome.sample.number,
+        compiled=True,
+        correctness=True,
+        metadata=metadata,
+        runtime=stats.mean,
+        runtime_stats=stats.model_dump(),
+    )
+
+
+def _place(outcome: Outcome) -> str:
+    """The device in torch's words: where kernels of the candidate's language run."""
+    return "cuda:0" if outcome.sample.candidate.language in ("cuda", "triton") else "cpu"
+
+
+def stats_of(samples_ms: Sequence[float], outcome: Outcome) -> BaselineTime:
+    """Mean, standard deviation and ends of samples in ms that were taken for an outcome, as their files state them."""
+    return BaselineTime(
+        mean=statistics.fmean(samples_ms),
+        std=statistics.pstdev(samples_ms),
+        min=min(samples_ms),
+        max=max(samples_ms),
+        num_trials=len(samples_ms),
+        hardware=outcome.device,
+        device=_place(outcome),
+    )
+
+
+def baseline_times(outcomes: Iterable[Outcome]) -> dict[str, Baselines]:
+    """By name of their file, the times of each baseline: all samples that were taken beside any candidate."""
+    samples: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    latest: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        if not isinstance(outcome.verdict, Passed) or outcome.sample.bench_id is None:
+            continue
+        level, title = f"level{outcome.sample.bench_id[0]}", _title(outcome)
+        latest[title] = outcome
+        for pairing in outcome.verdict.measurement.pairings:
+            samples[_baseline_file(pairing.baseline)][level][title] += pairing.baseline_ms
+    return {
+        name: {
+            level: {title: stats_of(times, latest[title]) for title, times in problems.items()}
+            for level, problems in levels.items()
+        }
+        for name, levels in samples.items()
+    }
+
+
+def _title(outcome: Outcome) -> str:
+    origin = outcome.problem.origin
+    assert outcome.sample.bench_id is not None
+    return origin.title if origin and origin.title else f"{outcome.sample.bench_id[1]}_{outcome.problem.name}.py"
+
+
+def _baseline_file(baseline: str) -> str:
+    return "baseline_time_torch" if baseline == "eager" else f"baseline_time_torch_compile_inductor_{baseline}"
+
+
+def results_text(results: EvalResults) -> str:
+    """`eval_results.json`."""
+    return json.dumps({key: [result.as_json() for result in found] for key, found in results.items()}, indent=4) + "\n"
+
+
+def baselines_text(baselines: Baselines) -> str:
+    """A file of baseline times."""
+    levels = {
+        level: {title: time.as_json() for title, time in problems.items()} for level, problems in baselines.items()
+    }
+    return json.dumps(levels, indent=4) + "\n"
+
+
+def read_eval_results(path: Path) -> EvalResults:
+    """The results in `eval_results.json`; `ProblemError` where it is none."""
+    found = read_json(read_text(path), str(path))
+    try:
+        return {key: [EvalResult.model_validate(one) for one in results] for key, results in dict(found).items()}
+    except ValidationError as error:
+        raise ProblemError(f"{path}: {fault_of(error)}") from None
+    except (TypeError, ValueError):
+        raise ProblemError(f"{path} holds no results by problem number; give KernelBench's {EVALUATION}") from None
+
+
+def read_baselines(path: Path) -> Baselines:
+    """The times in a file of baselines; `ProblemError` where it is none."""
+    found = read_json(read_text(path), str(path))
+    try:
+        return {
+            level: {title: BaselineTime.model_validate(time) for title, time in problems.items()}
+            for level, problems in dict(found).items()
+        }
+    except ValidationError as error:
+        raise ProblemError(f"{path}: {fault_of(error)}") from None
+    except (TypeError, ValueError, AttributeError):
+        raise ProblemError(f"{path} holds no times by level and file; give a baseline file of KernelBench") from None

@@ -1,0 +1,73 @@
+"""Candidates with their addresses, and what came of them."""
+
+import re
+from typing import NamedTuple
+
+from pydantic import AwareDatetime
+
+from evals.collecting import candidate_of
+from problems import Problem
+from sandbox.verdict import Candidate, Passed, Record, Verdict
+
+BENCH_ID = re.compile(r"level(\d+)/(\d+)")
+
+
+class Sample(Record):
+    """One candidate, and what it is for."""
+
+    target: str
+    """The problem as its benchmark names it: `level1/3`, a definition; else the problem's name."""
+    number: int = 0
+    """Which sample of that problem."""
+    candidate: Candidate
+    name: str = ""
+    """Its own name, where the format has one."""
+    author: str = ""
+
+    @property
+    def bench_id(self) -> tuple[int, int] | None:
+        """Level and number, for a problem of KernelBench."""
+        match = BENCH_ID.fullmatch(self.target)
+        return (int(match[1]), int(match[2])) if match else None
+
+
+class Samples(Record):
+    """What a reader found."""
+
+    format: str
+    samples: tuple[Sample, ...]
+    refused: tuple[tuple[str, str], ...] = ()
+    """What can not be used, and why."""
+    notes: tuple[str, ...] = ()
+    """Fields and files that are not known, or known and not used."""
+
+
+class Outcome(NamedTuple):
+    """A candidate and its verdict, with the circumstances."""
+
+    sample: Sample
+    verdict: Verdict
+    problem: Problem
+    device: str
+    time: AwareDatetime | None = None
+    facts: dict[str, object] | None = None
+    """What more a run knows: model, role, tokens, cost."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate is right."""
+        return isinstance(self.verdict, Passed)
+
+
+def sample_of(target: str, source: str, number: int = 0, name: str = "", author: str = "") -> Sample:
+    """The sample of a source, with the language that it asks for."""
+    return Sample(target=target, number=number, candidate=candidate_of(source), name=name, author=author)
+
+
+def target_of(problem: Problem) -> str:
+    """How candidates for a problem are addressed: by level and number, by definition, else by the problem's name."""
+    if problem.origin is None:
+        return problem.name
+    if problem.origin.format in ("flashinfer", "sol-execbench"):
+        return problem.origin.title
+    return problem.origin.id

@@ -1,0 +1,72 @@
+"""Under which conditions a verdict was reached: what decides whether it may stand beside another one."""
+
+import hashlib
+import json
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sandbox.verdict import Record
+
+JUDGING = ("sandbox", "problems")
+"""The packages whose code decides a verdict."""
+NOT_CODE = frozenset({"catalog", "__pycache__"})
+
+
+@cache
+def harness_digest() -> str:
+    """sha256 over the sources that decide a verdict, 16 hex digits. Verdicts of different harnesses are not compared.
+
+    Any change of these sources changes it, also one that changes no verdict: better judged once too often.
+    """
+    digest = hashlib.sha256()
+    for package in JUDGING:
+        root = _folder(package)
+        for path in sorted(root.rglob("*.py")):
+            place = path.relative_to(root)
+            if not NOT_CODE & set(place.parts):
+                digest.update(f"{package}/{place.as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _folder(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise AssertionError(f"the package {package} is part of this program")
+    return Path(spec.origin).parent
+
+
+@cache
+def torch_version() -> str:
+    """The installed torch, read without importing it, which takes seconds."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class Conditions(Record):
+    """All beside problem and candidate that a verdict depends on."""
+
+    harness: str
+    device: str
+    torch: str
+    settings: str
+    """The judge's settings as JSON, with sorted keys."""
+
+    @classmethod
+    def here(cls, device: str, settings: dict[str, Any]) -> "Conditions":
+        """Those of this process for a device and a dumped `Settings`."""
+        text = json.dumps(settings, sort_keys=True)
+        return cls(harness=harness_digest(), device=device, torch=torch_version(), settings=text)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over the whole record, as 64 hex digits."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    def key(self, problem_digest: str, candidate_digest: str) -> str:
+        """What identifies a verdict: the same key means that there is nothing to judge again."""
+        return hashlib.sha256(f"{problem_digest}\0{candidate_digest}\0{self.digest}".encode()).hexdigest()

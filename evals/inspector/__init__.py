@@ -1,0 +1,1 @@
+"""Look inside runs: one template, as an offline file or as a live view on this machine alone."""

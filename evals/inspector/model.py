@@ -1,0 +1,255 @@
+"""What the pages show, as plain data: an index of the run, and each attempt in detail. Read from the log alone."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from agent.events import RunLogError
+from agent.extraction import NotExtracted
+from agent.log import RunLog
+from agent.records import Attempt
+from agent.view import View, fold
+from evals.collecting import level_of
+from evals.measured import EAGER
+from problems import Problem
+from sandbox.report import report
+from sandbox.verdict import Pairing, Passed, Verdict
+
+Data = dict[str, Any]
+SAMPLE_DIGITS = 4
+"""Of the samples that are plotted; the log has them whole."""
+
+
+class RunModel:
+    """One run, read anew when it has grown. Intervals are derived only for the attempts that are asked for."""
+
+    def __init__(self, log: RunLog) -> None:
+        self.log = log
+        self.problems = {name: log.problem(name) for name in log.header.problems}
+        self.views = {name: View(problem=name) for name in self.problems}
+        self._last = 0
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Take in what was logged since; whether there was anything."""
+        before = self._last
+        for event in self.log.events(after=before):
+            self._last = event.seq
+            if event.problem in self.views:
+                self.views[event.problem] = self.views[event.problem].after(event)
+        return self._last > before
+
+    def index(self) -> Data:
+        """The run, its problems and a line for each attempt."""
+        header = self.log.header
+        search = header.config.get("search", header.config)
+        search = search if isinstance(search, dict) else {}
+        return {
+            "run": {
+                "id": header.run_id,
+                "started": header.started.isoformat(timespec="seconds"),
+                "device": header.device,
+                "versions": header.versions,
+                "commit": header.commit,
+                "config": header.config,
+                "model": str(search.get("model", "unknown")),
+                "strategy": str(search.get("strategy", "unknown")),
+                "target": str(search.get("target", "unknown")),
+            },
+            "problems": [self._problem(problem) for problem in self.problems.values()],
+        }
+
+    def _problem(self, problem: Problem) -> Data:
+        view = self.views[problem.name]
+        best = best_of(view)
+        verdict = _counted(best) if best else None
+        statuses = [_weak(one.verdict) for one in view.attempts if one.verdict]
+        shown = ("name", "title", "family", "size", "digest", "precision", "operators", "direction")
+        return {name: getattr(problem, name) for name in shown} | {
+            "level": level_of(problem.name),
+            "stopped": view.stopped,
+            "weak": next((status for status in statuses if status is not None), None),
+            "best": best.number if best else None,
+            "speedups": _sides(verdict),
+            "baselines": verdict.measurement.baselines_ms if verdict else {},
+            "floor": report(verdict)["floor_ms"] if verdict else None,
+            "attempts": [_summary(attempt) for attempt in view.attempts],
+        }
+
+    def detail(self, name: str, number: int) -> Data:
+        """All of one attempt. Raises `RunLogError` where the run has no such problem or attempt."""
+        problem = self.log.problem(name)
+        attempt = attempt_of(self.views[name], number)
+        reply = self.log.reply(attempt.reply_digest) if attempt.reply_digest else None
+        candidate = attempt.candidate
+        facts = attempt.reply
+        usage = facts.usage.model_dump(exclude={"raw"}) if facts else {}
+        why = attempt.extraction if isinstance(attempt.extraction, NotExtracted) else None
+        return _judged(attempt.verdict) | {
+            "source": self.log.text(candidate.digest) if candidate else None,
+            "language": candidate.language if candidate else None,
+            "how": candidate.how if candidate else None,
+            "warnings": list(candidate.warnings) if candidate else [],
+            "why": why.model_dump() if why else None,
+            "reply": reply.text if reply else None,
+            "reasoning": reply.reasoning if reply else None,
+            "usage": usage,
+            "latency_s": facts.latency_s if facts else None,
+            "finish_reason": facts.finish_reason if facts else None,
+            "provider": facts.provider if facts else None,
+            "reply_model": facts.model if facts else None,
+            "note": facts.note if facts else "",
+            "sections": self._sections(attempt),
+            "parent": attempt.ask.parent,
+            "same_as": attempt.same_as,
+            "confirmed": _confirmed(attempt.confirmed),
+            "reproduce": reproduction(self.log.folder, problem, number),
+        }
+
+    def _sections(self, attempt: Attempt) -> list[Data]:
+        prompt = self.log.prompt(attempt.prompt)
+        return [
+            {"name": one.name, "stable": one.stable, "tokens": one.tokens, "text": one.text} for one in prompt.sections
+        ]
+
+
+def reproduction(folder: Path, problem: Problem, number: int) -> str:
+    """Commands that judge an attempt again, on any machine that has the run."""
+    run = _quoted(str(folder))
+    return "\n".join(
+        [
+            f"kernelwright show {run} {_quoted(problem.name)}/{number} > candidate.py",
+            f"kernelwright show {run} {_quoted(problem.name)}/reference > reference.py",
+            "kernelwright judge reference.py candidate.py",
+        ]
+    )
+
+
+def _quoted(word: str) -> str:
+    import shlex
+
+    return shlex.quote(word)
+
+
+def attempt_of(view: View, number: int) -> Attempt:
+    """The attempt of that number; `RunLogError`, for a user who asked for it, where there is none."""
+    if not 1 <= number <= len(view.attempts):
+        there = f"1 to {len(view.attempts)}" if view.attempts else "none yet"
+        raise RunLogError(f"problem {view.problem!r} has no attempt {number}; there are: {there}")
+    return view.attempt(number)
+
+
+def source_of(log: RunLog, problem: str, number: int | None) -> str | None:
+    """The source of an attempt's candidate, None where its reply held none; the reference where number is None.
+
+    Raises `RunLogError` where the run has no such problem or attempt.
+    """
+    reference = log.problem(problem).source
+    if number is None:
+        return reference
+    candidate = attempt_of(fold(problem, log.events(problem)), number).candidate
+    return log.text(candidate.digest) if candidate else None
+
+
+def best_of(view: View) -> Attempt | None:
+    """The attempt that the log calls the best; in a log that calls none so, the fastest."""
+    if view.kept is not None:
+        return view.attempt(view.kept)
+    passing = [attempt for attempt in view.attempts if attempt.speedup is not None]
+    return max(passing, key=lambda attempt: attempt.speedup or 0.0, default=None)
+
+
+def _counted(attempt: Attempt) -> Passed | None:
+    """The verdict whose numbers count: the second one, where a fresh judge gave one."""
+    verdict = attempt.confirmed or attempt.verdict
+    return verdict if isinstance(verdict, Passed) else None
+
+
+def _sides(verdict: Passed | None) -> Data:
+    pairings = {one.baseline: one.speedup for one in verdict.measurement.pairings} if verdict else {}
+    compiled = [ratio for name, ratio in pairings.items() if name != EAGER]
+    return {
+        "best": min(pairings.values(), default=None),
+        "eager": pairings.get(EAGER),
+        "compile": min(compiled, default=None),
+    }
+
+
+def _weak(verdict: Verdict) -> list[str] | None:
+    status = verdict.evidence.problem_status
+    return None if status is None else list(status.why) if status.status == "weak" else []
+
+
+def _summary(attempt: Attempt) -> Data:
+    verdict = attempt.verdict
+    counted = _counted(attempt)
+    costs = [reply.usage.cost_usd for reply in attempt.replies]
+    tokens = [one for reply in attempt.replies for one in (reply.usage.input_tokens, reply.usage.output_tokens)]
+    return {
+        "n": attempt.number,
+        "role": attempt.ask.role,
+        "parent": attempt.ask.parent,
+        "idea": attempt.ask.idea,
+        "model": attempt.ask.model,
+        "outcome": attempt.outcome,
+        "speedup": _rounded(counted.measurement.speedup) if counted else None,
+        "ms": _rounded(counted.measurement.candidate_ms) if counted else None,
+        "cost": None if None in costs else round(sum(cost for cost in costs if cost is not None), 8),
+        "tokens": None if None in tokens else sum(one for one in tokens if one is not None),
+        "auth": verdict.evidence.authenticity.label if verdict else None,
+    }
+
+
+def _judged(verdict: Verdict | None) -> Data:
+    keys = ("outcome", "stage", "reason", "log", "speedup", "comparison", "candidate_ms", "baselines_ms", "floor_ms")
+    if verdict is None:
+        empty = dict.fromkeys((*keys, "low", "high", "evidence"))
+        return empty | {"speedups": {}, "pairings": []}
+    found = report(verdict)
+    pairings = verdict.measurement.pairings if isinstance(verdict, Passed) else ()
+    evidence = verdict.evidence
+    return {name: found[name] for name in keys} | {
+        "low": found["speedup_low"],
+        "high": found["speedup_high"],
+        "speedups": {one.baseline: one.speedup for one in pairings},
+        "pairings": [_samples(one) for one in pairings],
+        "evidence": {
+            "authenticity": evidence.authenticity.label,
+            "remarks": list(evidence.authenticity.evidence),
+            "jail": list(evidence.jail),
+            "deterministic": found.get("deterministic"),
+            "without": found.get("without") or [],
+            "seconds": evidence.seconds,
+            "versions": evidence.versions,
+        },
+    }
+
+
+def _samples(pairing: Pairing) -> Data:
+    return {
+        "baseline": pairing.baseline,
+        "candidate_ms": [_rounded(ms) for ms in pairing.candidate_ms],
+        "baseline_ms": [_rounded(ms) for ms in pairing.baseline_ms],
+    }
+
+
+def _confirmed(verdict: Verdict | None) -> str | None:
+    if verdict is None:
+        return None
+    found = report(verdict)
+    if found["outcome"] == "failed":
+        return f"failed at {found['stage']}: {found['reason']}"
+    return f"{found['speedup']:.2f} x [{found['speedup_low']:.2f}, {found['speedup_high']:.2f}]"
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{SAMPLE_DIGITS}g}") if math.isfinite(value) else value
+
+
+def find_attempt(text: str) -> tuple[str, int | None] | None:
+    """`rms_norm/3` as problem and number, `rms_norm/reference` with None; None for anything else."""
+    match = re.fullmatch(r"(.+)/(\d+|reference)", text)
+    if match is None:
+        return None
+    return match[1], None if match[2] == "reference" else int(match[2])

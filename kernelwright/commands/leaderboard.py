@@ -1,0 +1,81 @@
+"""`kernelwright leaderboard`: who found how fast kernels, from the records of runs alone."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernelwright.endings import UserMistake
+
+if TYPE_CHECKING:
+    from evals.facts import RunFacts
+    from evals.leaderboard import Board
+
+
+def leaderboard(
+    folders: Annotated[list[Path], typer.Argument(help="Runs, or folders that hold runs.")],
+    verify: Annotated[int, typer.Option(min=0, help="Judge the kernels of the N best rows again.")] = 0,
+    form: Annotated[str | None, typer.Option("--format", help="md, csv, json or html; default: a table.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; its ending gives the format.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
+    """Rank models and strategies by the lower bounds of their best kernels' speedups; a board for each device."""
+    from evals.board_formats import FORMATS
+    from evals.facts import all_facts
+
+    chosen = "json" if as_json else form or (out.suffix.lstrip(".") if out else None)
+    if chosen is not None and chosen not in FORMATS:
+        raise UserMistake(f"no format {chosen!r}; there are: {', '.join(FORMATS)}")
+    found = _boards(list(all_facts(folders)), verify)
+    if chosen is None:
+        _show(found)
+    elif out is None:
+        print(FORMATS[chosen](found))
+    else:
+        try:
+            out.write_text(FORMATS[chosen](found), encoding="utf-8")
+        except OSError as error:
+            raise UserMistake(f"cannot write {out} ({error.strerror}); choose another file") from error
+
+
+def _boards(runs: "list[RunFacts]", verify: int) -> "list[Board]":
+    from agent.hardware import sheet_for
+    from evals.harness import harness_digest
+    from evals.leaderboard import boards
+    from evals.verifying import Verifier
+    from sandbox.own_process import become_a_judge
+
+    if verify:
+        become_a_judge()
+    gpu = {run.target for run in runs} & {"cuda", "triton"} if verify else set()
+    here = sheet_for("cuda" if gpu else "cpp").name if verify else ""
+    if verify and here not in {run.device for run in runs}:
+        devices = ", ".join(sorted({run.device for run in runs}))
+        raise UserMistake(f"this machine is {here!r} and the runs were made on {devices}; verify them there")
+    verifier = Verifier(here, lambda cell, again: typer.echo(f"judged again: {cell.problem}", err=True))
+    return verifier.verify_top(runs, verify) if verify else boards(runs, harness_digest(), verifier.lookup)
+
+
+def _show(found: "list[Board]") -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    from evals.board_formats import HEADINGS, row_cells
+    from kernelwright.commands.running import LOG_WIDTH
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=LOG_WIDTH)
+    for board in found:
+        table = Table(title=board.device, title_justify="left", box=SIMPLE)
+        for heading in HEADINGS:
+            table.add_column(heading, overflow="fold")
+        for row in board.rows:
+            table.add_row(*row_cells(row, board))
+        console.print(table)
+        if board.weak:
+            print(f"Not ranked, since they accept a lazy answer: {', '.join(board.weak)}")
+    stale = sum(row.stale for board in found for row in board.rows)
+    if stale:
+        print(f"{stale} numbers were reached under another harness; --verify judges those of the best rows again")

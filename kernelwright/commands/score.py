@@ -1,0 +1,107 @@
+"""`kernelwright score`: many candidate files judged in one go."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernelwright.commands.policies import compile_modes, jail_policy
+from kernelwright.endings import DONE, FELL_SHORT, INTERRUPTED, UserMistake, end
+
+if TYPE_CHECKING:
+    from evals.batch_tables import BatchProgress
+    from evals.collecting import CandidateFile, Collected
+    from evals.scoring import Shard
+
+
+def score(
+    problems: Annotated[str, typer.Argument(help="Folder of problem files; or one problem, by path or name.")],
+    candidates: Annotated[Path, typer.Argument(help="Folder of candidates: PROBLEM/*.py or PROBLEM__*.py.")],
+    out: Annotated[Path, typer.Option(help="Folder of the verdicts; the same one again goes on.")] = Path("scores"),
+    shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts of the files.")] = None,
+    merge: Annotated[list[Path] | None, typer.Option(help="--out folder of another shard; may be repeated.")] = None,
+    builders: Annotated[int | None, typer.Option(min=1, help="Builds side by side; default: a core each.")] = None,
+    size: Annotated[str | None, typer.Option(help="Size of catalog-like problems: cpu or gpu.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads for both sides; default: all cores.")] = None,
+    compiled: Annotated[
+        list[str] | None, typer.Option("--compile", help="Measure against this torch.compile mode too; repeatable.")
+    ] = None,
+    jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="A line a file: judge's report, problem, candidate.")] = False,
+) -> None:
+    """Judge every candidate file; what has a verdict already is not judged again. Exit code 1 if some have none."""
+    from rich.console import Console
+
+    from evals.batch_tables import BatchProgress
+    from evals.collecting import collect_candidates, collect_problems
+    from evals.judgements import Judgements
+    from evals.scoring import DATABASE, Batch, Scored
+    from sandbox.own_process import become_a_judge
+    from sandbox.settings import Settings
+
+    part = shard_of(shard)
+    collected = collect_problems(problems, size)
+    files, strangers = collect_candidates(candidates, {**collected.problems, **collected.broken})
+    chosen = [file for file in files if part is None or part.has(file)]
+    _tell_strangers(candidates, files, strangers)
+    become_a_judge()
+    given = {} if threads is None else {"threads": threads}
+    settings = Settings(jail=jail_policy(jail), compiled=compile_modes(compiled or []), **given)
+    console = Console(stderr=as_json)
+    with Judgements(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
+        store.merge(folder / DATABASE for folder in merge or ())
+
+        def on_done(scored: Scored) -> None:
+            if as_json:
+                print(json.dumps(scored.line), flush=True)
+            progress(scored)
+
+        batch = Batch(store, settings, builders or len(os.sched_getaffinity(0)), on_done)
+        try:
+            batch.run(collected, chosen)
+        except KeyboardInterrupt:
+            end(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
+    if not as_json:
+        _tell(progress, collected, out)
+    raise typer.Exit(DONE if all(one.measured for one in progress.done) else FELL_SHORT)
+
+
+def shard_of(text: str | None) -> "Shard | None":
+    """`2/8` as a `Shard`; `UserMistake` for anything else."""
+    from evals.scoring import Shard
+
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserMistake(f"--shard is {text!r}; give i/n with i from 1 to n, such as 2/8")
+    return Shard(int(match[1]), int(match[2]))
+
+
+def _tell_strangers(folder: Path, files: "list[CandidateFile]", strangers: list[str]) -> None:
+    rule = "put each in a folder named like its problem, or name it PROBLEM__anything.py"
+    if not files:
+        what = f"none of the {len(strangers)} .py files in {folder} names a problem" if strangers else "there is no .py"
+        raise UserMistake(f"{what}; {rule}" if strangers else f"{what} file in {folder}; {rule}")
+    if strangers:
+        shown = ", ".join(strangers[:3]) + (", ..." if len(strangers) > 3 else "")
+        typer.echo(f"kernelwright: {len(strangers)} files belong to no problem ({shown}); {rule}", err=True)
+
+
+def _tell(progress: "BatchProgress", collected: "Collected", out: Path) -> None:
+    from rich.console import Console
+
+    from evals.batch_tables import batch_table
+    from kernelwright.commands.running import LOG_WIDTH
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=LOG_WIDTH)
+    console.print(batch_table(progress.done, collected.problems))
+    unjudged = sum(1 for one in progress.done if one.measured is None)
+    if unjudged:
+        print(f"{unjudged} files have no verdict; the same command tries them again")
+    print(f"The verdicts lie in {out}; the same command goes on from there.")

@@ -1,0 +1,62 @@
+"""`kernelwright show`: a run in the terminal, or one text out of it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernelwright.endings import FELL_SHORT, UserMistake
+
+if TYPE_CHECKING:
+    from agent.log import RunLog
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    what: Annotated[str | None, typer.Argument(help="PROBLEM/3 for an attempt's source, PROBLEM/reference.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The index, or the whole attempt, as one object.")] = False,
+) -> None:
+    """Print a run as a tree of its attempts; or the source of one of them."""
+    from agent.log import RunLog
+    from evals.inspector.model import RunModel, find_attempt
+
+    with RunLog.open(run) as log:
+        found = None if what is None else find_attempt(what)
+        if what is not None and found is None:
+            raise UserMistake(
+                f"{what!r} names no attempt; give PROBLEM/NUMBER, such as {next(iter(log.header.problems))}/1"
+            )
+        if found is not None and not (as_json and found[1]):
+            _print_source(log, *found)
+            return
+        model = RunModel(log)
+        if as_json:
+            print(json.dumps(model.detail(found[0], found[1] or 0) if found else model.index()))
+        else:
+            _print_tree(model)
+
+
+def _print_source(log: "RunLog", problem: str, number: int | None) -> None:
+    from evals.inspector.model import source_of
+
+    source = source_of(log, problem, number)
+    if source is None:
+        typer.echo(f"kernelwright: the reply of attempt {number} held no candidate", err=True)
+        raise typer.Exit(FELL_SHORT)
+    print(source, end="")
+
+
+def _print_tree(model: object) -> None:
+    from rich.console import Console
+
+    from evals.inspector.model import RunModel
+    from evals.trees import run_tree
+    from kernelwright.commands.running import LOG_WIDTH
+
+    assert isinstance(model, RunModel)
+    header = model.log.header
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=LOG_WIDTH)
+    console.print(run_tree(f"{header.run_id} on {header.device}", model.views))

@@ -1,0 +1,22 @@
+"""Problems as other benchmarks write them down, read into ours. Text is read and checked; nothing is run.
+
+`read_collection` reads a whole collection: each entry has its problem, or the reason why it can not be judged. A
+problem of another form becomes a reference in our convention: its own text, and a few generated lines behind it.
+"""
+
+from problems.formats.collections import find_collection, format_of, load_address, read_collection
+from problems.formats.libraries import LibraryMissing
+from problems.formats.reading import Entry, Format, Reading
+from problems.formats.selection import select
+
+__all__ = [
+    "Entry",
+    "Format",
+    "LibraryMissing",
+    "Reading",
+    "find_collection",
+    "format_of",
+    "load_address",
+    "read_collection",
+    "select",
+]

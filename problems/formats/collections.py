@@ -1,0 +1,119 @@
+"""Which format a path is in, and reading it; problems by address, `PATH::ID`."""
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from problems.formats import flashinfer, kernelbench, kernelbot, robust
+from problems.formats.reading import Format, Reading
+from problems.formats.selection import select
+from problems.problem import Problem, ProblemError
+
+SEPARATOR = "::"
+HOMES: dict[str, tuple[str, ...]] = {
+    "kernelbench": ("KernelBench", "kernelbench"),
+    "robust-kbench": ("robust-kbench/tasks", "robust-kbench", "robust_kbench"),
+    "flashinfer": ("flashinfer-trace", "flashinfer_trace"),
+    "sol-execbench": ("SOL-ExecBench", "sol-execbench"),
+    "kernelbot": ("reference-kernels/problems", "reference-kernels"),
+}
+"""By format, the folders that a collection is looked for in, from the current one."""
+FORMS = "a tree of level1/1_Name.py, a .jsonl or .parquet of KernelBench, definition.json, func_forward.py or task.yml"
+
+
+def format_of(path: Path) -> Format | None:
+    """The format of a file or folder; None for one that is in none of ours."""
+    if os.path.isfile(path):  # noqa: PTH113 - False for a path that is too long, where Path.is_file raises
+        if path.suffix in kernelbench.ROW_SUFFIXES:
+            return "kernelbench"
+        return "flashinfer" if path.suffix == ".json" and flashinfer.is_definition(path) else None
+    if not os.path.isdir(path):  # noqa: PTH112
+        return None
+    tests: tuple[tuple[Format, Callable[[Path], object]], ...] = (
+        ("kernelbench", kernelbench.level_folders),
+        ("flashinfer", flashinfer.definition_files),
+        ("robust-kbench", robust.task_folders),
+        ("kernelbot", kernelbot.task_files),
+    )
+    return next((name for name, test in tests if test(path)), None)
+
+
+def read_collection(path: Path) -> Reading:
+    """Every problem of a collection. `ProblemError` where the path holds none that can be read."""
+    kind = format_of(path)
+    if kind is None:
+        what = "holds no collection of problems" if path.exists() else "does not exist"
+        raise ProblemError(f"{path} {what}; give the place of {FORMS}")
+    if kind == "kernelbench":
+        return kernelbench.read_rows(path) if path.is_file() else kernelbench.read_tree(path)
+    readers = {"robust-kbench": robust.read_tasks, "kernelbot": kernelbot.read_tasks}
+    return readers.get(kind, flashinfer.read_definitions)(path)
+
+
+def find_collection(name: str) -> Path:
+    """Where a collection lies: a path, or a format's name, found by an environment variable or in a folder of its name.
+
+    The variable is `KERNELWRIGHT_` and the name in capitals, such as `KERNELWRIGHT_KERNELBENCH`.
+    """
+    if name not in HOMES:
+        if Path(name).exists():
+            return Path(name)
+        raise ProblemError(f"no collection {name!r}; give a path, or one of: {', '.join(HOMES)}")
+    variable = "KERNELWRIGHT_" + name.upper().replace("-", "_")
+    places = [os.environ[variable]] if os.environ.get(variable) else list(HOMES[name])
+    for place in places:
+        if format_of(Path(place)):
+            return Path(place)
+    raise ProblemError(
+        f"{name} is not at {' or '.join(places)}; set {variable} to the folder or file that holds its problems"
+    )
+
+
+def addresses(suite: str) -> tuple[str, ...]:
+    """The addresses of a selection `COLLECTION:SELECTION`, such as `kernelbench:level1[3,7,10-20]`.
+
+    Raises `ProblemError`, also where a chosen problem can not be judged.
+    """
+    place, _, selection = suite.rpartition(":") if ":" in suite else (suite, "", "")
+    path = find_collection(place)
+    chosen = select(_reading(path, _changed(path)).entries, selection)
+    for entry in chosen:
+        if entry.problem is None and len(chosen) == 1:
+            raise ProblemError(f"{entry.id} of {path} is {entry.status}: {entry.why}")
+    return tuple(f"{path}{SEPARATOR}{entry.id}" for entry in chosen if entry.problem is not None)
+
+
+def load_address(address: str) -> Problem:
+    """The problem at `PATH::ID`; `ProblemError` with the reason where it can not be judged."""
+    place, _, wanted = address.rpartition(SEPARATOR)
+    path = Path(place)
+    entries = _reading(path, _changed(path)).entries
+    found = [entry for entry in entries if wanted in (entry.id, entry.problem.name if entry.problem else None)]
+    if not found:
+        some = ", ".join(entry.id for entry in entries[:5]) + (", ..." if len(entries) > 5 else "")
+        raise ProblemError(f"{path} has no problem {wanted!r}; there are: {some or 'none'}")
+    if found[0].problem is None:
+        raise ProblemError(f"{wanted} of {path} is {found[0].status}: {found[0].why}")
+    return found[0].problem
+
+
+def load_only(path: Path) -> Problem:
+    """The problem of a collection of one; `ProblemError` that names the addresses where it has more."""
+    entries = read_collection(path).entries
+    if len(entries) == 1:
+        return load_address(f"{path}{SEPARATOR}{entries[0].id}")
+    some = ", ".join(f"{path}{SEPARATOR}{entry.id}" for entry in entries[:3])
+    raise ProblemError(f"{path} holds {len(entries)} problems; name one of them, such as {some}")
+
+
+@lru_cache(maxsize=8)
+def _reading(path: Path, changed: float) -> Reading:
+    return read_collection(path)
+
+
+def _changed(path: Path) -> float:
+    """When a file or a folder of a collection was last changed, so that what was read is not read again."""
+    if not path.is_dir():
+        return path.stat().st_mtime if path.exists() else 0.0
+    return max((file.stat().st_mtime for file in path.rglob("*")), default=0.0)

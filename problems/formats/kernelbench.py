@@ -1,0 +1,130 @@
+"""KernelBench: a tree of `level{N}/{id}_{Name}.py`, or its data set as rows of JSONL or parquet."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from problems.formats.libraries import library
+from problems.formats.reading import Entry, Given, Reading, entry_of, read_reference, safe_name
+from problems.problem import Origin, ProblemError
+from problems.reference import read_json, read_text
+
+LEVEL = re.compile(r"level_?(\d+)")
+FILE = re.compile(r"(\d+)_(.*)")
+COLUMNS = ("code", "level", "name", "problem_id")
+ROW_SUFFIXES = (".jsonl", ".parquet")
+
+
+def origin_of(path: Path) -> Origin | None:
+    """The place in KernelBench that the path of a file names; None for a file that lies elsewhere."""
+    level, file = LEVEL.fullmatch(path.parent.name), FILE.fullmatch(path.stem)
+    if not level or not file or path.suffix != ".py":
+        return None
+    return Origin(format="kernelbench", id=f"level{int(level[1])}/{int(file[1])}", title=path.name)
+
+
+def level_folders(root: Path) -> list[Path]:
+    """The folders of levels in `root`, in the KernelBench folder of a checkout, or `root` itself if it is one."""
+    if LEVEL.fullmatch(root.name) and root.is_dir():
+        return [root]
+    for place in (root, root / "KernelBench"):
+        if place.is_dir():
+            found = [path for path in place.iterdir() if path.is_dir() and LEVEL.fullmatch(path.name)]
+            if found:
+                return sorted(found, key=lambda path: _number(LEVEL, path.name))
+    return []
+
+
+def read_tree(root: Path) -> Reading:
+    """Every problem of a tree, in the order of levels and numbers."""
+    entries: list[Entry] = []
+    strangers: list[str] = []
+    for level in level_folders(root):
+        files = [path for path in sorted(level.glob("*.py")) if path.stem != "__init__"]
+        numbered = [path for path in files if FILE.fullmatch(path.stem)]
+        strangers += [str(path) for path in files if not FILE.fullmatch(path.stem)]
+        entries += [_file_entry(path) for path in sorted(numbered, key=lambda path: _number(FILE, path.stem))]
+    notes = tuple(f"{path} bears no number, so it is no problem of a level" for path in strangers)
+    return Reading("kernelbench", tuple(_numbered_once(entries)), notes)
+
+
+def _file_entry(path: Path) -> Entry:
+    origin = origin_of(path)
+    assert origin is not None, "only numbered files of a level come here"
+    return entry_of(origin, lambda: _entry(origin, path.stem, read_text(path)))
+
+
+def read_rows(path: Path) -> Reading:
+    """Every problem of a data set file: `.jsonl`, or `.parquet` with the extra `data`."""
+    rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
+    entries = [_row_entry(f"{path}, row {number}", row) for number, row in enumerate(rows, 1)]
+    return Reading("kernelbench", tuple(_numbered_once(entries)))
+
+
+def _row_entry(where: str, row: object) -> Entry:
+    if not isinstance(row, dict):
+        return Entry(id=where, status="broken", why="the line is no JSON object; give one object a line")
+    missing = [column for column in COLUMNS if row.get(column) is None]
+    if missing:
+        return Entry(
+            id=where, status="broken", why=f"the row has no {', '.join(missing)}; it needs {', '.join(COLUMNS)}"
+        )
+    try:
+        level, number = int(str(row["level"]).removeprefix("level").lstrip("_")), int(row["problem_id"])
+    except ValueError:
+        return Entry(id=where, status="broken", why=f"level {row['level']!r} or problem_id is no number")
+    name = str(row["name"])
+    title = name if name.endswith(".py") else f"{name}.py"
+    stem = name.removesuffix(".py") if FILE.fullmatch(name.removesuffix(".py")) else f"{number}_{name}"
+    origin = Origin(format="kernelbench", id=f"level{level}/{number}", title=title)
+    unknown = tuple(f"column {column!r} is not known and was left" for column in row if column not in COLUMNS)
+    return entry_of(origin, lambda: _entry(origin, stem, str(row["code"]), unknown))
+
+
+def _entry(origin: Origin, stem: str, source: str, notes: tuple[str, ...] = ()) -> Entry:
+    level = origin.id.partition("/")[0]
+    return read_reference(Given(origin, f"{level}_{safe_name(stem)}", level, source), notes)
+
+
+def _numbered_once(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """The same entries; a number that was there before makes the later one broken, since no one could name it."""
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.id in seen:
+            yield Entry(id=entry.id, status="broken", why="another problem has the same level and number; renumber one")
+        else:
+            yield entry
+        seen.add(entry.id)
+
+
+def to_row(entry: Entry) -> dict[str, object]:
+    """The row of the data set for a problem of KernelBench, with the source as it is judged."""
+    assert entry.problem is not None and entry.problem.origin is not None
+    level, _, number = entry.id.removeprefix("level").partition("/")
+    title = entry.problem.origin.title.removesuffix(".py")
+    return {"code": entry.problem.source, "level": int(level), "name": title, "problem_id": int(number)}
+
+
+def _json_rows(path: Path) -> Iterator[object]:
+    for line in read_text(path).splitlines():
+        if line.strip():
+            try:
+                yield read_json(line, "a line")
+            except ProblemError:
+                yield line
+
+
+def _parquet_rows(path: Path) -> Iterator[Any]:
+    parquet = library("pyarrow.parquet", f"reading {path}")
+    read: Callable[[Path], Any] = parquet.read_table
+    try:
+        return iter(read(path).to_pylist())
+    except (OSError, ValueError) as error:
+        raise ProblemError(f"cannot read {path} as parquet ({error}); check the file") from None
+
+
+def _number(pattern: re.Pattern[str], text: str) -> int:
+    match = pattern.fullmatch(text)
+    assert match is not None
+    return int(match[1])

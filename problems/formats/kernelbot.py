@@ -1,0 +1,172 @@
+"""KernelBot: folders with a `task.yml` and the Python files that it names; one problem a benchmark or test.
+
+Only read. The reference is `ref_kernel(data)` over what `generate_input(..., seed=...)` draws.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from problems.formats.definition import fault_of
+from problems.formats.libraries import library
+from problems.formats.reading import Entry, Reading, Unsupported, entry_of, safe_name
+from problems.problem import Origin, Problem, ProblemError
+from problems.reference import bound_names, parse, read_text
+
+TASK, SUBMISSION, REFERENCE = "task.yml", "@SUBMISSION@", "reference.py"
+NEEDED = ("generate_input", "ref_kernel")
+SOURCE = '''"""{title}"""
+import sys as _sys
+import types as _types
+
+import torch as _torch
+
+{modules}
+for _name, _text in ({names}):
+    _module = _types.ModuleType(_name)
+    _sys.modules[_name] = _module
+    exec(compile(_text, _name + ".py", "exec"), _module.__dict__)
+
+
+def _copied(data):
+    if isinstance(data, _torch.Tensor):
+        return data.clone()
+    return type(data)(_copied(item) for item in data) if isinstance(data, (list, tuple)) else data
+
+
+class Model(_torch.nn.Module):
+    """{title}"""
+
+    def forward(self, data):
+        return _module.ref_kernel(_copied(data))
+
+
+def get_inputs():
+    seed = int(_torch.randint(2**31, ()))
+    return [_module.generate_input(**{settings!r}, seed=seed)]
+
+
+def get_init_inputs():
+    return []
+'''
+
+
+class Task(BaseModel):
+    """What is used of `task.yml`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    files: list[dict[str, str]]
+    lang: str = "py"
+    description: str = ""
+    tests: list[dict[str, Any]] = []
+    benchmarks: list[dict[str, Any]] = []
+
+
+def task_files(root: Path) -> list[Path]:
+    """Every `task.yml` at or under `root`."""
+    return sorted(root.rglob(TASK))
+
+
+def read_tasks(root: Path) -> Reading:
+    """The benchmarks of every task, or its tests where it has none."""
+    entries: list[Entry] = []
+    for path in task_files(root):
+        place = path.parent
+        name = place.relative_to(root).as_posix() if place != root else place.name
+        try:
+            task = read_task(path)
+        except ProblemError as error:
+            entries.append(Entry(id=name, status="broken", why=str(error)))
+            continue
+        entries += _entries(task, place, name)
+    return Reading("kernelbot", tuple(entries))
+
+
+def read_task(path: Path) -> Task:
+    """A `task.yml`; `ProblemError` says what is wrong with it."""
+    yaml = library("yaml", f"reading {path}")
+    try:
+        return Task.model_validate(yaml.safe_load(read_text(path)))
+    except ValidationError as error:
+        raise ProblemError(f"{path}: {fault_of(error)}") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        raise ProblemError(f"{path} is not valid YAML (line {where.line + 1 if where else '?'}); correct it") from None
+
+
+def _entries(task: Task, place: Path, name: str) -> Iterator[Entry]:
+    notes = tuple(f"field {field!r} of {TASK} is not used" for field in task.model_extra or ())
+    cases = task.benchmarks or task.tests
+    if not cases:
+        yield Entry(id=name, status="broken", why=f"{TASK} has neither benchmarks nor tests; add one")
+    for number, case in enumerate(cases):
+        origin = Origin(format="kernelbot", id=f"{name}/{number}", title=name)
+        yield entry_of(origin, partial(_entry, task, place, origin, case, notes))
+
+
+def _entry(task: Task, place: Path, origin: Origin, case: dict[str, Any], notes: tuple[str, ...]) -> Entry:
+    if task.lang != "py":
+        raise Unsupported(f"it is a task for {task.lang!r} submissions; only those for Python are read")
+    settings = {key: value for key, value in case.items() if key != "seed"}
+    if not all(str(key).isidentifier() and isinstance(value, int | float | str) for key, value in settings.items()):
+        raise Unsupported("its settings are more than names with numbers or texts")
+    title = (task.description.strip().splitlines() or [origin.title])[0].replace('"', "'").replace("\\", "/")
+    problem = Problem(
+        name=safe_name(f"{origin.title.replace('/', '-')}-{origin.id.rpartition('/')[2]}"),
+        title=title,
+        family="kernelbot",
+        size="file",
+        source=_source(_texts(task, place), title, settings),
+        origin=origin,
+    )
+    return Entry(id=origin.id, problem=problem, notes=notes)
+
+
+def _texts(task: Task, place: Path) -> dict[str, str]:
+    """The Python files that the reference needs, by module, in the order in which they can be run."""
+    found: dict[str, str] = {}
+    for file in task.files:
+        name, source = file.get("name", ""), file.get("source", "")
+        if source == SUBMISSION or not name.endswith(".py") or "/" in name:
+            continue
+        found[name.removesuffix(".py")] = read_text(place / source)
+    if "reference" not in found:
+        raise ProblemError(f"{place / TASK} names no file {REFERENCE}; add it")
+    defined = set(bound_names(parse(found["reference"], str(place / REFERENCE)).body))
+    if missing := [name for name in NEEDED if name not in defined]:
+        raise ProblemError(f"{place / REFERENCE} has no {missing[0]}; add it")
+    return {name: found[name] for name in _needed("reference", found)}
+
+
+def _needed(name: str, texts: dict[str, str], above: tuple[str, ...] = ()) -> list[str]:
+    """`name` behind the modules that it imports, each once."""
+    found: list[str] = []
+    for node in ast.walk(parse(texts[name], f"{name}.py")):
+        match node:
+            case ast.Import(names=aliases):
+                modules = [alias.name for alias in aliases]
+            case ast.ImportFrom(module=str() as module):
+                modules = [module]
+            case _:
+                continue
+        for module in modules:
+            if module in texts and module not in (*above, name):
+                found += [one for one in _needed(module, texts, (*above, name)) if one not in found]
+    return [*found, name]
+
+
+def _source(texts: dict[str, str], title: str, settings: dict[str, Any]) -> str:
+    modules = "\n\n".join(f"_{name} = {_quoted(text)}" for name, text in texts.items())
+    names = "".join(f'("{name}", _{name}), ' for name in texts)
+    return SOURCE.format(title=title, modules=modules, names=names.strip(), settings=settings)
+
+
+def _quoted(text: str) -> str:
+    """A literal of the text, readable where that is possible."""
+    plain = "'''" not in text and "\\" not in text and not text.endswith("'")
+    return f"'''{text}'''" if plain else repr(text)

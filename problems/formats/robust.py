@@ -1,0 +1,120 @@
+"""robust-kbench: task folders with `func_forward.py` and `config_forward.json`; one problem a configuration."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from problems.formats.constructing import configured, keyword_only
+from problems.formats.devices import without_cuda
+from problems.formats.memory import input_bytes
+from problems.formats.reading import Entry, Reading, Unsupported, entry_of, safe_name
+from problems.problem import Origin, Problem, ProblemError
+from problems.reference import check_reference, read_json, read_text, title_of
+
+SOURCE, CONFIGURATIONS, BACKWARD = "func_forward.py", "config_forward.json", "func_backward.py"
+Settings = list[dict[str, Any]]
+Pair = tuple[dict[str, Any], dict[str, Any]]
+"""Keywords of the constructor, and of `get_inputs`."""
+
+
+class Configurations(BaseModel):
+    """`config_forward.json`. Shared settings are laid over both others."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    single_input_configs: Settings = [{}]
+    single_init_configs: Settings = [{}]
+    single_shared_configs: Settings = [{}]
+    multi_input_configs: Settings = []
+    multi_init_configs: Settings = []
+    multi_shared_configs: Settings = []
+
+    def pairs(self) -> list[Pair]:
+        """Constructor and input settings of every configuration, the single ones first, each once."""
+        single = _pairs(self.single_init_configs, self.single_input_configs, self.single_shared_configs)
+        many = _pairs(
+            self.multi_init_configs or self.single_init_configs,
+            self.multi_input_configs or self.single_input_configs,
+            self.multi_shared_configs or self.single_shared_configs,
+        )
+        found: list[Pair] = []
+        for pair in [*single, *many]:
+            if pair not in found:
+                found.append(pair)
+        return found
+
+
+def _pairs(inits: Settings, inputs: Settings, shared: Settings) -> Iterator[Pair]:
+    for init in inits or [{}]:
+        for given in inputs or [{}]:
+            for both in shared or [{}]:
+                yield {**init, **both}, {**given, **both}
+
+
+def task_folders(root: Path) -> list[Path]:
+    """The folders of tasks at or under `root`."""
+    return sorted(path.parent for path in root.rglob(SOURCE))
+
+
+def read_tasks(root: Path) -> Reading:
+    """Every configuration of every task."""
+    entries: list[Entry] = []
+    for folder in task_folders(root):
+        name = folder.relative_to(root).as_posix() if folder != root else folder.name
+        entries += _task(folder, name)
+    return Reading("robust-kbench", tuple(entries))
+
+
+def _task(folder: Path, name: str) -> Iterator[Entry]:
+    try:
+        configurations = read_configurations(folder / CONFIGURATIONS)
+        source = read_text(folder / SOURCE)
+    except ProblemError as error:
+        yield Entry(id=name, status="broken", why=str(error))
+        return
+    notes = [f"field {field!r} of {CONFIGURATIONS} is not known" for field in configurations.model_extra or ()]
+    if (folder / BACKWARD).exists():
+        notes.append(f"{BACKWARD} is not read: only the forward pass is asked for")
+    for number, pair in enumerate(configurations.pairs()):
+        origin = Origin(format="robust-kbench", id=f"{name}/{number}", title=name)
+        yield entry_of(origin, partial(_entry, origin, source, pair, tuple(notes)))
+
+
+def read_configurations(path: Path) -> Configurations:
+    """The configurations of a task; those of one with no such file are its functions' own defaults."""
+    if not path.exists():
+        return Configurations()
+    try:
+        return Configurations.model_validate(read_json(read_text(path), str(path)))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        raise ProblemError(f"{path}: {where} is not a list of objects; correct it") from None
+
+
+def _entry(origin: Origin, source: str, pair: Pair, notes: tuple[str, ...]) -> Entry:
+    init, given = pair
+    where = origin.title
+    tree = check_reference(source, where, without=("get_init_inputs",))
+    by_keyword = keyword_only(tree)
+    if wanted := [name for name, must in by_keyword.items() if must or name in init]:
+        raise Unsupported(f"Model takes {', '.join(wanted)} by keyword only; drop the * from its parameters")
+    text = configured(without_cuda(source), init, given)
+    problem = Problem(
+        name=safe_name(f"{where.replace('/', '-')}-{origin.id.rpartition('/')[2]}"),
+        title=title_of(tree) or where,
+        family="robust-kbench",
+        size="file",
+        source=text,
+        origin=origin,
+    )
+    return Entry(id=origin.id, problem=problem, notes=notes, input_bytes=input_bytes(_with_values(source, given)))
+
+
+def _with_values(source: str, given: dict[str, Any]) -> str:
+    """`source` with the configuration's numbers as constants of the module: enough to see the sizes."""
+    numbers = [f"{name} = {value!r}" for name, value in given.items() if isinstance(value, int | float)]
+    return source + "\n" + "\n".join(numbers) + "\n"

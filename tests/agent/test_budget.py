@@ -1,0 +1,123 @@
+"""What a search may spend: limits are kept, and what is unknown is never taken for nothing."""
+
+import pytest
+
+from agent.budget import exceeded, spent
+from agent.config import Budget
+from agent.prices import PriceError, Prices, load_prices
+from agent.records import ReplyFacts, Usage
+from agent.view import fold
+from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, searched
+
+
+@pytest.fixture
+def log(tmp_path):
+    with new_log(tmp_path / "run") as log:
+        yield log
+
+
+class Counted(Scripted):
+    """Tells 1000 tokens in and 500 out for every reply."""
+
+    usage = Usage(input_tokens=1000, cached_tokens=400, output_tokens=500)
+
+    async def complete(self, request, ask, prompt):
+        return (await super().complete(request, ask, prompt)).model_copy(update={"usage": self.usage})
+
+
+def with_budget(**limits):
+    return CONFIG.model_copy(update={"budget": Budget(**limits)})
+
+
+def test_tokens_are_limited(log):
+    view = searched(log, provider=Counted(), config=with_budget(tokens=4000))
+    assert (view.stopped, view.spent) == ("the budget of 4000 tokens is used up", 3)
+
+
+def test_a_limit_of_tokens_is_refused_where_the_provider_tells_none(log):
+    view = searched(log, config=with_budget(tokens=10**9))
+    assert view.stopped.startswith("a budget in tokens is set and what was spent is unknown")
+    assert view.spent == 1
+
+
+def test_usd_are_limited_by_the_price_table(log, tmp_path):
+    table = tmp_path / "prices.toml"
+    table.write_text('[[price]]\nmodel = "scripted-*"\ninput = 1000.0\ncached = 500.0\noutput = 2000.0\n')
+    config = with_budget(usd=3.0).model_copy(update={"prices": str(table)})
+    view = searched(log, provider=Counted(), config=config)
+    assert (view.stopped, view.spent) == ("the budget of 3 USD is used up", 2)
+
+
+def test_a_limit_of_usd_is_refused_where_there_is_no_price(log):
+    view = searched(log, provider=Counted(), config=with_budget(usd=3.0))
+    assert "unknown" in view.stopped
+
+
+def test_wall_seconds_are_limited(log):
+    view = searched(log, config=with_budget(wall_s=1e-6))
+    assert view.stopped == "the budget of 1e-06 s is used up"
+
+
+def test_the_time_between_two_processes_does_not_count(log):
+    searched(log, config=CONFIG.model_copy(update={"attempts": 3}))
+    before = fold(PROBLEM.name, log.events()).wall_s
+    after = searched(log).wall_s
+    events = list(log.events(PROBLEM.name))
+    times = [event.time for event in events]
+    resumed = next(at for at, event in enumerate(events) if event.kind == "resumed")
+    gap = times[resumed] - times[resumed - 1]
+    assert after == pytest.approx((times[-1] - times[0] - gap).total_seconds())
+    assert after > before
+
+
+def test_attempts_are_limited(log):
+    assert searched(log).stopped == "the budget of 7 attempts is used up"
+
+
+def facts(usage, model="m"):
+    return ReplyFacts(
+        finish_reason="stop", model=model, usage=usage, provider="p", provider_request_id=None, latency_s=None
+    )
+
+
+PRICES = Prices.model_validate({"price": [{"model": "m*", "input": 2.0, "cached": 1.0, "output": 10.0}]})
+
+
+def test_cached_tokens_have_their_own_price():
+    usage = Usage(input_tokens=1_000_000, cached_tokens=500_000, output_tokens=100_000)
+    assert PRICES.usd(facts(usage), "m") == pytest.approx(1.0 + 0.5 + 1.0)
+
+
+def test_what_the_provider_says_goes_before_the_table():
+    assert PRICES.usd(facts(Usage(input_tokens=1, output_tokens=1, cost_usd=0.25)), "m") == 0.25
+
+
+@pytest.mark.parametrize(
+    ("usage", "model"),
+    [(Usage(input_tokens=1), "m"), (Usage(output_tokens=1), "m"), (Usage(input_tokens=1, output_tokens=1), "other")],
+)
+def test_what_is_not_known_costs_no_number(usage, model):
+    assert PRICES.usd(facts(usage, model), model) is None
+
+
+def test_the_table_that_ships_knows_no_price():
+    assert load_prices().price == ()
+
+
+def test_a_malformed_table_is_told(tmp_path):
+    path = tmp_path / "prices.toml"
+    path.write_text('[[price]]\nmodel = "m"\ninput = -1.0\noutput = 1.0\n')
+    with pytest.raises(PriceError, match=r"price\.0\.input"):
+        load_prices(str(path))
+
+
+def test_a_missing_table_is_told(tmp_path):
+    with pytest.raises(PriceError, match="cannot read the price table"):
+        load_prices(str(tmp_path / "none.toml"))
+
+
+def test_one_unknown_reply_makes_the_sum_unknown(log):
+    view = searched(log)
+    costs = spent(view, Prices())
+    assert (costs.tokens, costs.usd) == (None, None)
+    assert exceeded(Budget(), costs) is None

@@ -1,0 +1,216 @@
+"""What happens beside the plain walk from ask to verdict: cut-off replies, duplicates, tuning, advice."""
+
+import asyncio
+
+import pytest
+
+from agent.engine import search
+from agent.view import fold
+from tests.agent.search_parts import (
+    CONFIG,
+    PROBLEM,
+    ReadingEvaluator,
+    Scripted,
+    new_log,
+    parts_of,
+    reply_with,
+    searched,
+)
+
+
+@pytest.fixture
+def log(tmp_path):
+    with new_log(tmp_path / "run") as log:
+        yield log
+
+
+def config(**changes):
+    return CONFIG.model_copy(update={"drafts": 1, "attempts": 1, **changes})
+
+
+class CutOff(Scripted):
+    """Answers in pieces, all but the last cut off."""
+
+    def __init__(self, *pieces):
+        super().__init__({})
+        self.pieces = list(pieces)
+
+    async def complete(self, request, ask, prompt):
+        self.answers[ask.attempt] = self.pieces.pop(0)
+        reply = await super().complete(request, ask, prompt)
+        return reply.model_copy(update={"finish_reason": "length" if self.pieces else "stop"})
+
+
+WHOLE = reply_with("1.5")
+
+
+@pytest.mark.parametrize("at", range(60, len(WHOLE) - 5, 9))
+def test_a_reply_that_was_cut_off_is_continued(log, at):
+    provider = CutOff(WHOLE[:at], WHOLE[at:])
+    assert searched(log, provider=provider, config=config()).attempt(1).passed
+    assert len(provider.requests) == 2
+
+
+def test_the_second_request_shows_the_end_of_the_first_reply(log):
+    provider = CutOff(WHOLE[:100], WHOLE[100:])
+    searched(log, provider=provider, config=config())
+    first, second = (request.prompt for request in provider.requests)
+    assert second.startswith(first.rstrip("\n"))
+    assert WHOLE[:100].splitlines()[-1] in second
+
+
+def test_a_shorter_answer_in_place_of_the_rest_is_taken(log):
+    provider = CutOff(WHOLE[:100], reply_with("1.7"))
+    assert searched(log, provider=provider, config=config()).best.speedup == pytest.approx(1.7)
+
+
+def test_a_reply_is_continued_once(log):
+    provider = CutOff(WHOLE[:80], WHOLE[80:100], WHOLE[100:])
+    view = searched(log, provider=provider, config=config())
+    assert view.attempt(1).outcome == "no candidate (truncated)"
+    assert len(provider.requests) == 2
+
+
+def test_the_tokens_of_both_replies_count(log):
+    view = searched(log, provider=CutOff(WHOLE[:100], WHOLE[100:]), config=config())
+    assert [reply.usage.output_tokens for reply in view.attempt(1).replies] == [7, 7]
+
+
+def renamed(reply):
+    return reply.replace("KIND = ", "# another comment\nKIND   =   ").replace(
+        "    pass", '    """New words."""\n    pass'
+    )
+
+
+def test_a_program_that_differs_in_comments_and_layout_is_not_judged_again(log):
+    evaluator = ReadingEvaluator()
+    answers = {1: reply_with("1.5"), 2: renamed(reply_with("1.5"))}
+    view = searched(log, provider=Scripted(answers), evaluator=evaluator, config=config(attempts=2))
+    assert view.attempt(2).same_as == 1
+    assert evaluator.judged.total() == 1
+
+
+def test_the_model_is_told_of_a_program_that_came_again(log):
+    provider = Scripted({1: reply_with("1.5"), 2: renamed(reply_with("1.5")), 3: reply_with("1.6")})
+    searched(log, provider=provider, config=config(attempts=3))
+    assert "but for names, comments and layout the source of attempt 1" in provider.requests[2].prompt
+
+
+def longer(judgement, *lines):
+    return reply_with(judgement).replace("    pass", "\n".join(f"    {line}" for line in lines))
+
+
+def test_the_model_is_told_of_a_change_that_came_again(log):
+    change = [f"{name} = 1" for name in "abcdefgh"]
+    answers = {1: longer("1.5", "pass"), 2: longer("1.2", *change), 3: longer("1.25", *change, "pass")}
+    provider = Scripted(answers | {4: longer("1.6", "d = 4")})
+    searched(log, provider=provider, config=config(attempts=4))
+    assert "brings back what attempt 2 changed" in provider.requests[3].prompt
+
+
+TUNABLE = """\
+```python
+import torch
+
+SPEED = 1.5
+# tune: SPEED in (1.2, 1.5, 2.5, 3.5)
+
+
+class ModelNew(torch.nn.Module):
+    pass
+```
+"""
+
+
+def test_constants_that_a_candidate_declares_are_tried(log):
+    view = searched(log, provider=Scripted({1: TUNABLE}), config=config())
+    assert (view.best.ask.role, view.best.ask.directive, view.best.speedup) == (
+        "tune",
+        "SPEED = 3.5",
+        pytest.approx(3.5),
+    )
+
+
+def test_tuning_asks_nobody_and_costs_no_attempt(log):
+    provider = Scripted({1: TUNABLE, 4: reply_with("1.1")})
+    view = searched(log, provider=provider, config=config(attempts=2))
+    assert view.spent == 2
+    assert len(provider.requests) == 2
+
+
+def test_a_variant_that_a_quick_look_shows_to_be_slower_is_not_judged(log):
+    evaluator = ReadingEvaluator()
+    view = searched(log, provider=Scripted({1: TUNABLE}), evaluator=evaluator, config=config())
+    assert evaluator.screened == ["1.5", "1.2", "2.5", "3.5"]
+    assert "SPEED = 1.2" not in [attempt.ask.directive for attempt in view.attempts]
+
+
+def test_tuning_can_be_switched_off(log):
+    view = searched(log, provider=Scripted({1: TUNABLE}), config=config(tune=0))
+    assert [attempt.ask.role for attempt in view.attempts] == ["propose"]
+
+
+def test_the_fastest_are_judged_afresh_before_the_best_is_named(log):
+    evaluator = ReadingEvaluator(afresh={"2.0": "1.4", "1.9": "1.9"})
+    view = searched(log, evaluator=evaluator)
+    assert (view.best.number, view.kept, view.best.standing) == (7, 7, pytest.approx(1.9))
+
+
+def test_a_candidate_that_a_fresh_judge_refuses_is_not_the_best(log):
+    view = searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check"}))
+    assert view.best.number == 7
+
+
+def test_as_many_are_judged_afresh_as_was_asked_for(log):
+    evaluator = ReadingEvaluator()
+    searched(log, evaluator=evaluator)
+    assert evaluator.judged_afresh.total() == CONFIG.confirm
+
+
+def test_a_lone_right_candidate_is_not_judged_afresh(log):
+    evaluator = ReadingEvaluator()
+    searched(log, provider=Scripted({1: reply_with("1.5")}), evaluator=evaluator, config=config())
+    assert evaluator.judged_afresh.total() == 0
+
+
+PLAN = 'Thoughts.\n```json\n[{"name": "tile it", "how": "Tile the rows."}, {"name": "fuse it", "how": "Fuse."}]\n```\n'
+
+
+def test_a_plan_becomes_the_ideas_of_later_steps(log):
+    provider = Scripted({1: PLAN, 2: reply_with("1.5")})
+    view = searched(log, provider=provider, config=config(advisers=("plan",)))
+    assert [(attempt.ask.role, attempt.ask.idea) for attempt in view.attempts] == [
+        ("plan", "plan"),
+        ("propose", "tile it"),
+    ]
+    assert "Tile the rows." in provider.requests[1].prompt
+
+
+def test_advice_counts_as_no_attempt(log):
+    view = searched(log, provider=Scripted({1: PLAN, 2: reply_with("1.5")}), config=config(advisers=("plan",)))
+    assert (view.spent, view.attempt(1).outcome) == (1, "advice")
+
+
+def test_a_section_can_be_left_out_of_all_prompts(log):
+    provider = Scripted()
+    searched(log, provider=provider, config=CONFIG.model_copy(update={"without": ("hardware",)}))
+    assert not [request for request in provider.requests if "## Hardware" in request.prompt]
+
+
+def test_lockstep_decides_only_when_nothing_is_in_flight(log):
+    running = set()
+
+    class Watching(Scripted):
+        async def complete(self, request, ask, prompt):
+            running.add(ask.attempt)
+            view = fold(PROBLEM.name, log.events())
+            batch = [one.number for one in view.attempts if one.decision == view.attempt(ask.attempt).decision]
+            assert all(one.finished for one in view.attempts if one.number < batch[0])
+            return await super().complete(request, ask, prompt)
+
+    asyncio.run(
+        search(
+            PROBLEM, parts_of(log, provider=Watching(), config=CONFIG.model_copy(update={"slots": 3, "lockstep": True}))
+        )
+    )
+    assert running == set(range(1, 8))

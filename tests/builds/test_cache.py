@@ -1,0 +1,57 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from sandbox.building.cache import Cache, cache_root
+
+
+def fill(cache, name, size):
+    with cache.making(name) as folder:
+        (folder / "content").write_bytes(bytes(size))
+        (folder / "entry.json").write_text("{}")
+
+
+def test_the_cache_lies_where_the_user_says_or_where_users_caches_lie(monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", "/somewhere/else")
+    assert cache_root() == Path("/somewhere/else")
+    monkeypatch.delenv("KERNELWRIGHT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/of/the/user")
+    assert cache_root() == Path("/of/the/user/kernelwright")
+
+
+def test_an_entry_that_failed_half_way_leaves_nothing(tmp_path):
+    cache = Cache(tmp_path, 2**20)
+    with pytest.raises(RuntimeError), cache.making("one") as folder:
+        (folder / "entry.json").write_text("{}")
+        raise RuntimeError
+    assert cache.entries() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_entry_in_the_making_is_not_seen(tmp_path):
+    cache = Cache(tmp_path, 2**20)
+    with cache.making("one") as folder:
+        (folder / "entry.json").write_text("{}")
+        assert cache.entries() == []
+    assert [path.name for path in cache.entries()] == ["one"]
+
+
+def test_a_used_entry_outlives_one_that_was_not(tmp_path):
+    cache = Cache(tmp_path, 250_000)
+    for number, name in enumerate(("old", "used")):
+        fill(cache, name, 100_000)
+        os.utime(tmp_path / name, (number, number))
+    os.utime(tmp_path / "old", (5, 5))
+    cache.use("used")
+    fill(cache, "new", 100_000)
+    assert {path.name for path in cache.entries()} == {"used", "new"}
+
+
+def test_a_file_inside_an_entry_does_not_count_as_an_entry(tmp_path):
+    cache = Cache(tmp_path, 2**20)
+    with cache.making("one") as folder:
+        (folder / "entry.json").write_text("{}")
+        (folder / "below").mkdir()
+        (folder / "below" / "entry.json").write_text("{}")
+    assert len(cache.entries()) == 1

@@ -1,0 +1,100 @@
+"""leaderboard, inspect, show and diff on the command line, over made-up runs."""
+
+import csv
+import json
+
+import pytest
+
+from tests.evals.made_run import made_run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Runs `runs/a` and `runs/b` of two models over the same problems."""
+    made_run(tmp_path / "runs/a", problems=2, attempts=12, seed=1)
+    made_run(tmp_path / "runs/b", problems=2, attempts=12, seed=2, model="model-b")
+    return tmp_path
+
+
+def done(kernelwright, *words):
+    found = kernelwright(*words)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def test_a_leaderboard_is_a_table(kernelwright, runs):
+    out = done(kernelwright, "leaderboard", "runs")
+    assert "model-a" in out and "model-b" in out and "Example CPU" in out
+
+
+def test_a_leaderboard_as_json_names_run_attempt_and_record(kernelwright, runs):
+    (board,) = json.loads(done(kernelwright, "leaderboard", "runs", "--json"))["boards"]
+    cells = [cell for row in board["rows"] for cell in row["cells"]]
+    assert len(cells) == 4
+    assert all(cell["run"] and cell["attempt"] and cell["record"] for cell in cells if cell["published"])
+
+
+@pytest.mark.parametrize("ending", ["md", "html", "csv", "json"])
+def test_the_ending_of_a_file_gives_its_format(kernelwright, runs, ending):
+    done(kernelwright, "leaderboard", "runs/a", "runs/b", "--out", f"board.{ending}")
+    text = (runs / f"board.{ending}").read_text()
+    assert "model-b" in text
+    if ending == "csv":
+        assert len(list(csv.DictReader(text.splitlines()))) == 4
+
+
+def test_show_is_a_tree(kernelwright, runs):
+    out = done(kernelwright, "show", "runs/a")
+    assert out.count("problem_") == 2 and "propose" in out and " *" in out
+
+
+def test_show_gives_a_candidate_that_can_be_judged(kernelwright, runs):
+    index = json.loads(done(kernelwright, "show", "runs/a", "--json"))
+    number = index["problems"][0]["best"]
+    assert "class ModelNew" in done(kernelwright, "show", "runs/a", f"problem_0/{number}")
+    assert "class Model(" in done(kernelwright, "show", "runs/a", "problem_0/reference")
+
+
+def test_two_runs_are_compared(kernelwright, runs):
+    assert "sign test p =" in done(kernelwright, "diff", "runs/a", "runs/b")
+    found = json.loads(done(kernelwright, "diff", "runs/a", "runs/b", "--json"))
+    assert [pair["problem"] for pair in found["pairs"]] == ["problem_0", "problem_1"]
+
+
+def test_two_candidates_are_compared_line_by_line(kernelwright, runs):
+    (runs / "own.py").write_text("x = 1\n")
+    out = done(kernelwright, "diff", "runs/a:problem_0/reference", "own.py")
+    assert "+x = 1" in out and "-import torch" in out
+
+
+def test_inspect_writes_one_file(kernelwright, runs):
+    out = done(kernelwright, "inspect", "runs/a", "--export", "report.html")
+    assert "needs no network" in out
+    assert (runs / "report.html").read_text().startswith("<!doctype html>")
+
+
+MISTAKES = {
+    "a leaderboard of nothing": (("leaderboard", "empty"), "holds no run"),
+    "an unknown format": (("leaderboard", "runs", "--format", "pdf"), "no format 'pdf'"),
+    "a verification on another device": (("leaderboard", "runs", "--verify", "1"), "verify them there"),
+    "a file of several runs": (("inspect", "runs", "--export", "x.html"), "name one of them"),
+    "inspecting nothing": (("inspect", "absent"), "there is no folder absent"),
+    "a file that cannot be written": (("inspect", "runs/a", "--export", "no/x.html"), "cannot write"),
+    "showing nothing": (("show", "absent"), "there is no folder absent"),
+    "an unknown problem": (("show", "runs/a", "x/1"), "has no problem 'x'"),
+    "an unknown attempt": (("show", "runs/a", "problem_0/99"), "no attempt 99"),
+    "no attempt": (("show", "runs/a", "problem_0"), "names no attempt"),
+    "a run against a file": (("diff", "runs/a", "own.py"), "is not the folder of a run"),
+    "a missing file": (("diff", "own.py", "absent.py"), "absent.py"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_ends_with_2_and_a_sentence(kernelwright, runs, name):
+    (runs / "empty").mkdir()
+    (runs / "own.py").write_text("x = 1\n")
+    words, said = MISTAKES[name]
+    found = kernelwright(*words)
+    assert found.returncode == 2, found.stdout + found.stderr
+    assert said in found.stderr
+    assert "Traceback" not in found.stderr

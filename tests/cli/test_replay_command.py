@@ -1,0 +1,39 @@
+"""`kernelwright replay`, and the search settings of `run`."""
+
+import json
+
+import pytest
+
+from kernelwright.commands.searching import checked_config, search_options
+from kernelwright.endings import UserMistake
+from tests.agent.search_parts import new_log, searched
+
+
+def test_a_run_replays_to_its_own_digest(tmp_path, kernelwright):
+    with new_log(tmp_path / "run") as log:
+        searched(log)
+        digest = log.digest()
+    done = kernelwright("replay", str(tmp_path / "run"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["digest"] == digest
+
+
+def test_a_folder_that_is_no_run_is_told(tmp_path, kernelwright):
+    done = kernelwright("replay", str(tmp_path))
+    assert (done.returncode, "is not the folder of a run" in done.stderr) == (2, True)
+
+
+def test_settings_are_read_as_numbers_lists_and_parts_of_a_budget():
+    found = search_options(["patience=7", "models=a,b", "budget.usd=2.5", "lockstep=true"])
+    assert found == {"patience": 7, "models": ["a", "b"], "budget": {"usd": 2.5}, "lockstep": True}
+
+
+@pytest.mark.parametrize("setting", ["patiense=7", "patience", "budget.euro=1", "=3"])
+def test_a_setting_that_does_not_exist_is_told(setting):
+    with pytest.raises(UserMistake, match="no search setting"):
+        search_options([setting])
+
+
+def test_a_value_that_does_not_fit_is_told_with_its_setting():
+    with pytest.raises(UserMistake, match=r"search setting 'budget\.usd'"):
+        checked_config({"model": "m", "budget": {"usd": -1}})

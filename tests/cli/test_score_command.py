@@ -1,0 +1,95 @@
+"""Scoring folders of candidates on the command line, with the real judge."""
+
+import json
+
+import pytest
+
+from tests.texts import PROBLEM, RIGHT, WRONG
+
+pytestmark = pytest.mark.slow
+ENDS = "import os\n\nos._exit(0)\n\n\nclass ModelNew:\n    pass\n"
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A good problem with four candidates, two of them the same; a broken one and one that does not run."""
+    texts = {
+        "tasks/level1/1_cumsum.py": PROBLEM,
+        "tasks/level1/2_broken.py": "x = (",
+        "tasks/level1/3_crashes.py": PROBLEM.replace("torch.randn(64, 512)", "1 / 0"),
+        "candidates/level_1_problem_1_sample_0_kernel.py": RIGHT,
+        "candidates/level_1_problem_1_sample_1_kernel.py": WRONG,
+        "candidates/1_cumsum/again.py": RIGHT,
+        "candidates/1_cumsum/ends.py": ENDS,
+        "candidates/2_broken/a.py": RIGHT,
+        "candidates/3_crashes/a.py": RIGHT,
+        "candidates/stranger.py": RIGHT,
+    }
+    for place, text in texts.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(text)
+    return tmp_path
+
+
+def scored(kernelwright, *words):
+    done = kernelwright("score", "tasks", "candidates", "--json", *words)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done, {line["candidate"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+def test_one_bad_candidate_or_problem_does_not_stop_the_batch(kernelwright, folders):
+    done, lines = scored(kernelwright)
+    outcomes = {name: (line["outcome"], line.get("stage")) for name, line in lines.items()}
+    assert outcomes == {
+        "level_1_problem_1_sample_0_kernel.py": ("passed", None),
+        "level_1_problem_1_sample_1_kernel.py": ("failed", "check"),
+        "1_cumsum/again.py": ("passed", None),
+        "1_cumsum/ends.py": ("failed", lines["1_cumsum/ends.py"]["stage"]),
+        "2_broken/a.py": ("not_judged", None),
+        "3_crashes/a.py": ("not_judged", None),
+    }
+    assert done.returncode == 1
+    assert "stranger.py" in done.stderr
+    assert lines["1_cumsum/again.py"]["problem"] == "level1/1_cumsum"
+
+
+def test_what_was_judged_is_not_judged_again_unless_it_changed(kernelwright, folders):
+    for name in ("2_broken", "3_crashes"):
+        (folders / f"candidates/{name}/a.py").unlink()
+    scored(kernelwright)
+    done, lines = scored(kernelwright)
+    assert (done.returncode, done.stderr.count("passed"), len(lines)) == (0, 0, 4)
+    (folders / "candidates/1_cumsum/ends.py").write_text(RIGHT + "\n")
+    done, lines = scored(kernelwright)
+    assert "1_cumsum/ends.py: passed" in done.stderr
+    assert done.stderr.count("passed") == 1
+
+
+def test_shards_divide_the_files_and_merge(kernelwright, folders):
+    for name in ("2_broken", "3_crashes"):
+        (folders / f"candidates/{name}/a.py").unlink()
+    parts = [scored(kernelwright, "--shard", f"{i}/2", "--out", f"part{i}")[1] for i in (1, 2)]
+    assert not set(parts[0]) & set(parts[1])
+    done, lines = scored(kernelwright, "--out", "whole", "--merge", "part1", "--merge", "part2")
+    assert set(lines) == set(parts[0]) | set(parts[1])
+    assert "passed" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("tasks", "absent"), "there is no folder absent"),
+        (("absent/", "candidates"), "absent"),
+        (("tasks", "tasks/level1"), "names a problem"),
+        (("tasks", "candidates", "--shard", "3/2"), "give i/n"),
+        (("tasks", "candidates", "--merge", "absent"), "there is no file absent/scores.db"),
+    ],
+)
+def test_a_mistake_ends_with_2_and_a_sentence(kernelwright, folders, words, said):
+    if words[1] == "tasks/level1":
+        (folders / "tasks/level1").rename(folders / "tasks/others")
+        words = ("rms_norm", "tasks/others")
+    done = kernelwright("score", *words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,26 @@
+from contextlib import contextmanager
+
+import pytest
+
+from tests.evals.browser import Watched, started
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with started() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def chromium(browser):
+    """Opens a page of its own, with all that it complained of and asked the network for; as a context."""
+
+    @contextmanager
+    def page(**context):
+        found = browser.new_page(**context)
+        try:
+            yield Watched(found)
+        finally:
+            found.close()
+
+    return page

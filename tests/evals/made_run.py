@@ -1,0 +1,201 @@
+"""Runs of any size, written as a search would log them, with made-up verdicts. Seeded: the same words each time."""
+
+import hashlib
+import random
+import sqlite3
+from datetime import UTC, datetime, timedelta
+
+from agent.events import Asked, Extracted, Judged, Kept, NoCandidate, Replied, Stopped
+from agent.extraction import NotExtracted
+from agent.log import RunLog, Setting
+from agent.records import Ask, FoundCandidate, PromptOutline, Reply, Usage
+from problems import Problem
+from prompts import Prompt
+from prompts.prompt import Section
+from sandbox.verdict import Authenticity, Evidence, Failed, Measurement, Pairing, Passed, ProblemStatus
+
+REFERENCE = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def get_inputs():
+    return [torch.randn(8)]
+
+
+def get_init_inputs():
+    return []
+"""
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+STAGES = ("scan", "build", "load", "run", "check", "time")
+LOG = "candidate.py:14:22: error: 'blockDim' was not declared in this scope\n   14 |     int i = blockDim.x;\n"
+
+
+def problem(name, family="made", **changes):
+    return Problem(name=name, title=f"What {name} does", family=family, size="cpu", source=REFERENCE, **changes)
+
+
+def setting(device="Example CPU", model="model-a", harness="h1"):
+    search = {"model": model, "strategy": "refine", "target": "cpp"}
+    return Setting(config={"search": search}, device=device, versions={"python": "3.11", "harness": harness})
+
+
+def evidence(weak=False, harness=None):
+    status = ProblemStatus(status="weak", why=("it accepts zeros",)) if weak else ProblemStatus(status="ok")
+    return Evidence(
+        jail=("namespaces", "filter"),
+        seconds={"build": 4.2, "time": 1.5},
+        authenticity=Authenticity(label="custom", evidence=("it defines kernels of its own",)),
+        problem_status=status,
+        versions={"python": "3.11"} | ({"harness": harness} if harness else {}),
+    )
+
+
+def passed(speedup, rng=None, pairs=20, compiled=None, spread=0.01, **facts):
+    """A verdict with that speedup against eager, and `compiled` against torch.compile."""
+    rng = rng or random.Random(0)
+    candidate = tuple(round(rng.lognormvariate(0, spread), 5) for _ in range(pairs))
+    factors = {"eager": speedup} | ({"default": compiled} if compiled else {})
+    pairings = tuple(
+        Pairing(
+            baseline=name,
+            candidate_ms=candidate,
+            baseline_ms=tuple(round(ms * factor * rng.lognormvariate(0, spread), 5) for ms in candidate),
+        )
+        for name, factor in factors.items()
+    )
+    return Passed(measurement=Measurement(pairings=pairings, threads=2), evidence=evidence(**facts))
+
+
+def failed(stage="check", reason=None, log=LOG):
+    reason = reason or f"went wrong at {stage}: axis 0 is reversed\n512 of 512 elements are off (100 %)"
+    return Failed(stage=stage, reason=reason, log=log, evidence=evidence())
+
+
+def source_of(number, rng):
+    body = "\n".join(f"        # step {i}: {rng.randrange(10**9)}" for i in range(40))
+    return f'''import torch
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = r"""
+#include <torch/extension.h>
+// attempt {number}
+torch::Tensor doubled(torch::Tensor x) {{ return x * {number}; }}
+"""
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+{body}
+        return x * 2
+'''
+
+
+class Writer:
+    """Writes whole attempts of one problem, in bulk: as the engine would, with many events in one transaction."""
+
+    def __init__(self, log, name, rng):
+        self.log, self.name, self.rng = log, name, rng
+        self.events, self.blobs = [], {}
+        self.best = None
+        self.count = 0
+
+    def attempt(self, verdict=None, reply=None, parent=None, role="propose", source=None, cost=0.01, why=None):
+        """One finished attempt; without a verdict it is one without a candidate."""
+        self.count += 1
+        number, of = self.count, {"problem": self.name, "attempt": self.count}
+        source = source or source_of(number, self.rng)
+        prompt = Prompt(
+            role=role,
+            target="cpp",
+            sections=(
+                Section(name="contract", text="Write a class ModelNew. " * 60, stable=True),
+                Section(name="problem", text=REFERENCE, stable=True),
+                Section(name="parent", text=f"Attempt {parent} came before {number}.", stable=False),
+            ),
+        )
+        answer = Reply(
+            text=reply or f"<think>Let me see {number}.</think>\nHere it is.\n\n```python\n{source}```\n",
+            reasoning=f"I think about {number}.",
+            finish_reason="stop",
+            model="model-a-2026",
+            usage=Usage(input_tokens=900, output_tokens=400, reasoning_tokens=100, cost_usd=cost),
+            provider="made",
+            provider_request_id=None,
+            latency_s=1.25,
+        )
+        ask = Ask(
+            attempt=number, problem=self.name, role=role, target="cpp", parent=parent, idea=f"idea {number % 7}",
+            directive="", model="model-a",
+        )  # fmt: skip
+        outline = PromptOutline.of(prompt)
+        self.put(
+            Asked(**of, ask=ask, prompt=outline, request_digest="0" * 64, temperature=None, max_tokens=None, sample=0),
+            prompt.text,
+        )
+        self.put(Replied(**of, reply_digest=answer.digest, reply=answer.facts), answer.model_dump_json())
+        if verdict is None:
+            self.put(NoCandidate(**of, why=why or NotExtracted(kind="refusal", detail="The reply refuses.")))
+            return number
+        digest = hashlib.sha256(source.encode()).hexdigest()
+        self.put(Extracted(**of, candidate=FoundCandidate(digest=digest, language="cpp", how="the only block")), source)
+        self.put(Judged(**of, verdict=verdict))
+        speedup = verdict.measurement.speedup if isinstance(verdict, Passed) else None
+        if speedup is not None and (self.best is None or speedup > self.best[0]):
+            self.put(Kept(**of, speedup=speedup, previous=self.best and self.best[1]))
+            self.best = speedup, number
+        return number
+
+    def put(self, body, blob=None):
+        time = START + timedelta(seconds=len(self.events))
+        self.events.append(
+            (time.isoformat(), body.kind, self.name, getattr(body, "attempt", None), body.model_dump_json())
+        )
+        if blob is not None:
+            self.blobs[hashlib.sha256(blob.encode()).hexdigest()] = blob.encode()
+
+    def stop(self, reason="the budget is used up"):
+        self.put(Stopped(problem=self.name, reason=reason))
+        self.flush()
+
+    def flush(self):
+        with sqlite3.connect(self.log.folder / "run.db") as connection:
+            connection.executemany(
+                "INSERT INTO events (time, kind, problem, attempt, payload) VALUES (?, ?, ?, ?, ?)", self.events
+            )
+            connection.executemany(
+                "INSERT INTO blobs SELECT ?1, ?2 WHERE NOT EXISTS (SELECT 1 FROM blobs WHERE sha256 = ?1)",
+                self.blobs.items(),
+            )
+        self.events, self.blobs = [], {}
+
+
+def made_run(folder, problems=2, attempts=10, seed=0, **circumstances):
+    """A run with that many problems and attempts for each; about half of the attempts pass."""
+    rng = random.Random(seed)
+    wanted = [problem(f"problem_{i}", family=("norm", "matmul", "conv")[i % 3]) for i in range(problems)]
+    with RunLog.create(folder, wanted, setting(**circumstances)) as log:
+        for one in wanted:
+            writer = Writer(log, one.name, rng)
+            for number in range(1, attempts + 1):
+                writer.attempt(made_verdict(rng), **lineage(number, rng))
+            writer.stop()
+    return folder
+
+
+def lineage(number, rng):
+    if number <= 2:
+        return {}
+    return {"parent": rng.randrange(1, number), "role": rng.choice(["repair", "improve"])}
+
+
+def made_verdict(rng):
+    chance = rng.random()
+    if chance < 0.5:
+        return passed(rng.lognormvariate(0.3, 0.5), rng, compiled=rng.lognormvariate(0.1, 0.4))
+    return failed(rng.choice(STAGES)) if chance < 0.9 else None

@@ -1,0 +1,20 @@
+"""Judgements for tests."""
+
+from datetime import UTC, datetime
+
+from evals.harness import Conditions
+from evals.judgements import Judgement
+
+CONDITIONS = Conditions(harness="h", device="d", torch="2", settings="{}")
+
+
+def judgement(name, verdict):
+    return Judgement(
+        problem="one",
+        problem_digest="p",
+        candidate=name,
+        candidate_digest=name,
+        conditions=CONDITIONS,
+        time=datetime.now(UTC),
+        verdict=verdict,
+    )

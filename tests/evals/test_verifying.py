@@ -1,0 +1,67 @@
+"""The best kernels judged a second time, by the real judge."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from agent.log import RunLog
+from evals.facts import run_facts
+from evals.harness import harness_digest
+from evals.leaderboard import boards
+from evals.verifying import VERIFIED, Verifier
+from problems import load_problem
+from sandbox.machine import processor_name
+from tests.evals.made_run import Writer, passed, setting
+from tests.texts import PROBLEM, RIGHT, WRONG
+
+pytestmark = pytest.mark.slow
+
+
+def run_with(folder, model, source, speedup):
+    """A run whose record claims that speedup for a source, on this machine."""
+    (folder / "cumsum.py").write_text(PROBLEM)
+    wanted = load_problem(str(folder / "cumsum.py"))
+    with RunLog.create(folder / model, [wanted], setting(device=processor_name(), model=model)) as log:
+        writer = Writer(log, wanted.name, random.Random(0))
+        writer.attempt(passed(speedup, spread=0.0), source=source)
+        writer.stop()
+    return run_facts(folder / model)
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory):
+    """A board on which a wrong kernel claimed the first place and a right one the second, after verifying one row."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs = [run_with(folder, "liar", WRONG, 50.0), run_with(folder, "honest", RIGHT, 9.0)]
+    judged = []
+    verifier = Verifier(processor_name(), lambda cell, again: judged.append(cell.run))
+    (board,) = verifier.verify_top(runs, 1)
+    return folder, runs, board, judged
+
+
+def test_a_kernel_that_is_wrong_after_all_falls_and_the_next_one_is_judged(verified):
+    _, _, board, judged = verified
+    status = {row.model: row.cells[0].status for row in board.rows}
+    assert judged == ["liar", "honest"]
+    assert status == {"liar": "quarantined", "honest": "verified"}
+
+
+def test_the_published_number_is_the_second_one(verified):
+    _, _, board, _ = verified
+    cell = next(row.cells[0] for row in board.rows if row.model == "honest")
+    assert cell.claimed.speedup == pytest.approx(9.0)
+    assert cell.published.speedup < 3
+
+
+def test_a_verification_is_kept_and_used_by_the_next_leaderboard(verified):
+    folder, runs, board, _ = verified
+    assert (folder / "honest" / VERIFIED).exists()
+    again = boards(runs, harness_digest(), Verifier("", lambda *_: None).lookup)
+    statuses = {row.model: row.cells[0].status for row in again[0].rows}
+    assert statuses == {row.model: row.cells[0].status for row in board.rows}
+
+
+def test_the_log_of_the_run_is_left_as_it_was(verified):
+    _, runs, _, _ = verified
+    assert [run_facts(Path(run.folder)).problems for run in runs] == [run.problems for run in runs]

@@ -1,0 +1,152 @@
+"""Judging from Python: many at once, as they finish, and nothing left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kernelwright import Judging, JudgingError, judge_all, load_problem
+from sandbox.child.keeper import descendants
+from sandbox.settings import Settings
+from tests.cli.test_judge_command import KEYS
+from tests.texts import PROBLEM, RIGHT, WRONG
+
+pytestmark = pytest.mark.slow
+QUICK = Settings(threads=1, min_pairs=4, max_pairs=4, worker_pairs=1, warm_up=1, time_budget_s=0.1)
+SLOW = RIGHT.replace("def forward(self, x):", "def forward(self, x):\n        import time; time.sleep(60)")
+
+
+@pytest.fixture
+def problem(tmp_path, monkeypatch):
+    """A small problem; work folders are made beside it, so that what is left can be seen."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    path = tmp_path / "problem.py"
+    path.write_text(PROBLEM.replace("64, 512", "8, 32"))
+    return str(path)
+
+
+def leftovers(folder):
+    return descendants(os.getpid()), sorted(path.name for path in folder.glob("kernelwright-*") if path.is_dir())
+
+
+def test_pairs_are_judged_eight_at_a_time_and_each_gets_its_own_result(problem, tmp_path):
+    pairs = [(problem, WRONG if index % 3 == 0 else RIGHT) for index in range(16)]
+    results = judge_all(pairs, in_flight=8, settings=QUICK)
+    assert [result.index for result in results] == list(range(16))
+    assert [result.passed for result in results] == [index % 3 != 0 for index in range(16)]
+    assert leftovers(tmp_path) == ([], [])
+
+
+def test_the_report_has_the_keys_of_the_judge_command(problem):
+    (result,) = judge_all([(problem, RIGHT)], settings=QUICK)
+    assert set(result.report) >= KEYS - {"samples"} and result.error is None
+
+
+def test_a_problem_may_be_given_as_a_record_and_several_are_judged_in_one_go(problem):
+    loaded = load_problem(problem)
+    other = loaded.model_copy(update={"name": "other", "source": loaded.source.replace("dim=1", "dim=0")})
+    results = judge_all([(loaded, RIGHT), (other, RIGHT), (other, WRONG)], settings=QUICK)
+    assert [(result.problem, result.passed) for result in results] == [
+        ("problem", True), ("other", False), ("other", True),
+    ]  # fmt: skip
+
+
+def test_what_is_not_the_candidates_fault_is_an_error_and_stops_no_other(problem, tmp_path):
+    (tmp_path / "broken.py").write_text(PROBLEM.replace("dim=1", "dim=7"))
+    results = judge_all([("rellu", RIGHT), (str(tmp_path / "broken.py"), RIGHT), (problem, RIGHT)], settings=QUICK)
+    assert "no problem 'rellu'" in results[0].error and "does not run" in results[1].error and results[2].passed
+
+
+def test_results_come_as_they_finish(problem):
+    async def first():
+        async with Judging(2, QUICK) as judging:
+            return await anext(judging.judge_all([(problem, SLOW), (problem, "no candidate")]))
+
+    assert asyncio.run(first()).index == 1
+
+
+def test_leaving_early_ends_every_process_and_removes_every_folder(problem, tmp_path):
+    async def leave():
+        async with Judging(4, QUICK) as judging:
+            async for _ in judging.judge_all([(problem, "no candidate")] + [(problem, SLOW)] * 6):
+                await asyncio.sleep(1)
+                break
+
+    start = time.monotonic()
+    asyncio.run(leave())
+    assert leftovers(tmp_path) == ([], []) and time.monotonic() - start < 50
+
+
+def test_a_cancelled_task_ends_every_process_and_removes_every_folder(problem, tmp_path):
+    async def work():
+        async with Judging(4, QUICK) as judging:
+            return [result async for result in judging.judge_all([(problem, SLOW)] * 6)]
+
+    async def cancel():
+        task = asyncio.create_task(work())
+        while len(descendants(os.getpid())) < 3:
+            await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    assert leftovers(tmp_path) == ([], [])
+
+
+def test_one_of_many_asks_can_be_cancelled_and_the_others_go_on(problem):
+    async def work():
+        async with Judging(2, QUICK) as judging:
+            other = asyncio.create_task(judging.judge(problem, RIGHT))
+            late = asyncio.create_task(judging.judge(problem, RIGHT))
+            await asyncio.sleep(0)
+            late.cancel()
+            return (await other).passed, (await asyncio.gather(late, return_exceptions=True))[0]
+
+    passed, cancelled = asyncio.run(work())
+    assert passed and isinstance(cancelled, asyncio.CancelledError)
+
+
+def test_the_death_of_the_caller_leaves_nothing(problem, tmp_path):
+    code = f"""
+import asyncio
+from kernelwright import Judging
+async def main():
+    async with Judging(2) as judging:
+        await judging.judge({problem!r}, {SLOW!r})
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent.parent.parent) as caller:
+        while len(started := descendants(caller.pid)) < 4:
+            assert caller.poll() is None
+            time.sleep(0.05)
+        caller.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 30
+    while (alive := [pid for pid in started if Path(f"/proc/{pid}").exists()]) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not alive
+
+
+def test_the_callers_process_imports_no_torch(problem):
+    code = f"""
+import sys
+from kernelwright import judge_all
+print(judge_all([({problem!r}, "no candidate")])[0].report["stage"], "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["scan", "False"]
+
+
+def test_judging_outside_of_its_context_is_told():
+    with pytest.raises(JudgingError, match="use it inside `async with"):
+        asyncio.run(Judging(1).judge("rms_norm", "x"))
+
+
+def test_less_than_one_in_flight_is_refused():
+    with pytest.raises(ValueError, match="in_flight is 0"):
+        Judging(0)

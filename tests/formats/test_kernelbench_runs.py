@@ -1,0 +1,155 @@
+"""KernelBench's run folders, results, baselines and submissions: in, out, and in again."""
+
+import json
+
+import pytest
+
+from evals.formats import kernelbench, leaderboard
+from evals.formats.samples import sample_of
+from problems import ProblemError, load_problem
+from tests.formats.outcomes import CANDIDATE, DEVICE, failed, outcome, passed, tree_problems
+
+RESULTS = {
+    "7": [
+        {
+            "sample_id": 0, "compiled": True, "correctness": True, "metadata": {"hardware": "H100"},
+            "runtime": 0.5, "runtime_stats": {"mean": 0.5, "std": 0.1, "min": 0.4, "max": 0.7, "num_trials": 100},
+        },
+        {"sample_id": 1, "compiled": False, "correctness": False, "metadata": {}, "runtime": -1.0, "runtime_stats": {}},
+    ]
+}  # fmt: skip
+BASELINES = {
+    "level1": {
+        "7_Sum.py": {
+            "mean": 5.78, "std": 0.06, "min": 5.5, "max": 5.9, "num_trials": 9, "hardware": "A10G", "device": "cuda",
+        }
+    }
+}  # fmt: skip
+SUBMISSION = {
+    "metadata": {"display_name": "m", "organization": "o", "notes": "n"},
+    "kernels": {"level_1_problem_7_sample_0": CANDIDATE, "level_2_problem_3_sample_1": "x = 1"},
+}
+
+
+@pytest.fixture
+def problems(tmp_path):
+    return tree_problems(tmp_path / "tree")
+
+
+@pytest.fixture
+def outcomes(problems):
+    return [
+        outcome(problems["level1/10"], failed("build"), 0, "broken"),
+        outcome(problems["level1/1"], failed("check"), 1),
+        outcome(problems["level1/1"], passed(), 0),
+    ]
+
+
+def test_eval_results_are_written_as_they_were_read(tmp_path):
+    path = tmp_path / "eval_results.json"
+    path.write_text(json.dumps(RESULTS | {"8": [RESULTS["7"][1] | {"new": 1}]}))
+    found = kernelbench.read_eval_results(path)
+    assert json.loads(kernelbench.results_text(found)) == json.loads(path.read_text())
+    assert found["8"][0].unknown() == ["new"]
+
+
+def test_baselines_are_written_as_they_were_read(tmp_path):
+    path = tmp_path / "baseline_time_torch.json"
+    path.write_text(json.dumps(BASELINES))
+    assert json.loads(kernelbench.baselines_text(kernelbench.read_baselines(path))) == BASELINES
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"1": [{"sample_id": "x"}]}', '{"1": 3}'])
+def test_what_are_no_results_is_one_sentence(tmp_path, text):
+    path = tmp_path / "eval_results.json"
+    path.write_text(text)
+    with pytest.raises(ProblemError) as caught:
+        kernelbench.read_eval_results(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_submission_is_written_as_it_was_read(tmp_path):
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(SUBMISSION))
+    leaderboard.write_submission(tmp_path / "again.json", leaderboard.read_submission(path))
+    assert json.loads((tmp_path / "again.json").read_text()) == SUBMISSION
+
+
+def test_the_kernels_of_a_submission_are_candidates(tmp_path):
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(SUBMISSION | {"kernels": SUBMISSION["kernels"] | {"one": "x"}, "colour": 1}))
+    found = leaderboard.read_samples(path)
+    assert [(one.target, one.number, one.author) for one in found.samples] == [
+        ("level1/7", 0, "m"),
+        ("level2/3", 1, "m"),
+    ]
+    assert found.refused[0][0] == "one" and found.notes == ("field 'colour' is not known",)
+
+
+def test_a_run_folder_is_read_again_as_it_was_written(tmp_path, outcomes):
+    kernelbench.write_run(tmp_path / "run", outcomes)
+    found = kernelbench.read_run(tmp_path / "run").samples
+    sources = {(one.target, one.number): one.candidate.source for one in found}
+    assert sources == {
+        ("level1/1", 0): CANDIDATE, ("level1/1", 1): CANDIDATE, ("level1/10", 0): "broken",
+    }  # fmt: skip
+
+
+def test_what_is_beside_the_kernels_of_a_run_is_told(tmp_path, outcomes):
+    kernelbench.write_run(tmp_path, outcomes)
+    (tmp_path / "notes.txt").write_text("")
+    assert kernelbench.read_run(tmp_path).notes == ("notes.txt is no kernel file of KernelBench",)
+
+
+def test_results_stand_in_the_order_of_problems_and_samples_with_failures_unmeasured(outcomes):
+    fitting, _ = kernelbench.split(outcomes)
+    found = kernelbench.eval_results(fitting[1])
+    assert [(key, [one.sample_id for one in results]) for key, results in found.items()] == [("1", [0, 1]), ("10", [0])]
+    right, wrong, unbuilt = found["1"][0], found["1"][1], found["10"][0]
+    assert (right.correctness, right.runtime, right.runtime_stats["num_trials"]) == (True, 1.1875, 4)
+    assert (wrong.compiled, wrong.correctness, wrong.runtime) == (True, False, -1.0)
+    assert (unbuilt.compiled, unbuilt.metadata["compilation_error"]) == (False, "wrong at build")
+
+
+def test_every_result_has_all_keys_that_their_scripts_read(tmp_path, outcomes):
+    kernelbench.write_run(tmp_path, outcomes)
+    written = json.loads((tmp_path / "eval_results.json").read_text())
+    keys = {"sample_id", "compiled", "correctness", "metadata", "runtime", "runtime_stats"}
+    assert all(set(result) == keys for results in written.values() for result in results)
+
+
+def test_baselines_lie_in_a_file_each_by_level_and_file_name(tmp_path, outcomes):
+    kernelbench.write_run(tmp_path, outcomes)
+    eager = kernelbench.read_baselines(tmp_path / "timing/baseline_time_torch.json")
+    compiled = tmp_path / "timing/baseline_time_torch_compile_inductor_default.json"
+    assert list(eager["level1"]) == ["1_Double.py"] and eager["level1"]["1_Double.py"].hardware == DEVICE
+    assert compiled.exists() and eager["level1"]["1_Double.py"].mean == 4 * 1.1875
+
+
+def test_two_levels_get_a_folder_each(tmp_path, problems):
+    outcomes = [outcome(problems["level1/1"], passed()), outcome(problems["level2/3"], passed())]
+    kernelbench.write_run(tmp_path, outcomes)
+    assert {path.parent.name for path in tmp_path.rglob("eval_results.json")} == {"level1", "level2"}
+    assert len(kernelbench.read_run(tmp_path).samples) == 2
+
+
+def test_a_problem_that_is_not_theirs_is_left_out_and_told(tmp_path):
+    left = kernelbench.write_run(tmp_path, [outcome(load_problem("rms_norm"), passed())])
+    assert left == ["rms_norm has no level and number, so KernelBench has no place for it"]
+
+
+def test_a_submission_holds_the_fastest_right_sample_of_each_problem(problems):
+    outcomes = [
+        outcome(problems["level1/1"], failed(), 0, "wrong"),
+        outcome(problems["level1/1"], passed(1.5), 1, "slow"),
+        outcome(problems["level1/1"], passed(3.0), 2, "fast"),
+        outcome(problems["level1/10"], failed(), 4, "only"),
+    ]
+    submission, left = leaderboard.submission_of(outcomes, leaderboard.Metadata(display_name="m"))
+    assert not left and submission.kernels == {
+        "level_1_problem_1_sample_0": "fast", "level_1_problem_10_sample_0": "only",
+    }  # fmt: skip
+
+
+def test_a_sample_knows_its_place_in_kernelbench():
+    assert sample_of("level2/13", "x").bench_id == (2, 13) and sample_of("rms_norm", "x").bench_id is None

@@ -1,0 +1,18 @@
+"""No honest candidate is refused."""
+
+import pytest
+
+from sandbox.verdict import Passed
+from tests.honest.compiled import COMPILED
+from tests.honest.habits import HABITS
+
+pytestmark = pytest.mark.slow
+
+HONEST = {f"{honest.habit} ({honest.problem})": honest for honest in [*COMPILED, *HABITS]}
+
+
+@pytest.mark.parametrize("name", sorted(HONEST, key=lambda name: HONEST[name].problem))
+def test_an_honest_candidate_passes(judge_of, name):
+    honest = HONEST[name]
+    verdict = judge_of(honest.problem).judge(honest.candidate)
+    assert isinstance(verdict, Passed), verdict

@@ -1,0 +1,215 @@
+"""Small problems that cheats and honest candidates answer: catalog problems at small sizes, and a few of their own."""
+
+import textwrap
+from functools import cache
+from typing import NamedTuple
+
+from problems import Problem, load_problem
+from problems.sizes import put_sizes
+from sandbox.settings import Settings
+from sandbox.verdict import Candidate
+
+CORPUS = Settings(
+    threads=2,
+    warm_up=1,
+    worker_pairs=2,
+    min_pairs=16,
+    max_pairs=16,
+    call_timeout_s=4,
+    build_timeout_s=120,
+    memory_bytes=2 * 2**30,
+    processes=128,
+)
+"""Few pairs, but enough for every family of values to come up."""
+
+MODEL = """
+import base64, ctypes, functools, gc, itertools, json, os, signal, statistics, sys, threading, time, warnings
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.cpp_extension import load_inline
+
+{top}
+
+class ModelNew(nn.Module):
+{init}
+        self.calls, self.kept, self.last = 0, {{}}, None
+{constructor}
+
+    def right(self, {inputs}):
+{right}
+
+    def forward(self, {inputs}):
+{forward}
+"""
+
+
+class Posed(NamedTuple):
+    """A problem, and a right way to compute it that cheats lean on."""
+
+    problem: Problem
+    init: str
+    inputs: str
+    right: str
+
+    def source(self, forward: str, constructor: str = "pass", top: str = "", init: str = "") -> str:
+        """A candidate; `self.right` computes what is asked, `self.calls` counts if it is told to."""
+        return MODEL.format(
+            top=textwrap.dedent(top),
+            init=_block(init or self.init, 4),
+            constructor=_block(constructor, 8),
+            inputs=self.inputs,
+            right=_block(self.right, 8),
+            forward=_block(forward, 8),
+        )
+
+    def candidate(self, forward: str, constructor: str = "pass", top: str = "", init: str = "") -> Candidate:
+        """The same as a record."""
+        return Candidate(source=self.source(forward, constructor, top, init))
+
+
+def _block(text: str, width: int) -> str:
+    return textwrap.indent(textwrap.dedent(text).strip(), width * " ")
+
+
+INIT = """
+def __init__(self, *arguments):
+    super().__init__()
+"""
+WEIGHTED = """
+def __init__(self, columns):
+    super().__init__()
+    self.weight = nn.Parameter(torch.ones(columns))
+    self.bias = nn.Parameter(torch.zeros(columns))
+"""
+RMS = """
+def __init__(self, features, epsilon):
+    super().__init__()
+    self.epsilon = epsilon
+    self.weight = nn.Parameter(torch.ones(features))
+"""
+CONVOLUTION = """
+def __init__(self, *arguments):
+    super().__init__()
+    self.layer = nn.ConvTranspose2d(*arguments, bias=False)
+"""
+LINEAR = """
+def __init__(self, inner, columns):
+    super().__init__()
+    self.layer = nn.Linear(inner, columns)
+"""
+
+TEXTS = {
+    "weighted": (
+        """
+        class Model(nn.Module):
+            def __init__(self, columns):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(columns))
+                self.bias = nn.Parameter(torch.zeros(columns))
+
+            def forward(self, x):
+                return torch.cumsum(x * self.weight + self.bias, dim=1)
+        """,
+        "[torch.randn(32, 72)]",
+        "[72]",
+    ),
+    "positive": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return torch.relu(x)
+        """,
+        "[torch.rand(32, 80)]",
+        "[]",
+    ),
+    "whole": (
+        """
+        class Model(nn.Module):
+            def forward(self, a, b):
+                return a @ b
+        """,
+        "[torch.randint(0, 2, (24, 96)).float(), torch.randint(0, 2, (96, 80)).float()]",
+        "[]",
+    ),
+    "several": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                top, place = x.max(dim=1)
+                return {"top": top, "place": place, "more": [x > 0, (x.sum(1), x.sum(0))]}
+        """,
+        "[torch.randn(40, 64)]",
+        "[]",
+    ),
+    "gradients": (
+        """
+        class Model(nn.Module):
+            def __init__(self, inner, columns):
+                super().__init__()
+                self.layer = nn.Linear(inner, columns)
+
+            def forward(self, x):
+                return F.gelu(self.layer(x))
+        """,
+        "[torch.randn(16, 24)]",
+        "[24, 80]",
+    ),
+}
+CATALOG = {
+    "softmax": ("softmax_rows", {"ROWS": 24, "COLS": 512}),
+    "product": ("matmul_square", {"SIDE": 72}),
+    "norm": ("rms_norm", {"BATCH": 4, "TOKENS": 6, "FEATURES": 128}),
+    "place": ("argmax_rows", {"ROWS": 48, "COLS": 96}),
+    "loss": ("cross_entropy", {"ROWS": 64, "CLASSES": 40}),
+    "transposed": ("conv_transpose2d_square", {"BATCH": 2, "HEIGHT": 9, "WIDTH": 11}),
+}
+SOLVED = {
+    "weighted": (WEIGHTED, "x", "return torch.cumsum(x * self.weight + self.bias, dim=1)"),
+    "positive": (INIT, "x", "return torch.relu(x)"),
+    "whole": (INIT, "a, b", "return a @ b"),
+    "several": (
+        INIT,
+        "x",
+        """
+        top, place = x.max(dim=1)
+        return {"top": top, "place": place, "more": [x > 0, (x.sum(1), x.sum(0))]}
+        """,
+    ),
+    "gradients": (LINEAR, "x", "return F.gelu(self.layer(x))"),
+    "softmax": (INIT, "x", "return torch.softmax(x, dim=-1)"),
+    "product": (INIT, "a, b", "return a @ b"),
+    "norm": (RMS, "x", "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon) * self.weight"),
+    "place": (INIT, "x", "return torch.argmax(x, dim=1)"),
+    "loss": (INIT, "logits, targets", "return F.cross_entropy(logits, targets, reduction='none')"),
+    "transposed": (CONVOLUTION, "x", "return self.layer(x)"),
+}
+HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
+CUSTOM_ONLY = "product, own kernels only"
+NAMES = (*TEXTS, *CATALOG, CUSTOM_ONLY)
+
+
+@cache
+def posed(name: str) -> Posed:
+    """The problem of that name."""
+    if name == CUSTOM_ONLY:
+        product = posed("product")
+        return product._replace(problem=product.problem.model_copy(update={"operators": "custom-only"}))
+    return Posed(_problem(name), *SOLVED[name])
+
+
+def _problem(name: str) -> Problem:
+    if name in CATALOG:
+        found, sizes = CATALOG[name]
+        problem = load_problem(found)
+        return problem.model_copy(update={"source": put_sizes(problem.source, sizes)})
+    model, inputs, arguments = TEXTS[name]
+    ends = f"\ndef get_inputs():\n    return {inputs}\n\ndef get_init_inputs():\n    return {arguments}\n"
+    return Problem(
+        name=name,
+        title=name,
+        family="test",
+        size="cpu",
+        source=HEAD + textwrap.dedent(model) + ends,
+        direction="both" if name == "gradients" else "forward",
+    )

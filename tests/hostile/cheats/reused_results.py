@@ -1,0 +1,227 @@
+"""Results of other calls, and work at times when nobody looks."""
+
+from tests.hostile.cheats.cheat import Cheat
+
+OFF = "is wrong"
+LATE = "is wrong|changed input|the candidate ran for|has NaN"
+THREADED = """
+SOURCE = '''
+#include <thread>
+#include <chrono>
+extern "C" void later(const float* x, float* y, long n) {
+    std::thread([=] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        for (long i = 0; i < n; ++i) y[i] = x[i] > 0 ? x[i] : 0;
+    }).detach();
+}'''
+PATH = load_inline(name="later", cpp_sources=[SOURCE], no_implicit_headers=True, is_python_module=False)
+LATER = ctypes.CDLL(PATH).later
+LATER.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]
+"""
+LENDER = """
+SOURCE = '''
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+struct Job { const float* x; float* y; long n; };
+static int work(void* held) {
+    Job* job = (Job*) held;
+    usleep(30000);
+    for (long i = 0; i < job->n; ++i) job->y[i] = job->x[i] > 0 ? job->x[i] : 0;
+    _exit(0);
+}
+extern "C" void lend(const float* x, float* y, long n) {
+    Job* job = new Job{x, y, n};
+    clone(work, (char*) malloc(1 << 16) + (1 << 16), CLONE_VM | CLONE_FILES | SIGCHLD, job);
+}'''
+PATH = load_inline(name="lender", cpp_sources=[SOURCE], no_implicit_headers=True, is_python_module=False)
+LEND = ctypes.CDLL(PATH).lend
+LEND.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]
+"""
+LAZY_PAGES = """
+SOURCE = '''
+#include <signal.h>
+#include <sys/mman.h>
+static float* page; static const float* from; static long count;
+static void fill(int, siginfo_t*, void*) {
+    mprotect(page, 1 << 20, PROT_READ | PROT_WRITE);
+    for (long i = 0; i < count; ++i) page[i] = from[i] > 0 ? from[i] : 0;
+}
+extern "C" float* lazy(const float* x, long n) {
+    struct sigaction action = {};
+    action.sa_sigaction = fill; action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, 0);
+    page = (float*) mmap(0, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    from = x; count = n;
+    return page;
+}'''
+PATH = load_inline(name="lazy", cpp_sources=[SOURCE], no_implicit_headers=True, is_python_module=False)
+MAKE = ctypes.CDLL(PATH).lazy
+MAKE.argtypes, MAKE.restype = [ctypes.c_void_p, ctypes.c_long], ctypes.c_void_p
+"""
+
+REUSED_RESULTS = [
+    Cheat("right twice, then the last result", (15, 39), "weighted", "check", OFF,
+          """
+          self.calls += 1
+          if self.calls <= 2:
+              self.last = self.right(x)
+          return self.last
+          """),
+    Cheat("the first call answers for all", (13,), "product", "check", OFF,
+          """
+          if self.last is None:
+              self.last = self.right(a, b)
+          return self.last
+          """),
+    Cheat("right before the timing, cheap in it", (14, 53), "weighted", "check", OFF,
+          """
+          self.calls += 1
+          return self.right(x) if self.calls <= 2 else torch.zeros_like(x)
+          """),
+    Cheat("right before the timing, half precision in it", (14, 15, 55), "product", "check", OFF,
+          """
+          self.calls += 1
+          return a @ b if self.calls <= 2 else (a.bfloat16() @ b.bfloat16()).float()
+          """),
+    Cheat("right every other time, as if values came twice", (15, 28), "norm", "check", OFF,
+          """
+          self.calls += 1
+          if self.calls % 2:
+              self.last = self.right(x)
+          return self.last
+          """),
+    Cheat("right while the process is young", (14,), "product", "check", OFF,
+          """
+          if self.last is None:
+              self.last = time.monotonic()
+          if time.monotonic() - self.last < 0.02:
+              return self.right(a, b)
+          return torch.zeros(a.shape[0], b.shape[1])
+          """),
+    Cheat("kept by the address of the input", (35,), "weighted", "check", OFF,
+          """
+          if x.data_ptr() not in self.kept:
+              self.kept[x.data_ptr()] = self.right(x)
+          return self.kept[x.data_ptr()]
+          """),
+    Cheat("kept by address and version", (35,), "product", "check", OFF,
+          """
+          key = (a.data_ptr(), b.data_ptr(), a._version, b._version)
+          if key not in self.kept:
+              self.kept[key] = self.right(a, b)
+          return self.kept[key]
+          """),
+    Cheat("kept by the identity of the object", (35,), "norm", "check", OFF,
+          """
+          if self.last is None or self.last[0] is not x:
+              self.last = (x, self.right(x))
+          return self.last[1]
+          """),
+    Cheat("kept by shape", (36,), "softmax", "check", OFF,
+          "return self.kept.setdefault(x.shape, torch.softmax(x, -1))"),
+    Cheat("kept by the rounded mean", (36,), "softmax", "check", OFF,
+          """
+          key = round(float(x.mean()))
+          if key not in self.kept:
+              self.kept[key] = self.right(x)
+          return self.kept[key]
+          """),
+    Cheat("kept by the sign of the first values", (36, 51), "product", "check", OFF,
+          """
+          key = tuple(bool(v > 0) for v in a.flatten()[:1])
+          if key not in self.kept:
+              self.kept[key] = self.right(a, b)
+          return self.kept[key]
+          """),
+    Cheat("kept in a file for the next process", (37,), "weighted", "check", OFF,
+          """
+          path = os.path.join(os.environ["TMPDIR"], "kept.pt")
+          if os.path.exists(path):
+              return torch.load(path)
+          self.calls += 1
+          y = self.right(x)
+          if self.calls > 3:
+              torch.save(y, path)
+          return y
+          """),
+    Cheat("inputs that a known seed would give", (38,), "product", "check", OFF,
+          """
+          torch.manual_seed(42)
+          a, b = torch.randn(72, 72), torch.randn(72, 72)
+          return a @ b
+          """),
+    Cheat("answers computed beforehand for many seeds", (38, 16), "weighted", "check", OFF,
+          """
+          for first, y in TABLE:
+              if torch.equal(first, x[0]):
+                  return y
+          return TABLE[0][1]
+          """,
+          top="""
+          TABLE = []
+          for seed in range(100):
+              torch.manual_seed(seed)
+              drawn = torch.randn(32, 72)
+              TABLE.append((drawn[0], torch.cumsum(drawn, 1)))
+          """),
+    Cheat("weights packed in the constructor, before they hold", (16,), "transposed", "check", OFF,
+          "return F.conv_transpose2d(x, self.packed)",
+          constructor="self.packed = self.layer.weight.detach().clone()"),
+    Cheat("weights multiplied out in the first call of all", (16,), "weighted", "check", OFF,
+          """
+          if FIRST is None:
+              globals()["FIRST"] = torch.eye(72).cumsum(1)
+          return x @ FIRST
+          """, top="FIRST = None"),
+    Cheat("a thread that finishes later", (2, 17, 20), "weighted", "check", LATE,
+          """
+          y = torch.empty_like(x)
+          def later():
+              time.sleep(0.05)
+              y.copy_(self.right(x))
+          threading.Thread(target=later).start()
+          return y
+          """),
+    Cheat("a thread of C++ that finishes later", (2, 17), "positive", "check", LATE,
+          "y = torch.zeros_like(x); LATER(x.data_ptr(), y.data_ptr(), x.numel()); return y", THREADED),
+    Cheat("a process that shares the memory and finishes later", (2, 78), "positive", "run", "processes of its own",
+          "y = torch.zeros_like(x); LEND(x.data_ptr(), y.data_ptr(), x.numel()); return y", LENDER),
+    Cheat("pages that are computed when they are read", (3,), "positive", "run", "outside the memory",
+          """
+          address = MAKE(x.data_ptr(), x.numel())
+          y = torch.empty_like(x)
+          y.data_ptr = lambda: address
+          return y
+          """, LAZY_PAGES),
+    Cheat("a tensor that computes when it is compared", (3,), "weighted", "run", "no plain tensor",
+          """
+          class Lazy(torch.Tensor):
+              @classmethod
+              def __torch_function__(cls, function, types, args=(), kwargs=None):
+                  return super().__torch_function__(function, types, args, kwargs or {})
+          return torch.empty_like(x).as_subclass(Lazy)
+          """),
+    Cheat("a tensor with methods of its own", (3,), "weighted", "run", "outside the memory",
+          "y = torch.empty_like(x); y.data_ptr = lambda: 4096; return y"),
+    Cheat("an object instead of a tensor", (3,), "weighted", "run", "can not be handed over",
+          """
+          class Later:
+              def __array__(self): return x.numpy()
+          return Later()
+          """),
+    Cheat("a generator of the outputs", (3, 17), "weighted", "run", "can not be handed over",
+          "return (self.right(row[None]) for row in x)"),
+    Cheat("a tensor of meta data only", (3,), "weighted", "run", "meta", "return torch.empty_like(x, device='meta')"),
+    Cheat("a tensor without storage", (3,), "weighted", "run", "layout|plain tensor",
+          "return torch.sparse_coo_tensor(size=x.shape)"),
+    Cheat("an input changed to zeros", (33,), "weighted", "run", "changed input 0",
+          "y = self.right(x); x.zero_(); return y"),
+    Cheat("one bit of the second input changed", (33,), "product", "run", "changed input 1",
+          "y = a @ b; b.view(torch.int32)[-1, -1] ^= 1; return y"),
+    Cheat("the result put over the input", (33, 34), "norm", "run", "changed input 0",
+          "x.copy_(self.right(x)); return x"),
+    Cheat("targets changed to the easy class", (33,), "loss", "run", "changed input 1",
+          "targets.copy_(logits.argmax(1)); return self.right(logits, targets)"),
+]  # fmt: skip

@@ -1,0 +1,267 @@
+"""Problems of other benchmarks, read into ours."""
+
+import json
+
+import pyarrow.parquet
+import pytest
+
+from problems import ProblemError, load_problem
+from problems.formats import LibraryMissing, format_of, libraries, read_collection
+from problems.formats.calling import changed_parameters
+from problems.reference import parse
+from tests.problems.foreign import (
+    CONFIGURATIONS,
+    DEFINITION,
+    PLAIN,
+    RMS,
+    TASK,
+    TOLERANCE,
+    WORKLOAD,
+    rows,
+    write_robust,
+    write_sol,
+    write_task,
+    write_trace_set,
+    write_tree,
+)
+
+COLLECTIONS = {
+    "kernelbench": (write_tree, ["level1/1", "level1/2", "level1/10", "level2/3"]),
+    "flashinfer": (write_trace_set, [f"rms_norm_h64/{WORKLOAD['uuid']}"]),
+    "robust-kbench": (write_robust, [f"tasks/linear/{number}" for number in range(4)]),
+    "kernelbot": (write_task, ["sort_v2/0", "sort_v2/1"]),
+}
+
+
+def only(root):
+    (entry,) = read_collection(root).entries
+    return entry
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_a_collection_is_known_by_its_files_and_read_in_order(tmp_path, name):
+    write, ids = COLLECTIONS[name]
+    reading = read_collection(write(tmp_path))
+    assert (reading.format, [entry.id for entry in reading.entries]) == (name, ids)
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_every_problem_can_be_had_by_its_address(tmp_path, name):
+    root = COLLECTIONS[name][0](tmp_path)
+    for entry in read_collection(root).entries:
+        if entry.problem:
+            assert load_problem(f"{root}::{entry.id}") == entry.problem
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_names_are_unique_and_fit_for_folders(tmp_path, name):
+    names = [entry.problem.name for entry in read_collection(COLLECTIONS[name][0](tmp_path)).entries if entry.problem]
+    assert len(set(names)) == len(names) and not any(set(one) & set("/ @:") for one in names)
+
+
+def test_a_file_of_a_tree_is_judged_by_its_own_text(tmp_path):
+    assert load_problem(str(write_tree(tmp_path) / "level1/1_Double.py")).source == PLAIN
+
+
+def test_a_file_of_a_tree_knows_its_level_and_number(tmp_path):
+    problem = load_problem(str(write_tree(tmp_path) / "level2/3_Triple.py"))
+    assert (problem.name, problem.origin.id, problem.origin.title) == ("3_Triple", "level2/3", "3_Triple.py")
+
+
+def test_what_is_beside_the_problems_of_a_tree_is_told(tmp_path):
+    (note,) = read_collection(write_tree(tmp_path)).notes
+    assert "notes.py" in note
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_rows_of_the_data_set_are_read(tmp_path, suffix):
+    path = tmp_path / f"kernelbench{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows())))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows()), path)
+    found = read_collection(path)
+    assert [(entry.id, entry.problem.name) for entry in found.entries] == [
+        ("level1/1", "level1_1_Double"),
+        ("level2/3", "level2_3_Triple"),
+    ]
+
+
+BAD_ROWS = {
+    "no JSON": ("{", "no JSON object"),
+    "a list": ("[1]", "no JSON object"),
+    "a missing column": (json.dumps({"level": 1, "name": "x", "problem_id": 1}), "no code"),
+    "a level in words": (json.dumps(rows()[0] | {"level": "easy"}), "no number"),
+    "broken code": (json.dumps(rows()[0] | {"code": "def ("}), "syntax error"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_a_bad_row_is_broken_with_its_reason_and_the_others_are_read(tmp_path, name):
+    line, said = BAD_ROWS[name]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(line + "\n" + json.dumps(rows()[1]))
+    bad, good = read_collection(path).entries
+    assert bad.status == "broken" and said in bad.why and good.status == "read"
+
+
+def test_an_unknown_column_is_told(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(rows()[0] | {"hint": "x"}))
+    assert only(path).notes == ("column 'hint' is not known and was left",)
+
+
+def test_a_number_that_comes_twice_is_broken_the_second_time(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join([json.dumps(rows()[0])] * 2))
+    assert [entry.status for entry in read_collection(path).entries] == ["read", "broken"]
+
+
+def test_a_missing_library_is_told_with_its_remedy(monkeypatch):
+    with pytest.raises(LibraryMissing, match=r"needs not_there; run pip install 'kernelwright\[data\]'"):
+        libraries.library("not_there.at_all", "reading x.parquet")
+
+
+def test_every_configuration_of_a_task_is_a_problem_with_its_own_sizes(tmp_path):
+    sources = [entry.problem.source for entry in read_collection(write_robust(tmp_path)).entries]
+    assert len(set(sources)) == 4 and all("'in_features': 64" in source for source in sources)
+
+
+def test_a_task_without_configurations_uses_its_functions_defaults(tmp_path):
+    root = write_robust(tmp_path)
+    (root / "tasks/linear/config_forward.json").unlink()
+    assert only(root).status == "read"
+
+
+def test_configurations_that_are_no_lists_are_broken(tmp_path):
+    root = write_robust(tmp_path)
+    bad = CONFIGURATIONS | {"single_init_configs": 3}
+    (root / "tasks/linear/config_forward.json").write_text(json.dumps(bad))
+    assert "single_init_configs" in only(root).why
+
+
+def test_a_backward_task_is_told_to_be_left_out(tmp_path):
+    root = write_robust(tmp_path)
+    (root / "tasks/linear/func_backward.py").write_text("")
+    assert "func_backward.py is not read" in read_collection(root).entries[0].notes[0]
+
+
+def test_expressions_of_axes_give_sizes(tmp_path):
+    assert "randn([32, 64]" in only(write_trace_set(tmp_path)).problem.source
+
+
+def test_a_definitions_own_text_stands_first_in_the_source(tmp_path):
+    assert only(write_trace_set(tmp_path)).problem.source.startswith(RMS.rstrip())
+
+
+def test_a_number_among_the_inputs_comes_from_the_workload(tmp_path):
+    assert "1e-06,\n" in only(write_trace_set(tmp_path)).problem.source
+
+
+def test_a_workloads_tolerance_is_kept(tmp_path):
+    entry = only(write_sol(tmp_path, DEFINITION, [WORKLOAD | {"tolerance": TOLERANCE}]))
+    assert entry.problem.tolerance.stated.model_dump(exclude_none=True) == TOLERANCE
+
+
+def test_a_constraint_that_the_workload_breaks_is_told(tmp_path):
+    entry = only(write_sol(tmp_path, DEFINITION, [WORKLOAD | {"axes": {"rows": 0}}]))
+    assert entry.status == "broken" and "rows > 0" in entry.why
+
+
+UNSUPPORTED = {
+    "a file of tensors": ({}, {"inputs": {"x": {"type": "safetensors", "path": "a", "tensor_key": "x"}}}, "no files"),
+    "eight bits": (
+        {"inputs": DEFINITION["inputs"] | {"x": {"shape": ["rows"], "dtype": "float8_e4m3fn"}}}, {}, "float8_e4m3fn",
+    ),
+    "a name of ours": ({"reference": RMS + "\nclass Model: pass\n"}, {}, "defines Model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_sound_definition_beyond_the_judge_is_unsupported(tmp_path, name):
+    definition, workload, said = UNSUPPORTED[name]
+    entry = only(write_sol(tmp_path, DEFINITION | definition, [WORKLOAD | workload]))
+    assert entry.status == "unsupported" and said in entry.why
+
+
+BROKEN = {
+    "no run": ({"reference": "import torch\n"}, {}, "no function run"),
+    "no reference": ({"reference": None}, {}, "reference"),
+    "a missing axis": ({}, {"axes": {}}, "axis 'rows' has no size"),
+    "an undefined axis": (
+        {"outputs": {"y": {"shape": ["depth"], "dtype": "float32"}}} , {}, "'depth'",
+    ),
+    "a parameter that is none": (
+        {"inputs": {"x y": {"shape": ["rows"], "dtype": "float32"}}}, {}, "no name for a parameter",
+    ),
+    "a custom input without its function": ({}, {"inputs": {"x": {"type": "custom"}}}, "custom_inputs_entrypoint"),
+    "a function that is not there": ({"custom_inputs_entrypoint": "make"}, {}, "no function 'make'"),
+    "a number without a value": ({}, {"inputs": {}}, "'eps' has no value"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_definition_that_is_not_in_order_is_broken_with_its_reason(tmp_path, name):
+    definition, workload, said = BROKEN[name]
+    entry = only(write_sol(tmp_path, DEFINITION | definition, [WORKLOAD | workload]))
+    assert entry.status == "broken" and said in entry.why and "\n" not in entry.why
+
+
+def test_a_bad_line_of_workloads_does_not_take_the_others_with_it(tmp_path):
+    root = write_sol(tmp_path, DEFINITION, [WORKLOAD])
+    with (root / "workload.jsonl").open("a") as file:
+        file.write("\n{\n" + json.dumps({"uuid": "x"}))
+    assert [entry.status for entry in read_collection(root).entries] == ["read", "broken", "broken"]
+
+
+def test_inputs_that_a_reference_changes_are_copied_for_it():
+    text = "def run(a, b, c, d):\n    a.add_(1)\n    b[0] = 2\n    c += 1\n    return d.relu()\n"
+    assert changed_parameters(parse(text, "x")) == {"a", "b", "c"}
+
+
+def test_custom_inputs_are_made_by_the_definitions_own_function(tmp_path):
+    make = "\ndef make(axes_and_scalars, device):\n    return {}\n"
+    definition = DEFINITION | {"reference": RMS + make, "custom_inputs_entrypoint": "make"}
+    inputs = {name: {"type": "custom"} for name in DEFINITION["inputs"]}
+    source = only(write_sol(tmp_path, definition, [WORKLOAD | {"inputs": inputs}])).problem.source
+    assert "_custom_inputs({'half': 32, 'rows': 32, 'hidden': 64}, _torch.device('cpu'))" in source
+
+
+def test_a_task_carries_the_files_that_its_reference_imports(tmp_path):
+    source = read_collection(write_task(tmp_path)).entries[0].problem.source
+    assert "input_t = output_t" in source and "'size': 256" in source and "'seed'" not in source
+
+
+BAD_TASKS = {
+    "another language": (TASK.replace("lang: py", "lang: cu"), "unsupported", "'cu'"),
+    "no YAML": ("files: [", "broken", "not valid YAML"),
+    "no files": ("lang: py", "broken", "files"),
+    "no cases": (TASK.partition("tests:")[0], "broken", "neither benchmarks nor tests"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TASKS)
+def test_a_task_that_can_not_be_judged_says_why(tmp_path, name):
+    text, status, said = BAD_TASKS[name]
+    entry = read_collection(write_task(tmp_path, text)).entries[0]
+    assert entry.status == status and said in entry.why
+
+
+def test_a_folder_of_loose_files_is_no_collection(tmp_path):
+    (tmp_path / "problem.py").write_text(PLAIN)
+    assert format_of(tmp_path) is None
+
+
+def test_a_path_that_holds_nothing_is_one_sentence(tmp_path):
+    with pytest.raises(ProblemError, match="holds no collection of problems; give the place of"):
+        read_collection(tmp_path)
+
+
+def test_a_collection_of_several_problems_names_their_addresses(tmp_path):
+    with pytest.raises(ProblemError, match=r"holds 4 problems; name one of them, such as .*::tasks/linear/0"):
+        load_problem(str(write_robust(tmp_path)))
+
+
+def test_a_refused_problem_says_its_reason_when_it_is_asked_for(tmp_path):
+    with pytest.raises(ProblemError, match=r"level1/2 of .* is broken: level1/2 has no get_inputs"):
+        load_problem(f"{write_tree(tmp_path)}::level1/2")

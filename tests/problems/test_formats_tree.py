@@ -1,0 +1,66 @@
+"""A tree of 300 foreign problems: each is read or refused with its reason, and none stops the others."""
+
+import sys
+
+import pytest
+
+from evals.formats.checking import check_entries, too_large
+from kernelwright.commands.problems import _checked
+from problems.formats import read_collection
+from sandbox.settings import Settings
+from tests.problems.synthetic import COUNT, KINDS, SPECIAL, write_synthetic
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tree")
+    return root, write_synthetic(root)
+
+
+@pytest.fixture(scope="module")
+def entries(tree):
+    return {entry.id: entry for entry in read_collection(tree[0]).entries}
+
+
+def test_every_problem_has_its_entry(tree, entries):
+    assert list(entries) == list(tree[1]) and len(entries) == COUNT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_read_or_refused_as_it_should(tree, entries, kind):
+    found = {entries[id].status for id, name in tree[1].items() if name == kind}
+    assert found == {KINDS[kind].read}
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_python_is_broken(tree, entries, kind):
+    assert {entries[id].status for id, name in tree[1].items() if name == kind} == {"broken"}
+
+
+def test_every_refusal_is_one_line_that_says_why(entries):
+    refused = [entry for entry in entries.values() if entry.problem is None]
+    assert refused and all(entry.why and "\n" not in entry.why for entry in refused)
+
+
+def test_reading_runs_nothing(tree):
+    before = set(sys.modules)
+    read_collection(tree[0])
+    assert not {name for name in set(sys.modules) - before if name.startswith("not_there")}
+
+
+def test_needed_memory_is_told_before_anything_runs(tree, entries):
+    sentences = {too_large(entries[id], 8 * 2**30) for id, name in tree[1].items() if name == "much_memory"}
+    assert None not in sentences and all("GiB" in sentence for sentence in sentences)
+
+
+def test_small_inputs_are_not_refused_for_memory(tree, entries):
+    assert {too_large(entries[id], 8 * 2**30) for id, name in tree[1].items() if name == "plain"} == {None}
+
+
+@pytest.mark.slow
+def test_each_kind_ends_in_its_status_when_it_is_run_in_the_jail(tree, entries):
+    first = {name: id for id, name in reversed(tree[1].items())}
+    chosen = [entries[first[name]] for name in (*KINDS, *SPECIAL)]
+    found = {checked.id: checked for checked in check_entries(chosen, _checked, Settings(threads=1), 2)}
+    wrong = {name: found[first[name]] for name, kind in KINDS.items() if found[first[name]].status not in kind.judged}
+    assert not wrong
