@@ -1,11 +1,13 @@
 """The judge: from a candidate to a verdict, without ever importing the candidate."""
 
+import hashlib
 from typing import Self
 
 from problems import Problem
 from sandbox import diagnose, scan
 from sandbox.authenticity import Observed, judge_authenticity, read_authenticity, refusal
 from sandbox.baselines import Baselines
+from sandbox.building import BuildStore, Toolchain, read_record, toolchain
 from sandbox.machine import versions
 from sandbox.reference import ReferenceSession
 from sandbox.sessions import Refused, Session
@@ -13,6 +15,8 @@ from sandbox.settings import Settings
 from sandbox.stages import Built, Stopped
 from sandbox.timing import Timing
 from sandbox.verdict import Candidate, Evidence, Failed, Measurement, Passed, Verdict
+
+STORED = "taken from the store of finished builds"
 
 
 class Judge:
@@ -60,21 +64,43 @@ class Judge:
         return built
 
     def _compile(self, built: Built) -> None:
-        arguments = self.reference.arguments
+        """Have the builder compile, or take what the same source has given before."""
         built.worker = Session("worker", built.folder, self.settings)
-        with built.stage("build"), Session("builder", built.folder, self.settings) as session:
-            self._layers = session.layers
-            # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
-            built.worker.greet()
-            session.greet()
-            message = self._load_message(built) | {"op": "build", "arguments": arguments.tree}
-            try:
-                session.ask(message, self.settings.build_timeout_s, arguments)
-            except Refused as error:
-                if error.compiling:
-                    reason = diagnose.build_reason(error.log)
-                    raise Stopped("build", reason, diagnose.trim_build_log(error.log)) from None
-                raise Stopped("load", error.reason, diagnose.trim_traceback(error.log)) from None
+        tools = toolchain() if self.settings.shortcuts else None
+        store, key = BuildStore(), self._build_key(built, tools)
+        with built.stage("build"):
+            if tools is not None and store.restore(key, built.folder.path / "build"):
+                built.worker.greet()
+                self._layers, built.ways = built.worker.layers, (STORED,)
+                return
+            with Session("builder", built.folder, self.settings) as session:
+                self._layers = session.layers
+                # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
+                built.worker.greet()
+                session.greet()
+                self._ask_to_build(built, session, tools)
+            if tools is not None:
+                built.ways = read_record(built.folder.path).ways
+                store.keep(key, built.folder.path / "build")
+
+    def _build_key(self, built: Built, tools: Toolchain | None) -> str:
+        arguments = self.reference.arguments
+        digest = hashlib.sha256(repr(arguments.tree).encode())
+        for raw in arguments.tensors:
+            digest.update(repr((raw.dtype, raw.shape)).encode() + raw.data)
+        return BuildStore.key(built.candidate.source, tools, arguments=digest.hexdigest())
+
+    def _ask_to_build(self, built: Built, session: Session, tools: Toolchain | None) -> None:
+        arguments = self.reference.arguments
+        shortcuts = tools.plan(self.settings.memory_bytes) if tools else {}
+        message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
+        try:
+            session.ask(message, self.settings.build_timeout_s, arguments)
+        except Refused as error:
+            if error.compiling:
+                reason = diagnose.build_reason(error.log)
+                raise Stopped("build", reason, diagnose.trim_build_log(error.log)) from None
+            raise Stopped("load", error.reason, diagnose.trim_traceback(error.log)) from None
 
     def evaluate(self, built: Built) -> Verdict:
         """Load, run, check and time what was built; removes its work folder."""
@@ -152,6 +178,7 @@ class Judge:
             problem_status=self._baselines.first.status if self._baselines.has_started else None,
             versions=versions(),
             deterministic=built.deterministic,
+            builds=built.ways,
             without=self.settings.without,
         )
 

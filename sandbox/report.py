@@ -28,6 +28,7 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "problem_status": status.model_dump(mode="json") if status else None,
         "deterministic": evidence.deterministic,
         "jail": list(evidence.jail),
+        "builds": list(evidence.builds),
         "without": list(evidence.without),
         "seconds": evidence.seconds,
         "versions": evidence.versions,

@@ -38,6 +38,8 @@ class Settings(Record):
     """Threads for torch and OpenMP, the same for candidate and baseline."""
     cores: tuple[int, ...] = Field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
     """The processor cores that both sides may use."""
+    shortcuts: bool = True
+    """Whether builds may use precompiled headers, and finished builds of the same source."""
     build_timeout_s: float = 300
     """From the start of the builder to its answer: all compilation of the candidate."""
     start_timeout_s: float = 120

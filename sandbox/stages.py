@@ -30,6 +30,8 @@ class Built:
         """Started beside the builder, so that both import torch at once; it stands still until the build is done."""
         self.failure: Stopped | None = None
         self.seconds: dict[str, float] = {}
+        self.ways: tuple[str, ...] = ()
+        """How its extensions were built, as the builder tells it."""
         self.deterministic: bool | None = None
         self.authenticity: Authenticity | None = None
         """From a run that was observed; None until there was one."""

@@ -155,6 +155,8 @@ class Evidence(Record):
     """python, torch, compiler, and the processor or GPU."""
     deterministic: bool | None = None
     """Whether the same values gave the same bytes twice; None where that was not reached."""
+    builds: tuple[str, ...] = ()
+    """How each extension was built: by which shortcut, if any, and in how many seconds. The builder's own words."""
     without: tuple[str, ...] = ()
     """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
 

@@ -58,7 +58,15 @@ def folder(tmp_path):
     (tmp_path / "path/to").mkdir(parents=True)
     (tmp_path / "path/to/problem.py").write_text(PROBLEM)
     (tmp_path / "my_problem.py").write_text(PROBLEM)
+    (tmp_path / "my_right.py").write_text(RIGHT)
     (tmp_path / "candidate.py").write_text(RMS_NORM)
+    for path, text in {
+        "problems/mine.py": PROBLEM,
+        "candidates/mine/first.py": RIGHT,
+        "KernelBench/level1/1_Sum.py": PROBLEM,
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
     (tmp_path / "reply.txt").write_text(fenced(RIGHT))
     return tmp_path
 
@@ -66,13 +74,11 @@ def folder(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("kernelwright ")])
 def test_a_command_of_the_readme_works(folder, model_server, line):
-    candidate = RIGHT if re.search("my_problem|path/to|resume", line) else RMS_NORM
+    candidate = RIGHT if re.search("my_problem|path/to|runs/", line) else RMS_NORM
     (folder / "candidate.py").write_text(candidate)
     server = model_server(fenced(candidate))
     words = [word.replace("http://localhost:8000/v1", server.base_url) for word in shlex.split(line)]
-    if "resume" in words:
-        start = ["kernelwright", "run", "my_problem.py", "--model", "m", "--out", "runs/TIME", "--attempts", "1"]
-        assert called(start, folder, server).returncode == 0
+    prepare(folder, words, server)
     if "softmax_rows" in words:
         # One right answer for all problems there is not: what is said is asked, and the wrong ones are told.
         assert called([*words, "--attempts", "1"], folder, server).returncode == 1
@@ -83,9 +89,26 @@ def test_a_command_of_the_readme_works(folder, model_server, line):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def prepare(folder, words, server):
+    """What the README's user has by then: a run, a record, folders of problems and candidates."""
+    if words[1] != "run" and any(word.startswith("runs") and word != "runs/theirs" for word in words):
+        start = ["kernelwright", "run", "my_problem.py", "--model", "m", "--out", "runs/TIME", "--attempts", "1"]
+        assert called(start, folder, server).returncode == 0
+    if "runs/A" in words:
+        (folder / "runs/TIME").rename(folder / "runs/A")
+        shutil.copytree(folder / "runs/A", folder / "runs/B")
+    if "runs/theirs" in words:
+        (folder / "runs/theirs").mkdir(parents=True)
+        (folder / "runs/theirs/level_1_problem_1_sample_0_kernel.py").write_text(RIGHT)
+    if "record.json" in words:
+        judged = called(["kernelwright", "judge", "my_problem.py", "my_right.py", "--json"], folder, server)
+        (folder / "record.json").write_text(judged.stdout)
+
+
 def called(words, folder, server):
     environment = os.environ | {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"}
-    command = [sys.executable, "-m", "kernelwright.cli", *words[1:]]
+    # -P: a user's folder named `problems` is no package of ours.
+    command = [sys.executable, "-P", "-m", "kernelwright.cli", *words[1:]]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 

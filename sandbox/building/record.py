@@ -38,6 +38,11 @@ class BuildRecord(Record):
     """Whether a finished build was taken from the store, so that nothing was compiled."""
     compilations: tuple[Compilation, ...] = ()
 
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """One phrase for each compilation: what was compiled, how, and in how many seconds."""
+        return tuple(f"{run.extension} {run.file}: {run.way}, {run.seconds:.1f} s"[:200] for run in self.compilations)
+
 
 def read_record(work_folder: Path) -> BuildRecord:
     """What the builder in this work folder left; call it when that has ended. Lines that are no claims are left out."""

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 KEYS = {
     "outcome", "stage", "reason", "log", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms",
     "baselines_ms", "floor_ms", "authenticity", "problem_status", "jail", "seconds", "samples", "versions",
-    "measurement", "deterministic", "without",
+    "measurement", "deterministic", "without", "builds",
 }  # fmt: skip
 
 
