@@ -92,7 +92,7 @@ class Judge:
 
     def _ask_to_build(self, built: Built, session: Session, tools: Toolchain | None) -> None:
         arguments = self.reference.arguments
-        shortcuts = tools.plan(self.settings.memory_bytes) if tools else {}
+        shortcuts = tools.plan(self.settings.memory_bytes, narrow=False) if tools else {}
         message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
         try:
             session.ask(message, self.settings.build_timeout_s, arguments)

@@ -41,6 +41,8 @@ class Timed(NamedTuple):
 
 ROOM, LEAST_BYTES = 4, 2**24
 """A result may be so many times as large as the reference's: enough to say what is wrong with it."""
+SPARE = 2
+"""Memory that is made ready, as a multiple of what inputs and result take."""
 OBSERVING = 3
 """Calls in one observation."""
 IDLE_MS, IDLE_SHARE = 5.0, 0.1
@@ -65,6 +67,7 @@ class Session:
         self._lent: Arena | None = None
         self.result_bytes = settings.memory_bytes // 4
         """A result may take so much of the judge's memory; set lower where its size is known."""
+        self._reserved = False
         self._stood: tuple[float, float] | None = None
         """The child's processor time in ms when it was last seen standing still, and when that was, in s."""
 
@@ -145,9 +148,13 @@ class Session:
         The memory for a result is taken from what earlier ones have left, and that depends on how it was cut up since:
         without a reserve, one call in two of the same kernel took fresh pages, and six times as long.
         """
-        self.result_bytes = ROOM * result_bytes + LEAST_BYTES
+        if self._kind == "worker":
+            self.result_bytes = ROOM * result_bytes + LEAST_BYTES
+        if self._reserved:
+            return
+        self._reserved = True
         lent = self._lent.size if self._lent else 0
-        reserve = min(ROOM * (result_bytes + lent) + LEAST_BYTES, self._settings.memory_bytes // ROOM)
+        reserve = min(SPARE * (result_bytes + lent) + LEAST_BYTES, self._settings.memory_bytes // ROOM)
         self._exchange({"op": "reserve", "bytes": reserve}, self._settings.call_timeout_s)
 
     def nothing_ms(self) -> float:

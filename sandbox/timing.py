@@ -19,6 +19,8 @@ SLOWEST_CALL_S = 5.0
 PAIRS_A_WORKER = 4
 BACKWARDS = (1, 2)
 """Of each four pairs, those in which the candidate comes last: a drift of the machine hits both sides alike."""
+SETTLING_MS, MOST_SETTLING = 20.0, 8
+"""For about so long, and at most so many times, a side is called again before it is timed."""
 PLACEBO = "eager again"
 OVERRUN, FEWEST_WORKERS = 4, 2
 """Where the time budget is overrun this many times, so many worker pairs must do."""
@@ -98,7 +100,14 @@ class Timing:
             for other in (self._other(), *self._baselines.compiled()):
                 if other is not None:
                     other.call_ms(values)
+            self._settle(session, values, theirs.milliseconds)
         return repeats
+
+    def _settle(self, session: Session, values: Values, milliseconds: float) -> None:
+        """More untimed calls of short ones: a fresh process takes some ten of them to come to its speed."""
+        for _ in range(min(MOST_SETTLING, int(SETTLING_MS / milliseconds))):
+            self._call(session, values)
+            self.baseline.call_ms(values)
 
     def measure(self, session: Session) -> None:
         """The timed calls of the present worker pair; the next one is due after it."""
@@ -144,10 +153,12 @@ class Timing:
         return self._baselines.eager(self.number + 1)
 
     def _values(self, family: str) -> Values:
+        # Drawn in a process that is not timed on them: it would come to the call with warm caches.
+        source = self._baselines.eager(self.number + 2)
         if not self._has("fresh_values"):
-            self._only = self._only or self.baseline.draw()
+            self._only = self._only or source.draw()
             return self._only
-        return vary(self.baseline.draw(), family if self._has("families") else DRAWN)
+        return vary(source.draw(), family if self._has("families") else DRAWN)
 
     def _call(self, session: Session, values: Values) -> Timed:
         return session.call(values, self._call_limit_s(), self._operation)

@@ -10,9 +10,9 @@ from sandbox.sessions import Session
 from sandbox.settings import Settings
 from sandbox.workfolder import WorkFolder
 from tests.builds.corpus import CORPUS
-from tests.builds.outcomes import OWN, functions, is_equal, outcome_of, ways_of
+from tests.builds.outcomes import is_equal, outcome_of, ways_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.corpus, pytest.mark.slow]
 CANDIDATE = f'''
 import torch
 from torch.utils.cpp_extension import load_inline
@@ -47,12 +47,6 @@ def test_an_ordinary_extension_is_built_with_the_narrow_header(plain):
 
 def test_its_results_are_those_of_the_stock_build(plain):
     assert is_equal(plain[0][1]["results"], plain[1][1]["results"])
-
-
-def test_its_machine_code_is_that_of_the_stock_build(plain):
-    stock, ours = (functions(folder / "ext" / "main.o", OWN) for folder, _ in plain)
-    assert stock
-    assert ours == stock
 
 
 def test_without_the_narrow_header_the_object_file_is_the_stock_one_to_the_byte(plain, shelf, tmp_path):

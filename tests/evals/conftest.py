@@ -5,13 +5,13 @@ import pytest
 from tests.evals.browser import Watched, started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
     with started() as browser:
         yield browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(browser):
     """Opens a page of its own, with all that it complained of and asked the network for; as a context."""
 
