@@ -11,12 +11,12 @@ run demo: setup
 	$(BIN)/kernelwright run --suite demo
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not corpus" --ignore tests/hostile
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not corpus" --ignore tests/hostile --ignore tests/honest
 
-# Every attack on the jail, as root and as an ordinary user, one after the other on an otherwise idle machine: they look
-# at the whole machine for what an attack left behind.
+# Every attack on the jail, as root and as an ordinary user, and every hostile and honest candidate of the judge's corpus,
+# one after the other on an otherwise idle machine: they look at the whole machine for what an attack left behind.
 prove: setup
-	$(BIN)/python -m pytest tests/hostile
+	$(BIN)/python -m pytest tests/hostile tests/honest
 
 check: setup
 	$(BIN)/ruff check .

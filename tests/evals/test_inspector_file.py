@@ -219,7 +219,7 @@ def test_reasoning_is_folded(tmp_path, chromium):
         watched.open(f"{report.as_uri()}#/a/one/1")
         assert "a long thought" not in watched.page.locator("main").inner_text()
         watched.page.locator("summary", has_text="14 characters").click()
-        assert "a long thought" in watched.page.locator("main").inner_text()
+        watched.page.locator("main").get_by_text("a long thought").wait_for(timeout=10_000)
 
 
 def test_a_file_that_would_be_too_large_cuts_its_longest_texts_and_says_so(tmp_path, chromium):

@@ -30,8 +30,19 @@ def problem(tmp_path, monkeypatch):
     return str(path)
 
 
+OTHERS = set()
+
+
+@pytest.fixture(autouse=True)
+def others():
+    """Processes that other tests keep in this one."""
+    OTHERS.clear()
+    OTHERS.update(descendants(os.getpid()))
+
+
 def leftovers(folder):
-    return descendants(os.getpid()), sorted(path.name for path in folder.glob("kernelwright-*") if path.is_dir())
+    started = [pid for pid in descendants(os.getpid()) if pid not in OTHERS]
+    return started, sorted(path.name for path in folder.glob("kernelwright-*") if path.is_dir())
 
 
 def test_pairs_are_judged_eight_at_a_time_and_each_gets_its_own_result(problem, tmp_path):
