@@ -41,7 +41,7 @@ class Timed(NamedTuple):
 
 ROOM, LEAST_BYTES = 4, 2**24
 """A result may be so many times as large as the reference's: enough to say what is wrong with it."""
-SPARE = 2
+SPARE = 3
 """Memory that is made ready, as a multiple of what inputs and result take."""
 OBSERVING = 3
 """Calls in one observation."""

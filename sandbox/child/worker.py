@@ -4,6 +4,7 @@ It knows the candidate's source, its constructor's arguments, weights and inputs
 no expected value, so there is nothing here to steal.
 """
 
+import ctypes
 import os
 import socket
 import sys
@@ -21,6 +22,7 @@ from sandbox.child.observe import observe
 Message = dict[str, Any]
 Handler = Callable[[Message, list[int]], Message]
 LOG_CHARACTERS = 24_000
+LARGEST_SMALL, SMALL_CHUNKS = 2048, 96
 
 
 def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
@@ -119,6 +121,7 @@ class Worker:
 
     def reserve(self, message: Message, fds: list[int]) -> Message:
         """Have so many bytes of free memory that was used before: fresh pages cost a fault for every 4 KiB."""
+        stock_small_chunks()
         torch.empty(message["bytes"], dtype=torch.uint8).fill_(1)
         return {}
 
@@ -142,6 +145,24 @@ class Worker:
         self.results = None
         self.results = differentiate(self.run, weights_of(self.model, self.order), values)
         return place(self.results)
+
+
+def stock_small_chunks() -> None:
+    """Leave the C library free chunks of every small size.
+
+    Where it has none, a request for some bytes is cut off the large chunk that the last result has just left; the next
+    result no longer fits there, and takes fresh pages.
+    """
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
+    for size in range(16, LARGEST_SMALL + 1, 16):
+        chunks = [libc.malloc(size) for _ in range(SMALL_CHUNKS)]
+        for chunk in chunks[::2]:  # their neighbours stay, so that they do not grow together
+            libc.free(chunk)
 
 
 def construct(entry: Callable[..., Any], arguments: Any) -> Any:
