@@ -11,12 +11,13 @@ run demo: setup
 	$(BIN)/kernelwright run --suite demo
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not corpus" --ignore tests/hostile --ignore tests/honest
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not corpus and not long" --ignore tests/hostile --ignore tests/honest
 
 # Every attack on the jail, as root and as an ordinary user, and every hostile and honest candidate of the judge's corpus,
 # one after the other on an otherwise idle machine: they look at the whole machine for what an attack left behind.
 prove: setup
 	$(BIN)/python -m pytest tests/hostile tests/honest
+	$(BIN)/python -m pytest -m long
 
 check: setup
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ import pytest
 
 from tests.texts import PROBLEM, RIGHT, WRONG
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 ENDS = "import os\n\nos._exit(0)\n\n\nclass ModelNew:\n    pass\n"
 
 
@@ -16,7 +16,7 @@ def folders(tmp_path):
     texts = {
         "tasks/level1/1_cumsum.py": PROBLEM,
         "tasks/level1/2_broken.py": "x = (",
-        "tasks/level1/3_crashes.py": PROBLEM.replace("torch.randn(64, 512)", "1 / 0"),
+        "tasks/level1/3_crashes.py": PROBLEM.replace("torch.randn(256, 2048)", "1 / 0"),
         "candidates/level_1_problem_1_sample_0_kernel.py": RIGHT,
         "candidates/level_1_problem_1_sample_1_kernel.py": WRONG,
         "candidates/1_cumsum/again.py": RIGHT,

@@ -16,7 +16,7 @@ from tests.test_readme import RMS_NORM
 
 ROOT = Path(__file__).parent.parent.parent
 RIGHT = PLAIN.replace("class Model(", "class ModelNew(")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 
 def blocks(page, language):

@@ -26,7 +26,7 @@ def problem(tmp_path, monkeypatch):
     """A small problem; work folders are made beside it, so that what is left can be seen."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     path = tmp_path / "problem.py"
-    path.write_text(PROBLEM.replace("64, 512", "8, 32"))
+    path.write_text(PROBLEM.replace("256, 2048", "8, 32"))
     return str(path)
 
 
