@@ -6,7 +6,7 @@ What is known of a problem that is not being searched is a few numbers; its log 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent.budget import NOTHING, Spent, exceeded, floor_ms, out_of_attempts, spent
@@ -17,6 +17,7 @@ from agent.learning import Lore
 from agent.log import RunLog
 from agent.models import gains
 from agent.prices import Prices, load_prices
+from agent.providers.protocol import Waiting
 from agent.view import View, fold
 from problems import Problem
 
@@ -51,24 +52,29 @@ class Batch:
     accounts: dict[str, Account] = field(default_factory=dict)
 
     async def search(self, problems: Sequence[Problem]) -> None:
-        """Search for all of them; the first error ends the run once it is raised, and what is in flight is dropped."""
+        """Search for all of them; the first error ends the run once it is raised, and what is in flight is dropped.
+
+        A problem whose answers are to come later holds up no other one: `Waiting` is raised at the end.
+        """
         purse = Purse(self.config.batch, load_prices(self.config.prices))
         lore = Lore(self.log, self.config)
         queue = list(problems)
         running: set[asyncio.Task[None]] = set()
+        waits: Waiting | None = None
         try:
             while True:
                 while len(running) < self.config.problems_at_once and (problem := self._next(queue)) is not None:
                     running.add(asyncio.create_task(self._search_one(problem, purse, lore)))
                 if not running:
-                    return
+                    break
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+                waits = _waiting(done) or waits
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+        if waits is not None:
+            raise waits
 
     async def _search_one(self, problem: Problem, purse: "Purse", lore: Lore) -> None:
         parts = replace(self.parts_for(problem), lore=lore, limit=purse.limit)
@@ -94,6 +100,23 @@ class Batch:
         # While it runs, what it was granted is spent.
         self.accounts[chosen.problem.name] = replace(chosen, left=chosen.left - more, hungry=False)
         return chosen.problem
+
+
+def _waiting(done: Iterable[asyncio.Task[None]]) -> Waiting | None:
+    """The last of these that waits for answers; raises the first error that is another."""
+    waits: Waiting | None = None
+    others: list[BaseException] = []
+    for task in done:
+        match task.exception():
+            case None:
+                pass
+            case Waiting() as error:
+                waits = error
+            case error:
+                others.append(error)
+    if others:
+        raise others[0]
+    return waits
 
 
 class Purse:

@@ -18,7 +18,7 @@ from agent.journal import Journal
 from agent.learning import Lore
 from agent.log import RunLog
 from agent.prices import load_prices
-from agent.providers.protocol import NoMoreAnswers, Provider, ProviderError
+from agent.providers.protocol import NoMoreAnswers, Provider, ProviderError, Waiting
 from agent.records import Ask, Attempt
 from agent.steps import Evaluator, Steps
 from agent.strategies import Stop, Strategy
@@ -63,9 +63,9 @@ async def search(problem: Problem, parts: Parts) -> View:
     """Search until a budget is used up, the strategy stops or the provider has no more answers; the view at the end.
 
     Goes on where the log ends: what was asked and not answered is asked again, word for word; what was answered is not.
-    Before the end the fastest are judged afresh. Raises `ProviderError` once the provider cannot go on, whatever the
-    evaluator raises, `RunLogError` and `StrategyError`; what is in flight then is finished and logged first. When
-    cancelled, what is in flight is dropped, and a later search does it again.
+    Before the end the fastest are judged afresh. Raises `ProviderError` once the provider cannot go on (`Waiting` where
+    answers are to come later), whatever the evaluator raises, `RunLogError` and `StrategyError`; what is in flight then
+    is finished and logged first. When cancelled, what is in flight is dropped, and a later search does it again.
     """
     return await _Search(problem, parts).run()
 
@@ -132,8 +132,9 @@ class _Search:
 
     async def next_end(self) -> None:
         done, self.running = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            self.trouble = self.trouble or task.exception()
+        for error in [task.exception() for task in done]:
+            if error is not None and _gravity(error) > _gravity(self.trouble):
+                self.trouble = error
 
     def decide_more(self, room: int) -> bool:
         """Log the next decision; whether there is something to start. The end counts once nothing is in flight."""
@@ -190,6 +191,8 @@ class _Search:
         match self.trouble:
             case NoMoreAnswers() | None:
                 reason = USED_UP if self.trouble else self.stop.reason if self.stop else None
+            case Waiting():
+                reason = None
             case ProviderError():
                 reason = str(self.trouble)
             case trouble:
@@ -198,6 +201,20 @@ class _Search:
             self.journal.write(SearchStopped(problem=self.problem.name, reason=reason))
         if isinstance(self.trouble, ProviderError):
             raise self.trouble
+
+
+def _gravity(trouble: BaseException | None) -> int:
+    """Of several troubles the gravest ends the search, and the first of those alike."""
+    match trouble:
+        case None:
+            return 0
+        case NoMoreAnswers():
+            return 1
+        case Waiting():
+            return 2
+        case ProviderError():
+            return 3
+    return 4
 
 
 def next_to_confirm(view: View, count: int) -> Attempt | None:

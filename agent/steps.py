@@ -21,7 +21,7 @@ from agent.events import (
 )
 from agent.extraction import NotExtracted
 from agent.journal import Journal
-from agent.providers.protocol import Provider, ProviderError
+from agent.providers.protocol import Provider, ProviderError, Waiting
 from agent.reading import found_in, is_cut_short, read, varied
 from agent.records import Attempt, FoundCandidate, Reply, Request, Screening
 from agent.tuning import with_setting
@@ -132,6 +132,8 @@ class Steps:
         for retry in range(self.config.provider_retries + 1):
             try:
                 return await self.provider.complete(request, attempt.ask, prompt)
+            except Waiting:
+                raise
             except ProviderError as error:
                 failed = ProviderFailed(
                     problem=self.problem.name,

@@ -1,32 +1,46 @@
-"""Every hostile GPU candidate through the device half of the judge: where each ended, and with which words."""
+"""Every hostile GPU candidate through the judge: where each ended, and with which words.
 
+`python -m bench gpu_attacks`. None may be accepted for what it claims; `KERNELWRIGHT_BENCH=NAME,NAME` picks some.
+"""
+
+import os
 import time
 
 from bench.gpu_facts import NO_DEVICE, Report
 from sandbox.gpu import driver
-from sandbox.gpu.device import Device
+from sandbox.verdict import Passed
 from tests.gpu.attacks import ATTACKS, NOT_FASTER, PROBLEM, SLOWER
-from tests.gpu.harness import judged
+from tests.gpu.harness import Judges
 
 
 def run() -> Report:
     """One line for each; those that ended otherwise than expected are marked."""
     if driver.device_count() == 0:
         return NO_DEVICE
+    chosen = os.environ.get("KERNELWRIGHT_BENCH", "")
     wrong = []
-    with Device(wait_s=5) as device:
-        for name, attack in ATTACKS.items():
-            start = time.perf_counter()
-            came = judged(device, PROBLEM, attack.candidate.source)
-            right = came.stage in attack.stage.split("|") and any(w in came.reason for w in attack.words.split("|"))
-            if attack.stage in (SLOWER, NOT_FASTER):
-                right = came.stage == "passed"
+    with Judges() as judges:
+        for name in chosen.split(",") if chosen else ATTACKS:
+            attack, start = ATTACKS[name], time.perf_counter()
+            verdict = judges.judged(PROBLEM, attack.candidate.source)
+            right, told = ended(attack, verdict)
             if not right:
                 wrong.append(name)
-            reason = " ".join((came.reason.splitlines() or ["-"])[0].split())[:110]
             mark = "as expected" if right else f"WRONG, wanted {attack.stage}"
-            spent = time.perf_counter() - start
-            print(f"  {name:26} {came.stage:7} {len(came.calls)} calls {spent:5.1f} s {mark}: {reason}", flush=True)
-            if not right:
-                print(came.reason[-3000:])
-    return Report(f"hostile candidates that ended otherwise: {', '.join(wrong) or 'none'}", not wrong)
+            print(f"  {name:26} {time.perf_counter() - start:5.1f} s {mark}: {told}", flush=True)
+    return Report(
+        f"hostile candidates that ended otherwise, of {len(ATTACKS)}: {', '.join(wrong) or 'none'}", not wrong
+    )
+
+
+def ended(attack, verdict):
+    """Whether it ended as it must, and how it did in one line."""
+    if isinstance(verdict, Passed):
+        found = verdict.measurement
+        told = f"passed, {found.comparison} ({found.speedup:.3f}, by {found.clock})"
+        if attack.stage == SLOWER:
+            return found.comparison == "slower", told
+        return attack.stage == NOT_FASTER and found.comparison != "faster", told
+    reason = " ".join(verdict.reason.split())
+    right = verdict.stage in attack.stage.split("|") and any(word in verdict.reason for word in attack.words.split("|"))
+    return right, f"{verdict.stage}: {reason[:110] if right else verdict.reason + verdict.log[-2000:]}"

@@ -2,6 +2,7 @@
 
 `python -m bench gpu_facts` prints every fact that can be had, each by itself: one that fails is told and the next is
 tried. Nothing is changed on the device. About three minutes; nothing else may use the device meanwhile.
+`KERNELWRIGHT_BENCH=FACT,FACT` picks some, by the names of the functions below.
 """
 
 import os
@@ -29,10 +30,10 @@ from sandbox.gpu.device import Device
 from sandbox.gpu.doctor import gpu_findings
 from sandbox.gpu.measure import arithmetic, best_ms, memory
 from sandbox.gpu.peaks import device_peaks
-from sandbox.gpu.session import GpuSession, merged
-from sandbox.values import RawTensor
+from sandbox.gpu.session import GpuSession
+from sandbox.values import RawTensor, Values
 from sandbox.workfolder import WorkFolder
-from tests.gpu.harness import SETTINGS, gpu_workers, packed
+from tests.gpu.harness import SETTINGS
 
 SIZES = {"64 KiB": 2**14, "1 MiB": 2**18, "64 MiB": 2**24, "512 MiB": 2**27}
 """Elements of float32 inputs."""
@@ -94,7 +95,10 @@ def run() -> Report:
     if driver.device_count() == 0:
         return NO_DEVICE
     failed = []
+    chosen = os.environ.get("KERNELWRIGHT_BENCH", "")
     for fact in (doctor, peaks, floors, units, preparing, protocol, witness, scrubbing, dead_exporter):
+        if chosen and fact.__name__ not in chosen.split(","):
+            continue
         start = time.perf_counter()
         print(f"\n== {(fact.__doc__ or '').splitlines()[0]}", flush=True)
         try:
@@ -169,12 +173,14 @@ def preparing() -> Iterator[str]:
     """What goes before each call (reveal and flush), on the device's clock; and how often an idle device seems busy."""
     with Device(wait_s=5) as device:
         for name, count in SIZES.items():
-            lent = Lent((RawTensor.of(torch.zeros(count)),))
+            lent = Lent([("float32", (count,))])
             device.calibrate(lent)
             done = [device.prepare(lent) for _ in range(200)]
             busy = sum(not one.was_idle for one in done)
             taken = [one.taken_ms for one in done]
+            answers = [one.answer_ms for one in done]
             yield f"{name:8} idle {done[0].idle_ms:.4f} ms, {spread(taken)}; seems busy {busy} of 200"
+            yield f"{'':8} slowest answer of three {spread(answers)}, at most {max(answers):.4f}"
             start = time.perf_counter()
             device.prepare(lent)
             wall = 1e3 * (time.perf_counter() - start)
@@ -183,7 +189,7 @@ def preparing() -> Iterator[str]:
         tensor = torch.ones(2**24, device="cuda")
         torch.cuda.synchronize()
         place = Shown("float32", (2**24,), (1,), tensor.data_ptr(), 2**26)
-        yield f"a glance at 1024 words of 64 MiB: {spread(clocked(lambda: device.glancer.look(place)))}"
+        yield f"a glance at 1024 words of 64 MiB: {spread(clocked(lambda: device.glancer.look([place])))}"
         yield f"clocks now: {device.clocks.sample()}"
 
 
@@ -193,41 +199,44 @@ def protocol() -> Iterator[str]:
         for name, count in SIZES.items():
             folder = WorkFolder()
             try:
-                with gpu_workers(), GpuSession("worker", folder, SETTINGS, device) as session:
+                with GpuSession("worker", folder, SETTINGS, device) as session:
                     yield from _called(session, folder, name, count)
             finally:
                 folder.close()
 
 
 def _called(session: GpuSession, folder: WorkFolder, name: str, count: int) -> Iterator[str]:
-    draw = torch.randn(count)
     session.greet()
-    session.lend_device(packed([draw]))
-    session.lend_outputs(4 * count + 64)
+    session.admit([("float32", (count,))], 4 * count + 64)
     yield f"{name:8} outputs are copied: {session.copies_outputs}"
     message = {"op": "load", "source": str(folder.write("candidate.py", RELU)), "entry": "ModelNew", "threads": 2}
     message |= {"built": str(folder.path / "build"), "cores": sorted(os.sched_getaffinity(0)), "arguments": {"l": []}}
     session.ask(message, 120)
     session.to_device("strict")
-    calls = [session.device_call(packed([draw]), 30) for _ in range(25)][5:]
-    bound, events = [c.milliseconds for c in calls], [c.device_ms or 0.0 for c in calls]
+    session.result_bytes = 2**33
+    calls = [session.call(_drawn(count), 30) for _ in range(25)][5:]
+    told = [call.device for call in calls if call.device is not None]
+    bound, events = [call.milliseconds for call in calls], [one.device_ms or 0.0 for one in told]
     over = statistics.median(b - e for b, e in zip(bound, events, strict=True))
-    busy = sum(not call.prepared.was_idle for call in calls)
+    busy = sum(not one.prepared.was_idle for one in told)
     yield f"{name:8} bound {spread(bound)}; events {spread(events)}; bound over events {over:.4f}; seemed busy {busy}"
-    if count <= 2**24:
-        burst = merged([packed([torch.randn(count)]) for _ in range(16)])
-        session.lend_device(burst)
-        done = [session.device_call(burst, 60, "device burst") for _ in range(6)][2:]
-        each = [call.milliseconds / 16 for call in done]
-        yield f"{'':8} 16 in one burst, each: bound {spread(each)}; events {done[-1].device_ms or 0.0:.4f} in all"
-    answer = session.ask({"op": "kernels", "arguments": packed([draw]).tree}, 60)
-    yield f"{'':8} kernels: {answer.get('kernels')}; nothing takes {session.nothing_ms():.3f} ms; jail {session.layers}"
+    parts = [statistics.median(column) for column in zip(*(one.parts for one in told), strict=True)]
+    named = zip(("reached", "issued", "done", "described", "answered", "looked at"), parts, strict=True)
+    yield f"{'':8} since the clock started: {', '.join(f'{part} {ms:.4f}' for part, ms in named)}"
+    nothing = [session.nothing_ms() for _ in range(20)]
+    yield f"{'':8} nothing takes {spread(nothing)} ms; jail {session.layers}"
+    answer = session.ask({"op": "kernels", "arguments": _drawn(count).tree}, 60)
+    yield f"{'':8} kernels: {answer.get('kernels')}"
+
+
+def _drawn(count: int) -> Values:
+    return Values({"l": [{"t": 0}]}, (RawTensor.of(torch.randn(count, device="cuda")),))
 
 
 def witness() -> Iterator[str]:
     """The device beside another process that keeps it busy: how often the witness sees that, out of 50."""
     with Device(wait_s=5) as device:
-        lent = Lent((RawTensor.of(torch.zeros(2**24)),))
+        lent = Lent([("float32", (2**24,))])
         device.calibrate(lent)
         with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
@@ -235,7 +244,9 @@ def witness() -> Iterator[str]:
             time.sleep(0.5)
             done = [device.prepare(lent) for _ in range(50)]
             other.kill()
-        yield f"seen {sum(not one.was_idle for one in done)} of 50; {spread([one.taken_ms for one in done])}"
+        yield f"seen {sum(not one.was_idle for one in done)} of 50"
+        yield f"on the device {spread([one.taken_ms for one in done])}"
+        yield f"slowest answer of three {spread([one.answer_ms for one in done])}"
         lent.close()
 
 
@@ -255,7 +266,7 @@ from sandbox.gpu.buffers import Allocations, fetch
 context = driver.Context(0)
 child = subprocess.Popen([sys.executable, "-c", {EXPORT!r}], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
 shown = Allocations().find(ast.literal_eval(child.stdout.readline()))
-print("alive:", fetch(shown)[0].tensor()[:4].tolist())
+print("alive:", fetch(shown)[0].tensor()[:4].tolist(), flush=True)
 child.kill(); child.wait()
 print("dead:", fetch(shown)[0].tensor()[:4].tolist())
 """

@@ -1,31 +1,43 @@
-"""Every honest CUDA and Triton candidate through the device half of the judge: whether it passes, and its times."""
+"""Every honest CUDA and Triton candidate through the judge: whether it passes, and its times on both clocks.
 
+`python -m bench gpu_honest`. None may be refused; those in CUDA are compiled side by side.
+"""
+
+import os
 import statistics
-import time
 
 from bench.gpu_facts import NO_DEVICE, Report
 from sandbox.gpu import driver
-from sandbox.gpu.device import Device
-from tests.gpu.harness import judged
+from sandbox.verdict import Passed
+from tests.gpu.harness import Judges
 from tests.gpu.honest import HONEST
 
 
 def run() -> Report:
-    """One line for each. Those in CUDA are compiled, which takes up to a minute each."""
+    """One line for each."""
     if driver.device_count() == 0:
         return NO_DEVICE
+    chosen = os.environ.get("KERNELWRIGHT_BENCH", "")
+    names = chosen.split(",") if chosen else list(HONEST)
     refused = []
-    with Device(wait_s=5) as device:
-        for name, honest in HONEST.items():
-            start = time.perf_counter()
-            came = judged(device, honest.problem, honest.source, build=name.startswith("cuda"))
-            times = "-"
-            if len(came.calls) > 3:
-                bound = statistics.median(call.milliseconds for call in came.calls[3:])
-                events = statistics.median(call.device_ms or 0.0 for call in came.calls[3:])
-                times = f"bound {bound:.4f} ms, events {events:.4f} ms"
-            print(f"  {name:26} {came.stage:7} {time.perf_counter() - start:5.1f} s  {times}", flush=True)
-            if came.stage != "passed":
+    with Judges() as judges:
+        for name, verdict in judges.all_judged([(name, HONEST[name].problem, HONEST[name].source) for name in names]):
+            print(f"  {name:26} {told(verdict)}", flush=True)
+            if not isinstance(verdict, Passed):
                 refused.append(name)
-                print(came.reason[-3000:])
-    return Report(f"honest candidates refused: {', '.join(refused) or 'none'}", not refused)
+    return Report(f"honest candidates refused, of {len(names)}: {', '.join(refused) or 'none'}", not refused)
+
+
+def told(verdict):
+    """One line on a verdict."""
+    seconds = sum(verdict.evidence.seconds.values())
+    if not isinstance(verdict, Passed):
+        return f"{seconds:5.1f} s {verdict.stage}: {verdict.reason}\n{verdict.log[-2000:]}"
+    found = verdict.measurement
+    bound = statistics.median(found.on_device.bound_ms["candidate"])
+    events = statistics.median(found.on_device.device_ms["candidate"])
+    burst = f"{found.on_device.burst.call_ms:.4f}" if found.on_device.burst else "-"
+    return (
+        f"{seconds:5.1f} s passed: {found.speedup:.3f} x, {found.comparison}, by {found.clock}; bound {bound:.4f}, "
+        f"events {events:.4f}, burst {burst} ms; floor {found.floor_ms or 0:.4f}; {found.on_device.dropped or ''}"
+    )

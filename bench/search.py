@@ -1,104 +1,184 @@
-"""Strategies on simulated problems, with equal budgets; and 250 problems at once through the engine.
+"""The search in one command: strategies, a full judge, kills, faults and cut replies; about three minutes.
 
-`python -m bench search`. What the landscape is made of, and what this can not show: docs/search.md.
+Strategies are compared with 10 and 40 attempts, and the default with 160 too; `python -m bench strategies` takes 160
+for all. What the simulation can not show: docs/search.md.
 """
 
-import math
-import random
-import statistics
+import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from agent.config import SearchConfig
-from agent.simulation.landscape import Landscape
-from agent.simulation.many import Load, run_many
-from agent.simulation.playing import play
-from agent.strategies import SHIPPED, load_strategy
+from agent.extraction import Extracted, extract
+from bench import load
+from bench.strategies import briefly
+from sandbox.judge import Judge
+from sandbox.verdict import Candidate, Failed
+from tests.agent.faults import FAULTS, PROBLEM, missing_words, with_fault
+from tests.agent.killing import CONFIGS, killed_searches
+from tests.agent.search_parts import outline
+from tests.agent.test_extraction import ACCEPTED, REJECTED, kernel_called
+from tests.agent.test_extraction_figures import cuts
+from tests.sandbox.conftest import QUICK
 
-SEEDS = range(1000, 1500)
-"""Not those on which the strategies were tried out."""
-BUDGETS = (10, 40, 160)
-DEFAULT, YARDSTICK = "refine", "best_of"
-WANTED = 1.5
-"""The default over the yardstick at 40 attempts."""
-ALLOWED = 1.05
-"""Any other strategy over the default at 10 and 40."""
-RESAMPLES = 1000
-
-Reached = dict[int, list[float]]
-"""By budget: logarithm of the speedup that each seed's search ended with."""
+KILLS = 50
+LEAST_SHARE, LEAST_RECOVERED = 0.95, 0.98
+CALL_TIMEOUT_S = 6.0
 
 
-class Ratio(NamedTuple):
-    """A ratio of geometric means over the same problems, with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-class Result(NamedTuple):
-    """What each strategy reached, and how the engine bore 250 problems."""
-
-    reached: dict[str, Reached]
-    load: Load | None
+class Part(Protocol):
+    """One of the promises."""
 
     @property
     def holds(self) -> bool:
-        """Whether the default keeps its promises, and the engine its own."""
-        logs = self.reached
-        worth = ratio(logs[DEFAULT][40], logs[YARDSTICK][40]).value >= WANTED
-        unbeaten = all(
-            ratio(logs[name][budget], logs[DEFAULT][budget]).value <= ALLOWED for name in logs for budget in (10, 40)
-        )
-        return worth and unbeaten and (self.load is None or self.load.busy > 0.9)
+        """Whether it is kept."""
+        ...
+
+
+class Whole(NamedTuple):
+    """All parts, in their order."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether all promises are kept."""
+        return all(part.holds for part in self.parts)
 
     def __str__(self) -> str:
-        rows = [f"  {'strategy':<10}" + "".join(f"{f'{budget} attempts':>34}" for budget in BUDGETS)]
-        for name, logs in self.reached.items():
-            cells = (f"{_mean(logs[at]):.2f} x, {ratio(logs[at], self.reached[YARDSTICK][at])}" for at in BUDGETS)
-            rows.append(f"  {name:<10}" + "".join(f"{cell:>34}" for cell in cells))
-        rows.append(f"  (geometric mean of the speedup; over {YARDSTICK} on the same problems, with 95 % interval)")
-        if self.load is not None:
-            rows.append(
-                f"  {self.load.attempts} attempts, {self.load.events} events: judge busy {self.load.busy:.1%}, "
-                f"memory {self.load.memory_mb[0]:.0f} MB after a tenth, {self.load.memory_mb[-1]:.0f} MB at the end"
-            )
-        return "\n".join(rows)
+        return "\n".join(str(part) for part in self.parts)
 
 
-def run(seeds: Sequence[int] = SEEDS, names: Sequence[str] = tuple(SHIPPED), problems: int = 250) -> Result:
-    """Play all strategies, then many problems at once (none where `problems` is 0)."""
-    return Result({name: played(name, seeds) for name in names}, load(problems) if problems else None)
+class Killed(NamedTuple):
+    """Searches that were killed and gone on with."""
+
+    kind: str
+    kills: int
+    runs: int
+    same: int
+    """Runs that ended with the asks and outcomes of the uninterrupted one, each answer taken once, and that replay."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether all of them did."""
+        return self.kills >= KILLS and self.same == self.runs
+
+    def __str__(self) -> str:
+        return (
+            f"  {self.kind}: {self.kills} kills in {self.runs} runs, {self.same} ended as if nothing had happened, and "
+            "their replays gave the same log"
+        )
 
 
-def played(name: str, seeds: Sequence[int]) -> Reached:
-    """One strategy as it ships, on one problem a seed."""
-    strategy = load_strategy(name, SearchConfig(model="simulated", strategy=name))
-    games = [play(strategy, Landscape(seed), BUDGETS, seed) for seed in seeds]
-    return {budget: [math.log(game.reached[budget]) for game in games] for budget in BUDGETS}
+class Told(NamedTuple):
+    """Faults in a right kernel, and what the repair prompt says of each."""
+
+    missing: dict[str, list[str]]
+    """By fault, the deciding words that it lacks."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the deciding line is there nearly always."""
+        return self._told / len(self.missing) >= LEAST_SHARE
+
+    @property
+    def _told(self) -> int:
+        return sum(1 for words in self.missing.values() if not words)
+
+    def __str__(self) -> str:
+        lines = [f"  the repair prompt says what decides for {self._told} of {len(self.missing)} faults"]
+        return "\n".join(lines + [f"    {name}: lacks {words}" for name, words in self.missing.items() if words])
 
 
-def load(problems: int) -> Load:
-    """Answers take 5 to 60 s and a verdict 10 s, on four slots, in simulated time; 20 attempts a problem."""
-    config = SearchConfig(model="simulated", attempts=20, slots=2, problems_at_once=16, patience=20)
+class Read(NamedTuple):
+    """Replies of many shapes, and replies that were cut."""
+
+    shapes: int
+    right: int
+    cuts: int
+    wrong: int
+    """Cut replies that gave another source than the whole reply."""
+    recoverable: int
+    recovered: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether no source is wrong, and what can be recovered is."""
+        return self.right == self.shapes and not self.wrong and self.recovered >= LEAST_RECOVERED * self.recoverable
+
+    def __str__(self) -> str:
+        return (
+            f"  {self.right} of {self.shapes} shapes of replies are read right; of {self.cuts} cuts {self.wrong} give "
+            f"a wrong source, and {self.recovered} of the {self.recoverable} recoverable ones theirs"
+        )
+
+
+def run() -> Whole:
+    """All parts, one after the other."""
+    parts: dict[str, Callable[[], list[Part]]] = {
+        "strategies": lambda: [briefly()],
+        "load": lambda: [apart(load.run)],
+        "kills": lambda: [kills(kind) for kind in CONFIGS],
+        "faults": lambda: [faults()],
+        "replies": lambda: [replies()],
+    }
+    found: list[Part] = []
+    for name, part in parts.items():
+        start = time.monotonic()
+        found += part()
+        print(f"  ({name}: {time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)
+    return Whole(tuple(found))
+
+
+def apart(work: Callable[[], Part]) -> Part:
+    """In a process of its own: what this one has loaded would hide what the work needs."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(work).result()
+
+
+def kills(kind: str) -> Killed:
+    """SIGKILL at random points of the code, and on with it, until the search ends."""
     with tempfile.TemporaryDirectory() as folder:
-        return run_many(Path(folder) / "run", problems, config)
+        asks, ends, ended = killed_searches(Path(folder), CONFIGS[kind], KILLS)
+        same = [
+            [attempt.ask for attempt in one.view.attempts] == asks
+            and outline(one.view) == ends
+            and one.answered_once
+            and one.replays
+            for one in ended
+        ]
+    return Killed(kind, sum(one.deaths for one in ended), len(ended), sum(same))
 
 
-def ratio(mine: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Of the geometric means; the interval by a bootstrap over problems."""
-    differences = [a - b for a, b in zip(mine, theirs, strict=True)]
-    rng = random.Random(0)
-    means = sorted(statistics.fmean(rng.choices(differences, k=len(differences))) for _ in range(RESAMPLES))
-    low, high = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
-    return Ratio(math.exp(statistics.fmean(differences)), math.exp(low), math.exp(high))
+def faults() -> Told:
+    """Each fault judged, and its repair prompt rendered."""
+    missing = {}
+    with Judge(PROBLEM, QUICK.model_copy(update={"call_timeout_s": CALL_TIMEOUT_S})) as judge:
+        for fault in FAULTS:
+            verdict = judge.judge(Candidate(source=with_fault(fault), language="cpp"))
+            missing[fault] = missing_words(fault, verdict) if isinstance(verdict, Failed) else ["a failure"]
+    return Told(missing)
 
 
-def _mean(logs: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(logs))
+def replies() -> Read:
+    """The corpus of the tests."""
+    taken = [extract(reply) for reply in ACCEPTED.values()]
+    right = sum(isinstance(one, Extracted) and kernel_called(one.source) == "relu_final" for one in taken)
+    refused = [(extract(one.reply), one.kind) for one in REJECTED.values()]
+    right += sum(not isinstance(found, Extracted) and found.kind == kind for found, kind in refused)
+    found = [
+        (isinstance(one, Extracted), isinstance(one, Extracted) and one.source == source, whole)
+        for one, source, whole in cuts()
+    ]
+    return Read(
+        shapes=len(taken) + len(refused),
+        right=right,
+        cuts=len(found),
+        wrong=sum(given and not same for given, same, _ in found),
+        recoverable=sum(whole for *_, whole in found),
+        recovered=sum(same for _, same, whole in found if whole),
+    )

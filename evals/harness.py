@@ -63,6 +63,13 @@ class Conditions(Record):
         return cls(harness=harness_digest(), device=device, torch=torch_version(), settings=text)
 
     @cached_property
+    def alike(self) -> str:
+        """The same for conditions whose verdicts may stand for one another: which cores were used tells nothing."""
+        settings = json.loads(self.settings)
+        cores = {"cores": len(settings["cores"])} if "cores" in settings else {}
+        return json.dumps([self.harness, self.device, self.torch, settings | cores], sort_keys=True)
+
+    @cached_property
     def digest(self) -> str:
         """sha256 over the whole record, as 64 hex digits."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()

@@ -107,6 +107,24 @@ class Judgements:
             row = self._connection.execute(query, (key,)).fetchone()
         return Known(json.loads(row[0]), Measured.model_validate_json(row[1])) if row else None
 
+    def known_like(self, problem_digest: str, candidate_digest: str, conditions: Iterable[Conditions]) -> Known | None:
+        """What can be said of the latest judgement of a candidate under conditions like one of these."""
+        like = {one.alike for one in conditions}
+        query = "SELECT json_extract(record, '$.conditions'), report, measured FROM judgements"
+        query += " WHERE problem_digest = ? AND candidate_digest = ? ORDER BY rowid DESC"
+        with _told(self.path):
+            rows = self._connection.execute(query, (problem_digest, candidate_digest)).fetchall()
+        for under, report_, measured_ in rows:
+            if Conditions.model_validate_json(under).alike in like:
+                return Known(json.loads(report_), Measured.model_validate_json(measured_))
+        return None
+
+    def conditions(self) -> list[Conditions]:
+        """All conditions under which something here was judged."""
+        with _told(self.path):
+            rows = self._connection.execute("SELECT DISTINCT json_extract(record, '$.conditions') FROM judgements")
+            return [Conditions.model_validate_json(row[0]) for row in rows]
+
     def __iter__(self) -> Iterator[Judgement]:
         with _told(self.path):
             rows = self._connection.execute("SELECT record FROM judgements ORDER BY rowid").fetchall()

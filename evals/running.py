@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -14,15 +15,15 @@ from agent.best import write_best
 from agent.briefs import BriefMaker
 from agent.config import SearchConfig
 from agent.engine import Parts
-from agent.evaluation import LocalEvaluator
 from agent.events import Event
 from agent.hardware import sheet_for
 from agent.log import RunLog, RunLogError, Setting
-from agent.providers.openai import OpenAIProvider, OpenAISettings
-from agent.providers.protocol import Provider
-from agent.providers.recorded import Recorded, read_story
+from agent.providers.choosing import ProviderOptions, check_provider, providing
+from agent.providers.recorded import read_story
+from agent.simulation.parts import SimulatedEvaluator
 from agent.strategies import load_strategy
 from agent.view import View
+from evals.executors.choosing import Choice, Evaluating, evaluating, settled
 from evals.facts import HARNESS, run_facts
 from evals.harness import harness_digest
 from evals.origin import commit, own_version
@@ -33,8 +34,6 @@ from sandbox.machine import require_tools, versions
 from sandbox.settings import Settings
 from sandbox.verdict import Record
 
-RECORDED = "recorded"
-"""The model's name where the answers that ship are played back."""
 FOR_RECORDED: dict[str, object] = {"learn": False, "runner_up": 0, "tune": 0, "share": False, "confirm": 1}
 """For recorded answers: they were written to ideas in the order of the bank, and each follows its own parent."""
 
@@ -43,12 +42,14 @@ class Plan(Record):
     """All that was chosen for a run; written whole into its header, so that a resumed run does the same."""
 
     search: SearchConfig
-    server: OpenAISettings | None = None
-    """Where to ask; None for recorded answers."""
+    provider: ProviderOptions = ProviderOptions()
+    """Who answers."""
     versions: TargetVersions = TargetVersions()
     device: str | None = None
     """A named device whose sheet the prompt shows; None for this machine."""
     judging: Settings = Settings()
+    executor: Choice = Choice()
+    """Where it is judged."""
 
 
 class Running:
@@ -62,17 +63,18 @@ class Running:
     @classmethod
     def start(cls, folder: Path, problems: Sequence[Problem], plan: Plan) -> Self:
         """A new run. What the user or the machine lacks is told here, before anything is written."""
-        require_tools(plan.search.target)
-        if plan.server is None:
+        if plan.provider.kind != "simulated":
+            require_tools(plan.search.target)
+        if plan.provider.kind == "recorded":
             for problem in problems:
                 read_story(problem.name, plan.search.target)
-        else:
-            OpenAIProvider(plan.server)
+        check_provider(plan.provider)
         load_strategy(plan.search.strategy, plan.search)
         sheet = sheet_for(plan.search.target, plan.device)
+        plan = plan.model_copy(update={"executor": settled(plan.executor, plan.judging)})
         setting = Setting(
             config=plan.model_dump(mode="json"),
-            device=sheet.name,
+            device="simulated" if plan.provider.kind == "simulated" else plan.executor.kind or sheet.name,
             versions=versions() | {"kernelwright": own_version(), HARNESS: harness_digest()},
             commit=commit(),
         )
@@ -99,45 +101,44 @@ class Running:
 
     async def search_all(self, on_event: Callable[[Event], None]) -> list[View]:
         """Search for the problems; keep the best of each on disk. Views in the order of the problems."""
-        evaluator = LocalEvaluator(self.plan.judging)
-        provider = self._provider()
+        async with self._judging() as evaluator, providing(self.plan.provider, self.log) as provider:
 
-        def parts_for(problem: Problem) -> Parts:
-            config = self._config_for(problem)
-            sheet = sheet_for(config.target, self.plan.device)
-            return Parts(
-                strategy=load_strategy(config.strategy, config),
-                provider=provider,
-                evaluator=evaluator,
-                log=self.log,
-                config=config,
-                brief_for=BriefMaker(sheet, self.plan.versions, self.log, config.history_tokens),
-                on_event=on_event,
-            )
+            def parts_for(problem: Problem) -> Parts:
+                config = self._config_for(problem)
+                sheet = sheet_for(config.target, self.plan.device)
+                return Parts(
+                    strategy=load_strategy(config.strategy, config),
+                    provider=provider,
+                    evaluator=evaluator,
+                    log=self.log,
+                    config=config,
+                    brief_for=BriefMaker(sheet, self.plan.versions, self.log, config.history_tokens),
+                    on_event=on_event,
+                )
 
-        def ended(problem: Problem) -> None:
-            evaluator.release(problem)
-            write_best(self.log, problem.name)
+            def ended(problem: Problem) -> None:
+                evaluator.release(problem)
+                write_best(self.log, problem.name)
 
-        try:
             await Batch(self.log, self.plan.search, parts_for, ended).search(self.problems)
             run_facts(self.log.folder)  # keeps what a leaderboard will ask, so that it need not be derived then
             return views_of(self.log)
-        finally:
-            evaluator.close()
 
     def _config_for(self, problem: Problem) -> SearchConfig:
         """For recorded answers the story says how many drafts and attempts there are."""
         config = self.plan.search
-        if self.plan.server is not None:
+        if self.plan.provider.kind != "recorded":
             return config
         story = read_story(problem.name, config.target)
         length = len(story.entries)
         limits = {"drafts": story.drafts, "patience": length, "attempts": min(config.attempts, length)}
         return config.model_copy(update=limits)
 
-    def _provider(self) -> Provider:
-        return Recorded(self.log) if self.plan.server is None else OpenAIProvider(self.plan.server)
+    def _judging(self) -> AbstractAsyncContextManager[Evaluating]:
+        """What judges: for simulated answers the landscape that they come from."""
+        if self.plan.provider.kind == "simulated":
+            return nullcontext(SimulatedEvaluator(seconds=0.0))
+        return evaluating(self.plan.executor, self.plan.judging)
 
 
 def new_folder(out: Path | None) -> Path:
@@ -148,17 +149,23 @@ def new_folder(out: Path | None) -> Path:
 
 
 def run(
-    problems: Sequence[str | Problem], model: str | None = None, out: Path | None = None, **search_options: object
+    problems: Sequence[str | Problem],
+    model: str | None = None,
+    out: Path | None = None,
+    provider: ProviderOptions | None = None,
+    **search_options: object,
 ) -> list[View]:
     """Search for kernels from Python: a catalog name, a path or a `Problem` each. Returns a view for each problem.
 
     Without a model the recorded answers that ship are played back. Further options are fields of `SearchConfig`;
-    the server and the key come from OPENAI_BASE_URL and OPENAI_API_KEY.
+    unless a `provider` says otherwise, the server and the key come from OPENAI_BASE_URL and OPENAI_API_KEY.
     """
-    chosen = ({} if model else FOR_RECORDED) | {"model": model or RECORDED} | search_options
+    answers = provider or ProviderOptions(kind="server" if model else "recorded")
+    recorded = answers.kind == "recorded"
+    chosen = (FOR_RECORDED if recorded else {}) | {"model": model or answers.kind} | search_options
     config = SearchConfig.model_validate(chosen)
-    size = "gpu" if TARGETS[config.target].device == "cuda" else None
-    found = [one if isinstance(one, Problem) else load_problem(one, size) for one in problems]
-    plan = Plan(search=config, server=OpenAISettings() if model else None)
+    gpu = TARGETS[config.target].device == "cuda"
+    found = [one if isinstance(one, Problem) else load_problem(one, "gpu" if gpu else None) for one in problems]
+    plan = Plan(search=config, provider=answers, judging=Settings(gpu=gpu))
     with Running.start(new_folder(out), found, plan) as running:
         return asyncio.run(running.search_all(lambda event: None))

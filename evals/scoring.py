@@ -1,35 +1,29 @@
-"""A batch: many candidate files judged in one go, builds side by side and timing one at a time.
+"""A batch: many candidate files judged in one go, on an executor.
 
 What was judged before under the same conditions is taken from the record. Nothing that one candidate does ends the
 batch; what the machine or a problem lacks is told for each candidate that it concerns, and tried again next time.
 """
 
-import fcntl
+import asyncio
 import hashlib
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from evals.collecting import CandidateFile, Collected, candidate_of, read_source, source_digest
-from evals.harness import Conditions
+from evals.executors.dispatch import DeviceVerdict, Dispatcher
+from evals.executors.protocol import Executor, Unjudged, Work, choose_kind_name
+from evals.harness import Conditions, harness_digest
 from evals.judgements import Judgement, Judgements
 from evals.measured import Measured
 from problems import Problem
-from sandbox.errors import BrokenProblem, MachineError
-from sandbox.machine import processor_name, require_tools
+from sandbox.machine import processor_name
 from sandbox.settings import Settings
-from sandbox.verdict import Candidate, Verdict
-
-if TYPE_CHECKING:
-    from sandbox.judge import Judge
-    from sandbox.stages import Built
+from sandbox.verdict import Candidate
 
 DATABASE = "scores.db"
+PROBLEMS_A_DEVICE = 2
+"""Problems that are judged side by side, for each of several devices."""
 NOT_JUDGED = "not_judged"
 """The outcome of a file that has no verdict, since the machine, the problem or the file itself cannot be used."""
 
@@ -72,16 +66,46 @@ class Waiting(NamedTuple):
 class Batch:
     """One pass over candidate files. `on_done` hears of each file once, cached ones first."""
 
-    def __init__(self, store: Judgements, settings: Settings, builders: int, on_done: Callable[[Scored], None]) -> None:
+    def __init__(self, store: Judgements, on_done: Callable[[Scored], None]) -> None:
         self.store = store
-        self.settings = settings
-        self.builders = builders
         self.on_done = on_done
-        self.conditions = Conditions.here(device_of(settings), settings.model_dump(mode="json"))
 
-    def run(self, collected: Collected, files: Sequence[CandidateFile]) -> None:
-        """Report on every file; judge those that have no verdict under these conditions."""
-        waiting: dict[str, dict[str, Waiting]] = {}
+    def run(self, collected: Collected, files: Sequence[CandidateFile], executor: Executor, kind: str | None) -> None:
+        """Report on every file; judge those that have no verdict under the conditions of the executor's devices.
+
+        `kind` is a part of the name of the devices to judge on, where there are several kinds. Raises `ExecutorError`.
+        """
+        asyncio.run(self._run(collected, files, Dispatcher(executor, kind)))
+
+    def tell(self, collected: Collected, files: Sequence[CandidateFile], kind: str | None) -> None:
+        """Report on every file what is on record from today's harness; judge nothing."""
+        kept = [one for one in self.store.conditions() if one.harness == harness_digest()]
+        name = choose_kind_name({one.device for one in kept}, kind) if kept else None
+        fitting = [one for one in kept if one.device == name]
+        for group in self._not_known(collected, files, fitting):
+            self._unjudged(group.files, "no verdict of this version is on record")
+
+    async def _run(self, collected: Collected, files: Sequence[CandidateFile], dispatcher: Dispatcher) -> None:
+        async with dispatcher:
+            conditions = [device.conditions for device in dispatcher.devices]
+            waiting = self._not_known(collected, files, conditions)
+            # A device keeps the references of a few problems: one takes a problem after the other, many take many.
+            at_once = 1 if len(conditions) == 1 else PROBLEMS_A_DEVICE * len(conditions)
+            tasks = [
+                asyncio.create_task(self._judge(collected.problems[one.files[0].problem], one, dispatcher))
+                for one in interleaved(waiting, at_once)
+            ]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    def _not_known(
+        self, collected: Collected, files: Sequence[CandidateFile], conditions: Sequence[Conditions]
+    ) -> list[Waiting]:
+        """What is not on record under any of these conditions, by source; tells of what is, or can not be judged."""
+        waiting: dict[tuple[str, str], Waiting] = {}
         for file in files:
             if file.problem in collected.broken:
                 self._unjudged([file], collected.broken[file.problem])
@@ -92,79 +116,34 @@ class Batch:
                 self._unjudged([file], f"the file cannot be read ({error.strerror}); check it and its permissions")
                 continue
             digest = source_digest(source)
-            known = self.store.known(self.conditions.key(collected.problems[file.problem].digest, digest))
+            known = self.store.known_like(collected.problems[file.problem].digest, digest, conditions)
             if known is not None:
                 self.on_done(Scored(file, *known, cached=True))
             else:
-                same = waiting.setdefault(file.problem, {}).setdefault(digest, Waiting([], source))
-                same.files.append(file)
-        for name, group in waiting.items():
-            self._judge_group(collected.problems[name], list(group.values()))
+                waiting.setdefault((file.problem, digest), Waiting([], source)).files.append(file)
+        return list(waiting.values())
 
-    def _judge_group(self, problem: Problem, group: list[Waiting]) -> None:
-        from sandbox.judge import Judge
-
-        todo = list(group)
-        judge = Judge(problem, self.settings)
+    async def _judge(self, problem: Problem, waiting: Waiting, dispatcher: Dispatcher) -> None:
+        candidate = candidate_of(waiting.source)
         try:
-            while todo:
-                self._judge_wave(judge, todo)
-        except (BrokenProblem, MachineError) as error:
-            self._unjudged([file for waiting in todo for file in waiting.files], str(error))
-        finally:
-            judge.close()
-
-    def _judge_wave(self, judge: "Judge", todo: list[Waiting]) -> None:
-        """Build the first few side by side; when all builds are done, time one after the other on a machine left alone.
-
-        Takes off `todo` what is done.
-        """
-        _ = judge.reference  # before the threads, of which each would start one
-        wave = todo[: self.builders]
-        with ThreadPoolExecutor(self.builders) as pool:
-            builds = [pool.submit(self._build, judge, waiting.source) for waiting in wave]
-        try:
-            while builds:
-                self._finish(judge, todo[0], builds.pop(0))
-                todo.pop(0)
-        finally:
-            for left in builds:
-                if left.exception() is None:
-                    left.result().close()
-
-    @staticmethod
-    def _build(judge: "Judge", source: str) -> "Built":
-        candidate = candidate_of(source)
-        require_tools(candidate.language)
-        return judge.build(candidate)
-
-    def _finish(self, judge: "Judge", waiting: Waiting, build: "Future[Built]") -> None:
-        try:
-            built = build.result()
-            with device_turn(self.conditions.device):
-                verdict = judge.evaluate(built)
-        except BrokenProblem:
-            raise
-        except MachineError as error:
+            judged = await dispatcher.judge(Work(problem=problem, candidate=candidate))
+        except Unjudged as error:
             self._unjudged(waiting.files, str(error))
-        except Exception as error:  # one candidate, whatever it met, must not end a batch of thousands
-            judge.close()
-            self._unjudged(
-                waiting.files, f"the judge itself failed ({type(error).__name__}: {error}); please report it"
-            )
         else:
-            self._record(judge.problem, waiting, built.candidate, verdict)
+            self._record(problem, waiting, candidate, judged, dispatcher.devices[0].conditions)
 
-    def _record(self, problem: Problem, waiting: Waiting, candidate: Candidate, verdict: Verdict) -> None:
+    def _record(
+        self, problem: Problem, waiting: Waiting, candidate: Candidate, judged: DeviceVerdict, otherwise: Conditions
+    ) -> None:
         first = waiting.files[0]
         judgement = Judgement(
             problem=first.problem,
             problem_digest=problem.digest,
             candidate=first.name,
             candidate_digest=candidate.digest,
-            conditions=self.conditions,
+            conditions=judged.device.conditions if judged.device else otherwise,
             time=datetime.now(UTC),
-            verdict=verdict,
+            verdict=judged.verdict,
         )
         found = self.store.add(judgement)
         for file in waiting.files:
@@ -175,6 +154,19 @@ class Batch:
             self.on_done(Scored(file, {"outcome": NOT_JUDGED, "reason": reason}, None, cached=False))
 
 
+def interleaved(waiting: Iterable[Waiting], at_once: int) -> list[Waiting]:
+    """By problem, `at_once` problems at a time: one candidate of each in turn until these problems are done."""
+    groups: dict[str, list[Waiting]] = {}
+    for one in waiting:
+        groups.setdefault(one.files[0].problem, []).append(one)
+    names, found = list(groups), []
+    for start in range(0, len(names), at_once):
+        together = [groups[name] for name in names[start : start + at_once]]
+        for turn in range(max(map(len, together))):
+            found += [group[turn] for group in together if turn < len(group)]
+    return found
+
+
 def device_of(settings: Settings) -> str:
     """The name of what candidates are timed on."""
     if not settings.gpu:
@@ -182,13 +174,3 @@ def device_of(settings: Settings) -> str:
     import torch
 
     return str(torch.cuda.get_device_name())
-
-
-@contextmanager
-def device_turn(device: str) -> Iterator[None]:
-    """Wait until no other process of this user times on the device: two at once would slow each other."""
-    name = hashlib.sha256(device.encode()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / f"kernelwright-{os.getuid()}-{name}.turn"
-    with closing(path.open("a")) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

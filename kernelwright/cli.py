@@ -12,6 +12,7 @@ from kernelwright.commands import (
     inspect,
     judge,
     leaderboard,
+    models,
     problems,
     prompt,
     replay,
@@ -50,6 +51,7 @@ for name, command in (
     app.command(name)(reported(command))
 app.add_typer(problems.app, name="problems")
 app.add_typer(batch.app, name="batch")
+app.add_typer(models.app, name="models")
 
 
 def main() -> None:

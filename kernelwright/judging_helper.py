@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 from evals.collecting import candidate_of
-from evals.scoring import device_of, device_turn
+from evals.executors.devices import device_turn
+from evals.scoring import device_of
 from problems import Problem
 from sandbox.child import keeper
 from sandbox.errors import MachineError, SandboxError

@@ -1,5 +1,6 @@
 """Memory that the judge owns and lends to children by descriptor."""
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -8,6 +9,7 @@ from typing import Any
 
 from sandbox.values import RawTensor
 
+_libc = ctypes.CDLL(None)
 ALIGNMENT = 64
 """Tensors start at multiples of this many bytes: a cache line, and the widest vector register."""
 
@@ -42,13 +44,13 @@ class Arena:
         for raw, offset, size in zip(tensors, self._offsets, self._sizes, strict=True):
             if len(raw.data) != size:
                 raise ValueError(f"{len(raw.data)} bytes for a place of {size}")
-            self._memory[offset : offset + size] = raw.data
+            self._memory[offset : offset + size] = raw.on_host
 
     def changed(self, tensors: Sequence[RawTensor]) -> int | None:
         """The index of the first tensor whose bytes are no longer those given, or None."""
         places = zip(tensors, self._offsets, self._sizes, strict=True)
         for index, (raw, offset, size) in enumerate(places):
-            if self._memory[offset : offset + size] != raw.data:
+            if _differs(self._memory, offset, raw.on_host, size):
                 return index
         return None
 
@@ -56,3 +58,11 @@ class Arena:
         """Give the memory back; children that still map it keep their own reference until they end."""
         self._memory.close()
         os.close(self.fd)
+
+
+def _differs(memory: mmap.mmap, offset: int, data: bytearray, size: int) -> bool:
+    """Compared where they lie: a slice of a mapping would be a copy of it."""
+    if not size:
+        return False
+    mine, theirs = ctypes.c_char.from_buffer(memory, offset), ctypes.c_char.from_buffer(data)
+    return bool(_libc.memcmp(ctypes.byref(mine), ctypes.byref(theirs), ctypes.c_size_t(size)))

@@ -1,9 +1,13 @@
 """The references of one problem: as many eager processes as there are worker pairs, and one for each compiled mode."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 from problems import Problem
 from sandbox.reference import Form, ReferenceSession
 from sandbox.settings import Settings
 
+AT_ONCE = 2
+"""So many start at a time: more would only wait for each other's memory."""
 AS_CONSTRUCTED = 1
 """The one process that keeps the constructor's weights, where there are several; the others change them."""
 
@@ -23,6 +27,11 @@ class Baselines:
             changed = index != AS_CONSTRUCTED and "weights" not in self._settings.without
             self._eager[index] = ReferenceSession(self.problem, self._settings, Form(changed_weights=changed))
         return self._eager[index]
+
+    def start(self) -> None:
+        """Have all eager processes run."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(self.eager, range(self._settings.worker_pairs)))
 
     def compiled(self) -> list[ReferenceSession]:
         """One for each mode of torch.compile that the settings name, its compilation done."""

@@ -11,13 +11,12 @@ import time
 from typing import Any, Literal
 
 from sandbox.capture import Capture
-from sandbox.child.keeper import descendants
 from sandbox.errors import MachineError
 from sandbox.jail import Kind, jail_for
 from sandbox.settings import Settings
 from sandbox.workfolder import WorkFolder, shared_environment
 from sandbox.zygote import ZYGOTES, Zygote, ZygoteGone, Zygotes
-from sandbox.zygote_start import CREDENTIALS, Ends, Order, Root, Starter, fork, processes_below, spawn, starter_of
+from sandbox.zygote_start import CREDENTIALS, Ends, Order, Root, Starter, fork, processes_of, spawn, starter_of
 
 PACKET_BYTES = 160 * 1024
 FREEZE_TIMEOUT_S = 5
@@ -203,8 +202,7 @@ class Child:
 
     def _tree(self) -> list[int]:
         """All processes of the child and of its jail."""
-        outside = [self._starter.pid, *descendants(self._starter.pid)] if self._starter else []
-        return [*processes_below(self._root), *outside]
+        return processes_of(self._root, self._starter)
 
     def thaw(self) -> None:
         """Let the child go on."""

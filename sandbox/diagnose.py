@@ -14,6 +14,11 @@ _NOISE = re.compile(
 _DEEP_PATH = re.compile(r"(?:/[^\s:/'\"]+){3,}/(?=[^\s:/'\"]+)")
 
 
+def names_an_error(log: str) -> bool:
+    """Whether a compiler's or linker's error stands in it."""
+    return any(_ERROR.search(line) and "Error building extension" not in line for line in _useful(log))
+
+
 def build_reason(log: str) -> str:
     """The first error of a failed build, one line, without its folder; or the last line where no error is marked."""
     lines = _useful(log)

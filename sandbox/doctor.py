@@ -48,6 +48,8 @@ def examine() -> list[Finding]:
 
 
 def _findings() -> Iterator[Finding]:
+    from sandbox.gpu.doctor import gpu_findings
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     yield _judged(
         "system", platform.system() == "Linux", f"{platform.system()}, {processor_name()}, {cores} cores", "use Linux"
@@ -59,10 +61,10 @@ def _findings() -> Iterator[Finding]:
     yield _needed("C++ compiler", path, "for cpp and cuda candidates: apt-get install g++, or set CXX")
     ninja = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     yield _needed("ninja", ninja, "for cpp and cuda candidates: pip install ninja")
-    yield _needed("nvcc", shutil.which("nvcc"), "for cuda candidates: install the CUDA toolkit")
     free = shutil.disk_usage(tempfile.gettempdir()).free
     room = f"{free / 2**30:.1f} GiB free in {tempfile.gettempdir()}"
     yield _judged("space", free > SPACE_BYTES, room, "free some, or set TMPDIR to a place with at least 2 GiB")
+    yield from gpu_findings()
     yield from _layers()
     yield from _child()
 
@@ -72,12 +74,6 @@ def _torch() -> Iterator[Finding]:
 
     numbers = tuple(int(part) for part in torch.__version__.split(".")[:2])
     yield _judged("torch", numbers >= (2, 9), torch.__version__, "pip install 'torch>=2.9'")
-    if torch.cuda.is_available():
-        yield Finding(name="GPU", state="ok", found=torch.cuda.get_device_name())
-    else:
-        yield Finding(
-            name="GPU", state="absent", found="torch sees none", remedy="cuda and triton need one; cpp does not"
-        )
 
 
 def _layers() -> Iterator[Finding]:

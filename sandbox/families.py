@@ -31,7 +31,7 @@ def _zero_rows(x: torch.Tensor) -> torch.Tensor:
 def _mixed_magnitude(x: torch.Tensor) -> torch.Tensor:
     if not x.dim():
         return x
-    powers = torch.logspace(-3, 3, x.shape[0], dtype=torch.float64).to(x.dtype)
+    powers = torch.logspace(-3, 3, x.shape[0], dtype=torch.float64, device=x.device).to(x.dtype)
     return x * powers.view(-1, *[1] * (x.dim() - 1))
 
 

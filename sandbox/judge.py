@@ -7,8 +7,12 @@ from problems import Problem
 from sandbox import diagnose, scan
 from sandbox.authenticity import Observed, judge_authenticity, read_authenticity, refusal
 from sandbox.baselines import Baselines
-from sandbox.building import BuildStore, Toolchain, read_record, toolchain
-from sandbox.machine import versions
+from sandbox.building import BuildStore, HeaderShelf, Toolchain, read_record, toolchain
+from sandbox.floor.bound import Floor
+from sandbox.floor.keeping import Floors
+from sandbox.machine import needs_device, versions
+from sandbox.meanwhile import meanwhile
+from sandbox.opening import architecture, device_held, open_session
 from sandbox.reference import ReferenceSession
 from sandbox.sessions import Refused, Session
 from sandbox.settings import Settings
@@ -26,6 +30,7 @@ class Judge:
         self.problem = problem
         self.settings = settings or Settings()
         self._baselines = Baselines(problem, self.settings)
+        self._floors = Floors(problem, self.settings)
         self._layers: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
@@ -42,6 +47,10 @@ class Judge:
     def close(self) -> None:
         """End the reference children."""
         self._baselines.close()
+        if self.settings.gpu:
+            from sandbox.gpu.session import free_cached_memory
+
+            free_cached_memory()
 
     def judge(self, candidate: Candidate) -> Verdict:
         """Scan, build, load, run, check and time one candidate."""
@@ -65,7 +74,7 @@ class Judge:
 
     def _compile(self, built: Built) -> None:
         """Have the builder compile, or take what the same source has given before."""
-        built.worker = Session("worker", built.folder, self.settings)
+        built.worker = open_session("worker", built.folder, self.settings)
         tools = toolchain() if self.settings.shortcuts else None
         store, key = BuildStore(), self._build_key(built, tools)
         with built.stage("build"):
@@ -73,77 +82,102 @@ class Judge:
                 built.worker.greet()
                 self._layers, built.ways = built.worker.layers, (STORED,)
                 return
-            with Session("builder", built.folder, self.settings) as session:
-                self._layers = session.layers
-                # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
-                built.worker.greet()
-                session.greet()
-                self._ask_to_build(built, session, tools)
-            if tools is not None:
-                built.ways = read_record(built.folder.path).ways
-                store.keep(key, built.folder.path / "build")
+            try:
+                with Session("builder", built.folder, self.settings) as session:
+                    self._layers = session.layers
+                    # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
+                    built.worker.greet()
+                    session.greet()
+                    self._ask_to_build(built, session, tools)
+                if tools is not None:
+                    store.keep(key, built.folder.path / "build")
+            finally:
+                if tools is not None:
+                    record = read_record(built.folder.path)
+                    built.ways = record.ways
+                    HeaderShelf(tools).learn(record.compilations)
 
     def _build_key(self, built: Built, tools: Toolchain | None) -> str:
         arguments = self.reference.arguments
         digest = hashlib.sha256(repr(arguments.tree).encode())
         for raw in arguments.tensors:
-            digest.update(repr((raw.dtype, raw.shape)).encode() + raw.data)
-        return BuildStore.key(built.candidate.source, tools, arguments=digest.hexdigest())
+            digest.update(repr((raw.dtype, raw.shape)).encode() + raw.on_host)
+        more = {"arguments": digest.hexdigest()} | (
+            {"device": architecture(self.settings)} if self.settings.gpu else {}
+        )
+        return BuildStore.key(built.candidate.source, tools, **more)
 
     def _ask_to_build(self, built: Built, session: Session, tools: Toolchain | None) -> None:
         arguments = self.reference.arguments
-        shortcuts = tools.plan(self.settings.memory_bytes, narrow=False) if tools else {}
+        target = architecture(self.settings)
+        shortcuts = tools.plan(self.settings.memory_bytes, cuda_architectures=target) if tools else {}
         message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
         try:
             session.ask(message, self.settings.build_timeout_s, arguments)
         except Refused as error:
             if error.compiling:
-                reason = diagnose.build_reason(error.log)
-                raise Stopped("build", reason, diagnose.trim_build_log(error.log)) from None
+                log = error.log
+                if not diagnose.names_an_error(log):  # a verbose build prints what its compiler says
+                    log = f"{session.close()}\n{log}"
+                raise Stopped("build", diagnose.build_reason(log), diagnose.trim_build_log(log)) from None
             raise Stopped("load", error.reason, diagnose.trim_traceback(error.log)) from None
 
     def evaluate(self, built: Built) -> Verdict:
-        """Load, run, check and time what was built; removes its work folder."""
-        try:
-            if built.failure:
-                raise built.failure
-            measurement = self._measure(built)
-        except Stopped as stop:
-            return Failed(stage=stop.stage, reason=stop.reason, log=stop.log, evidence=self._evidence(built))
-        finally:
-            built.close()
-        return Passed(measurement=measurement, evidence=self._evidence(built))
+        """Load, run, check and time what was built; removes its work folder. Waits for the device where it needs it."""
+        with device_held(self.settings):
+            try:
+                if built.failure:
+                    raise built.failure
+                measurement = self._measure(built)
+            except Stopped as stop:
+                return Failed(stage=stop.stage, reason=stop.reason, log=stop.log, evidence=self._evidence(built))
+            finally:
+                built.close()
+            return Passed(measurement=measurement, evidence=self._evidence(built))
 
     def _measure(self, built: Built) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
-        timing = Timing(self._baselines, self.settings)
-        while not timing.is_enough:
-            session = built.worker or Session("worker", built.folder, self.settings)
-            built.worker = session
-            if timing.number > 0:
-                session.greet()
-            with built.stage("load"):
-                self._load(built, session, timing.baseline)
-            with built.stage("run"):
-                repeats = timing.warm_up(session)
-            if timing.number == 0:
-                built.deterministic = repeats
-            with built.stage("time"):
-                timing.measure(session)
-            session.close()
-            built.worker = None
+        with self._timing() as timing:
+            while not timing.is_enough:
+                session = built.worker or open_session("worker", built.folder, self.settings)
+                built.worker = session
+                if timing.number > 0:
+                    session.greet()
+                with built.stage("load"):
+                    self._load(built, session, timing.baseline)
+                with built.stage("run"):
+                    repeats = timing.warm_up(session)
+                if timing.number == 0:
+                    built.deterministic = repeats
+                with built.stage("time"):
+                    timing.measure(session)
+                built.worker = None
+                timing.retire(session)
         self._observe(built)
-        return timing.samples.measurement(self.settings)
+        return self._floors.added(self._baselines.first, timing.samples.measurement(self.settings))
+
+    def _timing(self) -> Timing:
+        if not self.settings.gpu:
+            return Timing(self._baselines, self.settings)
+        from sandbox.gpu.device import first_device
+        from sandbox.gpu.timing import DeviceTiming
+
+        return DeviceTiming(self._baselines, self.settings, first_device(), self._floor)
+
+    def _floor(self) -> Floor | None:
+        return self._floors.of(self._baselines.first)
 
     def _observe(self, built: Built) -> None:
         """See what runs in a call, in a process that is not timed; refuse what the problem's policy forbids."""
         reference, gradients = self._baselines.first, self.problem.direction != "forward"
-        built.worker = session = Session("worker", built.folder, self.settings)
+        built.worker = session = open_session("worker", built.folder, self.settings)
         session.greet()
+        values = reference.draw()
         try:
             with built.stage("check"):
                 self._load(built, session, reference)
-                observed = Observed.read(session.observe(reference.draw(), gradients))
+                with meanwhile(lambda: reference.status, beside=not self.settings.gpu):
+                    observed = Observed.read(session.observe(values, gradients))
         except Stopped as stop:
             observed = Observed(error=stop.reason[:200] or "it ended without a word")
         source = built.candidate.source
@@ -165,10 +199,11 @@ class Judge:
     def _load(self, built: Built, session: Session, reference: ReferenceSession) -> None:
         limit = self.settings.start_timeout_s
         message = self._load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
+        reference.admit(session)
         session.ask(message, limit, reference.arguments)
         if reference.weights.tensors:
             session.ask({"op": "weights", "names": reference.weight_names}, limit, reference.weights)
-        session.lend(reference.draw())
+        reference.equip(session)
 
     def _evidence(self, built: Built) -> Evidence:
         return Evidence(
@@ -184,6 +219,10 @@ class Judge:
 
 
 def judge(problem: Problem, candidate: Candidate, settings: Settings | None = None) -> Verdict:
-    """One verdict for one candidate; for several of the same problem, keep a `Judge`."""
-    with Judge(problem, settings) as keeper:
+    """One verdict for one candidate; for several of the same problem, keep a `Judge`.
+
+    Without settings it is judged where its language runs; plain Python on a GPU where the problem's size is for one.
+    """
+    chosen = settings or Settings(gpu=needs_device(candidate.language, problem.size))
+    with Judge(problem, chosen) as keeper:
         return keeper.judge(candidate)

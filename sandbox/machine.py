@@ -43,17 +43,31 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
+ON_DEVICE = ("cuda", "triton")
+"""Languages whose candidates run on a GPU and nowhere else."""
+
+
+def needs_device(language: str, size: str) -> bool:
+    """Whether a candidate of this language is judged on a GPU, for a problem of this size.
+
+    What is plain Python runs wherever torch does: on the device where the problem has the size for it and there is one.
+    """
+    from sandbox.gpu import driver
+
+    return language in ON_DEVICE or (language == "python" and size == "gpu" and driver.device_count() > 0)
+
+
 def require_tools(language: str) -> None:
     """Raise `MachineError`, with the remedy, where this machine can not build or run candidates of this language."""
-    import torch
+    from sandbox.gpu import driver
 
-    if language in ("cuda", "triton"):
-        if not torch.cuda.is_available():
-            raise MachineError(
-                f"this candidate is written in {language} and torch sees no CUDA device; use a GPU machine"
-            )
-        raise MachineError(f"this version judges on the CPU only, and the candidate is in {language}; use target cpp")
-    if language == "cpp" and compiler() is None:
+    if language in ON_DEVICE and driver.device_count() == 0:
+        raise MachineError(
+            f"this candidate is written in {language} and this machine has no CUDA device; use one that has"
+        )
+    if language == "cuda" and driver.toolkit_compiler() is None:
+        raise MachineError("no CUDA compiler nvcc is found; install the CUDA toolkit, or set CUDA_HOME to it")
+    if language in ("cpp", "cuda") and compiler() is None:
         wanted = os.environ.get("CXX", "g++")
         raise MachineError(f"no C++ compiler {wanted!r} is found; install one (Debian: apt-get install g++) or set CXX")
 

@@ -1,12 +1,21 @@
 """What a program that judges does to its own process, once, at its start. Not for libraries."""
 
 import ctypes
+import os
+
+from sandbox.workfolder import shared_environment
+from sandbox.zygote import ZYGOTES
 
 
-def become_a_judge() -> None:
-    """Keep freed memory, and be closed to other processes of the same user."""
+def become_a_judge(threads: int | None = None) -> None:
+    """Keep freed memory, be closed to other processes of the same user, and have children prepared.
+
+    Call it before torch is imported here: the process that children are forked from imports it meanwhile. `threads` as
+    in the settings; None for as many as there are cores.
+    """
     keep_freed_memory()
     protect_this_process()
+    ZYGOTES.find(shared_environment(threads or len(os.sched_getaffinity(0)), steady=True))
 
 
 def keep_freed_memory() -> None:

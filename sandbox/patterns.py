@@ -9,6 +9,8 @@ from sandbox.trees import flatten
 from sandbox.values import Values
 
 SHOWN = 5
+MANY = 0.02
+"""A share of all elements that is no accident."""
 CLOSE = 0.02
 """A relation holds when what is left over is below this share of the error that it explains."""
 
@@ -19,7 +21,7 @@ def describe_pattern(got: torch.Tensor, want: torch.Tensor, bound: float) -> str
     count = int(wrong.sum())
     share = f"{count} of {wrong.numel()} elements are off ({100 * count / wrong.numel():.3g} %)"
     pattern = _whole(got, want, bound) or (2 * count > wrong.numel() and _by_slices(got, want, bound)) or where(wrong)
-    lines = ["; ".join(text for text in (pattern, _content(got, want, wrong)) if text) or share]
+    lines = ["; ".join(text for text in (pattern, _content(got, want, wrong), _filled(got, want)) if text) or share]
     if lines[0] != share:
         lines.append(share)
     for index in torch.nonzero(wrong)[:SHOWN].tolist():
@@ -112,6 +114,16 @@ def _content(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> str:
         if not (wrong & ~test).any() and not (test & ~wrong).any():
             return f"wrong exactly where the right value is {name}"
     return ""
+
+
+def _filled(got: torch.Tensor, want: torch.Tensor) -> str:
+    """Places that nothing contributes to, such as those between the strides of a transposed convolution."""
+    zeros = want == 0
+    total, filled = int(zeros.sum()), int((zeros & (got != 0)).sum())
+    if total < MANY * want.numel() or filled < total / 2:
+        return ""
+    share = f"{100 * total / want.numel():.3g} % of all"
+    return f"{filled} of {total} elements that must be exactly zero ({share}) are not"
 
 
 def where(wrong: torch.Tensor) -> str:

@@ -1,16 +1,17 @@
 """The problem's own code in its own child: arguments, weights, inputs, expected values and the baseline's time."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from problems import Problem
 from sandbox.children import ChildGone, ChildLate
 from sandbox.compare import mismatch, tolerance_of
 from sandbox.errors import BrokenProblem, UnsupportedProblem
 from sandbox.lint import quick_status
+from sandbox.opening import device_held, open_session
 from sandbox.peek import PeekError
 from sandbox.sessions import Misbehaved, Refused, Session, Timed
 from sandbox.settings import CompileMode, Settings
@@ -18,6 +19,10 @@ from sandbox.values import RawTensor, Values
 from sandbox.verdict import ProblemStatus
 from sandbox.weights import changed
 from sandbox.workfolder import WorkFolder
+
+if TYPE_CHECKING:
+    from sandbox.gpu.buffers import Layout
+    from sandbox.gpu.session import GpuSession
 
 PATIENCE = 10
 """A reference may take this many times a candidate's call limit: float64 is slow, and compiling slower."""
@@ -49,12 +54,14 @@ class ReferenceSession:
     def __init__(self, problem: Problem, settings: Settings, form: Form = PLAIN) -> None:
         self.problem, self.settings, self.form = problem, settings, form
         self._folder = WorkFolder()
-        self._session = Session("reference", self._folder, settings)
+        self._session = open_session("reference", self._folder, settings)
+        self._on_device: GpuSession | None = None
         try:
-            self._session.greet()
-            with self._translated():
-                self._load()
-                self._session.lend(self.draw())
+            with device_held(settings):
+                self._session.greet()
+                with self._translated():
+                    self._load()
+                    self._lend()
         except BaseException:
             self.close()
             raise
@@ -81,10 +88,63 @@ class ReferenceSession:
             answer = self._session.ask(question, limit, Values(self.weights.tree, tuple(other)))
             self.weights = self._session.fetch(answer)
 
+    def _lend(self) -> None:
+        if not self.settings.gpu:
+            self._sample = self.draw()
+            self._session.lend(self._sample)
+            return
+        from sandbox.gpu.session import GpuSession
+
+        assert isinstance(self._session, GpuSession)
+        self._on_device = session = self._session
+        session.to_device(self.problem.precision)
+        session.trust_results()
+        self.layout: Layout = session.layout(_seed(), self._patience_s)
+        session.lend_layout(self.layout)
+        if not session.can_be_mapped():
+            session.lend_outputs(self.result_sizes[1])
+
+    @cached_property
+    def result_sizes(self) -> tuple[int, int]:
+        """On a device: bytes of a result, and of its float64 form."""
+        assert self._on_device is not None
+        with self._translated():
+            return self._on_device.size(self.problem.direction != "forward", self.draw())
+
+    @property
+    def switches(self) -> dict[str, Any]:
+        """On a device: torch's precision switches as the child reported them."""
+        return self._on_device.switches if self._on_device else {}
+
+    def work(self) -> dict[str, Any]:
+        """What `sandbox.floor.trace` finds that the problem needs; nothing is computed."""
+        values = self.draw()
+        with self._translated():
+            question = {"op": "trace", "arguments": values.tree}
+            answer = self._session.ask(question, self._patience_s)
+            work = answer.get("work")
+            return work if isinstance(work, dict) else {}
+
     def draw(self) -> Values:
         """Fresh inputs under a seed from the operating system that nobody else learns."""
         with self._translated():
+            if self._on_device is not None:
+                return self._on_device.draw(_seed(), self._patience_s)
             return self._session.fetch(self._session.ask({"op": "draw", "seed": _seed()}, self.settings.call_timeout_s))
+
+    def admit(self, worker: Session) -> None:
+        """Prepare a candidate's worker before its source runs: on a device, lend it memory like this child's."""
+        if self._on_device is not None:
+            assert isinstance(worker, type(self._on_device))
+            worker.admit(self.layout, self.result_sizes[0])
+
+    def equip(self, worker: Session) -> None:
+        """Prepare it once its model stands and has its weights: lend it memory, or move the model to the device."""
+        if self._on_device is None:
+            worker.lend(self._sample)
+        else:
+            assert isinstance(worker, type(self._on_device))
+            worker.to_device(self.problem.precision)
 
     def call(self, values: Values) -> Timed:
         """The reference as it stands: the baseline's time, and what its dtype can reach."""
@@ -100,6 +160,24 @@ class ReferenceSession:
         """The reference in float64."""
         with self._translated():
             return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
+
+    def burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
+        """On a device: as many calls in one go as there are values, the best of several runs.
+
+        What the judge's clock shows beyond the device's events, and one call's part of these, in ms.
+        """
+        from sandbox.gpu.merging import merged
+
+        session, whole = self._on_device, merged(values)
+        assert session is not None
+        op = "burst" if operation(self.problem) == "call" else f"burst {operation(self.problem)}"
+        with self._translated():
+            session.lend(whole)
+            try:
+                found = [_both_clocks(session.call(whole, self._patience_s, op)) for _ in range(1 + runs)][1:]
+            finally:
+                session.lend_layout(self.layout)
+        return min(bound - events for bound, events in found), min(events for _, events in found) / len(values)
 
     def expect(self, result_bytes: int) -> None:
         """Prepare for results of this size."""
@@ -154,6 +232,11 @@ class ReferenceSession:
         """End the child."""
         self._session.close()
         self._folder.close()
+
+
+def _both_clocks(timed: Timed) -> tuple[float, float]:
+    events = timed.device.device_ms if timed.device else None
+    return timed.milliseconds, events or timed.milliseconds
 
 
 def _seed() -> int:

@@ -1,7 +1,7 @@
 """The judge's side of a worker: load, lend, call; values in and raw outputs out."""
 
 import time
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from sandbox.arena import Arena
 from sandbox.children import Child, ChildGone, ChildLate
@@ -12,6 +12,9 @@ from sandbox.settings import Defence, Settings
 from sandbox.trees import is_sound
 from sandbox.values import Values
 from sandbox.workfolder import WorkFolder
+
+if TYPE_CHECKING:
+    from sandbox.gpu.session import Witnessed
 
 
 class Refused(Exception):
@@ -37,6 +40,8 @@ class Timed(NamedTuple):
     output: Values
     milliseconds: float
     cpu_ms: float
+    device: "Witnessed | None" = None
+    """What else is known of a call on a GPU."""
 
 
 ROOM, LEAST_BYTES = 4, 2**24

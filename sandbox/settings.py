@@ -63,7 +63,7 @@ class Settings(Record):
     """Independent processes for each side: every pair of them is a candidate's fresh worker and another baseline's."""
     min_pairs: int = Field(default=20, ge=4)
     max_pairs: int = Field(default=60, ge=4)
-    time_budget_s: float = 3
+    time_budget_s: float = 2
     """Timing stops here even where the interval is still wide, but never before `min_pairs` and `worker_pairs`."""
     interval_target: float = 0.03
     """Timing stops when the half width of the speedup's interval is below this."""

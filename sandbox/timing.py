@@ -3,10 +3,14 @@
 import random
 import time
 from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
 
 from sandbox.baselines import Baselines
 from sandbox.compare import mismatch, tolerance_of
 from sandbox.families import DRAWN, schedule, vary
+from sandbox.meanwhile import meanwhile
 from sandbox.reference import ReferenceSession, operation
 from sandbox.sessions import Session, Timed
 from sandbox.settings import Defence, Settings
@@ -61,7 +65,10 @@ class Samples:
 
 
 class Timing:
-    """Times one candidate, worker pair after worker pair, until enough is known."""
+    """Times one candidate, worker pair after worker pair, until enough is known. Use it as a context.
+
+    What is not timed goes on side by side: a result is compared while the next values are drawn.
+    """
 
     def __init__(self, baselines: Baselines, settings: Settings) -> None:
         self._baselines, self._settings = baselines, settings
@@ -70,10 +77,20 @@ class Timing:
         self._families = schedule(random.SystemRandom())
         self._only: Values | None = None
         """Where values are not to be fresh: those of the first call."""
+        self._beside = ThreadPoolExecutor(1)
+        self._ahead: Future[tuple[str, Values]] | None = None
+        self._retired: Future[str] | None = None
         self._spent_s = 0.0
         self.samples = Samples()
         self.number = 0
         """Of the present worker pair, counted from 0."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # No reference may be left with a question whose answer nobody hears.
+        self._beside.shutdown(wait=True)
 
     @property
     def baseline(self) -> ReferenceSession:
@@ -86,22 +103,39 @@ class Timing:
         Tells whether the candidate repeats itself bit by bit; None where that was not tried.
         """
         repeats = None
+        values = self._values(DRAWN)
         for turn in range(self._settings.warm_up):
-            values = self._values(DRAWN)
             theirs = self.baseline.call(values)
             if turn == 0:
-                session.expect(theirs.output.size)
-                self.baseline.expect(theirs.output.size)
+                self._expect(session, theirs.output.size)
             mine = self._call(session, values)
             if self.number == 0:
                 self._check(mine, theirs, values, DRAWN)
                 if turn == 0:
                     repeats = mine.output == self._call(session, values).output
+                    self._start_others()
+                values = self._values(DRAWN)
             for other in (self._other(), *self._baselines.compiled()):
                 if other is not None:
                     other.call_ms(values)
             self._settle(session, values, theirs.milliseconds)
         return repeats
+
+    def _expect(self, session: Session, result_bytes: int) -> None:
+        with meanwhile(lambda: self.baseline.expect(result_bytes), beside=not self._settings.gpu):
+            session.expect(result_bytes)
+
+    def _start_others(self) -> None:
+        """A candidate that is right is worth the other processes of the baseline."""
+        if not self._settings.gpu:
+            self._baselines.start()
+
+    def retire(self, session: Session) -> None:
+        """End a worker whose part is done, while the next one starts; it has ended before anything is timed again."""
+        if self._settings.gpu:
+            session.close()
+        else:
+            self._retired = self._beside.submit(session.close)
 
     def _settle(self, session: Session, values: Values, milliseconds: float) -> None:
         """More untimed calls of short ones: a fresh process takes some ten of them to come to its speed."""
@@ -111,6 +145,8 @@ class Timing:
 
     def measure(self, session: Session) -> None:
         """The timed calls of the present worker pair; the next one is due after it."""
+        if self._retired is not None:
+            self._retired.result()
         start = time.monotonic()
         for turn in range(PAIRS_A_WORKER):
             self._pair(session, turn)
@@ -120,19 +156,18 @@ class Timing:
 
     def _pair(self, session: Session, turn: int) -> None:
         """All sides once on the same values. In two of four pairs the placebo is one of them."""
-        family = next(self._families)
-        values = self._values(family)
+        family, values = self._next()
         other = self._other() if turn % 2 == 0 else None
-        sides: list[Session | ReferenceSession] = [session, self.baseline, *self._baselines.compiled()]
-        sides += [other] if other else []
         times: dict[int, float] = {}
-        for side in reversed(sides) if turn in BACKWARDS else sides:
+        for side in self._sides(session, other, turn):
             if isinstance(side, Session):
                 mine = self._call(side, values)
             elif side is self.baseline:
                 theirs = side.call(values)
             else:
                 times[id(side)] = side.call_ms(values)
+        if turn < PAIRS_A_WORKER - 1:
+            self._draw_ahead()
         if self._has("timed_check"):
             self._check(mine, theirs, values, family)
         samples = self.samples
@@ -146,24 +181,51 @@ class Timing:
         if other:
             samples.placebo.append((times[id(other)], theirs.milliseconds, self.number))
 
+    def _sides(
+        self, session: Session, other: ReferenceSession | None, turn: int
+    ) -> Sequence[Session | ReferenceSession]:
+        """All sides in the order in which they are called in this turn."""
+        sides: list[Session | ReferenceSession] = [session, self.baseline, *self._baselines.compiled()]
+        sides += [other] if other else []
+        return sides[::-1] if turn in BACKWARDS else sides
+
     def _other(self) -> ReferenceSession | None:
         """Another process of the baseline, for the placebo; None where the settings have but one."""
         if self._settings.worker_pairs == 1 or not self._has("placebo"):
             return None
         return self._baselines.eager(self.number + 1)
 
+    def _next(self) -> tuple[str, Values]:
+        """A family and values of it that no call has seen; those drawn ahead, if there are any."""
+        ahead, self._ahead = self._ahead, None
+        return ahead.result() if ahead else self._draw()
+
+    def _draw(self) -> tuple[str, Values]:
+        family = next(self._families)
+        return family, self._values(family)
+
+    def _draw_ahead(self) -> None:
+        """Have the values of the next pair drawn by another thread, unless their source is busy with what is right."""
+        if self._source is not self.baseline:
+            self._ahead = self._beside.submit(self._draw)
+
+    @property
+    def _source(self) -> ReferenceSession:
+        """Values are drawn in a process that is not timed on them: it would come to the call with warm caches."""
+        return self._baselines.eager(self.number + 2)
+
     def _values(self, family: str) -> Values:
-        # Drawn in a process that is not timed on them: it would come to the call with warm caches.
-        source = self._baselines.eager(self.number + 2)
         if not self._has("fresh_values"):
-            self._only = self._only or source.draw()
+            self._only = self._only or self._source.draw()
             return self._only
-        return vary(source.draw(), family if self._has("families") else DRAWN)
+        return vary(self._source.draw(), family if self._has("families") else DRAWN)
 
     def _call(self, session: Session, values: Values) -> Timed:
         return session.call(values, self._call_limit_s(), self._operation)
 
     def _check(self, mine: Timed, theirs: Timed, values: Values, family: str) -> None:
+        if mine.output == theirs.output and self._tolerance.factor >= 1:
+            return  # bit by bit: its error is the reference's own, whatever is right
         wrong = mismatch(mine.output, self.baseline.exact(values), theirs.output, self._tolerance)
         if wrong:
             raise Stopped("check", f"{wrong.reason} (on inputs {family})", wrong.details)

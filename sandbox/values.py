@@ -5,23 +5,49 @@ from typing import Any, NamedTuple
 import torch
 
 
+class DeviceBytes:
+    """Bytes in device memory that only the judge has."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Over a contiguous tensor of bytes."""
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return self.tensor.numel()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceBytes) and torch.equal(self.tensor, other.tensor)
+
+    __hash__ = None  # type: ignore[assignment]  # as of a bytearray
+
+
 class RawTensor(NamedTuple):
     """The bytes of a contiguous tensor, with what is needed to read them."""
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytearray
+    data: bytearray | DeviceBytes
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "RawTensor":
-        """The bytes of a CPU tensor, made contiguous."""
+        """The bytes of a tensor, made contiguous; on a device they stay there."""
         flat = tensor.detach().contiguous().reshape(-1)
-        data = bytearray(flat.view(torch.uint8).numpy().data) if flat.numel() else bytearray()
-        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
+        name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        if tensor.is_cuda:
+            return cls(name, shape, DeviceBytes(flat.view(torch.uint8)))
+        return cls(name, shape, bytearray(flat.view(torch.uint8).numpy().data) if flat.numel() else bytearray())
+
+    @property
+    def on_host(self) -> bytearray:
+        """The bytes, where they are the host's."""
+        assert isinstance(self.data, bytearray)
+        return self.data
 
     def tensor(self) -> torch.Tensor:
-        """The values as a CPU tensor over the same bytes; treat it as read-only."""
+        """The values as a tensor over the same bytes, where they are; treat it as read-only."""
         dtype = getattr(torch, self.dtype)
+        if isinstance(self.data, DeviceBytes):
+            return self.data.tensor.view(dtype).view(self.shape)
         if not self.data:
             return torch.empty(self.shape, dtype=dtype)
         return torch.frombuffer(self.data, dtype=dtype).view(self.shape)

@@ -5,8 +5,11 @@ import statistics
 from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from sandbox.floor.bound import Floor
+from sandbox.gpu.record import DeviceRecord
+from sandbox.record import Record as Record  # noqa: PLC0414 - others take it from here
 from sandbox.statistics import Interval, paired_ratio, ratio_interval
 
 Stage = Literal["scan", "build", "load", "run", "check", "time"]
@@ -18,12 +21,6 @@ SAME_WITHIN = 0.01
 """A difference that may be smaller than this is called none."""
 PLACEBO_WITHIN = 0.03
 """The baseline against itself must come this close to 1, or the machine is too noisy to say anything."""
-
-
-class Record(BaseModel):
-    """A frozen, closed record: unknown fields are errors, and nothing changes after construction."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Candidate(Record):
@@ -79,6 +76,12 @@ class Measurement(Record):
     """Processor time of all threads of the candidate in each of its timed calls: a witness apart from the clock."""
     eager_cpu_ms: tuple[float, ...] = ()
     """The same of the eager baseline."""
+    clock: Literal["bound", "events"] = "bound"
+    """Whose times the samples are: of the judge's clock, or of the device's events where a burst confirms them."""
+    floor: Floor | None = None
+    """What no program can beat on this machine; None where it is not known."""
+    on_device: DeviceRecord | None = None
+    """How the samples came about on a GPU; None on a processor."""
 
     @property
     def closest(self) -> Pairing:
@@ -119,6 +122,16 @@ class Measurement(Record):
     def candidate_ms(self) -> float:
         """Median time of the candidate in ms, over all samples of the pairing that counts."""
         return statistics.median(self.closest.candidate_ms)
+
+    @property
+    def floor_ms(self) -> float | None:
+        """What the device could do at best with the reference's algorithm."""
+        return self.floor.floor_ms if self.floor else None
+
+    @property
+    def fraction_of_floor(self) -> float | None:
+        """`floor_ms` over the candidate's time: 1 is as fast as the device can be."""
+        return self.floor.fraction(self.candidate_ms) if self.floor else None
 
     @property
     def baselines_ms(self) -> dict[str, float]:

@@ -140,12 +140,6 @@ class ForkedKeeper:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def processes_below(root: Root) -> list[int]:
-    """The tree's processes with the first; empty where there is none yet."""
-    pid = int(getattr(root, "pid", -1))
-    return [pid, *keeper.descendants(pid)] if pid > 0 else []
-
-
 class Starter:
     """The process outside a child's namespaces that has started it there; it ends soon after the child."""
 
@@ -159,6 +153,13 @@ class Starter:
         poll.register(self._fd, select.POLLIN)
         poll.poll(1000 * LEAVING_S)
         os.close(self._fd)
+
+
+def processes_of(*firsts: Root | Starter | None) -> list[int]:
+    """The trees' processes with the first of each; empty where there is none yet."""
+    pids = [int(getattr(first, "pid", -1)) for first in firsts]
+    roots = [pid for pid in pids if pid > 0]
+    return [*roots, *keeper.descendants(*roots)]
 
 
 def starter_of(child: int, zygote: Zygote | None) -> Starter | None:

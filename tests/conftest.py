@@ -1,3 +1,4 @@
+import contextlib
 import threading
 
 import pytest
@@ -5,18 +6,26 @@ import pytest
 from tests.model_server import Server
 
 
+@contextlib.contextmanager
+def serving(*replies):
+    """A server with these replies."""
+    server = Server(replies)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 @pytest.fixture
 def model_server():
     """Starts servers with the given replies; stopped at the end of the test."""
-    servers = []
+    with contextlib.ExitStack() as servers:
+        yield lambda *replies: servers.enter_context(serving(*replies))
 
-    def start(*replies):
-        server = Server(replies)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return server
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+def pytest_collection_modifyitems(items):
+    """Files with slow tests come first, so that at the end no worker is left alone with one."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import serving
 from tests.model_server import fenced
 from tests.texts import PROBLEM, RIGHT
 
@@ -53,6 +54,20 @@ def test_the_readme_has_no_other_kinds_of_commands():
     assert {line.split()[0] for line in commands()} == {"make", "kernelwright"}
 
 
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory):
+    """What the README's user has done by then: a run, and a verdict on record."""
+    folder = tmp_path_factory.mktemp("earlier")
+    (folder / "my_problem.py").write_text(PROBLEM)
+    (folder / "my_right.py").write_text(RIGHT)
+    with serving(fenced(RIGHT)) as server:
+        start = ["kernelwright", "run", "my_problem.py", "--model", "m", "--out", "runs/TIME", "--attempts", "1"]
+        assert called(start, folder, server).returncode in (0, 1)  # on a busy machine, too noisy to keep a kernel
+        judged = called(["kernelwright", "judge", "my_problem.py", "my_right.py", "--json"], folder, server)
+    (folder / "record.json").write_text(judged.stdout)
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "path/to").mkdir(parents=True)
@@ -65,12 +80,12 @@ def folder(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("kernelwright ")])
-def test_a_command_of_the_readme_works(folder, model_server, line):
+def test_a_command_of_the_readme_works(folder, earlier, model_server, line):
     candidate = RIGHT if re.search("my_problem|path/to|runs/", line) else RMS_NORM
     (folder / "candidate.py").write_text(candidate)
     server = model_server(fenced(candidate))
     words = [word.replace("http://localhost:8000/v1", server.base_url) for word in shlex.split(line)]
-    prepare(folder, words, server)
+    prepare(folder, words, earlier)
     if "softmax_rows" in words:
         # One right answer for all problems there is not: what is said is asked, and the wrong ones are told.
         assert called([*words, "--attempts", "1"], folder, server).returncode == 1
@@ -81,7 +96,7 @@ def test_a_command_of_the_readme_works(folder, model_server, line):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def prepare(folder, words, server):
+def prepare(folder, words, earlier):
     """What the README's user has by then: a run, a record, folders of problems and candidates."""
     for path, text in {
         "problems/mine.py": PROBLEM,
@@ -92,8 +107,7 @@ def prepare(folder, words, server):
         (folder / path).write_text(text)
     (folder / "reply.txt").write_text(fenced(RIGHT))
     if words[1] != "run" and any(word.startswith("runs") and word != "runs/theirs" for word in words):
-        start = ["kernelwright", "run", "my_problem.py", "--model", "m", "--out", "runs/TIME", "--attempts", "1"]
-        assert called(start, folder, server).returncode in (0, 1)  # on a busy machine, too noisy to keep a kernel
+        shutil.copytree(earlier / "runs", folder / "runs")
     if "runs/A" in words:
         (folder / "runs/TIME").rename(folder / "runs/A")
         shutil.copytree(folder / "runs/A", folder / "runs/B")
@@ -101,8 +115,7 @@ def prepare(folder, words, server):
         (folder / "runs/theirs").mkdir(parents=True)
         (folder / "runs/theirs/level_1_problem_1_sample_0_kernel.py").write_text(RIGHT)
     if "record.json" in words:
-        judged = called(["kernelwright", "judge", "my_problem.py", "my_right.py", "--json"], folder, server)
-        (folder / "record.json").write_text(judged.stdout)
+        shutil.copy(earlier / "record.json", folder)
 
 
 def called(words, folder, server):

@@ -6,19 +6,19 @@ Lines are joined by `custom_id`, the request's digest, so their order and number
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from agent.events import Replied, RepliedAgain
 from agent.journal import Journal
 from agent.log import RunLog
 from agent.providers.chat import read_reply
-from agent.providers.protocol import ProviderError
+from agent.providers.protocol import Waiting
 from agent.records import Ask, Attempt, Reply, Request
 from agent.view import fold
 from prompts import Prompt
 from sandbox.verdict import Record
 
-ENDPOINT = "/v1/chat/completions"
+ENDPOINT: Final = "/v1/chat/completions"
 
 
 class Deferred:
@@ -27,8 +27,8 @@ class Deferred:
     name = "batch"
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """Raises `ProviderError` always."""
-        raise ProviderError(
+        """Raises `Waiting` always."""
+        raise Waiting(
             "the asks wait for a batch: `kernelwright batch export`, send the file, `kernelwright batch import`, "
             "then `kernelwright resume`"
         )

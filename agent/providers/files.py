@@ -8,7 +8,7 @@ the same again, and finds the answers that came meanwhile.
 from pathlib import Path
 
 from agent.atomic import write_atomically
-from agent.providers.protocol import ProviderError
+from agent.providers.protocol import ProviderError, Waiting
 from agent.records import Ask, Reply, Request, Usage
 from prompts import Prompt
 
@@ -26,7 +26,7 @@ class Files:
         self.folder = folder
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """The answer that lies in the folder; `ProviderError` that names what is still missing where there is none."""
+        """The answer that lies in the folder; `Waiting`, which names what is still missing, where there is none."""
         answer = self.folder / f"{request.digest}{ANSWER}"
         try:
             self._put_task(request)
@@ -34,7 +34,7 @@ class Files:
         except (OSError, UnicodeDecodeError) as error:
             raise ProviderError(f"cannot use the folder of tasks {self.folder} ({error}); mend it") from error
         if not text.strip():
-            raise ProviderError(self._wanted())
+            raise Waiting(self._wanted())
         return Reply(
             text=text,
             finish_reason="stop",

@@ -1,4 +1,4 @@
-"""`openai`: any server that speaks the chat completion format, through the official client.
+"""`openai`: any server that speaks chat completions or responses, through the official client.
 
 The key comes from an environment variable, goes into the request's header and nowhere else: no record, message or
 error of ours holds it, not even where the server sends it back.
@@ -10,13 +10,14 @@ import os
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from agent.providers.chat import read_reply
 from agent.providers.protocol import ProviderError
+from agent.providers.wires import WIRES, Api
 from agent.records import Ask, Reply, Request
 from prompts import Prompt
 from sandbox.verdict import Record
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 OWN_URL = "https://api.openai.com/v1"
 OWN_HOST = "api.openai.com"
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+"""No proxy can reach these for us."""
 NO_KEY = "none"
 """Sent to servers that ask for no key, since the client insists on one."""
 SHORTEST_SECRET = 8
@@ -38,7 +41,10 @@ class OpenAISettings(Record):
     base_url: str | None = None
     """None is the variable OPENAI_BASE_URL, or else OpenAI's own."""
     api_key_env: str = "OPENAI_API_KEY"
-    api: Literal["chat"] = "chat"
+    """Name of the variable that holds the key; empty for a server that asks for none."""
+    needs_key: bool = False
+    """Whether to refuse at once where the variable holds none; OpenAI's own server always needs one."""
+    api: Api = "chat"
     max_retries: int = Field(default=5, ge=0)
     """Of one request, by the client: on lost connections, timeouts, 408, 409, 429 and 5xx; it heeds Retry-After."""
     timeout_s: float = Field(default=600, gt=0)
@@ -55,36 +61,53 @@ class OpenAIProvider:
     def __init__(self, settings: OpenAISettings | None = None, environment: Mapping[str, str] = os.environ) -> None:
         self.settings = settings or OpenAISettings()
         self.base_url = self.settings.base_url or environment.get("OPENAI_BASE_URL") or OWN_URL
-        self._is_own = _host(self.base_url) == OWN_HOST
+        host = _host(self.base_url)
+        self._is_own = host == OWN_HOST
+        self._is_near = host in LOOPBACK
         self._key = self._found_key(environment)
+        self._wire = WIRES[self.settings.api]
 
     def __repr__(self) -> str:
         return f"OpenAIProvider({self.base_url!r})"
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """See `Provider.complete`. A client lives for one request, so that any event loop may be the next one."""
+        start = time.monotonic()
+        with self.told(f"model {request.model!r}, or no {self._wire.noun}s"):
+            try:
+                async with asyncio.timeout(self.settings.deadline_s), self._client() as client:
+                    answer: Any = await self._wire.send(client, self._wire.arguments(request, self._is_own))
+            except TimeoutError as error:
+                raise self._error(f"did not finish within {self.settings.deadline_s:.0f} s", retryable=True) from error
+        return self._read(answer, request, time.monotonic() - start)
+
+    def plain_client(self) -> "openai.OpenAI":
+        """A client without an event loop, for what is no request to a model. Close it."""
         import openai
 
-        start = time.monotonic()
+        unproxied = openai.DefaultHttpxClient(trust_env=False) if self._is_near else None
+        return openai.OpenAI(http_client=unproxied, **self._client_options())
+
+    @contextmanager
+    def told(self, wanted: str) -> Iterator[None]:
+        """Turn the client's errors into `ProviderError`; `wanted` is what a server may lack, in a few words."""
+        import openai
+
         try:
-            async with asyncio.timeout(self.settings.deadline_s), self._client() as client:
-                answer: Any = await client.chat.completions.create(**self._arguments(request))
-        except TimeoutError as error:
-            raise self._error(f"did not finish within {self.settings.deadline_s:.0f} s", retryable=True) from error
+            yield
         except openai.APIResponseValidationError as error:
-            raise self._no_completion() from error
+            raise self._no_answer() from error
         except openai.APIStatusError as error:
-            raise self._refused(error, request.model) from None
+            raise self._refused(error, wanted) from None
         except openai.APIConnectionError as error:
             raise self._unreachable(error) from None
         except json.JSONDecodeError as error:  # what calls itself JSON and is none
-            raise self._no_completion() from error
-        return self._read(answer, request, time.monotonic() - start)
+            raise self._no_answer() from error
 
     def _found_key(self, environment: Mapping[str, str]) -> str:
         variable = self.settings.api_key_env
         key = environment.get(variable, "").strip()
-        if not key and self._is_own:
+        if not key and (self._is_own or self.settings.needs_key):
             raise ProviderError(
                 f"there is no key in the variable {variable}; set it, or give the base_url of another server"
             )
@@ -95,50 +118,45 @@ class OpenAIProvider:
     def _client(self) -> "openai.AsyncOpenAI":
         import openai
 
-        return openai.AsyncOpenAI(
-            api_key=self._key,
-            base_url=self.base_url,
-            max_retries=self.settings.max_retries,
-            timeout=self.settings.timeout_s,
-        )
+        unproxied = openai.DefaultAsyncHttpxClient(trust_env=False) if self._is_near else None
+        return openai.AsyncOpenAI(http_client=unproxied, **self._client_options())
 
-    def _arguments(self, request: Request) -> dict[str, Any]:
-        # OpenAI's newer models refuse max_tokens; most other servers know nothing else.
-        limit = "max_completion_tokens" if self._is_own else "max_tokens"
-        options = {"temperature": request.temperature, limit: request.max_tokens}
-        message = {"role": "user", "content": request.prompt}
-        given = {name: value for name, value in options.items() if value is not None}
-        return {"model": request.model, "messages": [message], **given}
+    def _client_options(self) -> dict[str, Any]:
+        return {
+            "api_key": self._key,
+            "base_url": self.base_url,
+            "max_retries": self.settings.max_retries,
+            "timeout": self.settings.timeout_s,
+        }
 
     def _read(self, answer: Any, request: Request, latency_s: float) -> Reply:
-        import openai.types.chat
-
-        # An HTML page comes back from the client as a str, and any JSON object as a completion with empty fields.
-        if not isinstance(answer, openai.types.chat.ChatCompletion):
-            raise self._no_completion()
+        # Any JSON object comes back from the client as an answer with empty fields.
+        if not self._wire.is_answer(answer):
+            raise self._no_answer()
         plain = json.loads(self._without_key(json.dumps(answer.to_dict(warnings=False), default=str)))
+        if (why := self._wire.failure(plain)) is not None:
+            raise self._error(f"could not finish the answer ({_one_line(why)}); try again later", retryable=True)
         request_id = None if answer._request_id is None else self._without_key(answer._request_id)
-        reply = read_reply(plain, asked_model=request.model, request_id=request_id, latency_s=latency_s)
+        reply = self._wire.read(plain, request, request_id, latency_s)
         if reply is None:
-            raise self._no_completion()
+            raise self._no_answer()
         return reply
 
-    def _refused(self, error: "openai.APIStatusError", model: str) -> ProviderError:
+    def _refused(self, error: "openai.APIStatusError", wanted: str) -> ProviderError:
         status = error.status_code
         said = self._without_key(_said(error))
         match status:
             case 401 | 403:
-                key = f"the key in {self.settings.api_key_env}"
-                return self._error(f"refused {key} ({status}); check that it is right and may use model {model!r}")
+                return self._error(f"refused the key in {self.settings.api_key_env} ({status}); check what it allows")
             case 404:
-                return self._error(f"knows no model {model!r}, or no chat completions (404: {said}); check both names")
+                return self._error(f"knows no {wanted} (404: {said}); check the names")
             case 429 if error.code != "insufficient_quota":
                 return self._error(f"is asked too often (429: {said}); wait, or use fewer slots", retryable=True)
             case 429:
                 return self._error(f"says that the quota is used up ({said}); top it up or use another key")
             case 408 | 409 | 500 | 501 | 502 | 503 | 504 | 529:
                 return self._error(f"is in trouble ({status}: {said}); try again later", retryable=True)
-        return self._error(f"refused the request ({status}: {said}); check model {model!r} and the options")
+        return self._error(f"refused the request ({status}: {said}); check the options")
 
     def _unreachable(self, error: "openai.APIConnectionError") -> ProviderError:
         import openai
@@ -153,8 +171,8 @@ class OpenAIProvider:
         why = self._without_key(_one_line(str(causes[-1]) or type(causes[-1]).__name__))
         return self._error(f"cannot be reached ({why}); check the address and that the server runs")
 
-    def _no_completion(self) -> ProviderError:
-        return self._error("did not answer with a chat completion; did you forget /v1?")
+    def _no_answer(self) -> ProviderError:
+        return self._error(f"did not answer with a {self._wire.noun}; did you forget /v1?")
 
     def _error(self, what: str, *, retryable: bool = False) -> ProviderError:
         return ProviderError(f"base_url {self.base_url} {what}", retryable=retryable)

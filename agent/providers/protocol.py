@@ -15,6 +15,10 @@ class ProviderError(Exception):
         """Whether the same request may well succeed a little later."""
 
 
+class Waiting(ProviderError):
+    """No answer is there yet, since someone else gives it later: the search rests, and other problems go on."""
+
+
 class NoMoreAnswers(Exception):
     """The provider has given all the answers that it has; an ordinary end of a search."""
 

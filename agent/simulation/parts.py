@@ -15,9 +15,21 @@ from agent.records import Ask, Reply, Request, Usage
 from agent.simulation.landscape import STANDARD, Assumptions, Kernel, Landscape
 from problems import Problem
 from prompts import Prompt
-from sandbox.verdict import Authenticity, Candidate, Evidence, Failed, Measurement, Pairing, Passed, Verdict
+from sandbox.verdict import (
+    Authenticity,
+    Candidate,
+    Evidence,
+    Failed,
+    Measurement,
+    Pairing,
+    Passed,
+    ProblemStatus,
+    Verdict,
+)
 
-EVIDENCE = Evidence(jail=(), seconds={}, authenticity=Authenticity(label="unknown"), problem_status=None, versions={})
+UNREAL = ProblemStatus(status="weak", why=("simulated: nothing was run",))
+"""Keeps made-up speedups out of every ranking."""
+EVIDENCE = Evidence(jail=(), seconds={}, authenticity=Authenticity(label="unknown"), problem_status=UNREAL, versions={})
 PAIRS = 4
 _KERNEL = re.compile(r"^KERNEL = '(.*)'$", re.MULTILINE)
 
@@ -107,6 +119,9 @@ class SimulatedEvaluator:
         samples = tuple(speedup * (1 + 0.01 * at) for at in range(PAIRS))
         pairing = Pairing(baseline="eager", candidate_ms=(1.0,) * PAIRS, baseline_ms=samples)
         return Passed(measurement=Measurement(pairings=(pairing,), threads=1), evidence=EVIDENCE)
+
+    def release(self, problem: Problem) -> None:
+        """Nothing is held for a problem."""
 
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
         """Simulated candidates declare no constants, so none is ever screened."""

@@ -1,7 +1,10 @@
 """Reading what the user names on the command line."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from kernelwright.endings import UserMistake
 
@@ -20,3 +23,19 @@ def read_text(path: str, what: str) -> str:
         raise UserMistake(f"there is no {what} {path}; check the path") from None
     except OSError as error:
         raise UserMistake(f"{what} {path} can not be read ({error.strerror}); check the path and its rights") from None
+
+
+@contextmanager
+def opened(path: str, what: str) -> Iterator[TextIO]:
+    """A file to be read line by line, however large, or standard input for `-`; only a newline ends a line."""
+    if path == "-":
+        yield sys.stdin
+        return
+    try:
+        file = open(path, encoding="utf-8", errors="replace", newline="\n")  # noqa: SIM115 - closed below
+    except FileNotFoundError:
+        raise UserMistake(f"there is no {what} {path}; check the path") from None
+    except OSError as error:
+        raise UserMistake(f"{what} {path} can not be read ({error.strerror}); check the path and its rights") from None
+    with file:
+        yield file

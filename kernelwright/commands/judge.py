@@ -19,7 +19,7 @@ def judge(
         str | None, typer.Argument(help="Catalog name, or path of a .py file in the KernelBench convention.")
     ] = None,
     candidate: Annotated[str | None, typer.Argument(help="File that defines ModelNew; - for standard input.")] = None,
-    size: Annotated[str | None, typer.Option(help="Size of a catalog problem: cpu or gpu.")] = None,
+    size: Annotated[str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: what fits.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads for both sides; default: all cores.")] = None,
     compiled: Annotated[
         list[str] | None, typer.Option("--compile", help="Measure against this torch.compile mode too; repeatable.")
@@ -37,25 +37,31 @@ def judge(
         _recheck(record, as_json)
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
-    from problems import load_problem
-    from sandbox.judge import judge as judge_candidate
-    from sandbox.machine import require_tools
+    from problems import catalog_names, load_problem
+    from sandbox.machine import ON_DEVICE, needs_device, require_tools
     from sandbox.own_process import become_a_judge
+
+    source = read_text(candidate, "candidate file")
+    language = _language(source)
+    if size is None and language in ON_DEVICE and problem in catalog_names():
+        size = "gpu"
+    found = load_problem(problem, size)
+    if backward:
+        found = found.model_copy(update={"direction": "both"})
+    policy, modes = jail_policy(jail), compile_modes(compiled or [])
+    become_a_judge(threads)
+    # All of these import torch, which the process that has just been started does too.
+    from sandbox.judge import judge as judge_candidate
     from sandbox.report import report
     from sandbox.settings import Settings
     from sandbox.verdict import Candidate
 
-    found = load_problem(problem, size)
-    if backward:
-        found = found.model_copy(update={"direction": "both"})
-    source = read_text(candidate, "candidate file")
-    language = _language(source)
     require_tools(language)
-    become_a_judge()
     given: dict[str, Any] = {"threads": threads, "min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     settings = Settings(
-        jail=jail_policy(jail),
-        compiled=compile_modes(compiled or []),
+        jail=policy,
+        gpu=needs_device(language, found.size),
+        compiled=modes,
         **{key: value for key, value in given.items() if value is not None},
     )
     verdict = judge_candidate(found, Candidate(source=source, language=language), settings)
@@ -116,7 +122,12 @@ def _failure(found: dict[str, Any]) -> str:
 
 def _success(found: dict[str, Any]) -> str:
     baselines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found["baselines_ms"].items())
+    floor = ""
+    if found.get("floor_ms") is not None:
+        floor = (
+            f"; the floor is {found['floor_ms']:.3g} ms, {100 * found['floor_ms'] / found['candidate_ms']:.0f} % of it"
+        )
     return (
         f"passed: {found['speedup']:.2f} x [{found['speedup_low']:.2f}, {found['speedup_high']:.2f}], "
-        f"{found['comparison'].replace('_', ' ')}; candidate {found['candidate_ms']:.3f} ms, {baselines}"
+        f"{found['comparison'].replace('_', ' ')}; candidate {found['candidate_ms']:.3f} ms, {baselines}{floor}"
     )

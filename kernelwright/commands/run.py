@@ -5,25 +5,44 @@ from typing import Annotated
 
 import typer
 
+from kernelwright.commands.answering import Answering, answering
+from kernelwright.commands.executing import executor_choice
 from kernelwright.commands.policies import jail_policy
 from kernelwright.commands.running import go
-from kernelwright.commands.searching import RECORDED_CHOICES, checked_config, search_options
+from kernelwright.commands.searching import checked_config, search_options
 from kernelwright.endings import UserMistake
 
 
 def run(
     problems: Annotated[list[str] | None, typer.Argument(help="Catalog names, or paths of .py files.")] = None,
     suite: Annotated[str | None, typer.Option(help="demo, catalog or seeds.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model to ask; without one the recorded answers are used.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="Server that speaks OpenAI's chat completions.")] = None,
-    api_key_env: Annotated[str, typer.Option(help="Environment variable that holds the key.")] = "OPENAI_API_KEY",
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask; without one or a --provider the recorded answers are used.")
+    ] = None,
+    provider: Annotated[
+        str | None,
+        typer.Option(help="recorded, files, batch, local, simulated, or a server of `kernelwright models list`."),
+    ] = None,
+    base_url: Annotated[str | None, typer.Option(help="Server that speaks OpenAI's format.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the key; default: OPENAI_API_KEY.")
+    ] = None,
+    api: Annotated[str | None, typer.Option(help="chat or responses; default: chat.")] = None,
+    presets: Annotated[Path | None, typer.Option(help="Table of further servers (TOML).")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="For --provider files: where the tasks lie; default: tasks in the run.")
+    ] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder of answers that are not asked for again.")] = None,
     target: Annotated[str, typer.Option(help="cpp, cuda or triton.")] = "cpp",
     size: Annotated[str | None, typer.Option(help="cpu or gpu; default: what fits the target.")] = None,
     strategy: Annotated[
         str, typer.Option(help="refine, best_of, beam, pool, elites, islands, tree, race, or file.py:function.")
     ] = "refine",
     attempts: Annotated[int, typer.Option(min=1, help="Budget for each problem.")] = 10,
-    slots: Annotated[int, typer.Option(min=1, help="Attempts in flight at once for a problem.")] = 1,
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, help="Attempts in flight at once for a problem; default: 1, or all for a batch."),
+    ] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Problems that are searched at once.")] = 1,
     without: Annotated[list[str] | None, typer.Option(help="Leave a prompt section out; may be repeated.")] = None,
     prices: Annotated[Path | None, typer.Option(help="Price table (TOML), for budgets in USD.")] = None,
@@ -33,6 +52,10 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="New folder for the run; default: runs/TIME.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search's own choices.")] = 0,
+    executor: Annotated[str, typer.Option(help="Where judging runs: local or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster; default: one made here.")] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help="Devices here; default: one.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Judge on devices with this in their name.")] = None,
     jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
@@ -40,9 +63,8 @@ def run(
 ) -> None:
     """Search for a faster kernel for each problem. With no model, play back the recorded answers, judged afresh."""
     from agent.prices import load_prices
-    from agent.providers.openai import OpenAISettings
     from evals.prompting import default_size
-    from evals.running import RECORDED, Plan, Running, new_folder
+    from evals.running import FOR_RECORDED, Plan, Running, new_folder
     from evals.suites import suite as problems_of
     from problems import load_problem
     from prompts import SECTION_NAMES
@@ -61,17 +83,18 @@ def run(
     if unknown:
         raise UserMistake(f"no section {unknown[0]!r} to leave out; there are: {', '.join(SECTION_NAMES)}")
     load_prices(None if prices is None else str(prices))
-    config = {} if model else dict(RECORDED_CHOICES)
-    config |= {"target": target, "model": model or RECORDED, "strategy": strategy, "attempts": attempts, "seed": seed}
+    name, answers = answering(Answering(provider, model, base_url, api_key_env, api, presets, folder, cache))
+    config = dict(FOR_RECORDED) if answers.kind == "recorded" else {}
+    config |= {"target": target, "model": name, "strategy": strategy, "attempts": attempts, "seed": seed}
+    slots = slots or (attempts if answers.kind == "batch" else 1)
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
     plan = Plan(
-        judging=Settings(jail=jail_policy(jail)),
+        judging=Settings(jail=jail_policy(jail), gpu=TARGETS[target].device == "cuda"),
+        executor=executor_choice(executor, address, devices, kind),
         search=checked_config(config),
-        server=OpenAISettings(base_url=base_url, api_key_env=api_key_env) if model else None,
+        provider=answers,
     )
-    if base_url and not model:
-        raise UserMistake("--base-url names a server but no model was given; add --model")
-    folder = new_folder(out)
-    with Running.start(folder, found, plan) as running:
-        go(running, folder, as_json)
+    place = new_folder(out)
+    with Running.start(place, found, plan) as running:
+        go(running, place, as_json)

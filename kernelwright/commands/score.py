@@ -1,13 +1,14 @@
 """`kernelwright score`: many candidate files judged in one go."""
 
+import contextlib
 import json
-import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kernelwright.commands.executing import executor_choice
 from kernelwright.commands.policies import compile_modes, jail_policy
 from kernelwright.endings import DONE, FELL_SHORT, INTERRUPTED, UserMistake, end
 
@@ -29,6 +30,13 @@ def score(
     compiled: Annotated[
         list[str] | None, typer.Option("--compile", help="Measure against this torch.compile mode too; repeatable.")
     ] = None,
+    executor: Annotated[str, typer.Option(help="Where judging runs: local or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster; default: one made here.")] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help="Devices here; default: every GPU, or all cores.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Judge on devices with this in their name.")] = None,
+    judging: Annotated[
+        bool, typer.Option("--judge/--no-judge", help="--no-judge: tell what is on record, judge nothing.")
+    ] = True,
     jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="A line a file: judge's report, problem, candidate.")] = False,
 ) -> None:
@@ -37,18 +45,22 @@ def score(
 
     from evals.batch_tables import BatchProgress
     from evals.collecting import collect_candidates, collect_problems
+    from evals.executors import executor_for
     from evals.judgements import Judgements
     from evals.scoring import DATABASE, Batch, Scored
-    from sandbox.own_process import become_a_judge
+    from problems import catalog_names
     from sandbox.settings import Settings
 
+    where = executor_choice(executor, address, devices, kind, builders)
     part = shard_of(shard)
     collected = collect_problems(problems, size)
     files, strangers = collect_candidates(candidates, {**collected.problems, **collected.broken})
     chosen = [file for file in files if part is None or part.has(file)]
     _tell_strangers(candidates, files, strangers)
-    become_a_judge()
-    given = {} if threads is None else {"threads": threads}
+    gpu = on_device(chosen, size)
+    if gpu and size is None:
+        collected = collect_problems(problems, "gpu" if problems in catalog_names() else None)
+    given: dict[str, Any] = {"gpu": gpu} | ({} if threads is None else {"threads": threads})
     settings = Settings(jail=jail_policy(jail), compiled=compile_modes(compiled or []), **given)
     console = Console(stderr=as_json)
     with Judgements(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
@@ -59,14 +71,35 @@ def score(
                 print(json.dumps(scored.line), flush=True)
             progress(scored)
 
-        batch = Batch(store, settings, builders or len(os.sched_getaffinity(0)), on_done)
+        batch = Batch(store, on_done)
         try:
-            batch.run(collected, chosen)
+            if judging:
+                batch.run(collected, chosen, executor_for(where, settings), kind)
+            else:
+                batch.tell(collected, chosen, kind)
         except KeyboardInterrupt:
             end(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
     if not as_json:
         _tell(progress, collected, out)
     raise typer.Exit(DONE if all(one.measured for one in progress.done) else FELL_SHORT)
+
+
+def on_device(files: "list[CandidateFile]", size: str | None) -> bool:
+    """Whether these candidates are judged on a GPU; `UserMistake` where some are and others can not be."""
+    from evals.collecting import candidate_of, read_source
+    from sandbox.machine import needs_device
+
+    languages = set()
+    for file in files:
+        with contextlib.suppress(OSError):  # told where it is judged
+            languages.add(candidate_of(read_source(file.path)).language)
+    wanted = {language for language in languages if needs_device(language, size or "")}
+    if wanted and "cpp" in languages:
+        raise UserMistake(
+            f"the folder holds candidates in cpp, which run on the processor, and in {', '.join(sorted(wanted))}, "
+            "which run on a GPU here; score them apart"
+        )
+    return bool(wanted)
 
 
 def shard_of(text: str | None) -> "Shard | None":

@@ -7,8 +7,6 @@ from typing import Any
 from kernelwright.endings import UserMistake
 
 LISTS = {"models", "advisers", "without", "learn_from"}
-RECORDED_CHOICES: dict[str, Any] = {"learn": False, "runner_up": 0, "tune": 0, "share": False, "confirm": 1}
-"""For recorded answers: they were written to ideas in the order of the bank, and each follows its own parent."""
 
 
 def search_options(settings: Sequence[str]) -> dict[str, Any]:

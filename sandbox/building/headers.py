@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from sandbox.building.record import Compilation
 from sandbox.building.toolchain import Toolchain
 from sandbox.child import flags as kinds
 
-LIMIT_BYTES = 12 * 2**30
+LIMIT_BYTES = 6 * 2**30
 MAKING_TIMEOUT_S = 900
 MAX_COUNTED = 1000
 """Sets of flags that are counted; then counting begins anew."""
@@ -70,16 +69,17 @@ class HeaderShelf:
         return wanted is not None and self._make(wanted, way)
 
     def learn(self, compilations: Iterable[Compilation]) -> None:
-        """Count what compilations would have used, and make what is worth it, in the background, one at a time.
+        """Count what compilations would have used, and make the first header that is worth it; takes its time then.
 
-        They are a child's claims: flags are checked again, and the worst that a false claim can do is to waste time.
+        Call it in a build's turn, when nothing is timed on these cores. The compilations are a child's claims: flags
+        are checked again, and the worst that a false claim can do is to waste time.
         """
         for compilation in compilations:
             if compilation.flags is None or not kinds.is_harmless(list(compilation.flags)):
                 continue
             flags, way = list(compilation.flags), "whole" if compilation.whole else "narrow"
             if not self.has(flags, way) and self._count(flags, way) >= WORTH_IT:
-                self._make_in_background(flags, way)
+                self._make(flags, way)
                 return
 
     def size_bytes(self) -> int:
@@ -103,18 +103,14 @@ class HeaderShelf:
         except OSError:
             return 0
 
-    def _make_in_background(self, flags: list[str], way: str) -> None:
-        if not any(thread.name == "headers" for thread in threading.enumerate()):
-            threading.Thread(target=self._make, args=(flags, way, 10), name="headers", daemon=True).start()
-
-    def _make(self, flags: list[str], way: str, niceness: int = 0) -> bool:
+    def _make(self, flags: list[str], way: str) -> bool:
         if not self._toolchain.is_gcc or way not in ("narrow", "whole"):
             return False
         name = f"{kinds.digest(flags)}/{way}"
         with contextlib.suppress(OSError, subprocess.SubprocessError), self._lock(name) as mine:
             if mine and not self.has(flags, way):
                 with self._cache.making(name) as folder:
-                    self._compile(folder, flags, way, niceness)
+                    self._compile(folder, flags, way)
         return self.has(flags, way)
 
     @contextlib.contextmanager
@@ -129,18 +125,17 @@ class HeaderShelf:
                 return
             yield True
 
-    def _compile(self, folder: Path, flags: list[str], way: str, niceness: int) -> None:
+    def _compile(self, folder: Path, flags: list[str], way: str) -> None:
         header = folder / "torch" / "extension.h"
         header.parent.mkdir()
         header.write_text(WHOLE_TEXT if way == "whole" else self._narrow_text(flags))
-        nice = ["nice", "-n", str(niceness)] if niceness and shutil.which("nice") else []
         includes = [word for path in self._toolchain.include_folders for word in ("-isystem", path)]
-        common = [*nice, self._toolchain.compiler, *includes, *flags]
+        common = [self._toolchain.compiler, *includes, *flags]
         self._run([*common, "-x", "c++-header", str(header), "-o", f"{header}.gch"])
         probe = folder / "probe.cpp"
         probe.write_text("#include <torch/extension.h>\n")
         use = ["-isystem", str(folder), "-Winvalid-pch", "-Werror=invalid-pch", "-fsyntax-only", str(probe)]
-        self._run([*common[: len(nice) + 1], *use[:2], *common[len(nice) + 1 :], *use[2:]])
+        self._run([common[0], *use[:2], *common[1:], *use[2:]])
         (folder / "entry.json").write_text(json.dumps({"flags": flags, "way": way}))
         for path in folder.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)  # a child may be another user

@@ -1,4 +1,4 @@
-"""What a worker can be asked on a GPU, beside its other questions. `python -I -m sandbox.child.gpu_worker FD`.
+"""What a worker does in place of its other answers once it has been told to use the device.
 
 The candidate shares this process and may change all of it. Nothing here is relied on: the judge looks at the outputs
 itself, before it stops its clock and after.
@@ -6,27 +6,41 @@ itself, before it stops its clock and after.
 
 import copy
 import os
-import socket
-import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sandbox.child import gpu_memory, wire
+from sandbox.child.exact import widened
 from sandbox.child.gpu_precision import fix_precision
 from sandbox.child.gpu_profile import kernels
-from sandbox.child.worker import Handler, Message, Worker, serve
+from sandbox.child.gradients import differentiate, weights_of
+from sandbox.child.worker import Handler, Message, Worker
+
+WIDEST_ITEM = 8
+"""Bytes of an element of the widest dtype that outputs come in, complex ones aside."""
+
+
+def use_device(worker: Worker, handlers: dict[str, Handler]) -> None:
+    """From now on answer on the device: replaces the handlers of the same names."""
+    device = OnDevice(worker)
+    handlers.update(device.handlers())
+    if hasattr(worker, "draw_values"):
+        handlers.update(Drawing(device).handlers())
 
 
 class OnDevice:
     """The GPU's part of a worker; holds the memory that is lent to it."""
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+        self.worker = worker
         self._borrowed: gpu_memory.Borrowed | None = None
         self._spill: gpu_memory.Spill | None = None
-        self._exact: torch.nn.Module | None = None
+        self._events: tuple[Any, Any] | None = None
+        self._nothing: torch.Tensor | None = None
         self._kept: list[torch.Tensor] = []
         """Outputs that the judge may still look at."""
 
@@ -34,30 +48,34 @@ class OnDevice:
         """What the judge may ask."""
         return {
             "to device": self.to_device,
-            "lend device": self.lend_device,
+            "lend": self.lend,
             "lend outputs": self.lend_outputs,
             "trial": self.trial,
             "copy outputs": self.copy_outputs,
-            "device call": self.device_call,
-            "device burst": self.device_burst,
-            "device exact": self.device_exact,
+            "call": self.call,
+            "backward": self.backward,
+            "burst": self.burst,
+            "burst backward": self.burst_backward,
+            "nothing": self.nothing,
             "kernels": self.kernels,
         }
 
     def to_device(self, message: Message, fds: list[int]) -> Message:
         """Fix the precision and move the model, weights and all; tells torch's switches. After `weights`, if any."""
-        assert self._worker.model is not None
+        assert self.worker.model is not None
         switches = fix_precision(message["precision"])
-        self._worker.model.to("cuda")
-        self._exact = None
+        self.worker.model.to("cuda")
         torch.cuda.synchronize()
         return {"switches": switches}
 
-    def lend_device(self, message: Message, fds: list[int]) -> Message:
+    def lend(self, message: Message, fds: list[int]) -> Message:
         """Map the device memory that inputs will appear in."""
+        self.worker.lent = []
         self._borrowed = gpu_memory.Borrowed(fds[0], message["bytes"], message["specs"])
         os.close(fds[0])
-        self._worker.lent = self._borrowed.tensors
+        self.worker.lent = self._borrowed.tensors
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._events = first, last
         return {}
 
     def lend_outputs(self, message: Message, fds: list[int]) -> Message:
@@ -78,60 +96,159 @@ class OnDevice:
         self._spill.takes_all = True
         return {}
 
-    def device_call(self, message: Message, fds: list[int]) -> Message:
+    def call(self, message: Message, fds: list[int]) -> Message:
         """One call on the lent inputs; `device_ms` is by the device's events, if the candidate left them alone."""
-        return self._timed(lambda arguments: self._run(*arguments), message)
+        with torch.no_grad():
+            return self.timed(lambda arguments: self._run(*arguments), message)
 
-    def device_burst(self, message: Message, fds: list[int]) -> Message:
+    def backward(self, message: Message, fds: list[int]) -> Message:
+        """The same forward and backward."""
+        return self.timed(self._differentiated, message)
+
+    def burst(self, message: Message, fds: list[int]) -> Message:
         """One call for each of a list of arguments, one after another, all outputs kept."""
-        return self._timed(lambda calls: [self._run(*arguments) for arguments in calls], message)
+        with torch.no_grad():
+            return self.timed(lambda calls: [self._run(*arguments) for arguments in calls], message)
 
-    def device_exact(self, message: Message, fds: list[int]) -> Message:
-        """One call of a float64 copy of the model, floating inputs widened; for references."""
-        if self._exact is None:
-            self._exact = copy.deepcopy(self._worker.model).double()  # type: ignore[union-attr]
-        exact = self._exact
-        return self._timed(lambda arguments: exact(*tree_map(_widened, arguments)), message)
+    def burst_backward(self, message: Message, fds: list[int]) -> Message:
+        """The same forward and backward."""
+        return self.timed(lambda calls: [self._differentiated(values) for values in calls], message)
+
+    def nothing(self, message: Message, fds: list[int]) -> Message:
+        """A call that computes next to nothing: what the protocol costs."""
+        if self._nothing is None:
+            self._nothing = torch.zeros(1024, device="cuda")
+        result = self._nothing
+        return self.timed(lambda arguments: result.fill_(1), {"arguments": {"l": []}})
 
     def kernels(self, message: Message, fds: list[int]) -> Message:
         """The kernels of a call on the lent inputs as they lie there."""
-        arguments = wire.unpack(message["arguments"], self._worker.lent)
+        arguments = wire.unpack(message["arguments"], self.worker.lent)
         with torch.no_grad():
             return {"kernels": kernels(lambda: self._run(*arguments))[:64]}
 
-    def _run(self, *arguments: Any) -> Any:
-        assert self._worker.run is not None
-        return self._worker.run(*arguments)
+    def answered(self, arguments: Any, differentiated: bool) -> Any:
+        """What the model makes of the arguments, with gradients or without."""
+        return self._differentiated(arguments) if differentiated else self._run(*arguments)
 
-    def _timed(self, run: Any, message: Message) -> Message:
-        arguments = wire.unpack(message["arguments"], self._worker.lent)
-        self._kept, self._worker.results = [], None
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            start.record()
-            self._worker.results = run(arguments)
-            end.record()
+    def _run(self, *arguments: Any) -> Any:
+        assert self.worker.run is not None
+        return self.worker.run(*arguments)
+
+    def _differentiated(self, values: Any) -> Any:
+        assert self.worker.model is not None and self.worker.run is not None
+        return differentiate(self.worker.run, weights_of(self.worker.model, self.worker.order), values)
+
+    def timed(self, run: Callable[[Any], Any], message: Message) -> Message:
+        """Run on the lent inputs, wait for the device, tell where the outputs lie.
+
+        `marks`: when this was reached, when all was issued, done and described, in ns of the monotonic clock.
+        """
+        marks = [time.perf_counter_ns()]
+        arguments = wire.unpack(message["arguments"], self.worker.lent)
+        self._kept, self.worker.results = [], None
+        assert self._events is not None
+        start, end = self._events
+        start.record()
+        self.worker.results = run(arguments)
+        end.record()
+        marks.append(time.perf_counter_ns())
         torch.cuda.synchronize()
+        marks.append(time.perf_counter_ns())
         tensors: list[torch.Tensor] = []
-        tree = wire.pack(self._worker.results, tensors)
+        tree = wire.pack(self.worker.results, tensors)
         if self._spill is not None:
             self._spill.clear()
         described = [gpu_memory.describe(tensor, self._spill) for tensor in tensors]
         self._kept = [kept for _, kept in described]
-        return {"tree": tree, "tensors": [said for said, _ in described], "device_ms": start.elapsed_time(end)}
+        device_ms = start.elapsed_time(end)
+        marks.append(time.perf_counter_ns())
+        return {"tree": tree, "tensors": [said for said, _ in described], "device_ms": device_ms, "marks": marks}
+
+
+class Drawing:
+    """The reference's own part: inputs and float64 results on the device."""
+
+    def __init__(self, device: OnDevice) -> None:
+        self._device = device
+        self._reference: Any = device.worker
+        self._exact: torch.nn.Module | None = None
+
+    def handlers(self) -> dict[str, Handler]:
+        """What the judge may ask."""
+        return {
+            "layout": self.layout,
+            "draw": self.draw,
+            "size": self.size,
+            "exact call": self.exact_call,
+            "exact backward": self.exact_backward,
+            "to device": self.to_device,
+        }
+
+    def to_device(self, message: Message, fds: list[int]) -> Message:
+        """As of any worker; the float64 copy is made anew."""
+        self._exact = None
+        return self._device.to_device(message, fds)
+
+    def layout(self, message: Message, fds: list[int]) -> Message:
+        """The structure of the inputs with dtype and shape of each tensor."""
+        tensors: list[torch.Tensor] = []
+        tree = wire.pack(self._drawn(message["seed"]), tensors)
+        return {
+            "tree": tree,
+            "layout": [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors],
+        }
+
+    def draw(self, message: Message, fds: list[int]) -> Message:
+        """Put fresh inputs under the given seed into the lent memory, where the judge takes them from."""
+        tensors: list[torch.Tensor] = []
+        tree = wire.pack(self._drawn(message["seed"]), tensors)
+        for place, tensor in zip(self._device.worker.lent, tensors, strict=True):
+            if place.shape != tensor.shape or place.dtype != tensor.dtype:
+                raise wire.WireError("get_inputs gives tensors of another shape or dtype under another seed")
+            place.copy_(tensor)
+        torch.cuda.synchronize()
+        return {"tree": tree}
+
+    def _drawn(self, seed: int) -> Any:
+        """The inputs, made on the device where the problem's own code lets itself be moved there, else moved."""
+        try:
+            with torch.device("cuda"):
+                drawn = self._reference.draw_values(seed)
+        except Exception:  # a generator or an array of the host's: whatever it is, it works without us
+            drawn = self._reference.draw_values(seed)
+        return tree_map(lambda leaf: leaf.to("cuda") if isinstance(leaf, torch.Tensor) else leaf, drawn)
+
+    def size(self, message: Message, fds: list[int]) -> Message:
+        """Bytes of a result on the lent inputs, and of a float64 one, each tensor with some room."""
+        arguments = wire.unpack(message["arguments"], self._device.worker.lent)
+        with torch.set_grad_enabled(message["backward"]):
+            results = self._device.answered(arguments, message["backward"])
+        tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+        room = gpu_memory.ALIGNMENT * len(tensors)
+        return {
+            "bytes": room + sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            "exact": room + sum(tensor.numel() * max(WIDEST_ITEM, tensor.element_size()) for tensor in tensors),
+        }
+
+    def exact_call(self, message: Message, fds: list[int]) -> Message:
+        """One call of a float64 copy of the model, floating inputs widened."""
+        model = self._exact_model()
+        with torch.no_grad(), widened():
+            return self._device.timed(lambda arguments: model(*tree_map(_widened, arguments)), message)
+
+    def exact_backward(self, message: Message, fds: list[int]) -> Message:
+        """The same forward and backward."""
+        model = self._exact_model()
+        weights = weights_of(model, self._reference.order)
+        with widened():
+            return self._device.timed(lambda values: differentiate(model, weights, tree_map(_widened, values)), message)
+
+    def _exact_model(self) -> torch.nn.Module:
+        if self._exact is None:
+            self._exact = copy.deepcopy(self._reference.model).double()
+        return self._exact
 
 
 def _widened(leaf: Any) -> Any:
     return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-
-
-def main() -> None:
-    """Serve on the inherited channel, then leave without running the candidate's exit handlers."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    worker = Worker()
-    serve(channel, worker.handlers() | OnDevice(worker).handlers())
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -264,8 +264,8 @@ def offspring(root: int) -> list[int]:
     return found[1:]
 
 
-def descendants(root: int) -> list[int]:
-    """All processes below `root`, parents before children, as /proc shows them."""
+def descendants(*roots: int) -> list[int]:
+    """All processes below `roots`, parents before children, as one look at /proc shows them."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -275,7 +275,7 @@ def descendants(root: int) -> list[int]:
             except (OSError, IndexError):
                 continue
             children.setdefault(parent, []).append(int(entry.name))
-    found = list(children.get(root, []))
+    found = [pid for root in roots for pid in children.get(root, [])]
     for pid in found:
         found.extend(children.get(pid, []))
     return found

@@ -7,7 +7,7 @@ import copy
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from sandbox.child import wire
 from sandbox.child.exact import widened
 from sandbox.child.gradients import differentiate, weights_of
-from sandbox.child.worker import Handler, Message, Worker, construct, place, run_source, serve
+from sandbox.child.worker import Handler, Message, Worker, construct, place, run_source, serve, with_device
 
 CHANGING_LAYERS = "torch.nn."
 """Buffers of torch's own layers (running means and variances) are learnt; those of other modules may be constants."""
@@ -29,13 +29,15 @@ class Reference(Worker):
         self.namespace: dict[str, Any] = {}
         self.exact: torch.nn.Module | None = None
         self.drawn: Any = None
+        self.is_differentiated = False
         self.gradients: list[tuple[torch.Size, torch.dtype]] | None = None
-        """Shapes of the floating outputs where gradients are asked for."""
+        """Shapes of the floating outputs where gradients are asked for; None until they are learnt."""
 
     def handlers(self) -> dict[str, Handler]:
         """What the judge may ask."""
         return super().handlers() | {
             "draw": self.draw,
+            "trace": self.trace,
             "exact call": self.exact_call,
             "exact backward": self.exact_backward,
         }
@@ -53,18 +55,17 @@ class Reference(Worker):
         assert self.model is not None
         self.run = _compiled(self.model, message["compiled"])
         self.order = [(name, value.shape) for name, value in self.model.state_dict().items()]
-        if message["direction"] != "forward":
-            self._learn_outputs()
+        self.is_differentiated = message["direction"] != "forward"
         told = arguments if isinstance(arguments, dict) else list(arguments)
         self.drawn = [told, dict(self.model.state_dict()), _changing(self.model)]
         return place(self.drawn)
 
-    def _learn_outputs(self) -> None:
+    def _learn_outputs(self, inputs: Sequence[Any]) -> list[tuple[torch.Size, torch.dtype]]:
         assert self.model is not None
         flat: list[torch.Tensor] = []
         with torch.no_grad():
-            wire.pack(self.model(*self.namespace["get_inputs"]()), flat)
-        self.gradients = [(tensor.shape, tensor.dtype) for tensor in flat if tensor.is_floating_point()]
+            wire.pack(self.model(*inputs), flat)
+        return [(tensor.shape, tensor.dtype) for tensor in flat if tensor.is_floating_point()]
 
     def weights(self, message: Message, fds: list[int]) -> Message:
         """Take other weights; tells them as the model holds them, which differs where two share their memory."""
@@ -76,11 +77,31 @@ class Reference(Worker):
 
     def draw(self, message: Message, fds: list[int]) -> Message:
         """Fresh inputs under the given seed; with gradients of the outputs where the problem asks for them."""
-        torch.manual_seed(message["seed"])
-        self.drawn = list(self.namespace["get_inputs"]())
-        if self.gradients is not None:
-            self.drawn = [self.drawn, [torch.randn(shape).to(dtype) for shape, dtype in self.gradients]]
+        self.drawn = self.draw_values(message["seed"])
         return place(self.drawn)
+
+    def draw_values(self, seed: int) -> list[Any]:
+        """The inputs under a seed, on the device that new tensors go to; with gradients where they are asked for."""
+        torch.manual_seed(seed)
+        inputs = list(self.namespace["get_inputs"]())
+        if not self.is_differentiated:
+            return inputs
+        if self.gradients is None:
+            self.gradients = self._learn_outputs(inputs)
+        return [inputs, [torch.randn(shape).to(dtype) for shape, dtype in self.gradients]]
+
+    def trace(self, message: Message, fds: list[int]) -> Message:
+        """The necessary work of a call on the lent inputs; see `sandbox.floor.trace`. Computes nothing."""
+        from sandbox.floor.trace import trace
+
+        assert self.model is not None
+        values = wire.unpack(message["arguments"], self.lent)
+        call = self._differentiated if self.is_differentiated else None
+        work = trace(self.model, values, call)
+        return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")}}
+
+    def _differentiated(self, model: torch.nn.Module, values: Any) -> Any:
+        return differentiate(model, weights_of(model, self.order), values)
 
     def exact_call(self, message: Message, fds: list[int]) -> Message:
         """Call a float64 copy of the model on the lent inputs, floating ones widened."""
@@ -131,7 +152,7 @@ def _running(model: torch.nn.Module) -> Iterator[str]:
 
 def main() -> None:
     """Serve on the inherited channel."""
-    serve(socket.socket(fileno=int(sys.argv[1])), Reference().handlers())
+    serve(socket.socket(fileno=int(sys.argv[1])), with_device(Reference()))
     os._exit(0)
 
 

@@ -6,6 +6,7 @@ no expected value, so there is nothing here to steal.
 
 import ctypes
 import os
+import re
 import socket
 import sys
 import traceback
@@ -22,6 +23,8 @@ from sandbox.child.observe import observe
 Message = dict[str, Any]
 Handler = Callable[[Message, list[int]], Message]
 LOG_CHARACTERS = 24_000
+TENSOR_DUMP = re.compile(r"tensor\(\[[^()]*\)")
+"""Values in a message: pages of them, before the argument that is at fault."""
 LARGEST_SMALL, SMALL_CHUNKS = 2048, 96
 
 
@@ -45,8 +48,8 @@ def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
 
 def failure(error: BaseException, **more: Any) -> Message:
     """The message for an exception: its last line and the traceback's end."""
-    line = traceback.format_exception_only(error)[-1].strip()
-    log = "".join(traceback.format_exception(error))
+    line = TENSOR_DUMP.sub("tensor(...)", traceback.format_exception_only(error)[-1].strip())
+    log = TENSOR_DUMP.sub("tensor(...)", "".join(traceback.format_exception(error)))
     return {"error": line[:2000], "log": log[-LOG_CHARACTERS:]} | more
 
 
@@ -120,9 +123,12 @@ class Worker:
             return {"observed": observe(lambda: run(*values))}
 
     def reserve(self, message: Message, fds: list[int]) -> Message:
-        """Have so many bytes of free memory that was used before: fresh pages cost a fault for every 4 KiB."""
+        """Have so many bytes of free memory that was used before: fresh pages cost a fault for every 4 KiB.
+
+        They hold NaN for floating types, so that what a kernel does not write is not zero by chance.
+        """
         stock_small_chunks()
-        torch.empty(message["bytes"], dtype=torch.uint8).fill_(1)
+        torch.empty(message["bytes"], dtype=torch.uint8).fill_(0xFF)
         return {}
 
     def call(self, message: Message, fds: list[int]) -> Message:
@@ -204,10 +210,24 @@ def _squeezed(tensor: torch.Tensor) -> list[int]:
     return [size for size in tensor.shape if size != 1]
 
 
+def with_device(worker: Worker) -> dict[str, Handler]:
+    """The worker's handlers, and one that replaces some of them by those for a device."""
+    handlers = worker.handlers()
+
+    def use_device(message: Message, fds: list[int]) -> Message:
+        from sandbox.child import gpu_worker
+
+        gpu_worker.use_device(worker, handlers)
+        return {}
+
+    handlers["use device"] = use_device
+    return handlers
+
+
 def main() -> None:
     """Serve on the inherited channel, then leave without running the candidate's exit handlers."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    serve(channel, Worker().handlers())
+    serve(channel, with_device(Worker()))
     os._exit(0)
 
 

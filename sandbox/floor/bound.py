@@ -6,7 +6,7 @@ from pydantic import Field
 
 from problems.problem import PrecisionPolicy
 from sandbox.floor.peaks import Peaks
-from sandbox.verdict import Record
+from sandbox.record import Record
 
 
 class Work(Record):

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from problems.problem import PrecisionPolicy
-from sandbox.verdict import Record
+from sandbox.record import Record
 
 HEADROOM = 1.1
 """Measured rates are raised by this much: clocks wander, and no measurement reaches the very limit."""

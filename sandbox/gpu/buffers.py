@@ -18,45 +18,65 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sandbox.arena import ALIGNMENT
 from sandbox.gpu import driver, sharing
 from sandbox.peek import PeekError
-from sandbox.values import RawTensor
+from sandbox.values import DeviceBytes, RawTensor
 
 POISON_WORD = 0x7FF87FF8
 """A NaN as float32 and float64 and, twice, as bfloat16; as float16 too. As an index it is far out of range."""
 LENT = "lent"
 PROBES = 1024
 """Words of an output that are looked at within the clock; all are compared after it."""
+OUTPUTS = 64
+"""So many outputs are looked at before they are waited for."""
+
+
+Layout = Sequence[tuple[str, Sequence[int]]]
+"""Dtype and shape of each tensor."""
 
 
 class Lent:
     """Inputs on the device, with the judge's own copy of them. Close it."""
 
-    def __init__(self, layout: Sequence[RawTensor], ordinal: int = 0) -> None:
-        self._sizes = [len(raw.data) for raw in layout]
+    def __init__(self, layout: Layout, ordinal: int = 0) -> None:
+        self._layout = [(dtype, tuple(shape)) for dtype, shape in layout]
+        self._sizes = [math.prod(shape) * int(getattr(torch, dtype).itemsize) for dtype, shape in self._layout]
         self._offsets, end = [], 0
         for size in self._sizes:
             self._offsets.append(end)
             end += -(-size // ALIGNMENT) * ALIGNMENT
         self.specs: list[dict[str, Any]] = [
-            {"dtype": raw.dtype, "shape": list(raw.shape), "offset": offset}
-            for raw, offset in zip(layout, self._offsets, strict=True)
+            {"dtype": dtype, "shape": list(shape), "offset": offset}
+            for (dtype, shape), offset in zip(self._layout, self._offsets, strict=True)
         ]
         self._shared = sharing.Shared(ordinal, end)
         self.bytes, self.address = self._shared.bytes, self._shared.address
         self._own = driver.allocate(self.bytes)
         self.fd = self._shared.export()
-        self.stage(layout)
 
     def stage(self, tensors: Iterable[RawTensor]) -> None:
         """Put the next values into the judge's copy, where no child can see them."""
         for raw, offset, size in zip(tensors, self._offsets, self._sizes, strict=True):
             if len(raw.data) != size:
                 raise ValueError(f"{len(raw.data)} bytes for a place of {size}")
-            if size:
+            if isinstance(raw.data, DeviceBytes):
+                driver.copy(self._own + offset, raw.data.tensor.data_ptr(), size)
+            elif size:
                 driver.to_device(self._own + offset, raw.data, size)
+
+    def spoil(self, stream: driver.Stream) -> None:
+        """Issue a fill of what the child sees with one random word: what waits for inputs to appear takes these."""
+        stream.fill(self._shared.address, secrets.randbits(32), self.bytes // 4)
 
     def reveal(self, stream: driver.Stream) -> None:
         """Issue the copy of what was staged to where the child sees it."""
         stream.copy(self._shared.address, self._own, self.bytes)
+
+    def taken(self) -> tuple[RawTensor, ...]:
+        """A copy of what a trusted child has put where it sees inputs."""
+        places = zip(self._layout, self._offsets, self._sizes, strict=True)
+        return tuple(
+            RawTensor(dtype, shape, copied(self._shared.address + offset, size))
+            for (dtype, shape), offset, size in places
+        )
 
     def changed(self) -> bool:
         """Whether what the child sees differs from what was staged."""
@@ -170,16 +190,15 @@ class Glance(NamedTuple):
     pitch: int
     words: tuple[int, ...]
 
-    def agrees(self, data: bytes | bytearray) -> bool:
+    def agrees(self, data: torch.Tensor) -> bool:
         """Whether later bytes of the same output still hold these words."""
-        return all(
-            struct.unpack_from("<I", data, self.first + index * self.pitch)[0] == word
-            for index, word in enumerate(self.words)
-        )
+        whole = data[: data.numel() // 4 * 4].view(torch.int32)
+        found = whole[self.first // 4 :: self.pitch // 4][: len(self.words)]
+        return [word & 0xFFFFFFFF for word in found.tolist()] == list(self.words)
 
 
 class Glancer:
-    """Looks at secret places of an output in one small copy; to be done before the clock is stopped. Close it.
+    """Looks at secret places of outputs in one small copy each; to be done before the clock is stopped. Close it.
 
     The places are an even comb with a fresh random start, so any stretch that is not written yet is hit, and nobody can
     write the right places first. What is seen must be what all of the output holds later: a child that says "done" too
@@ -188,15 +207,27 @@ class Glancer:
 
     def __init__(self, stream: driver.Stream) -> None:
         self._stream = stream
-        self._pinned = driver.Pinned(4 * PROBES)
+        self._pinned = driver.Pinned(OUTPUTS * 4 * PROBES)
 
-    def look(self, output: Shown) -> Glance:
-        """One glance; waits for it."""
-        first, pitch, rows = comb(output.bytes, secrets.randbelow(2**31))
-        if rows:
-            self._stream.gather(self._pinned, output.address + first, pitch, rows)
-            self._stream.wait()
-        return Glance(first, pitch, struct.unpack(f"<{rows}I", self._pinned.read(4 * rows)))
+    def look(self, outputs: Sequence[Shown]) -> list[Glance]:
+        """One glance at each; waits for them."""
+        found = []
+        for first in range(0, len(outputs), OUTPUTS):
+            found += self._look(outputs[first : first + OUTPUTS])
+        return found
+
+    def _look(self, outputs: Sequence[Shown]) -> list[Glance]:
+        combs = [comb(output.bytes, secrets.randbelow(2**31)) for output in outputs]
+        for index, (output, (first, pitch, rows)) in enumerate(zip(outputs, combs, strict=True)):
+            if rows:
+                self._stream.gather(self._pinned.address + 4 * PROBES * index, output.address + first, pitch, rows)
+        self._stream.wait()
+        seen = self._pinned.read(4 * PROBES * len(outputs))
+        words = [seen[4 * PROBES * index :][: 4 * rows] for index, (_, _, rows) in enumerate(combs)]
+        return [
+            Glance(first, pitch, struct.unpack(f"<{rows}I", data))
+            for (first, pitch, rows), data in zip(combs, words, strict=True)
+        ]
 
     def close(self) -> None:
         """Give the host's memory back."""
@@ -213,15 +244,23 @@ def comb(size: int, draw: int) -> tuple[int, int, int]:
     return 4 * (draw % (words - (rows - 1) * pitch)), 4 * pitch, rows
 
 
-def fetch(output: Shown) -> tuple[RawTensor, bytearray]:
-    """The values on the host, made contiguous; and the bytes as they lay."""
+def copied(address: int, size: int) -> DeviceBytes:
+    """A copy of device memory that is the judge's alone."""
+    own = torch.empty(size, dtype=torch.uint8, device="cuda")
+    if size:
+        driver.copy(own.data_ptr(), address, size)
+    return DeviceBytes(own)
+
+
+def fetch(output: Shown) -> tuple[RawTensor, torch.Tensor]:
+    """A copy of the values, made contiguous, on the device; and the bytes as they lay."""
     dtype = getattr(torch, output.dtype)
+    data = copied(output.address, output.bytes)
     if not output.bytes:
-        return RawTensor(output.dtype, output.shape, bytearray()), bytearray()
-    data = driver.to_host(output.address, output.bytes)
-    whole = torch.frombuffer(data, dtype=dtype).as_strided(output.shape, output.stride)
+        return RawTensor(output.dtype, output.shape, data), data.tensor
+    whole = data.tensor.view(dtype).as_strided(output.shape, output.stride)
     raw = RawTensor(output.dtype, output.shape, data) if whole.is_contiguous() else RawTensor.of(whole)
-    return raw, data
+    return raw, data.tensor
 
 
 def poison(output: Shown, stream: driver.Stream) -> None:

@@ -1,6 +1,11 @@
 """The judge's hold on one device: exclusive, flushed before every call, and known to be idle when it should be."""
 
 import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple, Self
 
 from sandbox.errors import MachineError
@@ -14,71 +19,137 @@ FLUSH = 2
 CALIBRATIONS = 20
 LATE_MS, LATE_SHARE = 0.03, 0.25
 """How much longer than on an idle device the judge's own work may take: the larger of a time and a share."""
+PROBES, PROBE_PAUSE_S = 3, 2e-4
+"""How often it is tried before each call whether the device answers at once."""
+ANSWER_MS = 0.4
+"""An idle device does a little work for the judge within this time, on the host's clock."""
+WAIT_S = 600
 
 
 class Prepared(NamedTuple):
-    """What the judge's own work before a call took on the device's clock, and what it takes on an idle one, in ms."""
+    """What the judge's own work before a call took, in ms."""
 
     taken_ms: float
+    """On the device's clock."""
     idle_ms: float
+    """The same on an idle device."""
+    answer_ms: float = 0.0
+    """The longest that the device took to do next to nothing, on the host's clock, before the inputs appeared."""
 
     @property
     def was_idle(self) -> bool:
         """False where something else ran meanwhile.
 
-        Contexts of different processes share the device's units in turns, never at once, so work of a child that
-        stands still (queued before, or a kernel that stays) makes the judge's own take longer.
+        Contexts of different processes have the device in turns of a millisecond or two. Work of a child that stands
+        still (queued before, or a kernel that stays) makes the judge wait for its turn, which the host's clock sees.
+        Where a turn of the judge's ends within its own work, that work takes longer, which the device's clock sees.
         """
-        return self.taken_ms - self.idle_ms <= max(LATE_MS, LATE_SHARE * self.idle_ms)
+        in_time = self.taken_ms - self.idle_ms <= max(LATE_MS, LATE_SHARE * self.idle_ms)
+        return in_time and self.answer_ms <= ANSWER_MS
 
 
 class Device:
-    """One device for one judge. Use it as a context, from one thread; children are others' processes."""
+    """One device for one process. Calls on it belong between `hold` and its end; children are others' processes."""
 
-    def __init__(self, ordinal: int = 0, wait_s: float = 600) -> None:
-        """Waits for the device's lock. Raises `MachineError` where there is no device, or it stays taken."""
+    def __init__(self, ordinal: int = 0, wait_s: float = WAIT_S) -> None:
+        """Takes no lock yet; `wait_s` is for `hold`. Raises `MachineError` where there is no device."""
         self.ordinal = ordinal
+        self._wait_s = wait_s
         try:
             self.uuid = driver.device_uuid(ordinal)
-            self._lock = DeviceLock(self.uuid, wait_s)
             self._context = driver.Context(ordinal)
+            self.name, self.architecture = self._context.name, self._context.architecture
+            self.clocks = Clocks(self.uuid)
+            self.stream = driver.Stream()
+            self._events = driver.Event(), driver.Event()
+            self._flush_bytes = FLUSH * max(self._context.attribute("l2_bytes"), 2**20)
+            self._flush = driver.allocate(self._flush_bytes)
         except driver.CudaError as error:
             raise MachineError(f"no CUDA device {ordinal} can be used ({error}); see `kernelwright doctor`") from None
-        self.name, self.architecture = self._context.name, self._context.architecture
-        self.clocks = Clocks(self.uuid)
-        self.stream = driver.Stream()
-        self._events = driver.Event(), driver.Event()
-        self._flush_bytes = FLUSH * max(self._context.attribute("l2_bytes"), 2**20)
-        self._flush = driver.allocate(self._flush_bytes)
         self.glancer = Glancer(self.stream)
         self._idle_ms: dict[int, float] = {}
         self._turn = 0
+        self._threads = threading.RLock()
+        self._lock: DeviceLock | None = None
+        self._holds = 0
 
     def __enter__(self) -> Self:
+        self._take()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._leave()
         self.close()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Have the device alone, among all judges of this machine and all threads of this one; may be nested.
+
+        Raises `MachineError` where another process keeps it.
+        """
+        self._take()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _take(self) -> None:
+        self._threads.acquire()
+        try:
+            self.make_current()
+            if self._holds == 0:
+                self._lock = DeviceLock(self.uuid, self._wait_s)
+            self._holds += 1
+        except BaseException:
+            self._threads.release()
+            raise
+
+    def _leave(self) -> None:
+        self._holds -= 1
+        if self._holds == 0 and self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        self._threads.release()
+
+    def make_current(self) -> None:
+        """Use the device's context from the calling thread."""
+        self._context.make_current()
 
     def calibrate(self, lent: Lent) -> None:
         """Learn what `prepare` takes while no child has work: call it before the candidate's source has run."""
-        taken = [self._prepare(lent, ()) for _ in range(CALIBRATIONS)]
+        taken = [self._prepare(lent) for _ in range(CALIBRATIONS)]
         self._idle_ms[lent.bytes] = statistics.median(taken[CALIBRATIONS // 4 :])
 
     def prepare(self, lent: Lent, outputs: tuple[Shown, ...] = ()) -> Prepared:
         """All that goes before a call, while the child stands still: the clock may start when this returns.
 
-        Poisons where the last outputs lie, shows the staged inputs, gives pinned cache lines back and flushes the L2
-        cache. Needs `calibrate` for inputs of this size.
+        Poisons where the last outputs lie, makes the inputs of the last call unusable, looks whether the device is
+        idle, shows the staged inputs, gives pinned cache lines back and flushes the L2 cache. Needs `calibrate` for
+        inputs of this size.
         """
-        return Prepared(self._prepare(lent, outputs), self._idle_ms[lent.bytes])
-
-    def _prepare(self, lent: Lent, outputs: tuple[Shown, ...]) -> float:
-        start, end = self._events
-        self._context.reset_persisting_l2()
+        driver.synchronize()
         for output in outputs:
             poison(output, self.stream)
+        lent.spoil(self.stream)
         self.stream.wait()
+        answer = max(self._answer_ms() for _ in range(PROBES))
+        return Prepared(self._prepare(lent), self._idle_ms[lent.bytes], answer)
+
+    def is_busy(self) -> bool:
+        """Whether something else runs on the device right now."""
+        return max(self._answer_ms() for _ in range(4 * PROBES)) > ANSWER_MS
+
+    def _answer_ms(self) -> float:
+        """How long the device takes to do next to nothing, once whoever waits for a turn has had the time to get it."""
+        time.sleep(PROBE_PAUSE_S)
+        start = time.perf_counter_ns()
+        self.stream.fill(self._flush, 0, 1)
+        self.stream.wait()
+        return (time.perf_counter_ns() - start) / 1e6
+
+    def _prepare(self, lent: Lent) -> float:
+        start, end = self._events
+        self._context.reset_persisting_l2()
         self.stream.record(start)
         lent.reveal(self.stream)
         self._turn += 1
@@ -92,8 +163,9 @@ class Device:
         return self._context.free_bytes()[0]
 
     def close(self) -> None:
-        """Give everything back, the lock last."""
+        """Give everything back."""
         if self._flush:
+            self.make_current()
             self.glancer.close()
             driver.free(self._flush)
             for event in self._events:
@@ -101,5 +173,10 @@ class Device:
             self.stream.close()
             self.clocks.close()
             self._context.close()
-            self._lock.close()
             self._flush = 0
+
+
+@cache
+def first_device() -> Device:
+    """The one that this process judges on: the first that it may see, opened when first needed."""
+    return Device(0)

@@ -1,10 +1,8 @@
 """What this machine offers to judging on a GPU: lines for `kernelwright doctor`, each tried rather than assumed."""
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 from sandbox import bubblewrap
 from sandbox.doctor import Finding
@@ -46,7 +44,7 @@ def _device(context: driver.Context) -> Finding:
 
 def _toolkit(architecture: str) -> Finding:
     """Whether nvcc makes code for this device, by having it make some."""
-    path = nvcc()
+    path = driver.toolkit_compiler()
     if path is None:
         remedy = "for cuda candidates: install the CUDA toolkit, or set CUDA_HOME to it; triton does without"
         return Finding(name="GPU: nvcc", state="absent", found="not found", remedy=remedy)
@@ -57,15 +55,6 @@ def _toolkit(architecture: str) -> Finding:
         return Finding(name="GPU: nvcc", state="ok", found=f"{path}, {release.strip()}; makes {target}")
     remedy = f"install a CUDA toolkit that knows {target}"
     return Finding(name="GPU: nvcc", state="absent", found=f"{path} does not make {target}", remedy=remedy)
-
-
-def nvcc() -> str | None:
-    """The compiler that torch will use: of CUDA_HOME, else on the path, else in its usual place."""
-    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
-        if home and (Path(home) / "bin" / "nvcc").exists():
-            return str(Path(home) / "bin" / "nvcc")
-    usual = Path("/usr/local/cuda/bin/nvcc")
-    return shutil.which("nvcc") or (str(usual) if usual.exists() else None)
 
 
 def _clocks(uuid: str) -> Iterator[Finding]:

@@ -7,9 +7,12 @@ torch shares that context should the judge's process use it too. All addresses a
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
 import uuid
 from ctypes import byref, c_char, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 LIBRARY = "libcuda.so.1"
@@ -110,6 +113,15 @@ def device_count() -> int:
     except CudaError:
         return 0
     return number.value
+
+
+def toolkit_compiler() -> str | None:
+    """The nvcc that torch will use: of CUDA_HOME, else on the path, else in its usual place."""
+    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
+        if home and (Path(home) / "bin" / "nvcc").exists():
+            return str(Path(home) / "bin" / "nvcc")
+    usual = Path("/usr/local/cuda/bin/nvcc")
+    return shutil.which("nvcc") or (str(usual) if usual.exists() else None)
 
 
 def device_uuid(ordinal: int = 0) -> str:
@@ -228,11 +240,11 @@ class Stream:
         """`count` bytes."""
         call("cuMemsetD8Async", c_uint64(target), ctypes.c_ubyte(byte), c_size_t(count), self._stream)
 
-    def gather(self, target: Pinned, source: int, pitch: int, rows: int) -> None:
-        """`rows` words of 4 bytes that lie `pitch` bytes apart, in one copy to the host."""
+    def gather(self, target: int, source: int, pitch: int, rows: int) -> None:
+        """`rows` words of 4 bytes that lie `pitch` bytes apart, in one copy to pinned memory of the host."""
         copy = _Copy2D()
         copy.src_type, copy.src_device, copy.src_pitch = DEVICE_MEMORY, source, pitch
-        copy.dst_type, copy.dst_host, copy.dst_pitch = HOST_MEMORY, target.address, 4
+        copy.dst_type, copy.dst_host, copy.dst_pitch = HOST_MEMORY, target, 4
         copy.width, copy.height = 4, rows
         call("cuMemcpy2DAsync_v2", byref(copy), self._stream)
 
@@ -269,6 +281,12 @@ class Event:
         if self.event:
             call("cuEventDestroy_v2", self.event)
             self.event = c_void_p()
+
+
+def copy(target: int, source: int, size: int) -> None:
+    """Device to device, in the order of the default stream."""
+    if size:
+        call("cuMemcpyDtoD_v2", c_uint64(target), c_uint64(source), c_size_t(size))
 
 
 def to_device(target: int, data: bytes | bytearray | memoryview, size: int) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sandbox.verdict import Record
+from sandbox.record import Record
 
 METRICS = {
     "gpu__time_duration.sum": "time",

@@ -1,42 +1,51 @@
 """The judge's side of a worker on a GPU: inputs appear on a quiet device, outputs are looked at within the clock."""
 
+import itertools
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
+from sandbox.children import ChildGone, ChildLate
 from sandbox.errors import MachineError
 from sandbox.gpu import driver
-from sandbox.gpu.buffers import Allocations, Glance, Lent, Shown, fetch
+from sandbox.gpu.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
 from sandbox.gpu.clocks import ClockSample
 from sandbox.gpu.device import Device, Prepared
 from sandbox.jail import Kind
 from sandbox.peek import PeekError
-from sandbox.sessions import Misbehaved, Refused, Session
+from sandbox.sessions import OBSERVING, Misbehaved, Refused, Session, Timed
 from sandbox.settings import Settings
 from sandbox.trees import is_sound
 from sandbox.values import RawTensor, Values
 from sandbox.workfolder import WorkFolder
 
 DISTURBED_AT_LEAST, DISTURBED_SHARE = 3, 0.2
-"""So often, and in such a share of the calls, the device must have been busy before it is the candidate's doing."""
+"""So often, and in such a share of the calls, the device must have been busy before somebody is blamed for it."""
+AFTERMATH_S = 0.1
+"""So long after a child has been killed its work has left the device."""
+NAMELESS = 2**30
+"""A result of unknown size may take so much."""
 
 
-class DeviceTimed(NamedTuple):
-    """One call on the device."""
+class Witnessed(NamedTuple):
+    """What is known of one call on the device beside its time on the judge's clock."""
 
-    output: Values
-    milliseconds: float
-    """On the judge's clock, from "go" until secret places of every output were seen: an upper bound nobody can fool."""
     device_ms: float | None
     """What the worker says that the device's events said. A hint."""
     prepared: Prepared
     clocks: ClockSample | None
     mapped_anew: bool
     """Whether an output lay in an allocation that was not seen before, which costs time within the clock."""
+    parts: tuple[float, ...] = ()
+    """By the worker's word, in ms since the clock started: reached, issued, done, described; then, by the judge's own
+    clock, answered and looked at."""
 
 
 class GpuSession(Session):
-    """A `Session` whose calls run on a device. Settings must have `gpu`."""
+    """A `Session` whose calls run on a device. Settings must have `gpu`; use it while the device is held."""
 
     def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, device: Device) -> None:
         super().__init__(kind, folder, settings)
@@ -47,59 +56,114 @@ class GpuSession(Session):
         self._calls = self._disturbed = 0
         self.copies_outputs = False
         """Whether every output is copied to where the judge can see it: the driver lets it map nothing of the child."""
+        self.switches: dict[str, Any] = {}
+        """Torch's precision switches as the child reported them."""
 
-    def to_device(self, precision: str) -> dict[str, Any]:
-        """Move the model; tells torch's precision switches as the child reports them."""
+    def greet(self) -> None:
+        """As of any child; it is then told that it works on the device."""
+        super().greet()
+        try:
+            self._exchange({"op": "use device"}, self._settings.start_timeout_s)
+        except (Refused, ChildGone, ChildLate) as error:
+            raise MachineError(f"no child can use the device ({error}); see `kernelwright doctor`") from None
+
+    def admit(self, layout: Layout, result_bytes: int) -> None:
+        """What must be done before the candidate's source runs: lend memory, and learn what an idle device takes."""
+        self.lend_layout(layout)
+        self.lend_outputs(result_bytes)
+
+    def to_device(self, precision: str) -> None:
+        """Move the model, once its weights are its own."""
         answer = self.ask({"op": "to device", "precision": precision}, self._settings.start_timeout_s)
         switches = answer.get("switches")
-        return switches if isinstance(switches, dict) else {}
+        self.switches = switches if isinstance(switches, dict) else {}
 
-    def lend_device(self, values: Values) -> None:
-        """Lend device memory for inputs of these sizes. The first time, before the candidate's source has run."""
+    def lend(self, values: Values) -> None:
+        """Lend device memory for inputs like these."""
+        self.lend_layout([raw[:2] for raw in values.tensors])
+
+    def lend_layout(self, layout: Layout) -> None:
+        """Lend device memory for inputs of this layout. No child may have work on the device meanwhile."""
         self._give_back()
+        self._device.make_current()
         try:
-            self._inputs = Lent(values.tensors, self._device.ordinal)
+            self._inputs = Lent(layout, self._device.ordinal)
             self._device.calibrate(self._inputs)
         except driver.CudaError as error:
             raise MachineError(f"no device memory can be lent ({error}); end what else uses the device") from None
-        message = {"op": "lend device", "specs": self._inputs.specs, "bytes": self._inputs.bytes}
+        message = {"op": "lend", "specs": self._inputs.specs, "bytes": self._inputs.bytes}
         self._exchange(message, self._settings.start_timeout_s, self._inputs.fd)
 
     def lend_outputs(self, size: int) -> None:
         """Lend room for a call's outputs, for those whose own memory can not be mapped.
 
-        Once, before the candidate's source has run: it is also tried whether this child's memory can be mapped at all.
-        Where not, all outputs are copied, within the clock; `copies_outputs` tells.
+        It is also tried whether this child's memory can be mapped at all. Where not, all outputs are copied, within the
+        clock; `copies_outputs` tells.
         """
-        room = Lent((RawTensor("uint8", (size,), bytearray(size)),), self._device.ordinal)
+        room = Lent([("uint8", (size,))], self._device.ordinal)
         self._allocations.lent = room
         message = {"op": "lend outputs", "specs": room.specs, "bytes": room.bytes}
         self._exchange(message, self._settings.start_timeout_s, room.fd)
+        if not self.can_be_mapped():
+            self.copies_outputs = True
+            self.ask({"op": "copy outputs"}, self._settings.start_timeout_s)
+
+    def can_be_mapped(self) -> bool:
+        """Whether the judge can map memory of this child."""
         claims = self.ask({"op": "trial"}, self._settings.start_timeout_s)["tensors"]
         try:
             self._allocations.find(claims[0])
         except PeekError:
-            self.copies_outputs = True
-            self.ask({"op": "copy outputs"}, self._settings.start_timeout_s)
+            return False
+        return True
 
-    def device_call(self, values: Values, timeout_s: float, op: str = "device call") -> DeviceTimed:
-        """Call the model on `values` (or, with op `device burst`, on each of a list made by `merged`).
+    def size(self, differentiated: bool, values: Values) -> tuple[int, int]:
+        """Bytes of a trusted child's result on these values, and of its float64 result."""
+        self._show(values)
+        question = {"op": "size", "arguments": values.tree, "backward": differentiated}
+        answer = self.ask(question, OBSERVING * self._settings.call_timeout_s)
+        return int(answer["bytes"]), int(answer["exact"])
+
+    def layout(self, seed: int, timeout_s: float) -> Layout:
+        """Dtype and shape of a trusted child's inputs."""
+        answer = self.ask({"op": "layout", "seed": seed}, timeout_s)
+        return [(str(dtype), tuple(shape)) for dtype, shape in answer["layout"]]
+
+    def draw(self, seed: int, timeout_s: float) -> Values:
+        """Fresh inputs of a trusted child under a seed; they stay on the device."""
+        assert self._inputs is not None, "lend memory before drawing"
+        answer = self.ask({"op": "draw", "seed": seed}, timeout_s)
+        return Values(answer["tree"], self._inputs.taken())
+
+    def expect(self, result_bytes: int) -> None:
+        """Refuse results that are far larger than this."""
+        if self._kind == "worker":
+            self.result_bytes = 4 * result_bytes + NAMELESS
+
+    def trust_results(self) -> None:
+        """For a trusted child: results may be of any size."""
+        self.result_bytes = self._device.free_bytes()
+
+    def call(self, values: Values, timeout_s: float, op: str = "call") -> Timed:
+        """Call the model on `values` (or, with op `burst`, on each of a list made by `merged`).
 
         The inputs are shown and everything is flushed while the child stands still; then the clock starts. It stops
         when secret places of all outputs have been read. What they held must be what the outputs hold once every
         thread of the child stands still: nothing can finish after its word.
         """
         assert self._inputs is not None, "lend memory before calling"
+        self._device.make_current()
         self._inputs.stage(values.tensors)
         self._refuse_work_done_meanwhile()
         prepared = self._device.prepare(self._inputs, self._outputs)
+        self._refuse_disturbance(prepared)
         self._outputs = ()
-        known = self._allocations.count
-        answer, looked, milliseconds = self._clocked({"op": op, "arguments": values.tree}, timeout_s)
+        known, before = self._allocations.count, self._cpu_ms()
+        answer, looked, milliseconds, parts = self._clocked({"op": op, "arguments": values.tree}, timeout_s)
         clocks = self._device.clocks.sample()
         if "error" in answer:
             raise Refused(answer)
-        self._refuse_disturbance(prepared)
+        cpu_ms = self._cpu_ms() - before
         self._outputs = tuple(shown for shown, _ in looked)
         output = self._taken(answer, looked)
         if self._watches("offspring") and self._child.offspring():
@@ -107,27 +171,62 @@ class GpuSession(Session):
         if self._watches("input_check") and self._inputs.changed():
             raise Misbehaved("the call changed an input in place")
         said = answer.get("device_ms")
-        device_ms = float(said) if isinstance(said, int | float) else None
-        return DeviceTimed(output, milliseconds, device_ms, prepared, clocks, self._allocations.count > known)
+        device_ms = float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
+        witnessed = Witnessed(device_ms, prepared, clocks, self._allocations.count > known, parts)
+        return Timed(output, milliseconds, cpu_ms, witnessed)
+
+    @property
+    def outputs_overlap(self) -> bool:
+        """Whether outputs of the last call lie in each other's memory."""
+        places = sorted((output.address, output.address + output.bytes) for output in self._outputs if output.bytes)
+        return any(end > start for (_, end), (start, _) in itertools.pairwise(places))
+
+    def call_ms(self, values: Values, timeout_s: float, op: str = "call") -> float:
+        """The same; only its time in ms."""
+        return self.call(values, timeout_s, op).milliseconds
+
+    def nothing_ms(self) -> float:
+        """The time of a call of a trusted child that computes next to nothing: what the protocol itself costs."""
+        assert self._inputs is not None, "lend memory before calling"
+        self._device.make_current()
+        self._device.prepare(self._inputs, self._outputs)
+        self._outputs = ()
+        return self._clocked({"op": "nothing"}, self._settings.call_timeout_s)[2]
+
+    def observe(self, values: Values, gradients: bool) -> Any:
+        """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
+        self._show(values)
+        question = {"op": "observe", "arguments": values.tree, "gradients": gradients}
+        return self._exchange(question, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
+
+    def _show(self, values: Values) -> None:
+        assert self._inputs is not None, "lend memory before calling"
+        self._device.make_current()
+        self._inputs.stage(values.tensors)
+        driver.synchronize()
+        self._inputs.reveal(self._device.stream)
+        self._device.stream.wait()
 
     def _clocked(
         self, message: dict[str, Any], timeout_s: float
-    ) -> tuple[dict[str, Any], list[tuple[Shown, Glance]], float]:
+    ) -> tuple[dict[str, Any], list[tuple[Shown, Glance]], float, tuple[float, ...]]:
         """Ask, and look at the outputs before the clock stops; then every thread of the child is stopped."""
-        looked: list[tuple[Shown, Glance]] = []
+        self._child.send(message)  # it stands still, and finds this when it goes on
         start = time.perf_counter_ns()
         self._child.thaw()
-        self._child.send(message)
         answer = self._child.receive(time.monotonic() + timeout_s)
+        answered = time.perf_counter_ns()
         claims = answer.get("tensors")
-        for claim in claims if isinstance(claims, list) else ():
-            shown = self._allocations.find(claim)
-            looked.append((shown, self._device.glancer.look(shown)))
-        milliseconds = (time.perf_counter_ns() - start) / 1e6
+        shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
+        looked = list(zip(shown, self._device.glancer.look(shown), strict=True))
+        stop = time.perf_counter_ns()
         if self._watches("standing_still"):
             self._child.freeze()
             self._stood = (self._cpu_ms(), time.monotonic())
-        return answer, looked, milliseconds
+        marks = answer.get("marks")
+        said = [mark for mark in marks if isinstance(mark, int)][:4] if isinstance(marks, list) else []
+        parts = tuple((mark - start) / 1e6 for mark in (*said, answered, stop))
+        return answer, looked, (stop - start) / 1e6, parts
 
     def _taken(self, answer: dict[str, Any], looked: Sequence[tuple[Shown, Glance]]) -> Values:
         """The outputs' values, which must still be what was seen within the clock."""
@@ -136,7 +235,7 @@ class GpuSession(Session):
             raise PeekError("the child described its result in a form that can not be read")
         if sum(shown.bytes for shown, _ in looked) > self.result_bytes:
             raise PeekError(f"the outputs take more than {self.result_bytes} bytes")
-        values = []
+        values: list[RawTensor] = []
         for index, (shown, glance) in enumerate(looked):
             raw, data = fetch(shown)
             if not glance.agrees(data):
@@ -145,13 +244,23 @@ class GpuSession(Session):
         return Values(tree, tuple(values))
 
     def _refuse_disturbance(self, prepared: Prepared) -> None:
-        """Somebody's device work went on while no call did: once may be chance, often is the candidate's."""
+        """Somebody's device work went on while no call did: once may be chance; often, it is looked whose it is."""
+        if self._kind != "worker":
+            return  # it is trusted: what it finds running is another's
         self._calls += 1
         self._disturbed += not prepared.was_idle
-        if self._disturbed >= max(DISTURBED_AT_LEAST, DISTURBED_SHARE * self._calls):
-            raise Misbehaved(
-                f"the device was busy while no call was going on, before {self._disturbed} of {self._calls} calls"
+        if self._disturbed < max(DISTURBED_AT_LEAST, DISTURBED_SHARE * self._calls):
+            return
+        super().close()
+        time.sleep(AFTERMATH_S)
+        if self._device.is_busy():
+            raise MachineError(
+                f"the device was busy while no call was going on, before {self._disturbed} of {self._calls} calls, and "
+                "still is now that the candidate has been ended; end what else uses the device"
             )
+        raise Misbehaved(
+            f"the device was busy while no call was going on, before {self._disturbed} of {self._calls} calls"
+        )
 
     def _give_back(self) -> None:
         if self._inputs is not None:
@@ -161,27 +270,13 @@ class GpuSession(Session):
     def close(self) -> str:
         """End the child, then let go of its memory and of what was lent."""
         said = super().close()
+        self._device.make_current()
         self._allocations.close()
         self._give_back()
         return said
 
 
-def merged(calls: Sequence[Values]) -> Values:
-    """Several calls' arguments as those of one burst: every tensor is lent, each call has its own."""
-    tensors: list[RawTensor] = []
-    trees = []
-    for values in calls:
-        trees.append(_shifted(values.tree, len(tensors)))
-        tensors.extend(values.tensors)
-    return Values({"l": trees}, tuple(tensors))
-
-
-def _shifted(tree: dict[str, Any], by: int) -> dict[str, Any]:
-    ((kind, body),) = tree.items()
-    if kind == "t":
-        return {"t": body + by}
-    if kind in ("l", "p"):
-        return {kind: [_shifted(item, by) for item in body]}
-    if kind == "d":
-        return {"d": [[key, _shifted(item, by)] for key, item in body]}
-    return tree
+def free_cached_memory() -> None:
+    """Give back what torch keeps of the judge's own device memory."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()

@@ -7,6 +7,8 @@ from agent.briefs import BriefMaker
 from agent.config import Budget, SearchConfig
 from agent.engine import Parts
 from agent.log import RunLog, Setting
+from agent.providers.batchfile import Deferred
+from agent.providers.protocol import Waiting
 from agent.simulation.clock import run_simulated
 from agent.simulation.landscape import Assumptions
 from agent.simulation.many import SOURCE, run_many
@@ -94,3 +96,25 @@ def test_the_judge_is_kept_busy_and_every_attempt_is_on_disk(tmp_path):
     load = run_many(tmp_path / "run", 24, config)
     assert load.attempts == 24 * 6
     assert load.busy > 0.85
+
+
+def test_a_problem_that_waits_for_its_answers_holds_up_no_other(tmp_path):
+    config = CONFIG.model_copy(update={"problems_at_once": 1})
+    with pytest.raises(Waiting):
+        ran(tmp_path / "run", config, provider=Deferred())
+    with RunLog.open(tmp_path / "run") as log:
+        assert [len(view.pending) for view in views_of(log)] == [1, 1, 1, 1]
+
+
+class Broken(SimulatedProvider):
+    """Fails for two problems at once, with a passing wait for a third."""
+
+    async def complete(self, request, ask, prompt):
+        if ask.problem == "made_up_0":
+            raise Waiting("later")
+        raise NotImplementedError(ask.problem)
+
+
+def test_an_error_goes_before_a_wait(tmp_path):
+    with pytest.raises(NotImplementedError):
+        ran(tmp_path / "run", CONFIG.model_copy(update={"problems_at_once": 4}), provider=Broken())

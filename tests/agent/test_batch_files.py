@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -130,6 +132,33 @@ def test_the_commands_carry_a_run_from_ask_to_verdict(log, tmp_path):
     assert imported.exit_code == 0, imported.output
     assert json.loads(imported.stdout)["answered"] == WAITING
     assert all(attempt.passed for attempt in searched(log, provider=Deferred(), config=config()).attempts)
+
+
+def test_a_large_file_is_read_line_by_line(log, tmp_path):
+    padding = json.dumps({"custom_id": "of another run", "padding": "x" * 1_000_000})
+    with open(tmp_path / "out.jsonl", "w") as file:
+        for _ in range(100):
+            file.write(f"{padding}\n")
+        file.write("\n".join(answers(log)))
+    # Not by getrusage, which would take over the memory of the process that starts this one.
+    program = (
+        "import sys\nfrom kernelwright.cli import app\n"
+        "try:\n    app()\nfinally:\n"
+        "    (peak,) = (line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "    print(int(peak.split()[1]) // 1024, file=sys.stderr)\n"
+    )
+    words = ["batch", "import", str(log.folder), str(tmp_path / "out.jsonl"), "--json"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, json.loads(done.stdout)["answered"]) == (0, WAITING), done.stderr
+    assert int(done.stderr.split()[-1]) < 200, done.stderr
+
+
+def test_a_separator_inside_an_answer_does_not_end_its_line(log, tmp_path):
+    lines = [json.dumps(json.loads(line) | {"note": "a\u2028b\x85c"}, ensure_ascii=False) for line in answers(log)]
+    (tmp_path / "out.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+    assert CliRunner().invoke(app, ["batch", "import", str(log.folder), str(tmp_path / "out.jsonl")]).exit_code == 0
 
 
 def test_an_import_that_leaves_gaps_ends_with_code_1(log, tmp_path):

@@ -1,6 +1,7 @@
 """The search for one problem: what it does, what it logs, and that it can be stopped anywhere."""
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from agent.engine import search
 from agent.events import RunLogError
 from agent.log import RunLog
-from agent.providers.protocol import NoMoreAnswers, ProviderError
+from agent.providers.protocol import NoMoreAnswers, ProviderError, Waiting
 from agent.strategies import Step, Stop, StrategyError
 from agent.view import fold
 from problems import Problem
@@ -266,7 +267,7 @@ def test_a_cancelled_search_can_go_on(log):
 
 
 KILLED = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 from tests.agent.search_parts import Scripted, new_log, searched
 
@@ -276,6 +277,7 @@ class Slow(Scripted):
         await asyncio.sleep(3600 if ask.attempt == 4 else 0)
         return await super().complete(request, ask, prompt)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
 searched(new_log(Path(sys.argv[1])), provider=Slow())
 """
 
@@ -334,3 +336,32 @@ def test_a_strategy_may_stop_at_once(log):
 
 def replaced(parts, **changes):
     return type(parts)(**vars(parts) | changes)
+
+
+THREE = CONFIG.model_copy(update={"slots": 3, "drafts": 3, "attempts": 3})
+
+
+@pytest.mark.parametrize(
+    "errors", [[NoMoreAnswers("none"), MachineError("broken")], [Waiting("later"), TypeError("bug")]]
+)
+def test_of_several_troubles_at_once_the_gravest_is_raised(log, errors):
+    provider = Scripted(errors={number: [error] for number, error in enumerate(errors, start=1)})
+    with pytest.raises(type(errors[-1])):
+        searched(log, provider=provider, config=THREE)
+
+
+def test_errors_in_several_slots_at_once_leave_none_behind_unheard(log, caplog):
+    provider = Scripted(errors={number: [ProviderError("down")] for number in (1, 2, 3)})
+    with pytest.raises(ProviderError):
+        searched(log, provider=provider, config=THREE)
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_search_that_waits_for_answers_has_not_ended(log):
+    provider = Scripted(errors={number: [Waiting("later")] for number in (1, 2, 3)})
+    with pytest.raises(Waiting):
+        searched(log, provider=provider, config=THREE)
+    kinds = {event.kind for event in log.events()}
+    assert not kinds & {"stopped", "provider_failed"}
+    assert len(fold(PROBLEM.name, log.events()).pending) == 3

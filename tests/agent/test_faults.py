@@ -2,164 +2,18 @@
 
 import pytest
 
-from agent.briefs import BriefMaker
-from agent.findings import FoundCandidate
-from agent.outline import PromptOutline
-from agent.records import Ask, Attempt
-from agent.view import View
-from problems import Problem
-from prompts import TargetVersions, render
 from sandbox.judge import Judge
 from sandbox.verdict import Candidate, Failed, Passed
-from tests.agent.search_parts import CPU
+from tests.agent.faults import FAULTS, PROBLEM, RIGHT, missing_words, repair_prompt, with_fault
 from tests.sandbox.conftest import QUICK
 
 pytestmark = pytest.mark.slow
-
-PROBLEM = Problem(
-    name="scaled_square",
-    title="The square of a ReLU, scaled",
-    family="test",
-    size="cpu",
-    source="""\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self, scale):
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, x):
-        return torch.relu(x) ** 2 * self.scale
-
-
-def get_inputs():
-    return [torch.randn(64, 1001)]
-
-
-def get_init_inputs():
-    return [0.5]
-""",
-)
-RIGHT = '''\
-import ctypes
-import torch
-from torch import nn
-from torch.utils.cpp_extension import load_inline
-
-SOURCE = """
-#include <cstdint>
-#include <algorithm>
-
-extern "C" void run(const float* __restrict x, float* __restrict out, int64_t count, float scale) {
-    for (int64_t i = 0; i < count; ++i) {
-        const float positive = x[i] > 0.0f ? x[i] : (x[i] != x[i] ? x[i] : 0.0f);
-        out[i] = positive * positive * scale;
-    }
-}
-"""
-PATH = load_inline(
-    name="scaled_square", cpp_sources=SOURCE, extra_cflags=["-O2"], is_python_module=False, no_implicit_headers=True
-)
-LIBRARY = ctypes.CDLL(PATH)
-LIBRARY.run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_float]
-LIBRARY.run.restype = None
-
-
-class ModelNew(nn.Module):
-    def __init__(self, scale):
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, x):
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        LIBRARY.run(x.data_ptr(), out.data_ptr(), x.numel(), self.scale)
-        return out
-'''
-FAULTS = {
-    "a missing semicolon": ("positive * scale;", "positive * scale", ["expected ';'", "positive * scale"]),
-    "an undeclared name": ("out[i] = positive * p", "out[i] = positve * p", ["'positve' was not declared"]),
-    "a missing header": (
-        "    for (int64_t",
-        "    std::vector<float> kept;\n    for (int64_t",
-        ["'vector' is not a member"],
-    ),
-    "a call with too few arguments": ("x[i] > 0.0f ?", "std::max(x[i]) > 0.0f ?", ["no matching function", "max"]),
-    "a symbol that is not there": ("LIBRARY.run.argtypes", "LIBRARY.rum.argtypes", ["undefined symbol: rum"]),
-    "another constructor": ("__init__(self, scale)", "__init__(self, scale, n)", ["missing 1 required", "'n'"]),
-    "a method that is not there": ("x.contiguous()", "x.contigous()", ["no attribute 'contigous'"]),
-    "pointers cut to 32 bits": (
-        "ctypes.c_void_p, ctypes.c_void_p",
-        "ctypes.c_int, ctypes.c_int",
-        ["SIGSEGV", "argtypes"],
-    ),
-    "arguments of no type": ("LIBRARY.run.argtypes = [", "LIBRARY.run.kinds = [", ["ArgumentError", "argtypes"]),
-    "the last element left out": ("i < count;", "i < count - 1;", ["[63, 1000]"]),
-    "another factor": ("positive * scale;", "positive * scale * 1.01f;", ["all elements are 1.01 times"]),
-    "another shape": ("return out\n", "return out[:, :1000]\n", ["1000", "1001"]),
-    "another dtype": ("return out\n", "return out.double()\n", ["float64", "float32"]),
-    "a loop without an end": ("++i)", "i += 0)", ["no answer within"]),
-}
 
 
 @pytest.fixture(scope="module")
 def judge():
     with Judge(PROBLEM, QUICK.model_copy(update={"call_timeout_s": 6.0})) as judge:
         yield judge
-
-
-def with_fault(fault):
-    old, new, _ = FAULTS[fault]
-    return RIGHT.replace(old, new)
-
-
-class OneSource:
-    """The texts of a run with one candidate."""
-
-    def __init__(self, source):
-        self.source = source
-
-    def text(self, digest):
-        return self.source
-
-    def reply(self, digest):
-        raise AssertionError("the reply held a candidate")
-
-
-def repair_prompt(source, verdict):
-    """What the next step is told of a candidate with that verdict."""
-    outline = PromptOutline(role="propose", target="cpp", digest="", stable_digest="", sections=())
-    first, second = (
-        Ask(
-            attempt=number,
-            problem=PROBLEM.name,
-            role=role,
-            target="cpp",
-            parent=parent,
-            idea="",
-            directive="",
-            model="m",
-        )
-        for number, role, parent in ((1, "propose", None), (2, "repair", 1))
-    )
-    found = FoundCandidate(digest="d", language="cpp", how="")
-    attempt = Attempt(
-        ask=first,
-        prompt=outline,
-        request_digest="",
-        temperature=None,
-        max_tokens=None,
-        sample=0,
-        extraction=found,
-        verdict=verdict,
-    )
-    maker = BriefMaker(CPU, TargetVersions(), OneSource(source))
-    prompt = render(maker(PROBLEM, View(problem=PROBLEM.name, attempts=(attempt,)), second))
-    evidence = next(section.text for section in prompt.sections if section.name == "evidence")
-    return evidence.replace("\u2018", "'").replace("\u2019", "'")
 
 
 def test_the_kernel_is_right_without_a_fault(judge):
@@ -173,9 +27,7 @@ def test_the_repair_prompt_names_what_decides(judge, fault):
     assert source != RIGHT
     verdict = judge.judge(Candidate(source=source, language="cpp"))
     assert isinstance(verdict, Failed), verdict
-    evidence = repair_prompt(source, verdict)
-    missing = [words for words in FAULTS[fault][2] if words not in evidence]
-    assert not missing, evidence
+    assert not missing_words(fault, verdict), repair_prompt(source, verdict)
 
 
 @pytest.mark.parametrize("fault", ["a missing semicolon", "a method that is not there"])

@@ -214,3 +214,33 @@ def test_lockstep_decides_only_when_nothing_is_in_flight(log):
         )
     )
     assert running == set(range(1, 8))
+
+
+def test_what_a_critic_says_of_a_failed_repair_is_told_to_the_next_one(log):
+    critique = '```json\n[{"name": "bounds", "how": "The loop leaves out the tail."}]\n```\n'
+    answers = {1: reply_with("check"), 2: reply_with("build"), 3: critique, 4: reply_with("1.5")}
+    provider = Scripted(answers)
+    view = searched(log, provider=provider, config=config(attempts=3, repairs=3, advisers=("critique",)))
+    assert [(attempt.ask.role, attempt.ask.parent) for attempt in view.attempts] == [
+        ("propose", None),
+        ("repair", 1),
+        ("critique", 2),
+        ("repair", 2),
+    ]
+    assert "The loop leaves out the tail." in provider.requests[3].prompt
+
+
+def test_what_a_reflection_teaches_stands_in_later_prompts(log):
+    lesson = '```json\n[{"name": "lesson", "how": "Wide loads pay here."}]\n```\n'
+    answers = {number: reply_with(f"1.{number}") for number in range(1, 9)} | {9: lesson, 10: reply_with("3.0")}
+    provider = Scripted(answers)
+    view = searched(log, provider=provider, config=config(attempts=9, advisers=("reflect",)))
+    assert view.attempt(9).ask.role == "reflect"
+    assert "Wide loads pay here." in provider.requests[9].prompt
+
+
+def test_a_stronger_model_is_asked_once_the_first_has_stalled(log):
+    provider = Scripted({number: reply_with("1.5") for number in range(1, 7)})
+    changes = {"model": "small", "models": ("strong",), "stall": 2, "attempts": 5}
+    view = searched(log, provider=provider, config=config(**changes))
+    assert [attempt.ask.model for attempt in view.attempts] == ["small", "small", "small", "strong", "strong"]

@@ -49,7 +49,9 @@ def asked_and_judged(folder):
         return rows.fetchall()
 
 
-@pytest.mark.parametrize("events", [1, 4, 7])
+@pytest.mark.parametrize(
+    "events", [pytest.param(1, marks=pytest.mark.long), 4, pytest.param(7, marks=pytest.mark.long)]
+)
 def test_a_run_that_was_killed_goes_on_and_does_nothing_twice(kernelwright, files, model_server, events):
     server = model_server(*[fenced(WRONG + f"# {number}\n") for number in range(3)], fenced(RIGHT))
     words = ["run", "problem.py", "--model", "m", "--base-url", server.base_url, "--attempts", "4", "--out", "out"]
@@ -74,11 +76,19 @@ def wait_for_events(folder, count):
     raise AssertionError("the run did not come that far")
 
 
+HEARING_CTRL_C = """
+import signal
+from kernelwright.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
+main()
+"""
+
+
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(kernelwright, files, model_server):
     server = model_server(fenced(WRONG))
     words = ["run", "problem.py", "--model", "m", "--base-url", server.base_url, "--attempts", "9", "--out", "out"]
     with subprocess.Popen(
-        [sys.executable, "-m", "kernelwright.cli", *words], cwd=files, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HEARING_CTRL_C, *words], cwd=files, stderr=subprocess.PIPE, text=True
     ) as process:
         wait_for_events(files / "out", 3)
         os.kill(process.pid, signal.SIGINT)

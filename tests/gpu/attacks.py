@@ -385,7 +385,7 @@ ATTACKS = {
         def describe(tensor, spill=None):
             said, kept = plain(tensor, spill)
             worker = next(v for v in __import__("gc").get_objects() if type(v).__name__ == "OnDevice")
-            worker._worker.results = None
+            worker.worker.results = None
             worker._kept = []
             tensor.set_()
             torch.cuda.empty_cache()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from sandbox.gpu import driver
-from sandbox.gpu.device import Device
+from sandbox.gpu.device import first_device
 
 
 @pytest.fixture(scope="session")
@@ -11,5 +11,6 @@ def device():
     if driver.device_count() == 0:
         pytest.skip("the driver sees no CUDA device")
     torch.zeros(1, device="cuda")
-    with Device(wait_s=5) as held:
+    held = first_device()
+    with held.hold():
         yield held

@@ -14,7 +14,8 @@ from sandbox.gpu.buffers import POISON_WORD, PROBES, Allocations, Glance, comb
 from sandbox.gpu.clocks import ClockSample, steady
 from sandbox.gpu.device import Prepared
 from sandbox.gpu.lock import DeviceLock, holder, lock_path
-from sandbox.gpu.session import merged
+from sandbox.gpu.merging import merged, parted
+from sandbox.gpu.record import Burst
 from sandbox.peek import PeekError
 from sandbox.values import RawTensor, Values
 
@@ -45,8 +46,9 @@ def test_every_word_of_an_output_may_be_looked_at(size):
 
 
 def test_a_glance_tells_an_output_that_was_changed_where_it_looked():
-    data = bytearray(range(64))
-    glance = Glance(4, 16, tuple(int.from_bytes(data[i : i + 4], "little") for i in (4, 20, 36, 52)))
+    data = torch.arange(192, 256, dtype=torch.uint8)
+    whole = bytes(data.tolist())
+    glance = Glance(4, 16, tuple(int.from_bytes(whole[i : i + 4], "little") for i in (4, 20, 36, 52)))
     assert glance.agrees(data)
     data[37] ^= 1
     assert not glance.agrees(data)
@@ -109,6 +111,29 @@ def test_reasons_are_told_by_name():
 def test_a_device_that_took_twice_as_long_was_not_idle():
     assert not Prepared(taken_ms=0.6, idle_ms=0.3).was_idle
     assert Prepared(taken_ms=0.32, idle_ms=0.3).was_idle
+
+
+def test_a_device_that_did_not_answer_at_once_was_not_idle():
+    assert not Prepared(taken_ms=0.3, idle_ms=0.3, answer_ms=1.5).was_idle
+
+
+@pytest.mark.parametrize(("device_ms", "confirmed"), [(1.0, True), (0.98, True), (0.9, False), (0.001, False)])
+def test_a_burst_confirms_events_that_leave_no_room(device_ms, confirmed):
+    burst = Burst(calls=10, bound_ms=10.5, device_ms=0.01, protocol_ms=0.5)
+    assert burst.call_ms == pytest.approx(1.0)
+    assert burst.confirms(device_ms) is confirmed
+
+
+def test_a_burst_is_taken_apart_into_its_calls():
+    output = Values({"l": [{"t": 0}, {"p": [{"t": 1}, {"t": 2}]}]}, (RawTensor("float32", (1,), bytearray(4)),) * 3)
+    first, second = parted(output, 2)
+    assert (first.tree, second.tree) == ({"t": 0}, {"p": [{"t": 1}, {"t": 2}]})
+
+
+@pytest.mark.parametrize("tree", [{"l": []}, {"t": 0}, {"l": [{"v": 1}] * 3}])
+def test_a_burst_with_another_number_of_results_is_refused(tree):
+    with pytest.raises(PeekError, match="another number of results"):
+        parted(Values(tree, ()), 2)
 
 
 UUID = f"GPU-test-{os.getpid()}"

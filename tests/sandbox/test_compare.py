@@ -226,6 +226,20 @@ def test_small_rows_beside_large_ones_count():
     assert "4 of 96 indices of axis 0 are off for their own magnitude" in verdict_on(got, want, ROUNDED * size).reason
 
 
+def test_a_slice_in_which_the_reference_had_luck_may_be_off_as_others_are():
+    rounded = EXACT + 1e-3 * torch.randn(96, 80)
+    lucky = rounded.clone()
+    lucky[5] = EXACT[5]
+    assert verdict_on(rounded, EXACT, lucky) is None
+
+
+def test_places_that_nothing_contributes_to_are_named():
+    want = torch.zeros(8, 30, dtype=torch.float64)
+    want[:, ::5] = torch.randn(8, 6, dtype=torch.float64)
+    reason = verdict_on(torch.randn(8, 30), want, want.float()).reason
+    assert "192 of 192 elements that must be exactly zero (80 % of all) are not" in reason
+
+
 def test_an_earlier_result_is_recognised():
     first, second = output(A), output(B)
     assert stale(output(A), [first, second]) == "this is the result of 2 calls before"

@@ -1,4 +1,5 @@
-from sandbox.diagnose import KEPT_CHARACTERS, build_reason, trim_build_log, trim_traceback
+from sandbox.child.worker import failure
+from sandbox.diagnose import KEPT_CHARACTERS, build_reason, names_an_error, trim_build_log, trim_traceback
 
 GCC = """RuntimeError: Error building extension 'x': [1/2] g++ -MMD -MF main.o.d -DTORCH_EXTENSION_NAME=x
 FAILED: [code=1] main.o
@@ -61,3 +62,13 @@ def test_a_traceback_keeps_the_candidates_own_frames_and_the_exception():
         "    return self.op.forward(x, None)",
         "TypeError: forward(): incompatible function arguments.",
     ]
+
+
+def test_a_log_without_the_compilers_words_is_told_from_one_with_them():
+    assert names_an_error(GCC)
+    assert not names_an_error("RuntimeError: Error building extension 'x'")
+
+
+def test_pages_of_values_do_not_hide_the_argument_at_fault():
+    error = TypeError("f(): incompatible function arguments. Invoked with: tensor([[1., 2.],\n [3., 4.]]), None, 3")
+    assert failure(error)["error"].endswith("Invoked with: tensor(...), None, 3")

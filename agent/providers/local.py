@@ -1,0 +1,99 @@
+"""`local`: a small model on this machine, behind llama.cpp's own server on the loopback interface.
+
+The server is a child process that ends with this one. It is asked through the same client as any other server.
+"""
+
+import importlib.util
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from agent.providers.openai import OpenAIProvider, OpenAISettings
+from agent.providers.protocol import ProviderError
+from agent.providers.weights import weights
+from agent.providers.wires import Api
+from agent.records import Ask, Reply, Request
+from prompts import Prompt
+
+RUNTIME = "xllamacpp"
+SERVER = Path(__file__).with_name("llama.py")
+LONGEST = 1024
+"""Output tokens where no limit is set: a small model may never end by itself."""
+START_S = 120.0
+
+
+class LocalServer:
+    """A server of the weights in a file, on a free port. Close it; it also ends with this process."""
+
+    def __init__(self, model: Path, threads: int = 1) -> None:
+        require_runtime()
+        # -P: nothing that lies beside the script, or where the user happens to be, may pass for a module.
+        command = [sys.executable, "-P", str(SERVER), str(model), "--threads", str(threads)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.base_url = self._announced(model)
+
+    def close(self) -> None:
+        """End the child."""
+        self._process.kill()
+        self._process.communicate()
+
+    def wait(self) -> None:
+        """Until the child ends by itself."""
+        self._process.wait()
+
+    def __enter__(self) -> "LocalServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _announced(self, model: Path) -> str:
+        """The address that the child prints once it can answer."""
+        assert self._process.stdout is not None
+        alarm = threading.Timer(START_S, self._process.kill)
+        alarm.start()
+        line = self._process.stdout.readline().strip()
+        alarm.cancel()
+        if not line:
+            self.close()
+            raise ProviderError(f"the server of {model} did not start; check that the file is a GGUF model")
+        return line
+
+
+class Local:
+    """See the module. The server starts with the first request."""
+
+    name = "local"
+
+    def __init__(self, model: Path | None = None, api: Api = "chat") -> None:
+        require_runtime()
+        self._model = weights() if model is None else model
+        if not self._model.is_file():
+            raise ProviderError(f"there is no model file {self._model}; check the path")
+        self._api: Api = api
+        self._server: LocalServer | None = None
+
+    async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
+        """See `Provider.complete`."""
+        asked = request if request.max_tokens else request.model_copy(update={"max_tokens": LONGEST})
+        reply = await self._asked().complete(asked, ask, prompt)
+        return reply.model_copy(update={"provider": self.name})
+
+    def close(self) -> None:
+        """End the server, if it was started."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _asked(self) -> OpenAIProvider:
+        self._server = self._server or LocalServer(self._model)
+        return OpenAIProvider(OpenAISettings(base_url=self._server.base_url, api_key_env="", api=self._api))
+
+
+def require_runtime() -> None:
+    """`ProviderError` where the runtime is not installed."""
+    if importlib.util.find_spec(RUNTIME) is None:
+        raise ProviderError(f"a local model needs {RUNTIME}; install it with `pip install kernelwright[local]`")

@@ -1,0 +1,85 @@
+"""Which executor a user asked for, and how it is opened."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Literal, Protocol
+
+from agent.steps import Evaluator
+from evals.executors.devices import own_cores
+from evals.executors.dispatch import Dispatcher
+from evals.executors.local import LocalExecutor
+from evals.executors.protocol import Executor, ExecutorError, choose_kind
+from evals.executors.searching import ExecutorEvaluator
+from problems import Problem
+from sandbox.settings import Settings
+from sandbox.verdict import Record
+
+NAMES = ("local", "ray")
+
+
+class Choice(Record):
+    """An executor, as a run's header keeps it."""
+
+    executor: Literal["local", "ray"] = "local"
+    address: str | None = None
+    """HOST:PORT of a Ray cluster's head; None for a cluster of this machine alone, made for the run."""
+    devices: int | None = None
+    """How many devices of this machine; None for all CUDA devices, or the whole processor."""
+    kind: str | None = None
+    """A part of the name of the devices to use; needed only where there are several kinds."""
+    builders: int | None = None
+    """Builds at once; None for one a core of this machine, or as many as a cluster offers."""
+
+
+class Evaluating(Evaluator, Protocol):
+    """What a run needs of its judge, beside verdicts."""
+
+    def release(self, problem: Problem) -> None:
+        """No more is asked about this problem for now."""
+        ...
+
+
+def executor_for(choice: Choice, settings: Settings) -> Executor:
+    """The executor, not opened yet. Raises `ExecutorError` for choices that do not go together."""
+    if choice.executor == "local":
+        if choice.address is not None:
+            raise ExecutorError(f"--address {choice.address} names a Ray cluster; add --executor ray, or leave it out")
+        return LocalExecutor(settings, choice.builders or len(own_cores()), choice.devices)
+    from evals.executors.ray import RayExecutor
+
+    return RayExecutor(settings, choice.address, choice.builders, choice.devices)
+
+
+def settled(choice: Choice, settings: Settings) -> Choice:
+    """The choice with the kind of device that it comes to, so that a run that is resumed stays with it.
+
+    A cluster is asked. What this process judges on by itself is left open.
+    """
+    if choice == Choice():
+        return choice
+
+    async def kind() -> str:
+        executor = executor_for(choice, settings)
+        try:
+            return choose_kind(await executor.open(), choice.kind)[0].kind
+        finally:
+            await executor.close()
+
+    return choice.model_copy(update={"kind": asyncio.run(kind())})
+
+
+@asynccontextmanager
+async def evaluating(choice: Choice, settings: Settings) -> AsyncIterator[Evaluating]:
+    """What judges for a search. One device of this machine is judged on by this process itself."""
+    if choice == Choice():
+        from agent.evaluation import LocalEvaluator
+
+        evaluator = LocalEvaluator(settings)
+        try:
+            yield evaluator
+        finally:
+            evaluator.close()
+        return
+    async with Dispatcher(executor_for(choice, settings), choice.kind) as dispatcher:
+        yield ExecutorEvaluator(dispatcher)

@@ -1,0 +1,99 @@
+"""The devices of this machine: its CUDA devices, or equal parts of its cores."""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from evals.executors.protocol import Device, ExecutorError
+from evals.harness import Conditions
+from sandbox.machine import processor_name
+from sandbox.settings import Settings
+
+CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def given(settings: Settings) -> dict[str, Any]:
+    """What was chosen of the settings; which cores there are is each device's own affair."""
+    return {
+        name: value for name, value in settings.model_dump(mode="json", exclude_unset=True).items() if name != "cores"
+    }
+
+
+def settings_on(chosen: dict[str, Any], cores: tuple[int, ...]) -> Settings:
+    """The chosen settings for a device that has these cores: no more threads than there are."""
+    threads = min(int(chosen.get("threads", len(cores))), len(cores))
+    return Settings.model_validate(chosen | {"cores": cores, "threads": threads})
+
+
+def split(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    """Equal parts, the first ones taking what is left over. Raises `ExecutorError` for more parts than cores."""
+    if not 1 <= parts <= len(cores):
+        raise ExecutorError(f"{parts} devices were asked for and this machine has {len(cores)} cores; ask for fewer")
+    size, left = divmod(len(cores), parts)
+    ends = [number * size + min(number, left) for number in range(parts + 1)]
+    return [cores[start:end] for start, end in pairwise(ends)]
+
+
+def own_cores() -> tuple[int, ...]:
+    """The cores that this process may use."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def local_devices(settings: Settings, count: int | None) -> tuple[Device, ...]:
+    """The first `count` CUDA devices, or as many equal parts of the cores; all CUDA devices, or one part, for None."""
+    chosen = given(settings)
+    if settings.gpu:
+        names = _cuda_names()
+        if count is not None and count > len(names):
+            raise ExecutorError(f"{count} devices were asked for and torch sees {len(names)}; ask for fewer")
+        return tuple(device_at(ordinal, name, chosen, settings.cores) for ordinal, name in enumerate(names[:count]))
+    parts = split(settings.cores, count or 1)
+    return tuple(device_at(ordinal, processor_name(), chosen, part) for ordinal, part in enumerate(parts))
+
+
+def device_at(ordinal: int, kind: str, chosen: dict[str, Any], cores: tuple[int, ...], node: str = "local") -> Device:
+    """A device with the conditions of what is judged on it; call it on its node."""
+    settings = settings_on(chosen, cores)
+    conditions = Conditions.here(kind, settings.model_dump(mode="json"))
+    return Device(kind=kind, ordinal=ordinal, node=node, cores=cores, conditions=conditions)
+
+
+def visible_device(ordinal: int) -> str:
+    """What CUDA_VISIBLE_DEVICES has to be so that a process sees the one device alone, as number 0."""
+    shown = [name for name in os.environ.get(CUDA_VISIBLE, "").split(",") if name]
+    return shown[ordinal] if shown else str(ordinal)
+
+
+def _cuda_names() -> list[str]:
+    import torch
+
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise ExecutorError("torch sees no CUDA device; use a GPU machine or a target of the processor")
+    return [str(torch.cuda.get_device_name(ordinal)) for ordinal in range(count)]
+
+
+@contextmanager
+def device_turn(kind: str, part: str = "") -> Iterator[None]:
+    """Wait until no other process of this user times on the device: two at once would slow each other.
+
+    A part of a device is taken beside its other parts, but never beside the whole.
+    """
+    with ExitStack() as held:
+        _lock(held, kind, fcntl.LOCK_SH if part else fcntl.LOCK_EX)
+        if part:
+            _lock(held, f"{kind}\0{part}", fcntl.LOCK_EX)
+        yield
+
+
+def _lock(held: ExitStack, name: str, how: int) -> None:
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"kernelwright-{os.getuid()}-{digest}.turn"
+    file = held.enter_context(path.open("a"))
+    fcntl.flock(file, how)

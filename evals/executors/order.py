@@ -1,0 +1,29 @@
+"""`Order`: what a worker is started for."""
+
+import os
+from typing import Any
+
+from evals.executors.devices import own_cores, settings_on
+from evals.executors.protocol import Device
+from sandbox.settings import Settings
+from sandbox.verdict import Record
+
+
+class Order(Record):
+    """The settings, and for a supervisor its device."""
+
+    chosen: dict[str, Any]
+    """The settings that were chosen, see `devices.given`."""
+    device: Device | None = None
+    """None in a build pool."""
+    alone: bool = True
+    """Whether the device is all that its node has of its kind, not one of several or a part."""
+
+    def settings(self) -> Settings:
+        """The settings here; in a build pool all cores of the machine may be used."""
+        return settings_on(self.chosen, (self.device and self.device.cores) or own_cores())
+
+    def settle(self) -> None:
+        """Stay on the device's own cores, with all that is started from here on. For a process that does only this."""
+        if self.device is not None and self.device.cores and not self.alone:
+            os.sched_setaffinity(0, self.device.cores)

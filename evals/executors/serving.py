@@ -1,0 +1,86 @@
+"""The process of a local worker: questions come in as JSON lines, answers leave as JSON lines.
+
+`python -m evals.executors.serving THREADS ORDER`. It ends when its input does, so also when its driver is killed, and
+ends every child first; should it be killed instead, the children's keepers notice and end them.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any
+
+from evals.executors.order import Order
+from evals.executors.protocol import Question
+from evals.executors.worker import Worker
+from sandbox.child import keeper
+from sandbox.own_process import become_a_judge
+
+STOPPING_S = 10.0
+
+
+class Serving:
+    """Answers each line in one of a few threads."""
+
+    def __init__(self, threads: int, order: Order, out: IO[str]) -> None:
+        self._worker = Worker(order)
+        self._out = out
+        self._writing = threading.Lock()
+        self._pool = ThreadPoolExecutor(threads)
+        self._working: set[int] = set()
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Begin what a line asks for."""
+        self._working.add(message["id"])
+        self._pool.submit(self._answer, message["id"], message["question"])
+
+    def _answer(self, number: int, question: dict[str, Any]) -> None:
+        answer = self._worker.answer(Question.model_validate(question))
+        line = json.dumps({"id": number, "answer": answer.model_dump(mode="json", exclude_none=True)})
+        with self._writing, contextlib.suppress(BrokenPipeError):
+            self._out.write(line + "\n")
+            self._out.flush()
+        self._working.discard(number)
+
+    def stop(self) -> bool:
+        """End every child, so that each thread comes to its own end and cleans up; whether all did in time."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        end = time.monotonic() + STOPPING_S
+        while any(thread.is_alive() for thread in self._pool._threads) and time.monotonic() < end:
+            end_children()
+            time.sleep(0.05)
+        if self._working and time.monotonic() >= end:
+            return False
+        self._worker.close()
+        return True
+
+
+def end_children() -> None:
+    """Kill all that this process has started."""
+    for pid in keeper.descendants(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    order = Order.model_validate_json(sys.argv[2])
+    order.settle()
+    become_a_judge()
+    serving = Serving(int(sys.argv[1]), order, out)
+    for line in sys.stdin:
+        serving.take(json.loads(line))
+    serving.stop()
+    os._exit(0)  # a thread that hangs must not keep us; the children's keepers end them once this process is gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""`Worker`: what answers questions beside a device, or in a build pool. The same on every executor.
+
+It is a judge: it never runs a candidate, and starts the jailed children that do. Questions may come from several
+threads at once; what uses the device waits for its turn.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from evals.executors.devices import device_turn
+from evals.executors.order import Order
+from evals.executors.protocol import Answer, Question, Work
+from evals.executors.warmth import KEPT
+from problems import Problem
+from sandbox.building import Toolchain
+from sandbox.errors import BrokenProblem, SandboxError
+from sandbox.judge import Judge
+from sandbox.machine import require_tools
+from sandbox.settings import Settings
+from sandbox.stages import Built
+from sandbox.verdict import Verdict
+
+CHECKING: dict[str, Any] = {"min_pairs": 4, "max_pairs": 4, "worker_pairs": 1, "compiled": ()}
+"""What the settings become for a check: enough to see whether a candidate is right, and about how fast."""
+
+
+class _KeyedJudge(Judge):
+    """Remembers under which digest each candidate's build is kept."""
+
+    def __init__(self, problem: Problem, settings: Settings) -> None:
+        super().__init__(problem, settings)
+        self.starting = threading.Lock()
+        self.started = False
+        self.users = 0
+        self.digests: dict[str, str] = {}
+
+    def _build_key(self, built: Built, tools: Toolchain | None) -> str:
+        digest = super()._build_key(built, tools)
+        self.digests[built.candidate.digest] = digest
+        return digest
+
+
+class Worker:
+    """Answers questions; keeps the judges of the last few problems. Close it."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.settings = order.settings()
+        self._judges: OrderedDict[str, _KeyedJudge] = OrderedDict()
+        self._choosing = threading.Lock()
+        self._device = threading.Lock()
+        """Held for whatever uses the device: references that start would be heard in a timing beside them."""
+
+    def answer(self, question: Question) -> Answer:
+        """Never raises for what a candidate, a problem or this machine does: that is an answer too."""
+        try:
+            require_tools(question.work.candidate.language)
+            return self._build(question.work) if question.stage == "build" else self._run(question)
+        except BrokenProblem as error:
+            return Answer(trouble=str(error), broken_problem=True)
+        except SandboxError as error:
+            return Answer(trouble=str(error))
+        except Exception as error:  # one candidate, whatever it met, must not end a batch of thousands
+            self._forget(question.work.problem)
+            what = f"{type(error).__name__}: {error}"
+            return Answer(trouble=f"the judge itself failed ({what}); please report it")
+
+    def close(self) -> None:
+        """End the reference children."""
+        for judge in self._judges.values():
+            judge.close()
+        self._judges.clear()
+
+    def _build(self, work: Work) -> Answer:
+        with self._judge_of(work.problem) as judge:
+            built = judge.build(work.candidate)
+            if built.failure is not None:
+                return Answer(verdict=judge.evaluate(built))
+            built.close()
+            return Answer(product=judge.digests.pop(work.candidate.digest, "") if self.settings.shortcuts else "")
+
+    def _run(self, question: Question) -> Answer:
+        work, settings = question.work, self.settings
+        if question.stage == "check":
+            settings = settings.model_copy(update=CHECKING)
+        if work.fresh or question.stage == "check":
+            with Judge(work.problem, settings) as judge:
+                with self._device:
+                    _ = judge.reference
+                return Answer(verdict=self._judged(judge, work))
+        with self._judge_of(work.problem) as kept:
+            return Answer(verdict=self._judged(kept, work))
+
+    def _judged(self, judge: Judge, work: Work) -> Verdict:
+        """The build comes out of the store of finished builds, or is made here where that does not have it."""
+        built = judge.build(work.candidate)
+        try:
+            with self._device, self._turn():
+                return judge.evaluate(built)
+        finally:
+            built.close()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        device = self.order.device
+        assert device is not None, "a build pool has no device"
+        with device_turn(device.kind, "" if self.order.alone else str(device.ordinal)):
+            yield
+
+    @contextmanager
+    def _judge_of(self, problem: Problem) -> Iterator[_KeyedJudge]:
+        """The problem's judge with its reference started, by one of several threads that ask at once."""
+        with self._choosing:
+            judge = self._judges.get(problem.digest) or _KeyedJudge(problem, self.settings)
+            self._judges[problem.digest] = judge
+            self._judges.move_to_end(problem.digest)
+            judge.users += 1
+        try:
+            with judge.starting:
+                if not judge.started:
+                    with self._device:
+                        _ = judge.reference
+                    judge.started = True
+            yield judge
+        finally:
+            self._leave(judge)
+
+    def _leave(self, judge: _KeyedJudge) -> None:
+        with self._choosing:
+            judge.users -= 1
+            idle = [digest for digest, one in self._judges.items() if one.users == 0]
+            surplus = [self._judges.pop(digest) for digest in idle[: max(0, len(self._judges) - KEPT)]]
+        for one in surplus:
+            one.close()
+
+    def _forget(self, problem: Problem) -> None:
+        with self._choosing:
+            judge = self._judges.get(problem.digest)
+            if judge is not None and judge.users == 0:
+                self._judges.pop(problem.digest).close()

@@ -1,0 +1,57 @@
+"""`kernelwright models`: the servers that can be named, and the small model that answers on this machine."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernelwright.endings import reported
+
+app = typer.Typer(help="The servers that `run --provider` knows, and a small model of one's own.", no_args_is_help=True)
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
+
+
+@app.command("list")
+@reported
+def list_(
+    presets: Annotated[Path | None, typer.Option(help="A table of presets of your own (TOML).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the servers by the names that `run --provider` takes, and whether the variable of each key is set."""
+    from agent.providers.presets import load_presets
+
+    for name, preset in load_presets(presets).items():
+        is_set = bool(os.environ.get(preset.key)) if preset.key else None
+        if as_json:
+            print(json.dumps({"name": name, **preset.model_dump(), "key_is_set": is_set}))
+        else:
+            key = f"{preset.key} ({'set' if is_set else 'not set'})" if preset.key else "no key"
+            print(f"{name:<12} {preset.base_url:<58} {preset.api:<10} {key}")
+
+
+@app.command("fetch")
+@reported
+def fetch(as_json: AsJson = False) -> None:
+    """Download the small model that `run --provider local` asks: 98 MB, by its checksum, into the cache."""
+    from agent.providers.weights import NAME, SHA256
+    from agent.providers.weights import fetch as fetch_weights
+
+    path = fetch_weights()
+    print(json.dumps({"model": NAME, "path": str(path), "sha256": SHA256}) if as_json else f"{NAME}: {path}")
+
+
+@app.command("serve")
+@reported
+def serve(
+    model: Annotated[Path | None, typer.Argument(help="A GGUF file; default: what `fetch` got.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads; more than the idle cores is slower.")] = 1,
+) -> None:
+    """Serve a model on the loopback interface, in OpenAI's format, until it is stopped. Prints its address."""
+    from agent.providers.local import LocalServer
+    from agent.providers.weights import weights
+
+    with LocalServer(model or weights(), threads) as server:
+        print(server.base_url, flush=True)
+        server.wait()

@@ -1,0 +1,235 @@
+"""Paired timing on a device: two clocks for every call, and a burst that tells whether to believe the finer one."""
+
+import math
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from sandbox.baselines import Baselines
+from sandbox.errors import MachineError
+from sandbox.families import DRAWN
+from sandbox.floor.bound import Floor
+from sandbox.gpu.clocks import ClockSample, steady
+from sandbox.gpu.device import Device
+from sandbox.gpu.merging import merged, parted
+from sandbox.gpu.record import Burst, DeviceRecord
+from sandbox.gpu.session import GpuSession, Witnessed
+from sandbox.reference import ReferenceSession
+from sandbox.sessions import Refused, Session, Timed
+from sandbox.settings import Settings
+from sandbox.timing import PAIRS_A_WORKER, Samples, Timing
+from sandbox.values import Values
+from sandbox.verdict import Measurement
+
+CANDIDATE = "candidate"
+TRIES = 3
+"""A pair that does not count is replaced, until so many times the wanted number have been tried."""
+BURST_MS, MOST_CALLS, FEWEST_CALLS = 30.0, 64, 2
+"""A burst lasts about so long, within these numbers of calls."""
+MEMORY_SHARE = 0.7
+"""Of the device's free memory, for a burst."""
+BURSTS = 3
+PROTOCOLS = 5
+
+
+class DeviceSamples(Samples):
+    """Samples by both clocks; the lists of the base class are by the judge's."""
+
+    def __init__(self, device: Device, impossible: Callable[[float], bool]) -> None:
+        super().__init__()
+        self._device, self._impossible = device, impossible
+        self.events: dict[str, list[float | None]] = defaultdict(list)
+        """By side, parallel to the times on the judge's clock."""
+        self.placebo_events: list[tuple[float | None, float | None, int]] = []
+        self.clocks: list[ClockSample | None] = []
+        self.dropped: Counter[str] = Counter()
+        self.switches: dict[str, dict[str, object]] = {}
+        self.copies_outputs = False
+        self.burst: Burst | None = None
+
+    @property
+    def uses_events(self) -> bool:
+        """Whether every sample has them, a burst confirms them, and they are possible at all."""
+        mine = [ms for ms in self.events[CANDIDATE] if ms is not None]
+        if not mine or self.burst is None or any(None in times for times in self.events.values()):
+            return False
+        median = statistics.median(mine)
+        return self.burst.confirms(median) and not self._impossible(median)
+
+    def measurement(self, settings: Settings) -> Measurement:
+        """The record, by the finer clock that can be believed."""
+        by_events = self.uses_events
+        found = self._by_events().measurement(settings) if by_events else super().measurement(settings)
+        facts = self._device.clocks.facts()
+        record = DeviceRecord(
+            device=self._device.name,
+            architecture=self._device.architecture,
+            driver=facts.driver if facts else "",
+            switches=self.switches,
+            copies_outputs=self.copies_outputs,
+            bound_ms={name: tuple(times) for name, times in self._sides()},
+            device_ms={name: tuple(times) for name, times in self.events.items()},
+            sm_mhz=tuple(sample.sm_mhz if sample else None for sample in self.clocks),
+            dropped=dict(self.dropped),
+            burst=self.burst,
+        )
+        return found.model_copy(update={"clock": "events" if by_events else "bound", "on_device": record})
+
+    def _sides(self) -> Iterator[tuple[str, list[float]]]:
+        yield CANDIDATE, self.candidate
+        yield from self.baselines.items()
+
+    def _by_events(self) -> Samples:
+        other = Samples()
+        other.candidate = [ms or 0.0 for ms in self.events[CANDIDATE]]
+        for name in self.baselines:
+            other.baselines[name] = [ms or 0.0 for ms in self.events[name]]
+        other.placebo = [(again or 0.0, eager or 0.0, number) for again, eager, number in self.placebo_events]
+        other.candidate_cpu, other.eager_cpu = self.candidate_cpu, self.eager_cpu
+        other.workers, other.protocol = self.workers, self.protocol
+        return other
+
+
+class DeviceTiming(Timing):
+    """Times one candidate on the device; hold the device meanwhile."""
+
+    samples: DeviceSamples
+
+    def __init__(
+        self, baselines: Baselines, settings: Settings, device: Device, floor: Callable[[], Floor | None]
+    ) -> None:
+        super().__init__(baselines, settings)
+        self._device, self._floor = device, floor
+        self.samples = DeviceSamples(device, self._is_impossible)
+
+    def measure(self, session: Session) -> None:
+        """The timed calls of the present worker pair; after them a burst, unless an earlier one has confirmed."""
+        assert isinstance(session, GpuSession)
+        start, good = time.monotonic(), 0
+        for _ in range(TRIES * PAIRS_A_WORKER):
+            good += self._counts(session, good)
+            if good == PAIRS_A_WORKER:
+                break
+        self._spent_s += time.monotonic() - start
+        self.samples.protocol.append(statistics.median(self.baseline.nothing_ms() for _ in range(PROTOCOLS)))
+        self.samples.switches = {CANDIDATE: session.switches, "eager": self.baseline.switches}
+        self.samples.copies_outputs = session.copies_outputs
+        if self.samples.candidate and not self.samples.uses_events:
+            self.samples.burst = self._burst(session) or self.samples.burst
+        self.number += 1
+
+    @property
+    def is_enough(self) -> bool:
+        """As elsewhere; where hardly any pair counts, it ends with what there is."""
+        if self.number < TRIES * self._settings.worker_pairs:
+            return bool(self.samples.candidate) and super().is_enough
+        if not self.samples.candidate:
+            why = ", ".join(f"{reason} ({count})" for reason, count in self.samples.dropped.items())
+            raise MachineError(f"no timed call on the device counts: {why}; end what else uses it, or let it cool")
+        return True
+
+    def _counts(self, session: GpuSession, turn: int) -> bool:
+        """All sides once on the same values, each checked; whether the times count."""
+        family = next(self._families)
+        values = self._values(family)
+        other = self._other() if turn % 2 == 0 else None
+        done: dict[int, Timed] = {}
+        for side in self._sides(session, other, turn):
+            done[id(side)] = side.call(values) if isinstance(side, ReferenceSession) else self._call(session, values)
+        mine, theirs = done[id(session)], done[id(self.baseline)]
+        if self._has("timed_check"):
+            self._check(mine, theirs, values, family)
+        fault = self._fault([timed.device for timed in done.values() if timed.device is not None])
+        if fault:
+            self.samples.dropped[fault] += 1
+            return False
+        self._keep(mine, theirs, done[id(other)] if other else None)
+        for compiled in self._baselines.compiled():
+            self._note(compiled.form.baseline, done[id(compiled)])
+        return True
+
+    def _keep(self, mine: Timed, theirs: Timed, again: Timed | None) -> None:
+        samples = self.samples
+        samples.candidate.append(mine.milliseconds)
+        samples.candidate_cpu.append(mine.cpu_ms)
+        samples.eager_cpu.append(theirs.cpu_ms)
+        samples.workers.append(self.number)
+        samples.events[CANDIDATE].append(_events(mine))
+        samples.clocks.append(mine.device.clocks if mine.device else None)
+        self._note(self.baseline.form.baseline, theirs)
+        if again:
+            samples.placebo.append((again.milliseconds, theirs.milliseconds, self.number))
+            samples.placebo_events.append((_events(again), _events(theirs), self.number))
+
+    def _note(self, name: str, timed: Timed) -> None:
+        self.samples.baselines[name].append(timed.milliseconds)
+        self.samples.events[name].append(_events(timed))
+
+    def _fault(self, sides: Sequence[Witnessed]) -> str:
+        """Why a pair does not count; empty where it does."""
+        if any(side.mapped_anew for side in sides):
+            return "an output lay in memory that was not seen before"
+        if not all(side.prepared.was_idle for side in sides):
+            return "the device was not idle before the call"
+        if not all(steady([*self.samples.clocks, *(side.clocks for side in sides)])[-len(sides) :]):
+            return "a clock was low or the device slowed down by heat"
+        return ""
+
+    def _is_impossible(self, milliseconds: float) -> bool:
+        floor = self._floor()
+        return floor is not None and floor.is_impossible(milliseconds)
+
+    def _burst(self, session: GpuSession) -> Burst | None:
+        """The fastest of some bursts, each on values of its own; its results are checked. The worker's last task.
+
+        None where the candidate can not hold so many results at once, for want of memory or since each takes the place
+        of the last: then its events stay unconfirmed.
+        """
+        calls = self._calls()
+        try:
+            session.lend(merged([self._values(DRAWN) for _ in range(calls)]))
+            values, fastest = self._fastest_run(session, calls)
+        except Refused:
+            return None
+        if session.outputs_overlap:
+            return None
+        for one, result in zip(values, parted(fastest.output, calls), strict=True):
+            self._check(fastest._replace(output=result), self.baseline.call(one), one, DRAWN)
+        overhead_ms, each_ms = self.baseline.burst(values, BURSTS)
+        alone = statistics.median(ms or 0.0 for ms in self.samples.events[self.baseline.form.baseline])
+        return Burst(
+            calls=calls,
+            bound_ms=fastest.milliseconds,
+            device_ms=_events(fastest),
+            protocol_ms=overhead_ms,
+            sustained=max(1.0, each_ms / alone) if alone else 1.0,
+        )
+
+    def _fastest_run(self, session: GpuSession, calls: int) -> tuple[list[Values], Timed]:
+        """Of several, without the first, in which memory is still sought."""
+        self._run(session, calls)
+        best = self._run(session, calls)
+        for _ in range(BURSTS - 1):
+            best = min(best, self._run(session, calls), key=lambda run: run[1].milliseconds)
+        return best
+
+    def _run(self, session: GpuSession, calls: int) -> tuple[list[Values], Timed]:
+        values = [self._values(DRAWN) for _ in range(calls)]
+        session.expect(calls * self.baseline.result_sizes[0])
+        op = "burst" if self._operation == "call" else f"burst {self._operation}"
+        return values, session.call(merged(values), self._settings.call_timeout_s, op)
+
+    def _calls(self) -> int:
+        """How many calls a burst has: enough to share the protocol's cost, as far as the device's memory goes."""
+        bound, protocol = statistics.median(self.samples.candidate), self.samples.protocol[-1]
+        wanted = math.ceil(BURST_MS / max(bound - protocol, BURST_MS / MOST_CALLS))
+        inputs = sum(len(raw.data) for raw in self._values(DRAWN).tensors)
+        # The values, twice lent, for two processes; their results, and the judge's copies of these.
+        each = 5 * inputs + 6 * self.baseline.result_sizes[0]
+        fitting = int(MEMORY_SHARE * self._device.free_bytes() / each) if each else MOST_CALLS
+        return max(FEWEST_CALLS, min(wanted, fitting, MOST_CALLS))
+
+
+def _events(timed: Timed) -> float | None:
+    return timed.device.device_ms if timed.device else None

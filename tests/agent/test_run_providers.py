@@ -1,0 +1,121 @@
+"""`run --provider`: each way of being answered leads from a prompt to verdicts, by the commands a person types."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from agent.log import RunLog
+from agent.view import fold
+from tests.model_server import fenced
+from tests.texts import PROBLEM, RIGHT, WRONG
+
+
+@pytest.fixture
+def called(tmp_path):
+    (tmp_path / "problem.py").write_text(PROBLEM)
+    (tmp_path / "other.py").write_text(PROBLEM.replace("dim=1", "dim=-1"))
+
+    def call(*words):
+        clean = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
+        command = [sys.executable, "-m", "kernelwright.cli", *map(str, words)]
+        return subprocess.run(
+            command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=280, check=False
+        )
+
+    return call
+
+
+@pytest.mark.long
+def test_a_batch_goes_from_prompts_to_verdicts(called, model_server):
+    server = model_server(fenced(RIGHT), fenced(WRONG))
+    started = called("run", "problem.py", "--provider", "batch", "--model", "m", "--attempts", 2, "--out", "out")
+    assert started.returncode == 1, started.stderr
+    assert "the asks wait for a batch" in started.stderr
+    sent = called("batch", "send", "out", "--base-url", server.base_url)
+    assert sent.returncode == 0, sent.stderr
+    fetched = called("batch", "fetch", "out", "--wait", "--every-s", "0.01", "--base-url", server.base_url)
+    assert fetched.returncode == 0, fetched.stderr
+    done = called("resume", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert (row["passed"], row["failures"]) == (1, {"failed at check": 1})
+    assert called("replay", "out").returncode == 0
+
+
+@pytest.mark.slow
+def test_a_batch_opens_the_asks_of_every_problem_at_once(called):
+    started = called("run", "problem.py", "other.py", "--provider", "batch", "--model", "m", "--out", "out")
+    assert started.returncode == 1, started.stderr
+    exported = called("batch", "export", "out", "asks.jsonl", "--json")
+    assert json.loads(exported.stdout)["requests"] == 6  # three drafts each
+
+
+@pytest.mark.long
+def test_a_folder_of_tasks_goes_from_prompt_to_verdict(called, tmp_path):
+    words = ["run", "problem.py", "--provider", "files", "--folder", "tasks", "--attempts", 1, "--out", "out"]
+    started = called(*words)
+    assert started.returncode == 1, started.stderr
+    (task,) = (tmp_path / "tasks").glob("*.task.md")
+    task.with_name(task.name.replace(".task.", ".answer.")).write_text(fenced(RIGHT))
+    done = called("resume", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["passed"] == 1
+
+
+@pytest.mark.slow
+def test_a_cache_answers_a_second_run(called, model_server):
+    server = model_server("I am sorry, I can not help with that.")
+    for out in ("one", "two"):
+        words = ["--model", "m", "--base-url", server.base_url, "--attempts", 1, "--cache", "answers", "--out", out]
+        assert called("run", "problem.py", *words).returncode == 1
+    assert len(server.requests) == 1
+
+
+@pytest.mark.slow
+def test_a_simulated_run_is_played_without_a_judge_and_kept_out_of_rankings(called):
+    done = called("run", "problem.py", "--provider", "simulated", "--attempts", 12, "--out", "out", "--json")
+    assert done.returncode in (0, 1), done.stderr
+    row = json.loads(done.stdout)
+    assert row["attempts"] == 12
+    board = json.loads(called("leaderboard", "out", "--json").stdout)
+    assert [(one["device"], one["weak"]) for one in board["boards"]] == [("simulated", ["problem"])]
+
+
+@pytest.mark.slow
+def test_roles_and_further_models_are_reached_from_the_command_line(called, model_server, tmp_path):
+    server = model_server("I am sorry, I can not help with that.")
+    words = ["--model", "small", "--base-url", server.base_url, "--attempts", 3, "--out", "out"]
+    words += ["--set", "advisers=plan,reflect", "--set", "models=strong", "--set", "stall=2"]
+    assert called("run", "problem.py", *words).returncode == 1
+    with RunLog.open(tmp_path / "out") as log:
+        asks = [attempt.ask for attempt in fold("problem", log.events("problem")).attempts]
+    assert [(ask.role, ask.model) for ask in asks] == [
+        ("plan", "small"),
+        ("propose", "small"),
+        ("propose", "small"),
+        ("propose", "strong"),
+    ]
+
+
+MISTAKES = {
+    "an unknown provider": (("--provider", "x", "--model", "m"), "no provider 'x'; there are: recorded, files"),
+    "no model": (("--provider", "vllm"), "needs the name of a model; add --model"),
+    "a server for files": (("--provider", "files", "--base-url", "http://x/v1"), "--base-url names a server but"),
+    "a folder for a server": (("--model", "m", "--folder", "tasks"), "--folder is for --provider files"),
+    "a model for recorded answers": (("--provider", "recorded", "--model", "m"), "recorded answers come from no model"),
+    "no key for a preset": (("--provider", "groq", "--model", "m"), "no key in the variable GROQ_API_KEY"),
+    "an unknown form": (("--model", "m", "--api", "x"), "no form 'x'; there are: chat, responses"),
+    "a preset table that is not there": (("--provider", "a", "--presets", "x.toml"), "check the path"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_ends_with_2_and_a_sentence(called, name):
+    words, said = MISTAKES[name]
+    done = called("run", "problem.py", *words)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,106 @@
+"""What is on record and what is not: like conditions, several kinds, and the order of a batch."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evals.collecting import CandidateFile, Collected
+from evals.executors.protocol import ExecutorError
+from evals.harness import Conditions
+from evals.judgements import Judgements
+from evals.scoring import Batch, Waiting, interleaved
+from problems import Problem
+from tests.evals.made_run import failed, passed
+from tests.evals.record import judgement
+
+PROBLEM = Problem(name="one", title="", family="f", size="cpu", source="p")
+
+
+def conditions(device="d", cores=(0,), **more):
+    return Conditions.here(device, {"cores": list(cores)} | more)
+
+
+def under(name, found, verdict):
+    one = judgement(name, verdict)
+    return one.model_copy(update={"conditions": found, "problem_digest": PROBLEM.digest})
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Judgements(tmp_path / "scores.db") as store:
+        yield store
+
+
+def test_a_verdict_of_other_cores_counts_and_one_of_more_cores_does_not(store):
+    store.add(under("a", conditions(cores=(0, 1)), passed(1.5)))
+    assert store.known_like(PROBLEM.digest, "a", [conditions(cores=(2, 3))]) is not None
+    assert store.known_like(PROBLEM.digest, "a", [conditions(cores=(0, 1, 2))]) is None
+
+
+@pytest.mark.parametrize("other", [conditions("other"), conditions(min_pairs=4)])
+def test_a_verdict_of_another_kind_or_effort_does_not_count(store, other):
+    store.add(under("a", conditions(), passed(1.5)))
+    assert store.known_like(PROBLEM.digest, "a", [other]) is None
+
+
+def test_of_several_verdicts_the_latest_is_told(store):
+    store.add(under("a", conditions(cores=(0,)), failed()))
+    store.add(under("a", conditions(cores=(1,)), passed(1.5)))
+    assert store.known_like(PROBLEM.digest, "a", [conditions(cores=(2,))]).measured.passed
+
+
+@pytest.fixture
+def told(store, tmp_path):
+    """What a batch says of one file without judging, for a kind."""
+    (tmp_path / "a.py").write_text("source")
+    file = CandidateFile("one", "a.py", tmp_path / "a.py")
+    digest = "41cf6794ba4200b839c53531555f0f3998df4cbb01a4d5cb0b94e3ca5e23947d"
+
+    def tell(kind, *kinds):
+        for device in kinds:
+            store.add(under(digest, conditions(device), failed()))
+        said = []
+        Batch(store, said.append).tell(Collected({"one": PROBLEM}, {}), [file], kind)
+        return said
+
+    return tell
+
+
+def test_without_judging_what_is_on_record_is_told(told):
+    assert [one.report["outcome"] for one in told(None, "small")] == ["failed"]
+
+
+def test_without_judging_what_is_not_on_record_has_no_verdict(told):
+    assert [one.report["outcome"] for one in told(None)] == ["not_judged"]
+
+
+def test_records_of_two_kinds_are_not_mixed(told):
+    with pytest.raises(ExecutorError, match=r"2 kinds.*--kind"):
+        told(None, "small", "big")
+
+
+def test_the_kind_that_was_asked_for_is_told(told):
+    assert [one.report["outcome"] for one in told("big", "small", "big")] == ["failed"]
+
+
+def order(counts, at_once):
+    waiting = [
+        Waiting([CandidateFile(name, f"{name}{number}", Path(name))], "")
+        for name, count in counts.items()
+        for number in range(count)
+    ]
+    return [one.files[0].name for one in interleaved(waiting, at_once)]
+
+
+def test_one_device_takes_one_problem_after_the_other():
+    assert order({"a": 3, "b": 2}, 1) == ["a0", "a1", "a2", "b0", "b1"]
+
+
+def test_many_devices_take_problems_in_turn_some_at_a_time():
+    assert order({"a": 2, "b": 1, "c": 2}, 2) == ["a0", "b0", "a1", "c0", "c1"]
+
+
+def test_conditions_without_cores_are_like_themselves_alone():
+    assert Conditions.here("d", {}).alike != conditions().alike
+    assert json.loads(conditions().alike)[1] == "d"

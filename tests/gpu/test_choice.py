@@ -1,0 +1,59 @@
+"""Which candidates are judged on a device, and what is said where there is none."""
+
+import pytest
+
+from evals.collecting import CandidateFile
+from kernelwright.commands.score import on_device
+from kernelwright.endings import UserMistake
+from sandbox.errors import MachineError
+from sandbox.gpu import driver
+from sandbox.machine import needs_device, require_tools
+from tests.gpu.honest import HONEST
+
+CPP = """
+from torch.utils.cpp_extension import load_inline
+load_inline(name="x", cpp_sources="void f() {}", functions=["f"])
+class ModelNew: pass
+"""
+
+
+@pytest.mark.parametrize("language", ["cuda", "triton"])
+@pytest.mark.parametrize("size", ["cpu", "gpu", "file"])
+def test_cuda_and_triton_run_on_a_device_whatever_the_size(language, size):
+    assert needs_device(language, size)
+
+
+@pytest.mark.parametrize("size", ["cpu", "gpu", "file"])
+def test_cpp_runs_on_the_processor(size):
+    assert not needs_device("cpp", size)
+
+
+def test_plain_python_runs_on_a_device_where_there_is_one_and_the_problem_has_its_size():
+    assert needs_device("python", "gpu") is (driver.device_count() > 0)
+    assert not needs_device("python", "cpu")
+
+
+@pytest.mark.skipif(driver.device_count() > 0, reason="this machine has a CUDA device")
+@pytest.mark.parametrize("language", ["cuda", "triton"])
+def test_without_a_device_one_sentence_says_so(language):
+    with pytest.raises(MachineError, match=f"written in {language} and this machine has no CUDA device"):
+        require_tools(language)
+
+
+def files(folder, **sources):
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
+    return [CandidateFile(problem="relu", name=f"{name}.py", path=folder / f"{name}.py") for name in sources]
+
+
+def test_a_folder_of_triton_candidates_is_scored_on_a_device(tmp_path):
+    assert on_device(files(tmp_path, a=HONEST["triton_relu"].source, b="not python ("), None)
+
+
+def test_a_folder_of_candidates_in_cpp_is_scored_on_the_processor(tmp_path):
+    assert not on_device(files(tmp_path, a=CPP), None)
+
+
+def test_candidates_for_both_can_not_be_scored_together(tmp_path):
+    with pytest.raises(UserMistake, match="score them apart"):
+        on_device(files(tmp_path, a=CPP, b=HONEST["triton_relu"].source), None)
