@@ -1,0 +1,177 @@
+"""Every recorded CUDA answer through the judge: verdict, speedup against eager with its interval, share of the floor.
+
+`python -m bench gpu_kernels` judges the last answer of each story for target cuda, at size gpu, each problem in a
+process of its own with a time limit; `KERNELWRIGHT_BENCH=NAME,NAME` picks problems. `python -m bench.gpu_kernels` takes
+them as arguments, and `--all` for every answer of a story, `--backward` for the gradients too, `--compiled MODE` for
+torch.compile as another baseline, `--limit` for the seconds of an answer. Each verdict is printed when it is there; as
+a line of JSON it goes to `gpu_kernels.jsonl` where `KERNELWRIGHT_OUT` names a folder.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent.extraction import Extracted, extract
+from agent.providers.story import read_story, recorded_targets, story_folder
+from bench.gpu_facts import NO_DEVICE, Report
+from problems import catalog_names, load_problem
+from sandbox.gpu import driver
+from sandbox.judge import Judge
+from sandbox.settings import Settings
+from sandbox.verdict import Candidate, Failed, Verdict
+
+SETTINGS = Settings(gpu=True, worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.02, time_budget_s=4)
+BUILDERS = 8
+LIMIT_S = 60
+
+
+class Answer(NamedTuple):
+    """A recorded answer, as a child process is told of it."""
+
+    problem: str
+    number: int
+    """Of the story's entry, from 1."""
+    backward: bool = False
+    compiled: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """Arguments for the child process."""
+        words = [self.problem, "--number", str(self.number)] + ["--backward"] * self.backward
+        return words + (["--compiled", self.compiled] if self.compiled else [])
+
+
+def run() -> Report:
+    """A line for the last answer of each story."""
+    chosen = os.environ.get("KERNELWRIGHT_BENCH", "")
+    return judged(answers(chosen.split(",") if chosen else with_story()), LIMIT_S)
+
+
+def with_story() -> list[str]:
+    """The problems that have recorded answers for target cuda."""
+    return [name for name in catalog_names() if "cuda" in recorded_targets(name)]
+
+
+def answers(names: list[str], every: bool = False, backward: bool = False, compiled: str | None = None) -> list[Answer]:
+    """The last answer of each story, or all."""
+    found = []
+    for name in names:
+        last = len(read_story(name, "cuda").entries)
+        found += [Answer(name, n, backward, compiled) for n in range(1 if every else last, last + 1)]
+    return found
+
+
+def judged(todo: list[Answer], limit_s: float) -> Report:
+    """Compile all side by side, then judge one after the other."""
+    if driver.device_count() == 0:
+        return NO_DEVICE
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        list(pool.map(lambda answer: child(answer, "--build", limit_s), todo))
+    failed = []
+    for answer in todo:
+        row = child(answer, "--judge", limit_s)
+        print(line(row), flush=True)
+        keep(row)
+        if row["outcome"] != "passed":
+            failed.append(f"{answer.problem} {answer.number}")
+    return Report(f"{len(todo)} answers; not passed: {', '.join(failed) or 'none'}", not failed)
+
+
+def child(answer: Answer, what: str, limit_s: float) -> dict[str, Any]:
+    """One answer in a process of its own: what it told, or that the limit ended it."""
+    told = {"problem": answer.problem, "number": answer.number, "outcome": "stopped"}
+    command = [sys.executable, "-m", "bench.gpu_kernels", *answer.words, what]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return told | {"reason": f"it took more than {limit_s:.0f} s"}
+    if done.returncode:
+        return told | {"reason": done.stderr[-2000:]}
+    return json.loads(done.stdout.splitlines()[-1]) if what == "--judge" else told
+
+
+def build_or_judge(answer: Answer, judge_it: bool) -> None:
+    """In the child: compile, so that the store of builds has it, or judge and print the facts as JSON."""
+    entry = read_story(answer.problem, "cuda").entries[answer.number - 1]
+    found = extract((story_folder(answer.problem, "cuda") / entry.file).read_text(encoding="utf-8"))
+    assert isinstance(found, Extracted), found
+    problem = load_problem(answer.problem, "gpu")
+    if answer.backward:
+        problem = problem.model_copy(update={"direction": "both"})
+    compiled = (answer.compiled,) if answer.compiled else ()
+    with Judge(problem, SETTINGS.model_copy(update={"compiled": compiled})) as judge:
+        built = judge.build(Candidate(source=found.source))
+        if not judge_it:
+            built.close()
+            return
+        verdict = judge.evaluate(built)
+    print(json.dumps({"problem": answer.problem, "number": answer.number} | facts(verdict)))
+
+
+def facts(verdict: Verdict) -> dict[str, Any]:
+    """What is kept of a verdict."""
+    seconds = {"seconds": verdict.evidence.seconds, "builds": verdict.evidence.builds}
+    if isinstance(verdict, Failed):
+        return {"outcome": verdict.stage, "reason": verdict.reason, "log": verdict.log[-3000:]} | seconds
+    found = verdict.measurement
+    return {
+        "outcome": "passed",
+        "comparison": found.comparison,
+        "clock": found.clock,
+        "speedup": found.speedup,
+        "interval": [found.interval.low, found.interval.high],
+        "ms": found.candidate_ms,
+        "baselines_ms": found.baselines_ms,
+        "floor_ms": found.floor_ms,
+        "of_floor": found.fraction_of_floor,
+    } | seconds
+
+
+def line(row: dict[str, Any]) -> str:
+    """One verdict for people."""
+    name = f"  {row['problem']:36} {row['number']:2}"
+    if row["outcome"] != "passed":
+        return f"{name} {row['outcome']}: {row['reason'][:300]}"
+    low, high = row["interval"]
+    floor = f"{row['of_floor']:.3f} of the floor {row['floor_ms']:.4f}" if row["of_floor"] else "floor unknown"
+    others = ", ".join(f"{label} {ms:.4f}" for label, ms in row["baselines_ms"].items())
+    return (
+        f"{name} {row['speedup']:6.3f} x [{low:.3f}, {high:.3f}] {row['comparison']}, {row['ms']:.4f} ms by "
+        f"{row['clock']}; {others} ms; {floor} ms; {sum(row['seconds'].values()):.0f} s"
+    )
+
+
+def keep(row: dict[str, Any]) -> None:
+    """As a line of JSON, where a folder is named for it."""
+    if folder := os.environ.get("KERNELWRIGHT_OUT"):
+        with (Path(folder) / "gpu_kernels.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def main(words: list[str]) -> int:
+    """The command line of this bench alone; exit code 1 where an answer did not pass."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_kernels")
+    parser.add_argument("problems", nargs="*", help="default: all with a story")
+    parser.add_argument("--all", action="store_true", help="every answer of a story, not the last alone")
+    parser.add_argument("--backward", action="store_true", help="judge and time the gradients too")
+    parser.add_argument("--compiled", metavar="MODE", help="a mode of torch.compile, as another baseline")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="for each answer")
+    parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--build", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--judge", action="store_true", help=argparse.SUPPRESS)
+    typed = parser.parse_args(words)
+    if typed.number:
+        build_or_judge(Answer(typed.problems[0], typed.number, typed.backward, typed.compiled), typed.judge)
+        return 0
+    report = judged(answers(typed.problems or with_story(), typed.all, typed.backward, typed.compiled), typed.limit)
+    print(report)
+    return 0 if report.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
