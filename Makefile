@@ -4,6 +4,8 @@ VENV ?= .venv
 # One exact torch, so that two machines install the same; any 2.9 or newer works.
 KERNELWRIGHT_TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+# One more than there are cores: much of a test is waiting for a child.
+TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
 
 .PHONY: run test prove corpus check demo doctor bench setup clean
 
@@ -11,7 +13,7 @@ run demo: setup
 	$(BIN)/kernelwright run --suite demo
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not corpus and not long" --ignore tests/hostile --ignore tests/honest
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not corpus and not long" --ignore tests/hostile --ignore tests/honest
 
 # Every attack on the jail, as root and as an ordinary user, and every hostile and honest candidate of the judge's corpus,
 # one after the other on an otherwise idle machine: they look at the whole machine for what an attack left behind.

@@ -25,7 +25,7 @@ from sandbox.judge import Judge
 from sandbox.settings import Settings
 from sandbox.verdict import Candidate, Failed, Verdict
 
-SETTINGS = Settings(gpu=True, worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.02, time_budget_s=4)
+SETTINGS = Settings(gpu=True, worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.02, time_budget_s=2)
 BUILDERS = 8
 LIMIT_S = 60
 

@@ -64,12 +64,14 @@ class Verifier:
 
     def _verify(self, cell: Cell) -> None:
         from sandbox.judge import judge
+        from sandbox.machine import needs_device
 
         folder = Path(str(cell.folder))
         with RunLog.open(folder) as log:
             problem = log.problem(cell.problem)
             candidate = candidate_of(log.text(str(cell.candidate_digest)))
-            settings = _settings(log.header.config)
+            gpu = needs_device(candidate.language, problem.size)
+            settings = _settings(log.header.config).model_copy(update={"gpu": gpu})
         judgement = Judgement(
             problem=problem.name,
             problem_digest=problem.digest,

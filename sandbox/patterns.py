@@ -127,16 +127,21 @@ def _filled(got: torch.Tensor, want: torch.Tensor) -> str:
 
 
 def where(wrong: torch.Tensor) -> str:
-    """Wrong elements that fill only certain indices of one axis: a tail, a border, every n-th; else an empty string."""
+    """Wrong elements that fill only certain indices of an axis: a tail, a border, every n-th; else an empty string.
+
+    Of several axes, the one that the smallest share of is wrong.
+    """
     if wrong.all():
         return "every element is wrong"
+    found: list[tuple[float, str]] = []
     for axis in range(wrong.dim()):
         others = [other for other in range(wrong.dim()) if other != axis]
         hit = wrong.sum(dim=others) if others else wrong.long()
         indices = torch.nonzero(hit).flatten().tolist()
         if 0 < len(indices) < wrong.shape[axis]:
-            return f"{_indices(indices, wrong.shape[axis])} of axis {axis}"
-    return ""
+            share = len(indices) / wrong.shape[axis]
+            found.append((share, f"{_indices(indices, wrong.shape[axis])} of axis {axis}"))
+    return min(found, default=(0.0, ""), key=lambda item: item[0])[1]
 
 
 def _indices(indices: list[int], size: int) -> str:

@@ -15,7 +15,9 @@ from kernelwright.endings import UserMistake
 
 def run(
     problems: Annotated[list[str] | None, typer.Argument(help="Catalog names, or paths of .py files.")] = None,
-    suite: Annotated[str | None, typer.Option(help="demo, catalog or seeds.")] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="demo, catalog, seeds, or another benchmark's: kernelbench:level1[1-10].")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model to ask; without one or a --provider the recorded answers are used.")
     ] = None,
