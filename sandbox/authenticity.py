@@ -134,9 +134,11 @@ def _library_fault(source: str, observed: Observed) -> str:
 
 def _custom_fault(source: str, observed: Observed) -> str:
     share, names = observed.share()
-    ran = ", ".join(names[:4])
+    vendor, ran = observed.share(VENDOR)[1], ", ".join(names[:4])
     if not _own_reached(reach(source), observed):
         return f"only own kernels count, and none was reached{f'; what ran: {ran}' if ran else ''}"
+    if vendor:  # however small its share: the rest of a call may be nothing but waiting
+        return f"only own kernels count, and these ran too: {', '.join(vendor[:4])}"
     return f"only own kernels count, and {100 * share:.0f} % of the call went to {ran}" if share >= SMALL_SHARE else ""
 
 

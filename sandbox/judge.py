@@ -44,6 +44,10 @@ class Judge:
         """The first reference child, started when first needed."""
         return self._baselines.first
 
+    def start(self) -> None:
+        """Start all reference children now; otherwise each starts when it is first needed."""
+        self._baselines.start()
+
     def close(self) -> None:
         """End the reference children."""
         self._baselines.close()

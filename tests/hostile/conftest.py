@@ -68,6 +68,7 @@ def place(request):
     os.environ["OPENAI_API_KEY"] = "sk-planted"
     try:
         with place.judge:
+            place.judge.start()  # what an attack leaves behind is told from what the judge itself has started
             yield place
     finally:
         tempfile.tempdir = before

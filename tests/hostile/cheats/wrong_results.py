@@ -5,6 +5,8 @@ from tests.hostile.cheats.cheat import Cheat
 
 DTYPE = "dtype bfloat16|dtype float64"
 OFF = "is wrong"
+FOUND = "is wrong|has NaN"
+"""Memory that nobody wrote may hold anything."""
 
 WRONG_RESULTS = [
     Cheat("zeros", (21,), "weighted", "check", "all elements are zero", "return torch.zeros_like(x)"),
@@ -15,9 +17,9 @@ WRONG_RESULTS = [
     ),
     Cheat("the input, where nothing was negative so far", (34,), "positive", "check", "right value is zero", "return x"),
     Cheat("a copy of the input", (34,), "norm", "check", OFF, "return x.clone()"),
-    Cheat("memory as it is found", (29, 40), "weighted", "check", OFF, "return torch.empty_like(x)"),
+    Cheat("memory as it is found", (29, 40), "weighted", "check", FOUND, "return torch.empty_like(x)"),
     Cheat(
-        "memory of the size of the result, found again in the allocator", (29,), "product", "check", OFF,
+        "memory of the size of the result, found again in the allocator", (29,), "product", "check", FOUND,
         """
         held = [torch.empty(a.shape[0], b.shape[1]) for _ in range(64)]
         for candidate in held:
