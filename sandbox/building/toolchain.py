@@ -88,10 +88,11 @@ class Toolchain(NamedTuple):
         torch knows a compiler by its name, so the one for C++ is called g++.
         """
         paths = {"cxx": self.folder / "bin" / "g++", "nvcc": self.folder / "bin" / "nvcc"}
-        root = str(Path(__file__).parent.parent.parent)
+        root = str(self.folder / "lib")
         if any(" " in str(path) or "'" in root for path in paths.values()):
             return None
         try:
+            self._put_modules()
             for kind, path in paths.items():
                 python = shlex.quote(sys.executable)
                 _put(path, PROGRAM.format(python=python, root=json.dumps(root), kind=kind), 0o755)
@@ -100,6 +101,15 @@ class Toolchain(NamedTuple):
         except (OSError, subprocess.TimeoutExpired):
             return None
         return {kind: str(path) for kind, path in paths.items()} if done.returncode == 0 else None
+
+
+    def _put_modules(self) -> None:
+        """What the programs import, copied to where builders can read it whatever jail they are in."""
+        ours = Path(__file__).parent.parent
+        for package in ("sandbox", "sandbox/child"):
+            _put(self.folder / "lib" / package / "__init__.py", "", 0o644)
+        for name in ("compiling.py", "flags.py"):
+            _put(self.folder / "lib/sandbox/child" / name, (ours / "child" / name).read_text(), 0o644)
 
 
 def shown_paths() -> list[str]:
