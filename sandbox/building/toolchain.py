@@ -102,7 +102,6 @@ class Toolchain(NamedTuple):
             return None
         return {kind: str(path) for kind, path in paths.items()} if done.returncode == 0 else None
 
-
     def _put_modules(self) -> None:
         """What the programs import, copied to where builders can read it whatever jail they are in."""
         ours = Path(__file__).parent.parent
