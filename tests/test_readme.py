@@ -78,8 +78,15 @@ def folder(tmp_path):
     return tmp_path
 
 
+def marked(line):
+    """Whole searches and gradients take longest; what they do is tested elsewhere too."""
+    words = line.split()
+    takes_long = words[1] in ("run", "resume", "replay") or "--backward" in words
+    return pytest.param(line, marks=pytest.mark.long if takes_long else ())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("kernelwright ")])
+@pytest.mark.parametrize("line", [marked(line) for line in commands() if line.startswith("kernelwright ")])
 def test_a_command_of_the_readme_works(folder, earlier, model_server, line):
     candidate = RIGHT if re.search("my_problem|path/to|runs/", line) else RMS_NORM
     (folder / "candidate.py").write_text(candidate)
