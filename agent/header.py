@@ -8,6 +8,7 @@ from pydantic import AwareDatetime, JsonValue, ValidationError
 
 from agent.atomic import write_atomically
 from agent.events import RunLogError
+from problems.faults import first_fault
 from sandbox.verdict import Record
 
 FORMAT = 1
@@ -63,9 +64,7 @@ def read_header(folder: Path) -> Header:
     try:
         return Header.model_validate(found)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in fault["loc"])
-        raise RunLogError(f"{path} is damaged at {key!r}; restore it or start a new run") from error
+        raise RunLogError(f"{path} is damaged at {first_fault(error).key!r}; restore it or start a new run") from error
 
 
 def _missing(folder: Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from agent.records import ReplyFacts
+from problems.faults import first_fault
 from sandbox.verdict import Record
 
 SHIPPED = Path(__file__).parent / "data" / "prices.toml"
@@ -61,6 +62,5 @@ def load_prices(path: str | None = None) -> Prices:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PriceError(f"the price table {file} is no valid TOML: {error}; correct it") from error
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in fault["loc"])
-        raise PriceError(f"the price table {file}: {key}: {fault['msg']}; correct it") from error
+        key, said = first_fault(error)
+        raise PriceError(f"the price table {file}: {key}: {said}; correct it") from error

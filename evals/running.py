@@ -28,6 +28,7 @@ from evals.facts import HARNESS, run_facts
 from evals.harness import harness_digest
 from evals.origin import commit, own_version
 from problems import Problem, load_problem
+from problems.faults import first_fault
 from prompts import TargetVersions
 from prompts.targets import TARGETS
 from sandbox.machine import require_tools, versions
@@ -88,8 +89,7 @@ class Running:
             plan = Plan.model_validate(log.header.config)
         except ValidationError as error:
             log.close()
-            fault = error.errors(include_url=False)[0]
-            key = ".".join(str(part) for part in fault["loc"])
+            key = first_fault(error).key
             raise RunLogError(f"{folder} was made by another version of kernelwright ({key}); use that one") from None
         return cls(log, plan)
 

@@ -60,7 +60,15 @@ class OutputDetails(Lenient):
     reasoning_tokens: Count = None
 
 
-class UsageObject(Lenient):
+class UsageForm(Lenient):
+    """A usage object as one form of the interface sends it."""
+
+    def told(self, as_sent: str) -> Usage:
+        """In our words; `as_sent` is the whole object as JSON."""
+        raise NotImplementedError
+
+
+class UsageObject(UsageForm):
     """`cost` is OpenRouter's; `prompt_cache_hit_tokens` is DeepSeek's word for cached tokens."""
 
     prompt_tokens: Count = None
@@ -69,6 +77,23 @@ class UsageObject(Lenient):
     completion_tokens_details: OutputDetails | None = None
     prompt_cache_hit_tokens: Count = None
     cost: Annotated[float | None, BeforeValidator(_cost)] = None
+
+    def told(self, as_sent: str) -> Usage:
+        """See `UsageForm`."""
+        inside, outside = (
+            self.prompt_tokens_details or InputDetails(),
+            self.completion_tokens_details or OutputDetails(),
+        )
+        hits = self.prompt_cache_hit_tokens
+        return Usage(
+            input_tokens=self.prompt_tokens,
+            cached_tokens=hits if inside.cached_tokens is None else inside.cached_tokens,
+            cache_write_tokens=inside.cache_write_tokens,
+            output_tokens=self.completion_tokens,
+            reasoning_tokens=outside.reasoning_tokens,
+            cost_usd=self.cost,
+            raw=as_sent,
+        )
 
 
 class Completion(Lenient):
@@ -87,26 +112,15 @@ def read_completion(answer: dict[str, Any]) -> Completion | None:
         return None
 
 
-def read_usage(raw: object) -> Usage:
+def read_usage(raw: object, form: type[UsageForm] = UsageObject) -> Usage:
     """The usage object in our words; whatever it does not say, or says in a strange way, is None."""
     if not isinstance(raw, dict):
         return Usage()
     as_sent = json.dumps(raw, default=str)
     try:
-        found = UsageObject.model_validate(raw)
+        return form.model_validate(raw).told(as_sent)
     except ValidationError:
         return Usage(raw=as_sent)
-    inside, outside = found.prompt_tokens_details or InputDetails(), found.completion_tokens_details or OutputDetails()
-    hits = found.prompt_cache_hit_tokens
-    return Usage(
-        input_tokens=found.prompt_tokens,
-        cached_tokens=hits if inside.cached_tokens is None else inside.cached_tokens,
-        cache_write_tokens=inside.cache_write_tokens,
-        output_tokens=found.completion_tokens,
-        reasoning_tokens=outside.reasoning_tokens,
-        cost_usd=found.cost,
-        raw=as_sent,
-    )
 
 
 def read_reply(answer: dict[str, Any], *, asked_model: str, request_id: str | None, latency_s: float) -> Reply | None:

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from agent.providers.openai import OpenAISettings
 from agent.providers.protocol import ProviderError
 from agent.providers.wires import Api
+from problems.faults import first_fault
 from sandbox.verdict import Record
 
 SHIPPED = Path(__file__).parent.parent / "data" / "providers.toml"
@@ -43,6 +44,5 @@ def _table(path: Path) -> dict[str, Preset]:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ProviderError(f"the presets {path} are no valid TOML: {error}; correct them") from error
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in fault["loc"])
-        raise ProviderError(f"the presets {path}: {key}: {fault['msg']}; correct it") from error
+        key, said = first_fault(error)
+        raise ProviderError(f"the presets {path}: {key}: {said}; correct it") from error

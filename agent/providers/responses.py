@@ -1,11 +1,10 @@
 """OpenAI's Responses format, as its servers really send it, read into a `Reply`. Pure."""
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ValidationError
 
-from agent.providers.chat import Count, InputDetails, Lenient, OutputDetails, Words
+from agent.providers.chat import Count, InputDetails, Lenient, OutputDetails, UsageForm, Words, read_usage
 from agent.records import Reply, Usage
 
 LENGTH, FILTER = "max_output_tokens", "content_filter"
@@ -49,13 +48,25 @@ class Trouble(Lenient):
     message: Words = None
 
 
-class UsageObject(Lenient):
+class UsageObject(UsageForm):
     """llama.cpp sends None for details that it does not know."""
 
     input_tokens: Count = None
     output_tokens: Count = None
     input_tokens_details: InputDetails | None = None
     output_tokens_details: OutputDetails | None = None
+
+    def told(self, as_sent: str) -> Usage:
+        """See `UsageForm`."""
+        inside, outside = self.input_tokens_details or InputDetails(), self.output_tokens_details or OutputDetails()
+        return Usage(
+            input_tokens=self.input_tokens,
+            cached_tokens=inside.cached_tokens,
+            cache_write_tokens=inside.cache_write_tokens,
+            output_tokens=self.output_tokens,
+            reasoning_tokens=outside.reasoning_tokens,
+            raw=as_sent,
+        )
 
 
 class ResponseObject(Lenient):
@@ -100,30 +111,10 @@ def read_response(
         reasoning="\n\n".join(part.text for part in thoughts if part.text),
         finish_reason=found.finish_reason,
         model=found.model or asked_model,
-        usage=read_usage(answer.get("usage")),
+        usage=read_usage(answer.get("usage"), UsageObject),
         provider="responses",
         provider_request_id=request_id or found.id,
         latency_s=latency_s,
-    )
-
-
-def read_usage(raw: object) -> Usage:
-    """The usage object in our words; whatever it does not say, or says in a strange way, is None."""
-    if not isinstance(raw, dict):
-        return Usage()
-    as_sent = json.dumps(raw, default=str)
-    try:
-        found = UsageObject.model_validate(raw)
-    except ValidationError:
-        return Usage(raw=as_sent)
-    inside, outside = found.input_tokens_details or InputDetails(), found.output_tokens_details or OutputDetails()
-    return Usage(
-        input_tokens=found.input_tokens,
-        cached_tokens=inside.cached_tokens,
-        cache_write_tokens=inside.cache_write_tokens,
-        output_tokens=found.output_tokens,
-        reasoning_tokens=outside.reasoning_tokens,
-        raw=as_sent,
     )
 
 

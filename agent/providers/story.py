@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 import problems
 from agent.providers.protocol import ProviderError
+from problems.faults import first_fault
 from prompts import Role, Target
 from prompts.targets import TARGETS
 from sandbox.verdict import Record
@@ -79,6 +80,5 @@ def read_story(problem: str, target: Target, catalog: Path = CATALOG) -> Story:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ProviderError(f"cannot read {path}: {error}; correct it") from error
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in fault["loc"])
-        raise ProviderError(f"{path}: {key or 'entries'}: {fault['msg']}; correct it") from error
+        key, said = first_fault(error)
+        raise ProviderError(f"{path}: {key or 'entries'}: {said}; correct it") from error

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from problems.faults import first_fault
 from problems.formats.arithmetic import NotArithmetic, evaluate
 from problems.problem import ProblemError, StatedTolerance
 from problems.reference import read_json, read_text
@@ -177,6 +178,5 @@ def read_workloads(path: Path, definition: Definition) -> tuple[list[Workload | 
 
 def fault_of(error: ValidationError) -> str:
     """The first of pydantic's faults: where, and what should stand there."""
-    fault = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in fault["loc"]) or "the whole"
-    return f"{where}: {fault['msg'][0].lower()}{fault['msg'][1:]}; correct it"
+    key, said = first_fault(error)
+    return f"{key or 'the whole'}: {said[0].lower()}{said[1:]}; correct it"

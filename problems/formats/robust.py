@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from problems.faults import first_fault
 from problems.formats.constructing import configured, keyword_only
 from problems.formats.devices import without_cuda
 from problems.formats.memory import input_bytes
@@ -90,8 +91,7 @@ def read_configurations(path: Path) -> Configurations:
     try:
         return Configurations.model_validate(read_json(read_text(path), str(path)))
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in fault["loc"])
+        where = first_fault(error).key
         raise ProblemError(f"{path}: {where} is not a list of objects; correct it") from None
 
 

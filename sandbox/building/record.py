@@ -34,8 +34,6 @@ class Compilation(Record):
 class BuildRecord(Record):
     """How a candidate was built. The child's claim: good for explaining a build, never for deciding a verdict."""
 
-    stored: bool = False
-    """Whether a finished build was taken from the store, so that nothing was compiled."""
     compilations: tuple[Compilation, ...] = ()
 
     @property
