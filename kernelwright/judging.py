@@ -11,25 +11,18 @@ everything that it started ends with it.
 """
 
 import asyncio
-import contextlib
-import json
-import signal
-import sys
 from collections.abc import AsyncIterator, Iterable
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from evals.line_process import Ended, LineProcess
 from problems import Problem, load_problem
 
 if TYPE_CHECKING:
     from sandbox.settings import Settings
 
-ENDING_S = 20.0
-"""How long the helper may take to clean up before it is killed."""
-LINE_BYTES = 256 * 2**20
 Pair = tuple[str | Problem, str]
 """A problem, or its name, path or address; and the source of a candidate."""
 
@@ -66,26 +59,12 @@ class Judging:
             raise ValueError(f"in_flight is {in_flight}; it must be at least 1")
         self.in_flight = in_flight
         self.settings = settings
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._process: LineProcess | None = None
         self._turns = asyncio.Semaphore(in_flight)
-        self._next = 0
 
     async def __aenter__(self) -> Self:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "kernelwright.judging_helper",
-            str(self.in_flight),
-            self.settings.model_dump_json() if self.settings else "{}",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            cwd=Path(__file__).parent.parent,
-            limit=LINE_BYTES,
-            start_new_session=True,
-        )
-        self._reader = asyncio.create_task(self._read(self._process))
+        settings = self.settings.model_dump_json() if self.settings else "{}"
+        self._process = await LineProcess.start("kernelwright.judging_helper", str(self.in_flight), settings)
         return self
 
     async def __aexit__(
@@ -118,48 +97,17 @@ class Judging:
             return Judged(index=index, problem=found.name, **answer)
 
     async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        process = self._process
-        if process is None or process.stdin is None or process.returncode is not None:
+        if self._process is None:
             raise JudgingError("the judging has ended; use it inside `async with Judging()`")
-        number, self._next = self._next, self._next + 1
-        self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            process.stdin.write(json.dumps(message | {"id": number}).encode() + b"\n")
-            await process.stdin.drain()
-            return await self._waiting[number]
-        except (BrokenPipeError, ConnectionResetError):
+            return await self._process.ask(message)
+        except Ended:
             raise JudgingError("the judging's helper has ended; its words are on standard error") from None
-        except asyncio.CancelledError:
-            with contextlib.suppress(OSError, RuntimeError):
-                process.stdin.write(json.dumps({"cancel": number}).encode() + b"\n")
-            raise
-        finally:
-            self._waiting.pop(number, None)
-
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            answer = json.loads(line)
-            future = self._waiting.get(answer.pop("id"))
-            if future is not None and not future.done():
-                future.set_result(answer)
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(JudgingError("the judging's helper has ended; its words are on standard error"))
 
     async def _end(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(process.wait(), ENDING_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-        if self._reader is not None:
-            await self._reader
+        if process is not None:
+            await process.close()
 
 
 def judge_all(pairs: Iterable[Pair], in_flight: int = 8, settings: "Settings | None" = None) -> list[Judged]:

@@ -18,9 +18,9 @@ from typing import IO, Any
 
 from evals.collecting import candidate_of
 from evals.executors.devices import device_turn
+from evals.executors.serving import end_children
 from evals.scoring import device_of
 from problems import Problem
-from sandbox.child import keeper
 from sandbox.errors import MachineError, SandboxError
 from sandbox.judge import Judge
 from sandbox.machine import require_tools
@@ -71,9 +71,7 @@ class Helper:
         self._pool.shutdown(wait=False, cancel_futures=True)
         end = time.monotonic() + STOPPING_S
         while self._working and time.monotonic() < end:
-            for pid in keeper.descendants(os.getpid()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            end_children()
             time.sleep(0.05)
         return not self._working
 
@@ -162,8 +160,9 @@ def main() -> None:
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
-    become_a_judge()
-    helper = Helper(int(sys.argv[1]), Settings.model_validate_json(sys.argv[2]), out)
+    settings = Settings.model_validate_json(sys.argv[2])
+    become_a_judge(settings.threads)
+    helper = Helper(int(sys.argv[1]), settings, out)
     try:
         for line in sys.stdin:
             helper.take(json.loads(line))

@@ -29,7 +29,11 @@ class Baselines:
         return self._eager[index]
 
     def start(self) -> None:
-        """Have all eager processes run."""
+        """Have all eager processes run; on a device one after the other, in this thread, which holds it."""
+        if not self._settings.side_by_side:
+            for number in range(self._settings.worker_pairs):
+                self.eager(number)
+            return
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self.eager, range(self._settings.worker_pairs)))
 

@@ -23,6 +23,8 @@ class Wrong(NamedTuple):
 
     reason: str
     details: str
+    by_distance: bool = False
+    """Whether it is of the right form and only too far from what is right."""
 
 
 class Checks(NamedTuple):
@@ -56,17 +58,31 @@ ALL = Checks()
 PLAIN = Checks(pattern=False)
 
 
+class Truth(NamedTuple):
+    """What the reference gives on the same inputs."""
+
+    exact: Values
+    """In float64."""
+    same_dtype: Values
+    """As it stands."""
+    shaken: tuple[Values, ...] = ()
+    """In float64 on inputs that are off by what the tolerance allows: as far off, an output is right too."""
+
+
 def mismatch(
     got: Values, exact: Values, same_dtype: Values, tolerance: Tolerance, checks: Checks = ALL
 ) -> Wrong | None:
-    """The first thing in which `got` is wrong, or None.
+    """The first thing in which `got` is wrong, or None; the others as in `Truth`."""
+    return mismatch_with(got, Truth(exact, same_dtype), tolerance, checks)
 
-    `exact` is the reference in float64, `same_dtype` the reference as it stands, both on the inputs of `got`.
-    """
-    mine, true, rounded = flatten(got), flatten(exact), flatten(same_dtype)
+
+def mismatch_with(got: Values, truth: Truth, tolerance: Tolerance, checks: Checks = ALL) -> Wrong | None:
+    """The first thing in which `got` is wrong, or None."""
+    mine, true, rounded = flatten(got), flatten(truth.exact), flatten(truth.same_dtype)
+    moved = [flatten(values).tensors for values in truth.shaken]
     if checks.structure and mine.shape != rounded.shape:
         return Wrong(f"the structure of the result is {show(mine.shape)}, the reference's is {show(rounded.shape)}", "")
-    parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, strict=False)
+    parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, *moved, strict=False)
     for label, *tensors in parts:
         wrong = _form(label, tensors[0], tensors[2], checks) or _values(label, tensors, tolerance, checks)
         if wrong:
@@ -83,7 +99,7 @@ def _form(label: str, mine: RawTensor, reference: RawTensor, checks: Checks) -> 
 
 
 def _values(label: str, tensors: list[RawTensor], tolerance: Tolerance, checks: Checks) -> Wrong | None:
-    got, want, near = (_real(raw.tensor()) for raw in tensors)
+    got, want, near, *moved = (_real(raw.tensor()) for raw in tensors)
     got = got.expand(near.shape)
     if not near.is_floating_point():
         return _exact_values(label, got, want, near)
@@ -98,8 +114,9 @@ def _values(label: str, tensors: list[RawTensor], tolerance: Tolerance, checks: 
         if wrong:
             return wrong
         got, want, near = _finite(got, want, near)
-        distance = measure(got, near, want)
+        distance, moved = measure(got, near, want), []
     bound = Bound.of(distance.rounding, distance.want, tolerance.factor, unit)
+    bound = bound.widened([measure(other, near, want).error for other in moved])
     return _too_far(_Case(label, got, want, checks), distance.error, bound)
 
 
@@ -139,13 +156,13 @@ class _Case(NamedTuple):
     def refused(self, said: str, bound: float) -> Wrong:
         """The reason with the place of the largest error and the pattern of errors above `bound`."""
         if not self.checks.pattern:
-            return Wrong(f"{self.label} is wrong: {said}", "")
+            return Wrong(f"{self.label} is wrong: {said}", "", by_distance=True)
         got, want = self.got.double(), self.want.double()
         flat = (got - want).abs().argmax()
         index = tuple(int(axis) for axis in torch.unravel_index(flat, want.shape))
         place = f"at {list(index)}: got {float(got[index]):.7g}, want {float(want[index]):.7g}"
         pattern = describe_pattern(got, want, bound)
-        return Wrong(f"{self.label} is wrong: {said}, {place}; {pattern.splitlines()[0]}", pattern)
+        return Wrong(f"{self.label} is wrong: {said}, {place}; {pattern.splitlines()[0]}", pattern, by_distance=True)
 
 
 def _too_far(case: _Case, error: Size, bound: Bound) -> Wrong | None:

@@ -5,7 +5,7 @@ cost many times more than the arithmetic.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,6 +62,22 @@ class Bound(NamedTuple):
             own = torch.maximum(rounding.slices, usual.nan_to_num())
             slices = torch.maximum(factor * own, unit * want.slices).clamp(min=slack)
         return cls(max(factor * rounding.largest, unit * want.largest), norm, slices)
+
+    def widened(self, moves: Sequence[Size]) -> "Bound":
+        """The same, or the root mean square of these errors where that is more. Those not finite are left out."""
+        finite = [move for move in moves if move.is_finite]
+        if not finite:
+            return self
+        slices = self.slices
+        if slices is not None:
+            theirs = torch.stack([move.slices for move in finite if move.slices is not None])
+            slices = torch.maximum(slices, theirs.square().mean(0).sqrt())
+        largest, norm = (_root_mean_square(sizes) for sizes in zip(*((m.largest, m.norm) for m in finite), strict=True))
+        return Bound(max(self.largest, largest), max(self.norm, norm), slices)
+
+
+def _root_mean_square(sizes: Sequence[float]) -> float:
+    return math.sqrt(math.fsum(size * size for size in sizes) / len(sizes))
 
 
 def measure(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor) -> Distance:

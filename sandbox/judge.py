@@ -80,9 +80,9 @@ class Judge:
         """Have the builder compile, or take what the same source has given before."""
         built.worker = open_session("worker", built.folder, self.settings)
         tools = toolchain() if self.settings.shortcuts else None
-        store, key = BuildStore(), self._build_key(built, tools)
+        store, built.key = BuildStore(), self._build_key(built, tools)
         with built.stage("build"):
-            if tools is not None and store.restore(key, built.folder.path / "build"):
+            if tools is not None and store.restore(built.key, built.folder.path / "build"):
                 built.worker.greet()
                 self._layers, built.ways = built.worker.layers, (STORED,)
                 return
@@ -94,7 +94,7 @@ class Judge:
                     session.greet()
                     self._ask_to_build(built, session, tools)
                 if tools is not None:
-                    store.keep(key, built.folder.path / "build")
+                    store.keep(built.key, built.folder.path / "build")
             finally:
                 if tools is not None:
                     record = read_record(built.folder.path)
@@ -180,7 +180,7 @@ class Judge:
         try:
             with built.stage("check"):
                 self._load(built, session, reference)
-                with meanwhile(lambda: reference.status, beside=not self.settings.gpu):
+                with meanwhile(lambda: reference.status, beside=self.settings.side_by_side):
                     observed = Observed.read(session.observe(values, gradients))
         except Stopped as stop:
             observed = Observed(error=stop.reason[:200] or "it ended without a word")

@@ -71,3 +71,8 @@ class Settings(Record):
     """Modes of torch.compile to measure against, beside eager. Each costs a compilation, once a problem."""
     without: tuple[Defence, ...] = ()
     """Defences of the judge to do without, for trying what each of them stops; named in the evidence."""
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether children may be started, asked and ended beside each other; a device has one user at a time."""
+        return not self.gpu

@@ -29,6 +29,8 @@ class Built:
         self.worker: Session | None = None
         """Started beside the builder, so that both import torch at once; it stands still until the build is done."""
         self.failure: Stopped | None = None
+        self.key = ""
+        """Under which digest the store of finished builds keeps it; empty before it is known."""
         self.seconds: dict[str, float] = {}
         self.ways: tuple[str, ...] = ()
         """How its extensions were built, as the builder tells it."""

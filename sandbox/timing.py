@@ -8,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 from sandbox.baselines import Baselines
-from sandbox.compare import mismatch, tolerance_of
+from sandbox.compare import tolerance_of
+from sandbox.conditioning import Asked, mismatch_shaken
 from sandbox.families import DRAWN, schedule, vary
 from sandbox.meanwhile import meanwhile
 from sandbox.reference import ReferenceSession, operation
@@ -42,6 +43,13 @@ class Samples:
         self.placebo: list[tuple[float, float, int]] = []
         """Two processes of the eager baseline on the same values, and the worker pair."""
         self.protocol: list[float] = []
+
+    def add(self, number: int, mine: Timed, theirs: Timed) -> None:
+        """One pair of the candidate and eager, by worker pair `number`; the baselines' lists are the caller's."""
+        self.candidate.append(mine.milliseconds)
+        self.candidate_cpu.append(mine.cpu_ms)
+        self.eager_cpu.append(theirs.cpu_ms)
+        self.workers.append(number)
 
     def measurement(self, settings: Settings) -> Measurement:
         """The record of it all."""
@@ -113,7 +121,7 @@ class Timing:
                 self._check(mine, theirs, values, DRAWN)
                 if turn == 0:
                     repeats = mine.output == self._call(session, values).output
-                    self._start_others()
+                    self._baselines.start()
                 values = self._values(DRAWN)
             for other in (self._other(), *self._baselines.compiled()):
                 if other is not None:
@@ -122,20 +130,15 @@ class Timing:
         return repeats
 
     def _expect(self, session: Session, result_bytes: int) -> None:
-        with meanwhile(lambda: self.baseline.expect(result_bytes), beside=not self._settings.gpu):
+        with meanwhile(lambda: self.baseline.expect(result_bytes), beside=self._settings.side_by_side):
             session.expect(result_bytes)
-
-    def _start_others(self) -> None:
-        """A candidate that is right is worth the other processes of the baseline."""
-        if not self._settings.gpu:
-            self._baselines.start()
 
     def retire(self, session: Session) -> None:
         """End a worker whose part is done, while the next one starts; it has ended before anything is timed again."""
-        if self._settings.gpu:
-            session.close()
-        else:
+        if self._settings.side_by_side:
             self._retired = self._beside.submit(session.close)
+        else:
+            session.close()
 
     def _settle(self, session: Session, values: Values, milliseconds: float) -> None:
         """More untimed calls of short ones: a fresh process takes some ten of them to come to its speed."""
@@ -171,13 +174,10 @@ class Timing:
         if self._has("timed_check"):
             self._check(mine, theirs, values, family)
         samples = self.samples
-        samples.candidate.append(mine.milliseconds)
-        samples.candidate_cpu.append(mine.cpu_ms)
-        samples.eager_cpu.append(theirs.cpu_ms)
+        samples.add(self.number, mine, theirs)
         samples.baselines[self.baseline.form.baseline].append(theirs.milliseconds)
         for compiled in self._baselines.compiled():
             samples.baselines[compiled.form.baseline].append(times[id(compiled)])
-        samples.workers.append(self.number)
         if other:
             samples.placebo.append((times[id(other)], theirs.milliseconds, self.number))
 
@@ -226,7 +226,7 @@ class Timing:
     def _check(self, mine: Timed, theirs: Timed, values: Values, family: str) -> None:
         if mine.output == theirs.output and self._tolerance.factor >= 1:
             return  # bit by bit: its error is the reference's own, whatever is right
-        wrong = mismatch(mine.output, self.baseline.exact(values), theirs.output, self._tolerance)
+        wrong = mismatch_shaken(mine.output, Asked(values, self.baseline.exact), theirs.output, self._tolerance)
         if wrong:
             raise Stopped("check", f"{wrong.reason} (on inputs {family})", wrong.details)
 

@@ -40,6 +40,11 @@ def split(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
     return [cores[start:end] for start, end in pairwise(ends)]
 
 
+def shared_cores(cores: tuple[int, ...], gpus: int) -> list[tuple[int, ...]]:
+    """What each GPU's judge has of a machine's cores, however many of the GPUs are used: its own part if it can."""
+    return split(cores, gpus) if gpus <= len(cores) else [cores] * gpus
+
+
 def own_cores() -> tuple[int, ...]:
     """The cores that this process may use."""
     return tuple(sorted(os.sched_getaffinity(0)))
@@ -52,7 +57,8 @@ def local_devices(settings: Settings, count: int | None) -> tuple[Device, ...]:
         names = _cuda_names()
         if count is not None and count > len(names):
             raise ExecutorError(f"{count} devices were asked for and torch sees {len(names)}; ask for fewer")
-        return tuple(device_at(ordinal, name, chosen, settings.cores) for ordinal, name in enumerate(names[:count]))
+        shares = shared_cores(settings.cores, len(names))
+        return tuple(device_at(ordinal, name, chosen, shares[ordinal]) for ordinal, name in enumerate(names[:count]))
     parts = split(settings.cores, count or 1)
     return tuple(device_at(ordinal, processor_name(), chosen, part) for ordinal, part in enumerate(parts))
 

@@ -35,7 +35,8 @@ class LocalExecutor:
         return devices
 
     def _supervisor(self, device: Device, count: int) -> WorkerProcess:
-        order = Order(chosen=given(self._settings), device=device, alone=count == 1)
+        alone = count == 1 and not self._settings.gpu
+        order = Order(chosen=given(self._settings), device=device, alone=alone)
         if not self._settings.gpu:
             return WorkerProcess(order, 1)
         return WorkerProcess(order, 1 + -(-self.builders // count), {CUDA_VISIBLE: visible_device(device.ordinal)})

@@ -8,7 +8,7 @@ import atexit
 import importlib
 from typing import Any
 
-from evals.executors.devices import device_at, own_cores, split
+from evals.executors.devices import device_at, own_cores, shared_cores, split
 from evals.executors.order import Order
 from evals.executors.parcel import is_kept, pack, unpack
 from evals.executors.protocol import Question
@@ -29,12 +29,12 @@ class DeviceWorker:
         node, ids = context.get_node_id(), context.get_accelerator_ids().get("GPU", [])
         ordinal = int(ids[0]) if ids and ids[0].isdigit() else 0
         gpu, count = bool(chosen.get("gpu")), counts.get(node, 1)
-        cores = own_cores() if gpu else split(own_cores(), count)[ordinal]
+        cores = (shared_cores if gpu else split)(own_cores(), count)[ordinal]
         kind = kinds[ordinal % len(kinds)] if kinds else _cuda_name() if gpu else processor_name()
         self.device = device_at(ordinal, kind, chosen, cores, node[:12])
-        order = Order(chosen=chosen, device=self.device, alone=count == 1)
+        order = Order(chosen=chosen, device=self.device, alone=count == 1 and not gpu)
         order.settle()
-        become_a_judge()
+        become_a_judge(order.settings().threads)
         self._worker = Worker(order)
 
     def describe(self) -> tuple[str, str]:
@@ -66,8 +66,9 @@ def build(chosen: dict[str, Any], question: str) -> tuple[str, bytes | None]:
     """The answer as JSON, and the product's bytes for the machines of the devices."""
     key = Order(chosen=chosen).model_dump_json()
     if key not in _builders:
-        become_a_judge()
-        _builders[key] = Worker(Order(chosen=chosen))
+        order = Order(chosen=chosen)
+        become_a_judge(order.settings().threads)
+        _builders[key] = Worker(order)
         atexit.register(_builders[key].close)
     return _built(_builders[key], question)
 

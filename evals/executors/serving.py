@@ -32,13 +32,20 @@ class Serving:
         self._writing = threading.Lock()
         self._pool = ThreadPoolExecutor(threads)
         self._working: set[int] = set()
+        self._cancelled: set[int] = set()
 
     def take(self, message: dict[str, Any]) -> None:
-        """Begin what a line asks for."""
+        """Begin what a line asks for, or forget it where it has not begun."""
+        if "cancel" in message:
+            self._cancelled.add(message["cancel"])
+            return
         self._working.add(message["id"])
         self._pool.submit(self._answer, message["id"], message["question"])
 
     def _answer(self, number: int, question: dict[str, Any]) -> None:
+        if number in self._cancelled:
+            self._working.discard(number)
+            return
         answer = self._worker.answer(Question.model_validate(question))
         line = json.dumps({"id": number, "answer": answer.model_dump(mode="json", exclude_none=True)})
         with self._writing, contextlib.suppress(BrokenPipeError):
@@ -74,7 +81,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     order = Order.model_validate_json(sys.argv[2])
     order.settle()
-    become_a_judge()
+    become_a_judge(order.settings().threads)
     serving = Serving(int(sys.argv[1]), order, out)
     for line in sys.stdin:
         serving.take(json.loads(line))

@@ -15,32 +15,24 @@ from evals.executors.order import Order
 from evals.executors.protocol import Answer, Question, Work
 from evals.executors.warmth import KEPT
 from problems import Problem
-from sandbox.building import Toolchain
 from sandbox.errors import BrokenProblem, SandboxError
 from sandbox.judge import Judge
 from sandbox.machine import require_tools
 from sandbox.settings import Settings
-from sandbox.stages import Built
 from sandbox.verdict import Verdict
 
 CHECKING: dict[str, Any] = {"min_pairs": 4, "max_pairs": 4, "worker_pairs": 1, "compiled": ()}
 """What the settings become for a check: enough to see whether a candidate is right, and about how fast."""
 
 
-class _KeyedJudge(Judge):
-    """Remembers under which digest each candidate's build is kept."""
+class _SharedJudge(Judge):
+    """A problem's judge for several threads."""
 
     def __init__(self, problem: Problem, settings: Settings) -> None:
         super().__init__(problem, settings)
         self.starting = threading.Lock()
         self.started = False
         self.users = 0
-        self.digests: dict[str, str] = {}
-
-    def _build_key(self, built: Built, tools: Toolchain | None) -> str:
-        digest = super()._build_key(built, tools)
-        self.digests[built.candidate.digest] = digest
-        return digest
 
 
 class Worker:
@@ -49,7 +41,7 @@ class Worker:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.settings = order.settings()
-        self._judges: OrderedDict[str, _KeyedJudge] = OrderedDict()
+        self._judges: OrderedDict[str, _SharedJudge] = OrderedDict()
         self._choosing = threading.Lock()
         self._device = threading.Lock()
         """Held for whatever uses the device: references that start would be heard in a timing beside them."""
@@ -80,7 +72,7 @@ class Worker:
             if built.failure is not None:
                 return Answer(verdict=judge.evaluate(built))
             built.close()
-            return Answer(product=judge.digests.pop(work.candidate.digest, "") if self.settings.shortcuts else "")
+            return Answer(product=built.key if self.settings.shortcuts else "")
 
     def _run(self, question: Question) -> Answer:
         work, settings = question.work, self.settings
@@ -111,10 +103,10 @@ class Worker:
             yield
 
     @contextmanager
-    def _judge_of(self, problem: Problem) -> Iterator[_KeyedJudge]:
+    def _judge_of(self, problem: Problem) -> Iterator[_SharedJudge]:
         """The problem's judge with its reference started, by one of several threads that ask at once."""
         with self._choosing:
-            judge = self._judges.get(problem.digest) or _KeyedJudge(problem, self.settings)
+            judge = self._judges.get(problem.digest) or _SharedJudge(problem, self.settings)
             self._judges[problem.digest] = judge
             self._judges.move_to_end(problem.digest)
             judge.users += 1
@@ -128,7 +120,7 @@ class Worker:
         finally:
             self._leave(judge)
 
-    def _leave(self, judge: _KeyedJudge) -> None:
+    def _leave(self, judge: _SharedJudge) -> None:
         with self._choosing:
             judge.users -= 1
             idle = [digest for digest, one in self._judges.items() if one.users == 0]

@@ -22,10 +22,14 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
     """Search all problems of the run and print what came of it. Exit code 1 if a problem got no right kernel."""
     from rich.console import Console
 
+    from evals.executors.choosing import Choice
     from evals.progress import Progress
-    from sandbox.own_process import become_a_judge
+    from sandbox.own_process import become_a_judge, protect_this_process
 
-    become_a_judge()
+    if running.plan.executor == Choice():
+        become_a_judge(running.plan.judging.threads)
+    else:  # judged elsewhere; the keys to models are here
+        protect_this_process()
     console = Console(stderr=as_json)
     names = tuple(problem.name for problem in running.problems)
     plan = running.plan.search

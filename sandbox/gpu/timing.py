@@ -131,8 +131,7 @@ class DeviceTiming(Timing):
 
     def _counts(self, session: GpuSession, turn: int) -> bool:
         """All sides once on the same values, each checked; whether the times count."""
-        family = next(self._families)
-        values = self._values(family)
+        family, values = self._draw()
         other = self._other() if turn % 2 == 0 else None
         done: dict[int, Timed] = {}
         for side in self._sides(session, other, turn):
@@ -151,10 +150,7 @@ class DeviceTiming(Timing):
 
     def _keep(self, mine: Timed, theirs: Timed, again: Timed | None) -> None:
         samples = self.samples
-        samples.candidate.append(mine.milliseconds)
-        samples.candidate_cpu.append(mine.cpu_ms)
-        samples.eager_cpu.append(theirs.cpu_ms)
-        samples.workers.append(self.number)
+        samples.add(self.number, mine, theirs)
         samples.events[CANDIDATE].append(_events(mine))
         samples.clocks.append(mine.device.clocks if mine.device else None)
         self._note(self.baseline.form.baseline, theirs)

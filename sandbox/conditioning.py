@@ -1,0 +1,58 @@
+"""How far a result moves with its inputs: what rounding may do where terms cancel. Pure but for the asking.
+
+A result that is small because large terms cancel keeps the rounding of these terms, whichever way they are added; its
+own magnitude says nothing about that. An output that is the exact result of inputs off by a few units in the last place
+is as right as its dtype allows: backward error, see Higham, Accuracy and Stability of Numerical Algorithms, 1.5.
+"""
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from problems import Tolerance
+from sandbox.compare import Truth, Wrong, mismatch, mismatch_with
+from sandbox.values import RawTensor, Values
+
+DRAWS = 4
+"""One draw may leave a result where it was by chance."""
+
+
+class Asked(NamedTuple):
+    """Inputs, and who knows the result in float64."""
+
+    inputs: Values
+    exact: Callable[[Values], Values]
+
+
+def mismatch_shaken(got: Values, asked: Asked, near: Values, tolerance: Tolerance) -> Wrong | None:
+    """As `mismatch`; where an output is too far off, the reference is asked again on shaken inputs.
+
+    `near` is the reference as it stands on the same inputs.
+    """
+    want = asked.exact(asked.inputs)
+    wrong = mismatch(got, want, near, tolerance)
+    if wrong is None or not wrong.by_distance:
+        return wrong
+    shaken = tuple(asked.exact(shake(asked.inputs, tolerance.floor_ulp)) for _ in range(DRAWS))
+    return mismatch_with(got, Truth(want, near, shaken), tolerance)
+
+
+def shake(values: Values, units: float) -> Values:
+    """Each floating-point element off by so many units in the last place of float32, up or down at random.
+
+    Of float64 where it has that dtype; 16 bits do not hold so small a change and stay as they are.
+    """
+    draw = random.SystemRandom()
+    return Values(values.tree, tuple(_shaken(raw, units, draw.getrandbits(60)) for raw in values.tensors))
+
+
+def _shaken(raw: RawTensor, units: float, seed: int) -> RawTensor:
+    tensor = raw.tensor()
+    if not tensor.is_floating_point():
+        return raw
+    step = units * torch.finfo(torch.promote_types(tensor.dtype, torch.float32)).eps
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    up = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32) < 0.5
+    return RawTensor.of(torch.where(up, tensor * (1 + step), tensor * (1 - step)))

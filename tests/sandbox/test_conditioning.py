@@ -1,0 +1,100 @@
+"""Results that are small because large terms cancel."""
+
+import pytest
+import torch
+
+from problems import Tolerance
+from sandbox.compare import mismatch
+from sandbox.conditioning import Asked, mismatch_shaken, shake
+from sandbox.values import RawTensor, Values
+
+ROWS, COLUMNS = 256, 1000
+
+
+def values(*tensors):
+    trees = [{"t": index} for index in range(len(tensors))]
+    return Values(trees[0] if len(trees) == 1 else {"p": trees}, tuple(RawTensor.of(tensor) for tensor in tensors))
+
+
+def alternating():
+    """Every other sign changed, as one of the families has it."""
+    x = torch.rand(ROWS, COLUMNS, generator=torch.Generator().manual_seed(3))
+    x.view(-1)[::2].neg_()
+    return x
+
+
+def scaled_and_summed(x, total):
+    scale = torch.linspace(0.1, 1, COLUMNS, dtype=x.dtype)
+    return x * scale + total
+
+
+def exact(inputs):
+    x = inputs.tensors[0].tensor().double()
+    return values(scaled_and_summed(x, x.sum(1, keepdim=True)))
+
+
+def strided_sum(x):
+    """As blocks of 256 threads add: elements of one sign first, so that large sums cancel at the very end."""
+    apart = torch.nn.functional.pad(x, (0, 1024 - COLUMNS)).view(ROWS, 4, 256)
+    sums = apart[:, 0] + apart[:, 1] + apart[:, 2] + apart[:, 3]
+    sums = sums.view(ROWS, 8, 32)
+    for offset in (16, 8, 4, 2, 1):
+        sums = sums + sums[:, :, torch.arange(32) ^ offset]
+    total = torch.zeros(ROWS)
+    for warp in range(8):
+        total = total + sums[:, warp, 0]
+    return total.unsqueeze(1)
+
+
+def reference(x):
+    """Neighbours first, which cancel at once."""
+    pairs = x.view(ROWS, -1, 2).sum(-1)
+    return scaled_and_summed(x, pairs.sum(1, keepdim=True))
+
+
+def judged(x, output):
+    return mismatch_shaken(values(output), Asked(values(x), exact), values(reference(x)), Tolerance())
+
+
+def test_a_sum_whose_large_terms_cancel_last_is_right():
+    x = alternating()
+    output = scaled_and_summed(x, strided_sum(x))
+    plain = mismatch(values(output), exact(values(x)), values(reference(x)), Tolerance())
+    assert plain and "for their own magnitude" in plain.reason
+    assert judged(x, output) is None
+
+
+@pytest.mark.parametrize("bits", [10, 7])
+def test_lower_precision_stays_wrong_where_terms_cancel(bits):
+    x = alternating()
+    short = x.view(torch.int32).bitwise_and(-1 << (23 - bits)).view(torch.float32)
+    assert judged(x, scaled_and_summed(x, strided_sum(short)))
+
+
+def test_one_small_row_that_is_left_out_stays_wrong():
+    x = alternating()
+    output = scaled_and_summed(x, strided_sum(x))
+    smallest = int(output.norm(dim=1).argmin())
+    output[smallest] *= 0.99
+    assert judged(x, output)
+
+
+def test_what_has_the_wrong_form_is_not_asked_about_again():
+    x = alternating()
+    asked = []
+    wrong = mismatch_shaken(
+        values(reference(x)[:, :-1]),
+        Asked(values(x), lambda inputs: asked.append(1) or exact(inputs)),
+        values(reference(x)),
+        Tolerance(),
+    )
+    assert "has shape" in wrong.reason
+    assert len(asked) == 1
+
+
+def test_shaking_moves_every_element_by_the_units_and_leaves_integers():
+    x, index = torch.rand(1000) + 0.5, torch.arange(5)
+    moved = shake(values(x, index), 64)
+    relative = (moved.tensors[0].tensor() / x - 1).abs() / torch.finfo(torch.float32).eps
+    assert relative.min() > 62 and relative.max() < 66
+    assert torch.equal(moved.tensors[1].tensor(), index)
