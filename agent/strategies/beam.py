@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from agent.config import SearchConfig
-from agent.strategies.moves import draft, drafts, drafts_made, improve, repairs
+from agent.strategies.moves import first_moves, improve
 from agent.strategies.protocol import Step, Stop
 from agent.view import View
 
@@ -19,11 +19,10 @@ class Beam:
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
         """See `Strategy.propose`."""
-        steps = [*drafts(view, WIDTH), *repairs(view, self.config)]
-        if steps:
-            return steps[:slots]
-        if not view.ranked:
-            return [] if view.pending else [draft(view, drafts_made(view))]
+        opening = first_moves(view, self.config, WIDTH)
+        if opening is not None:
+            return opening[:slots]
+        steps: list[Step] = []
         kept = view.ranked[:WIDTH]
         tried = {one.number: sum(c.ask.role == "improve" for c in view.children(one.number)) for one in kept}
         for _ in range(slots):

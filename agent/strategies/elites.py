@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from agent.config import SearchConfig
 from agent.records import Attempt
-from agent.strategies.moves import draft, drafts, drafts_made, families, ideas_for, improve, repairs
+from agent.strategies.moves import families, first_moves, ideas_for, improve
 from agent.strategies.protocol import Step, Stop
 from agent.view import View
 
@@ -18,11 +18,10 @@ class Elites:
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
         """See `Strategy.propose`."""
-        steps = [*drafts(view, max(3, self.config.drafts)), *repairs(view, self.config)]
-        if steps:
-            return steps[:slots]
-        if not view.ranked:
-            return [] if view.pending else [draft(view, drafts_made(view))]
+        opening = first_moves(view, self.config, max(3, self.config.drafts))
+        if opening is not None:
+            return opening[:slots]
+        steps: list[Step] = []
         kin, kinds = families(view), _kinds(view)
         cells: dict[tuple[str, str], Attempt] = {}
         for attempt in view.ranked:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from agent.config import SearchConfig
 from agent.records import Attempt
-from agent.strategies.moves import draft, drafts, drafts_made, improve, repairs
+from agent.strategies.moves import first_moves, improve
 from agent.strategies.protocol import Step, Stop
 from agent.view import View
 
@@ -20,11 +20,10 @@ class Islands:
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
         """See `Strategy.propose`."""
-        steps = [*drafts(view, GROUPS), *repairs(view, self.config)]
-        if steps:
-            return steps[:slots]
-        if not view.ranked:
-            return [] if view.pending else [draft(view, drafts_made(view))]
+        opening = first_moves(view, self.config, GROUPS)
+        if opening is not None:
+            return opening[:slots]
+        steps: list[Step] = []
         homes = _homes(view)
         made = sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
         for turn in range(made, made + slots):

@@ -86,6 +86,17 @@ def repairs(view: View, config: SearchConfig) -> list[Step]:
     ]
 
 
+def first_moves(view: View, config: SearchConfig, designs: int) -> list[Step] | None:
+    """What comes before right attempts can be compared: drafts of so many designs, repairs; [] while some are open.
+
+    None once there is a right one and nothing left to draft or repair.
+    """
+    steps = [*drafts(view, designs), *repairs(view, config)]
+    if steps or view.ranked:
+        return steps or None
+    return [] if view.pending else [draft(view, drafts_made(view))]
+
+
 def repair_limit(view: View, config: SearchConfig) -> int:
     """At least 1 and at most twice the setting, by the share of repairs that passed, one in two before any is known."""
     ended = [attempt for attempt in view.attempts if attempt.ask.role == "repair" and attempt.finished]

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from agent.config import SearchConfig
-from agent.strategies.moves import draft, drafts, drafts_made, improve, repairs
+from agent.strategies.moves import first_moves, improve
 from agent.strategies.protocol import Step, Stop
 from agent.view import View
 
@@ -20,11 +20,10 @@ class Pool:
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
         """See `Strategy.propose`."""
-        steps = [*drafts(view, self.config.drafts), *repairs(view, self.config)]
-        if steps:
-            return steps[:slots]
-        if not view.ranked:
-            return [] if view.pending else [draft(view, drafts_made(view))]
+        opening = first_moves(view, self.config, self.config.drafts)
+        if opening is not None:
+            return opening[:slots]
+        steps: list[Step] = []
         weights = [(one.standing or 0.0) ** SHARPNESS for one in view.ranked]
         for parent in rng.choices(view.ranked, weights, k=slots):
             ahead = tuple(step.idea for step in steps if step.parent == parent.number)

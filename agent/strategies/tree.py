@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agent.config import SearchConfig
 from agent.records import Attempt
-from agent.strategies.moves import draft, drafts, drafts_made, improve, repairs
+from agent.strategies.moves import first_moves, improve
 from agent.strategies.protocol import Step, Stop
 from agent.view import View
 
@@ -24,11 +24,10 @@ class Tree:
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
         """See `Strategy.propose`."""
-        steps = [*drafts(view, max(3, self.config.drafts)), *repairs(view, self.config)]
-        if steps:
-            return steps[:slots]
-        if not view.ranked:
-            return [] if view.pending else [draft(view, drafts_made(view))]
+        opening = first_moves(view, self.config, max(3, self.config.drafts))
+        if opening is not None:
+            return opening[:slots]
+        steps: list[Step] = []
         roots = _roots(view)
         best: dict[int, Attempt] = {}
         for attempt in view.ranked:
