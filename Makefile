@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # One more than there are cores: much of a test is waiting for a child.
 TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: run test prove corpus check demo doctor bench setup clean
+.PHONY: run test prove corpus check demo doctor bench docs setup clean
 
 run demo: setup
 	$(BIN)/kernelwright run --suite demo
@@ -37,13 +37,40 @@ doctor: setup
 bench: setup
 	$(BIN)/python -m bench
 
+# The pages in docs as a site in build/site; a link that leads nowhere fails it. Only the first time needs the network.
+docs: $(VENV)/.ready-docs
+	$(BIN)/zensical build --strict --clean
+
 setup: $(VENV)/.ready
 
+# What a machine may lack is told in one sentence, before the long download where it can be known by then.
+SAY := echo >&2 "kernelwright:"
+NO_PYTHON = $(PYTHON) is not Python 3.11 or newer; install one, or name another: make setup PYTHON=python3.12
+NO_VENV = $(PYTHON) can make no virtual environment; install what it lacks (Debian: apt-get install python3-venv)
+NO_COMPILER = no C++ compiler $${CXX:-g++} is found; kernels in C++ need one (Debian: apt-get install g++), or set CXX
+NO_HEADERS = $(PYTHON) has no Python.h; kernels that include torch/extension.h need it (Debian: apt-get install python3-dev)
+FETCHING = fetching $(KERNELWRIGHT_TORCH) and other packages into $(VENV): minutes, and 2 to 8 GB on disk
+NO_PACKAGES = pip could not install the packages, for the first reason that it gives above; \
+	check network and disk (behind a proxy set HTTPS_PROXY, for a mirror PIP_INDEX_URL), then run make again
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# As a folder on Python's path: setuptools' own way loses to any folder here that is named like a package of ours.
+EDITABLE := --config-settings editable_mode=compat
+
 $(VENV)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(KERNELWRIGHT_TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
-	touch $@
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+		|| { $(SAY) "$(NO_PYTHON)"; exit 3; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { $(SAY) "$(NO_VENV)"; exit 3; }
+	@command -v "$${CXX:-g++}" >/dev/null || $(SAY) "$(NO_COMPILER)"
+	@"$(PYTHON)" -c 'import os, sys, sysconfig as c; sys.exit(not os.path.exists(c.get_path("include") + "/Python.h"))' \
+		|| $(SAY) "$(NO_HEADERS)"
+	@$(SAY) "$(FETCHING)"
+	@"$(PYTHON)" -m venv $(VENV)
+	@$(PIP) "$(KERNELWRIGHT_TORCH)" && $(PIP) $(EDITABLE) -e ".[dev]" || { $(SAY) "$(NO_PACKAGES)"; exit 3; }
+	@touch $@
+
+$(VENV)/.ready-docs: $(VENV)/.ready
+	@$(PIP) $(EDITABLE) -e ".[docs]" || { $(SAY) "$(NO_PACKAGES)"; exit 3; }
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -9,6 +9,7 @@ from typing import Protocol
 from agent.advice import lessons
 from agent.budget import floor_ms
 from agent.extraction import NotExtracted
+from agent.needs import as_judged
 from agent.records import Ask, Attempt, Reply
 from agent.strategies.moves import lineage
 from agent.view import View
@@ -54,7 +55,7 @@ class BriefMaker:
             problem=problem,
             target=ask.target,
             role=ask.role,
-            device=self.device,
+            device=as_judged(self.device, view),
             versions=self.versions,
             directive=ask.directive,
             parent=None if parent is None else self._parent(parent),
@@ -165,6 +166,8 @@ def timings(verdict: Passed) -> str:
     if measured.protocol_ms:
         empty = statistics.median(measured.protocol_ms)
         lines.append(f"a call that does nothing: {empty:#.3g} ms, part of all times above")
+    if verdict.evidence.look is not None:
+        lines.extend(verdict.evidence.look.lines(widest=4))
     return "\n".join(lines)
 
 

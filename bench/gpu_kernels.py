@@ -1,10 +1,12 @@
-"""Every recorded CUDA answer through the judge: verdict, speedup against eager with its interval, share of the floor.
+"""Every recorded CUDA answer through the judge: verdict, speedup with its interval, share of the floor.
 
 `python -m bench gpu_kernels` judges the last answer of each story for target cuda, at size gpu, each problem in a
 process of its own with a time limit; `KERNELWRIGHT_BENCH=NAME,NAME` picks problems. `python -m bench.gpu_kernels` takes
-them as arguments, and `--all` for every answer of a story, `--backward` for the gradients too, `--compiled MODE` for
-torch.compile as another baseline, `--limit` for the seconds of an answer. Each verdict is printed when it is there; as
-a line of JSON it goes to `gpu_kernels.jsonl` where `KERNELWRIGHT_OUT` names a folder.
+them as arguments, and `--all` for every answer of a story, `--backward` for the gradients too, `--limit` for the
+seconds of an answer. The speedup is against eager, or with `--compiled MODE`, which may be repeated, against the best
+of eager and these modes of torch.compile; they are compiled, one problem after the other, before anything is judged.
+Each verdict is printed when it is there; as a line of JSON it goes to `gpu_kernels.jsonl` where `KERNELWRIGHT_OUT`
+names a folder.
 """
 
 import argparse
@@ -12,22 +14,29 @@ import json
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from agent.extraction import Extracted, extract
 from agent.providers.story import read_story, recorded_targets, story_folder
 from bench.gpu_facts import NO_DEVICE, Report
-from problems import catalog_names, load_problem
+from problems import Problem, catalog_names, load_problem
+from sandbox.compiled import compiled_reference
 from sandbox.gpu import driver
 from sandbox.judge import Judge
-from sandbox.settings import Settings
+from sandbox.opening import device_held
+from sandbox.settings import CompileMode, Settings
 from sandbox.verdict import Candidate, Failed, Verdict
 
 SETTINGS = Settings(gpu=True, worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.02, time_budget_s=2)
 BUILDERS = 8
 LIMIT_S = 60
+COMPILING_S = 600
+"""For a problem's compiled baselines, where they are not known."""
+CALLS = 5
 
 
 class Answer(NamedTuple):
@@ -37,13 +46,19 @@ class Answer(NamedTuple):
     number: int
     """Of the story's entry, from 1."""
     backward: bool = False
-    compiled: str | None = None
+    compiled: tuple[CompileMode, ...] = ()
 
     @property
     def words(self) -> list[str]:
         """Arguments for the child process."""
         words = [self.problem, "--number", str(self.number)] + ["--backward"] * self.backward
-        return words + (["--compiled", self.compiled] if self.compiled else [])
+        return words + [word for mode in self.compiled for word in ("--compiled", mode)]
+
+    @property
+    def asked(self) -> Problem:
+        """The problem, at the size for a device."""
+        problem = load_problem(self.problem, "gpu")
+        return problem.model_copy(update={"direction": "both"}) if self.backward else problem
 
 
 def run() -> Report:
@@ -57,7 +72,9 @@ def with_story() -> list[str]:
     return [name for name in catalog_names() if "cuda" in recorded_targets(name)]
 
 
-def answers(names: list[str], every: bool = False, backward: bool = False, compiled: str | None = None) -> list[Answer]:
+def answers(
+    names: list[str], every: bool = False, backward: bool = False, compiled: tuple[CompileMode, ...] = ()
+) -> list[Answer]:
     """The last answer of each story, or all."""
     found = []
     for name in names:
@@ -72,6 +89,9 @@ def judged(todo: list[Answer], limit_s: float) -> Report:
         return NO_DEVICE
     with ThreadPoolExecutor(BUILDERS) as pool:
         list(pool.map(lambda answer: child(answer, "--build", limit_s), todo))
+    for answer in {answer.problem: answer for answer in todo if answer.compiled}.values():
+        told = child(answer, "--compile", COMPILING_S)
+        print(f"  {answer.problem:36} {told.get('reason') or told['compiled']}", flush=True)
     failed = []
     for answer in todo:
         row = child(answer, "--judge", limit_s)
@@ -92,7 +112,22 @@ def child(answer: Answer, what: str, limit_s: float) -> dict[str, Any]:
         return told | {"reason": f"it took more than {limit_s:.0f} s"}
     if done.returncode:
         return told | {"reason": done.stderr[-2000:]}
-    return json.loads(done.stdout.splitlines()[-1]) if what == "--judge" else told
+    return told if what == "--build" else json.loads(done.stdout.splitlines()[-1])
+
+
+def compile_baselines(answer: Answer) -> None:
+    """In the child: have the compiled baselines in the store of such, and print what that took."""
+    said = []
+    for mode in answer.compiled:
+        start = time.monotonic()
+        with device_held(SETTINGS), closing(compiled_reference(answer.asked, SETTINGS, mode)) as session:
+            took_s, values = time.monotonic() - start, session.draw()
+            best = min(session.call_ms(values) for _ in range(CALLS))
+        made, found = session.compilation
+        said.append(
+            f"{session.form.baseline} ready after {took_s:.0f} s ({made} graphs compiled, {found} found), {best:.4f} ms"
+        )
+    print(json.dumps({"problem": answer.problem, "compiled": "; ".join(said)}))
 
 
 def build_or_judge(answer: Answer, judge_it: bool) -> None:
@@ -100,11 +135,7 @@ def build_or_judge(answer: Answer, judge_it: bool) -> None:
     entry = read_story(answer.problem, "cuda").entries[answer.number - 1]
     found = extract((story_folder(answer.problem, "cuda") / entry.file).read_text(encoding="utf-8"))
     assert isinstance(found, Extracted), found
-    problem = load_problem(answer.problem, "gpu")
-    if answer.backward:
-        problem = problem.model_copy(update={"direction": "both"})
-    compiled = (answer.compiled,) if answer.compiled else ()
-    with Judge(problem, SETTINGS.model_copy(update={"compiled": compiled})) as judge:
+    with Judge(answer.asked, SETTINGS.model_copy(update={"compiled": answer.compiled})) as judge:
         built = judge.build(Candidate(source=found.source))
         if not judge_it:
             built.close()
@@ -125,6 +156,7 @@ def facts(verdict: Verdict) -> dict[str, Any]:
         "clock": found.clock,
         "speedup": found.speedup,
         "interval": [found.interval.low, found.interval.high],
+        "against": found.closest.baseline,
         "ms": found.candidate_ms,
         "baselines_ms": found.baselines_ms,
         "floor_ms": found.floor_ms,
@@ -141,8 +173,8 @@ def line(row: dict[str, Any]) -> str:
     floor = f"{row['of_floor']:.3f} of the floor {row['floor_ms']:.4f}" if row["of_floor"] else "floor unknown"
     others = ", ".join(f"{label} {ms:.4f}" for label, ms in row["baselines_ms"].items())
     return (
-        f"{name} {row['speedup']:6.3f} x [{low:.3f}, {high:.3f}] {row['comparison']}, {row['ms']:.4f} ms by "
-        f"{row['clock']}; {others} ms; {floor} ms; {sum(row['seconds'].values()):.0f} s"
+        f"{name} {row['speedup']:6.3f} x [{low:.3f}, {high:.3f}] {row['comparison']} against {row['against']}, "
+        f"{row['ms']:.4f} ms by {row['clock']}; {others} ms; {floor} ms; {sum(row['seconds'].values()):.0f} s"
     )
 
 
@@ -159,16 +191,26 @@ def main(words: list[str]) -> int:
     parser.add_argument("problems", nargs="*", help="default: all with a story")
     parser.add_argument("--all", action="store_true", help="every answer of a story, not the last alone")
     parser.add_argument("--backward", action="store_true", help="judge and time the gradients too")
-    parser.add_argument("--compiled", metavar="MODE", help="a mode of torch.compile, as another baseline")
+    parser.add_argument(
+        "--compiled",
+        metavar="MODE",
+        action="append",
+        default=[],
+        choices=get_args(CompileMode),
+        help="a mode of torch.compile, as another baseline; repeatable",
+    )
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="for each answer")
     parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--build", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--judge", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
     typed = parser.parse_args(words)
+    modes = tuple(typed.compiled)
     if typed.number:
-        build_or_judge(Answer(typed.problems[0], typed.number, typed.backward, typed.compiled), typed.judge)
+        answer = Answer(typed.problems[0], typed.number, typed.backward, modes)
+        compile_baselines(answer) if typed.compile else build_or_judge(answer, typed.judge)
         return 0
-    report = judged(answers(typed.problems or with_story(), typed.all, typed.backward, typed.compiled), typed.limit)
+    report = judged(answers(typed.problems or with_story(), typed.all, typed.backward, modes), typed.limit)
     print(report)
     return 0 if report.holds else 1
 

@@ -9,4 +9,4 @@ LEAST_RATIO = 8
 
 def run() -> Throughput:
     """About six minutes."""
-    return compare(Target("cuda", CUDA, ROWS, CANDIDATES, CANDIDATES, USUAL, LEAST_RATIO))
+    return compare(Target("cuda", CUDA, ROWS, CANDIDATES, USUAL, LEAST_RATIO))

@@ -13,6 +13,13 @@ HEADINGS = (
     "rank", "model", "strategy", "target", "score", "correct", "fast_1", "fast_1 eager", "fast_1 compile", "fast_2",
     "geometric mean [95 %]", "pass@1", "roofline", "SOL", "tries to right", "cost $", "verified", "to re-judge",
 )  # fmt: skip
+
+
+def headings(board: Board) -> tuple[str, ...]:
+    """The names of a board's columns."""
+    return HEADINGS + tuple(board.rows[0].own if board.rows else ())
+
+
 DETAILS = ("problem", "family", "status", "speedup [95 %]", "claimed", "tries", "passed", "run", "attempt", "record")
 
 
@@ -47,7 +54,7 @@ def _estimate(mean: Estimate | None) -> str:
 
 
 def row_cells(row: Row, board: Board) -> list[str]:
-    """The texts of one row, in the order of `HEADINGS`."""
+    """The texts of one row, in the order of `headings`."""
     ranked = len(board.problems) - len(board.weak)
     return [
         str(row.rank),
@@ -65,6 +72,7 @@ def row_cells(row: Row, board: Board) -> list[str]:
         "-" if row.cost_usd is None else f"{row.cost_usd:.2f}",
         f"{row.verified}/{sum(1 for cell in row.cells if cell.run)}",
         str(row.stale),
+        *("-" if value is None else f"{value:.4g}" for value in row.own.values()),
     ]
 
 
@@ -105,7 +113,7 @@ def as_markdown(boards: Sequence[Board]) -> str:
         parts.append(f"## {_md(board.device)}")
         if board.weak:
             parts.append(f"Not ranked, since they accept a lazy answer: {_md(', '.join(board.weak))}.")
-        parts.append(_md_table(HEADINGS, [row_cells(row, board) for row in board.rows]))
+        parts.append(_md_table([_md(name) for name in headings(board)], [row_cells(row, board) for row in board.rows]))
         for row in board.rows:
             parts.append(f"### {row.rank}. {_md(row.model)}, {_md(row.strategy)}, {_md(row.target)}")
             parts.append(_md_table(GROUPS, group_rows(row)))
@@ -157,7 +165,7 @@ def as_html(boards: Sequence[Board]) -> str:
     environment = Environment(loader=PackageLoader("evals"), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("board.html.j2").render(
         boards=boards,
-        headings=HEADINGS,
+        headings_of=headings,
         details=DETAILS,
         groups=GROUPS,
         cells_of=row_cells,

@@ -8,6 +8,8 @@ problem: the lower end of the speedup's interval, 1 where there is no gain or no
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from pydantic import Field
+
 from evals import metrics
 from evals.cells import Cell, Group, Status, grouped_by
 from evals.facts import Kernel, ProblemFacts, RunFacts
@@ -57,6 +59,8 @@ class Row(Record):
     levels: dict[str, Group]
     verified: int
     stale: int
+    own: dict[str, float | None] = Field(default_factory=dict)
+    """Metrics of the user's own, by name; None where one has no value."""
 
 
 class Board(Record):

@@ -3,9 +3,11 @@
 from pydantic import BaseModel, ConfigDict
 
 from agent.hardware import sheet_for
+from agent.needs import as_remembered
 from problems import ProblemError, load_problem
 from prompts import Brief, Parent, Prompt, Role, Target, TargetVersions, render
 from prompts.targets import TARGETS
+from sandbox.settings import Settings
 
 DIRECTIONS = ("forward", "backward", "both")
 
@@ -38,11 +40,12 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
     if choice.parent is not None:
         outcome = "failed at check" if choice.role == "repair" else "passed"
         parent = Parent(number=1, source=choice.parent, outcome=outcome, evidence=choice.evidence)
+    sheet = sheet_for(choice.target, choice.device)
     brief = Brief(
         problem=problem,
         target=choice.target,
         role=choice.role,
-        device=sheet_for(choice.target, choice.device),
+        device=sheet if choice.device else as_remembered(sheet, problem, Settings().threads),
         versions=TargetVersions(**choice.versions),
         parent=parent,
     )

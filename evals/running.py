@@ -18,6 +18,7 @@ from agent.engine import Parts
 from agent.events import Event
 from agent.hardware import sheet_for
 from agent.log import RunLog, RunLogError, Setting
+from agent.needs import as_remembered
 from agent.providers.choosing import ProviderOptions, check_provider, providing
 from agent.providers.recorded import read_story
 from agent.simulation.parts import SimulatedEvaluator
@@ -106,6 +107,8 @@ class Running:
             def parts_for(problem: Problem) -> Parts:
                 config = self._config_for(problem)
                 sheet = sheet_for(config.target, self.plan.device)
+                if self.plan.device is None:
+                    sheet = as_remembered(sheet, problem, self.plan.judging.threads)
                 return Parts(
                     strategy=load_strategy(config.strategy, config),
                     provider=provider,

@@ -22,6 +22,7 @@ from kernelwright.commands import (
     show,
 )
 from kernelwright.endings import reported
+from kernelwright.version import version
 
 app = typer.Typer(
     name="kernelwright",
@@ -32,6 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+app.callback()(version)
 for name, command in (
     ("run", run.run),
     ("judge", judge.judge),

@@ -64,6 +64,7 @@ def _code_of(error: Exception) -> int | None:
         "agent.prices": {"PriceError": USER_MISTAKE},
         "agent.replaying": {"ReplayDiffers": FELL_SHORT},
         "evals.executors.protocol": {"ExecutorError": USER_MISTAKE},
+        "evals.own_metrics": {"MetricError": USER_MISTAKE},
         "evals.judgements": {"JudgementsError": USER_MISTAKE},
         "agent.providers.protocol": {"Waiting": FELL_SHORT, "ProviderError": USER_MISTAKE},
         "agent.strategies": {"StrategyError": USER_MISTAKE},

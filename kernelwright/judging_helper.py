@@ -22,7 +22,6 @@ from evals.executors.serving import end_children
 from evals.scoring import device_of
 from problems import Problem
 from sandbox.errors import MachineError, SandboxError
-from sandbox.judge import Judge
 from sandbox.machine import require_tools
 from sandbox.own_process import become_a_judge
 from sandbox.report import report
@@ -37,6 +36,8 @@ class Shared:
     """One problem's judge, used by several threads: builds side by side, the rest in turn."""
 
     def __init__(self, problem: Problem, settings: Settings) -> None:
+        from sandbox.judge import Judge  # torch comes with it, and this process has to become a judge before
+
         self.judge = Judge(problem, settings)
         self.starting = threading.Lock()
         self.users = 0

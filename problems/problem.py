@@ -1,7 +1,6 @@
 """The `Problem` record."""
 
 import hashlib
-from functools import cached_property
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -88,7 +87,7 @@ class Problem(BaseModel):
     origin: Origin | None = None
     """None for a problem that was written for us."""
 
-    @cached_property
+    @property
     def digest(self) -> str:
-        """sha256 over the whole record, as 64 hex digits."""
+        """sha256 over the whole record, as 64 hex digits; not remembered, since a changed copy would take it over."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()

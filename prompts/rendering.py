@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from prompts.brief import Brief, PromptError, Record, Role, check_parent
+from prompts.ideas import traits_of
 from prompts.markdown import cell, fenced, milliseconds, times, trimmed
 from prompts.prompt import Prompt, Section
 from prompts.targets import TARGETS, example_for
@@ -124,6 +125,7 @@ def _step_context(brief: Brief) -> dict[str, Any]:
         "lessons": brief.lessons,
         "wanted": WANTED,
         "best_ms": brief.best_ms,
+        "bound": traits_of(brief.problem, brief.target).bound,
     }
 
 

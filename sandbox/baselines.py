@@ -3,8 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from problems import Problem
+from sandbox.baseline_times import BaselineTimes
+from sandbox.compiled import compiled_reference
 from sandbox.reference import Form, ReferenceSession
-from sandbox.settings import Settings
+from sandbox.settings import CompileMode, Settings
+from sandbox.verdict import Measurement
 
 AT_ONCE = 2
 """So many start at a time: more would only wait for each other's memory."""
@@ -18,7 +21,7 @@ class Baselines:
     def __init__(self, problem: Problem, settings: Settings) -> None:
         self.problem, self._settings = problem, settings
         self._eager: dict[int, ReferenceSession] = {}
-        self._compiled: list[ReferenceSession] | None = None
+        self._compiled: dict[CompileMode, ReferenceSession] = {}
 
     def eager(self, number: int) -> ReferenceSession:
         """The baseline of worker pair `number`; pairs beyond the settings' `worker_pairs` start over with the first."""
@@ -39,13 +42,14 @@ class Baselines:
 
     def compiled(self) -> list[ReferenceSession]:
         """One for each mode of torch.compile that the settings name, its compilation done."""
-        if self._compiled is None:
-            self._compiled = []
-            for mode in self._settings.compiled:
-                session = ReferenceSession(self.problem, self._settings, Form(compiled=mode))
-                self._compiled.append(session)
-                session.call_ms(session.draw())
-        return self._compiled
+        for mode in self._settings.compiled:
+            if mode not in self._compiled:
+                self._compiled[mode] = compiled_reference(self.problem, self._settings, mode)
+        return list(self._compiled.values())
+
+    def remember(self, measurement: Measurement) -> None:
+        """Keep what each of them took, for tables."""
+        BaselineTimes(self.problem).keep(measurement, self._settings)
 
     @property
     def first(self) -> ReferenceSession:
@@ -59,7 +63,7 @@ class Baselines:
 
     def close(self) -> None:
         """End all of them."""
-        for session in (*self._eager.values(), *(self._compiled or ())):
+        for session in (*self._eager.values(), *self._compiled.values()):
             session.close()
         self._eager.clear()
-        self._compiled = None
+        self._compiled.clear()

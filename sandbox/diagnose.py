@@ -5,7 +5,9 @@ import re
 KEPT_CHARACTERS = 3000
 CONTEXT_LINES = 3
 _ERROR = re.compile(
-    r"(?:^|[\s:])(?:fatal )?error\b\s*:?|undefined reference to|undefined symbol|ptxas (?:fatal|error)", re.I
+    r"(?:^|[\s:])(?:fatal )?error\b\s*:?|undefined reference to|undefined symbol|multiple definition of"
+    r"|\bld: cannot find|ptxas (?:fatal|error)",
+    re.I,
 )
 _NOISE = re.compile(
     r"^(?:\[\d+/\d+\]|FAILED:|ninja: |(?:/\S*/)?(?:g\+\+|c\+\+|nvcc|clang\+\+) )|ninja_options|^\s*$"

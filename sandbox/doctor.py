@@ -5,22 +5,23 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from sandbox import bubblewrap, cgroups
+from sandbox.building import python_header, shortcuts_found
+from sandbox.building.cache import VARIABLE, cache_root, is_writable
 from sandbox.child import syscalls
 from sandbox.children import Child, ChildGone, ChildLate
-from sandbox.errors import SandboxError
+from sandbox.errors import MachineError, SandboxError
 from sandbox.jail import REMEDIES, STRICT, USER, landlock_abi, landlock_layer
 from sandbox.machine import compiler, processor_name
 from sandbox.peek import PeekError, read_bytes
 from sandbox.settings import Settings
 from sandbox.verdict import Record
-from sandbox.workfolder import WorkFolder
+from sandbox.workfolder import WorkFolder, temporary_place
 from sandbox.zygote import ZYGOTES, private_bytes, resident_bytes
 
 SPACE_BYTES = 2 * 2**30
@@ -57,16 +58,45 @@ def _findings() -> Iterator[Finding]:
     recent = sys.version_info >= (3, 11)
     yield _judged("python", recent, platform.python_version(), "use Python 3.11 or newer")
     yield from _torch()
-    path = compiler()
-    yield _needed("C++ compiler", path, "for cpp and cuda candidates: apt-get install g++, or set CXX")
-    ninja = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    yield _needed("ninja", ninja, "for cpp and cuda candidates: pip install ninja")
-    free = shutil.disk_usage(tempfile.gettempdir()).free
-    room = f"{free / 2**30:.1f} GiB free in {tempfile.gettempdir()}"
-    yield _judged("space", free > SPACE_BYTES, room, "free some, or set TMPDIR to a place with at least 2 GiB")
+    yield from _building()
+    yield _space()
+    yield _cache()
     yield from gpu_findings()
     yield from _layers()
     yield from _child()
+
+
+def _building() -> Iterator[Finding]:
+    """What compiling needs."""
+    path, wanted = compiler(), os.environ.get("CXX", "g++")
+    yield _needed(
+        "C++ compiler", path, f"{wanted} is not found", "for cpp and cuda candidates: apt-get install g++, or set CXX"
+    )
+    header = python_header()
+    there = str(header) if header.exists() else None
+    remedy = "for candidates that include torch/extension.h, and for triton: apt-get install python3-dev"
+    yield _needed("Python headers", there, f"there is no {header}", remedy)
+    ninja = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    yield _needed("ninja", ninja, "not found", "for cpp and cuda candidates: pip install ninja")
+
+
+def _space() -> Finding:
+    try:
+        place = temporary_place()
+    except MachineError as error:
+        return Finding(name="space", state="missing", found="none", remedy=str(error))
+    free = shutil.disk_usage(place).free
+    room = f"{free / 2**30:.1f} GiB free in {place}"
+    return _judged("space", free > SPACE_BYTES, room, "free some, or set TMPDIR to a place with at least 2 GiB")
+
+
+def _cache() -> Finding:
+    """What is kept between judgements. Nothing needs it: without it everything is built and measured again."""
+    root = cache_root()
+    if is_writable(root):
+        return Finding(name="cache", state="ok", found=shortcuts_found() or f"{root} can be written")
+    remedy = f"without it every build and measurement is made anew: set {VARIABLE} to a folder that can be written"
+    return Finding(name="cache", state="absent", found=f"{root} can not be written", remedy=remedy)
 
 
 def _torch() -> Iterator[Finding]:
@@ -177,7 +207,7 @@ def _judged(name: str, good: bool, found: str, remedy: str) -> Finding:
     return Finding(name=name, state="ok" if good else "missing", found=found, remedy="" if good else remedy)
 
 
-def _needed(name: str, path: str | None, remedy: str) -> Finding:
+def _needed(name: str, path: str | None, lack: str, remedy: str) -> Finding:
     if path is None:
-        return Finding(name=name, state="absent", found="not found", remedy=remedy)
+        return Finding(name=name, state="absent", found=lack, remedy=remedy)
     return Finding(name=name, state="ok", found=path)

@@ -110,7 +110,7 @@ def jail_for(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
 
 def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     writable = folder.places("build") if kind == "worker" else folder.places()
-    readable = [str(folder.path), *(shown_paths() if kind == "builder" else ())]
+    readable = [str(folder.path), *folder.shown, *(shown_paths() if kind == "builder" else ())]
     prefix = None
     if "namespaces" not in settings.jail_without:
         prefix = bubblewrap.arguments(writable, readable, settings.gpu)

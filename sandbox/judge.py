@@ -1,15 +1,17 @@
 """The judge: from a candidate to a verdict, without ever importing the candidate."""
 
 import hashlib
+from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
 from problems import Problem
-from sandbox import diagnose, scan
+from sandbox import diagnose, quiet, scan
 from sandbox.authenticity import Observed, judge_authenticity, read_authenticity, refusal
 from sandbox.baselines import Baselines
-from sandbox.building import BuildStore, HeaderShelf, Toolchain, read_record, toolchain
+from sandbox.building import BuildStore, HeaderShelf, Toolchain, read_record, require_headers, toolchain
 from sandbox.floor.bound import Floor
 from sandbox.floor.keeping import Floors
+from sandbox.gpu.findings import Look
 from sandbox.machine import needs_device, versions
 from sandbox.meanwhile import meanwhile
 from sandbox.opening import architecture, device_held, open_session
@@ -78,6 +80,7 @@ class Judge:
 
     def _compile(self, built: Built) -> None:
         """Have the builder compile, or take what the same source has given before."""
+        require_headers(built.candidate.source)
         built.worker = open_session("worker", built.folder, self.settings)
         tools = toolchain() if self.settings.shortcuts else None
         store, built.key = BuildStore(), self._build_key(built, tools)
@@ -132,7 +135,8 @@ class Judge:
             try:
                 if built.failure:
                     raise built.failure
-                measurement = self._measure(built)
+                with self._looking(built):
+                    measurement = self._measure(built)
             except Stopped as stop:
                 return Failed(stage=stop.stage, reason=stop.reason, log=stop.log, evidence=self._evidence(built))
             finally:
@@ -141,10 +145,12 @@ class Judge:
 
     def _measure(self, built: Built) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
-        with self._timing() as timing:
+        self._floor()  # known before anything is timed, since what it may measure would be heard
+        with quiet.timing(), self._timing() as timing:
+            if self.settings.side_by_side:
+                timing.at_the_end = lambda: self._start_ahead(built)
             while not timing.is_enough:
-                session = built.worker or open_session("worker", built.folder, self.settings)
-                built.worker = session
+                built.worker = session = built.worker or self._next_worker(built)
                 if timing.number > 0:
                     session.greet()
                 with built.stage("load"):
@@ -158,7 +164,17 @@ class Judge:
                 built.worker = None
                 timing.retire(session)
         self._observe(built)
-        return self._floors.added(self._baselines.first, timing.samples.measurement(self.settings))
+        measurement = self._floors.added(self._baselines.first, timing.samples.measurement(self.settings))
+        self._baselines.remember(measurement)
+        return measurement
+
+    def _start_ahead(self, built: Built) -> None:
+        """Start the worker that comes next: to be timed, or else to be observed."""
+        built.next = open_session("worker", built.folder, self.settings)
+
+    def _next_worker(self, built: Built) -> Session:
+        ahead, built.next = built.next, None
+        return ahead or open_session("worker", built.folder, self.settings)
 
     def _timing(self) -> Timing:
         if not self.settings.gpu:
@@ -174,7 +190,7 @@ class Judge:
     def _observe(self, built: Built) -> None:
         """See what runs in a call, in a process that is not timed; refuse what the problem's policy forbids."""
         reference, gradients = self._baselines.first, self.problem.direction != "forward"
-        built.worker = session = open_session("worker", built.folder, self.settings)
+        built.worker = session = self._next_worker(built)
         session.greet()
         values = reference.draw()
         try:
@@ -186,9 +202,18 @@ class Judge:
             observed = Observed(error=stop.reason[:200] or "it ended without a word")
         source = built.candidate.source
         built.authenticity = judge_authenticity(source, observed)
+        built.look = Look.at(observed.kernels)
         refused = refusal(self.problem, source, observed)
         if refused:
             raise Stopped("check", refused)
+
+    def _looking(self, built: Built) -> AbstractContextManager[None]:
+        """What the settings ask to be looked at, on a device, once the judging inside has ended."""
+        if not self.settings.gpu or not (self.settings.sanitize or self.settings.profile):
+            return nullcontext()
+        from sandbox.gpu.tools import Subject, looked_at
+
+        return looked_at(Subject(built, lambda: self._load_message(built), lambda: self.reference, self.settings))
 
     def _load_message(self, built: Built) -> dict[str, object]:
         source = built.folder.write("candidate.py", built.candidate.source)
@@ -218,6 +243,7 @@ class Judge:
             versions=versions(),
             deterministic=built.deterministic,
             builds=built.ways,
+            look=built.look,
             without=self.settings.without,
         )
 

@@ -63,7 +63,7 @@ def require_tools(language: str) -> None:
 
     if language in ON_DEVICE and driver.device_count() == 0:
         raise MachineError(
-            f"this candidate is written in {language} and this machine has no CUDA device; use one that has"
+            f"a candidate in {language} needs a CUDA device and this machine has none; use one that has, or target cpp"
         )
     if language == "cuda" and driver.toolkit_compiler() is None:
         raise MachineError("no CUDA compiler nvcc is found; install the CUDA toolkit, or set CUDA_HOME to it")

@@ -11,6 +11,9 @@ from sandbox.verdict import Measurement
 RELATIVE = 1e-9
 """What another machine's last digits may differ by."""
 
+LATER = frozenset({"against"})
+"""Keys that records of earlier versions lack."""
+
 
 class RecordError(ValueError):
     """A record that can not be rechecked; the text is one sentence with the remedy."""
@@ -33,7 +36,8 @@ def recheck(record: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"{error}"
         raise RecordError(f"the record's samples can not be read ({problem}); use a record of `judge --json`") from None
     found = derived(measurement)
-    return {key: (record.get(key), value) for key, value in found.items() if not _equal(record.get(key), value)}
+    wanted = {key: value for key, value in found.items() if key in record or key not in LATER}
+    return {key: (record.get(key), value) for key, value in wanted.items() if not _equal(record.get(key), value)}
 
 
 def _equal(said: Any, found: Any) -> bool:

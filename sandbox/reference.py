@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from sandbox.gpu.session import GpuSession
 
 PATIENCE = 10
-"""A reference may take this many times a candidate's call limit: float64 is slow, and compiling slower."""
+"""A reference may take this many times a candidate's call limit: float64 is slow."""
+COMPILING_S = 1200
+"""For all compilation by torch.compile, which may try out dozens of kernels."""
 
 
 def operation(problem: Problem) -> str:
@@ -48,12 +50,28 @@ class Form(NamedTuple):
 PLAIN = Form()
 
 
+class Compilation(NamedTuple):
+    """How many graphs torch.compile has compiled, and how many it found compiled before."""
+
+    made: int
+    found: int
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is anything that was not there before."""
+        return self.made > 0 or self.found == 0
+
+
 class ReferenceSession:
     """The problem's own code in its own child: constructor arguments, weights, inputs, expected values, baseline."""
 
-    def __init__(self, problem: Problem, settings: Settings, form: Form = PLAIN) -> None:
+    def __init__(
+        self, problem: Problem, settings: Settings, form: Form = PLAIN, folder: WorkFolder | None = None
+    ) -> None:
+        """Of a compiled form, `compile` is due before the first call. The folder is removed with the child."""
         self.problem, self.settings, self.form = problem, settings, form
-        self._folder = WorkFolder()
+        self.compilation = Compilation(0, 0)
+        self._folder = folder or WorkFolder()
         self._session = open_session("reference", self._folder, settings)
         self._on_device: GpuSession | None = None
         try:
@@ -74,7 +92,6 @@ class ReferenceSession:
             "seed": _seed(),
             "threads": self.settings.threads,
             "direction": self.problem.direction,
-            "compiled": self.form.compiled,
         }
         made = self._session.fetch(self._session.ask(message, limit))
         arguments, weights, changing = made.tree["l"]
@@ -179,6 +196,15 @@ class ReferenceSession:
                 session.lend_layout(self.layout)
         return min(bound - events for bound, events in found), min(events for _, events in found) / len(values)
 
+    def compile(self) -> None:
+        """From now on calls are those of the compiled model; all compilation is done when this returns."""
+        with device_held(self.settings), self._translated(f" under {self.form.baseline}"):
+            values = self.draw()
+            self._session.ask({"op": "compile", "mode": self.form.compiled}, self.settings.start_timeout_s)
+            self._session.call_ms(values, COMPILING_S, operation(self.problem))
+            told = self._session.ask({"op": "compilations"}, self.settings.start_timeout_s)
+        self.compilation = Compilation(made=int(told["made"]), found=int(told["found"]))
+
     def expect(self, result_bytes: int) -> None:
         """Prepare for results of this size."""
         with self._translated():
@@ -209,19 +235,21 @@ class ReferenceSession:
             )
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """What goes wrong in this child is the problem's fault, said in one sentence."""
+    def _translated(self, how: str = "") -> Iterator[None]:
+        """What goes wrong in this child is the problem's fault, said in one sentence; `how` is part of it."""
         name = self.problem.name
+        remedy = f"judge without {self.form.baseline}" if how else "correct the problem file"
         try:
             yield
         except ChildLate:
-            raise BrokenProblem(f"the reference of {name} did not answer in time; make the problem smaller") from None
+            smaller = remedy if how else "make the problem smaller"
+            raise BrokenProblem(f"the reference of {name} did not answer in time{how}; {smaller}") from None
         except Refused as error:
             if error.unsupported:
                 raise UnsupportedProblem(f"the problem {name} can not be judged: {error}") from None
-            raise BrokenProblem(f"the reference of {name} does not run: {error}; correct the problem file") from None
+            raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
         except (ChildGone, PeekError, Misbehaved) as error:
-            raise BrokenProblem(f"the reference of {name} does not run: {error}; correct the problem file") from None
+            raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
 
     @property
     def layers(self) -> tuple[str, ...]:

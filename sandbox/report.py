@@ -9,14 +9,14 @@ def report(verdict: Verdict) -> dict[str, Any]:
     """The contract of `judge --json`: keys are always all there; what does not apply or is not known is None.
 
     Times are medians in ms, `samples` the raw paired ones (the placebo's and the witnesses' stand in `measurement`);
-    `speedup` is against the better baseline, with the ends of its 95 % interval. `clock` says whose times these are.
-    `floor_ms`, `fraction_of_floor` and `impossible_below_ms` are None where no floor is known. `sandbox.recheck`
-    recomputes what is derived.
+    `speedup` is against the better baseline, which `against` names, with the ends of its 95 % interval. `clock` says
+    whose times these are. `floor_ms`, `fraction_of_floor` and `impossible_below_ms` are None where no floor is known.
+    `sandbox.recheck` recomputes what is derived.
     """
     evidence = verdict.evidence
     keys = ("stage", "reason", "log", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms")
     found: dict[str, Any] = {"outcome": verdict.outcome} | dict.fromkeys(keys)
-    found |= {"baselines_ms": None, "floor_ms": None, "fraction_of_floor": None}
+    found |= {"baselines_ms": None, "against": None, "floor_ms": None, "fraction_of_floor": None}
     found |= {"impossible_below_ms": None, "clock": None}
     found |= {"samples": None, "measurement": None}
     if isinstance(verdict, Passed):
@@ -32,6 +32,7 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "deterministic": evidence.deterministic,
         "jail": list(evidence.jail),
         "builds": list(evidence.builds),
+        "look": evidence.look.model_dump(mode="json") if evidence.look else None,
         "without": list(evidence.without),
         "seconds": evidence.seconds,
         "versions": evidence.versions,
@@ -47,6 +48,7 @@ def derived(measurement: Measurement) -> dict[str, Any]:
         "comparison": measurement.comparison,
         "candidate_ms": measurement.candidate_ms,
         "baselines_ms": measurement.baselines_ms,
+        "against": measurement.closest.baseline,
         "floor_ms": measurement.floor_ms,
         "fraction_of_floor": measurement.fraction_of_floor,
         "impossible_below_ms": measurement.floor.impossible_below_ms if measurement.floor else None,

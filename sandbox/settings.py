@@ -64,11 +64,16 @@ class Settings(Record):
     min_pairs: int = Field(default=20, ge=4)
     max_pairs: int = Field(default=60, ge=4)
     time_budget_s: float = 2
-    """Timing stops here even where the interval is still wide, but never before `min_pairs` and `worker_pairs`."""
+    """Timing stops here even where the interval is still wide, but never before `min_pairs` and `worker_pairs`. The
+    calls of later workers before their timing count too; those of the first are a check."""
     interval_target: float = 0.03
     """Timing stops when the half width of the speedup's interval is below this."""
     compiled: tuple[CompileMode, ...] = ()
     """Modes of torch.compile to measure against, beside eager. Each costs a compilation, once a problem."""
+    sanitize: bool = False
+    """Whether what runs on a device is looked at by compute-sanitizer's memcheck too; a faulty access fails it."""
+    profile: bool = False
+    """Whether what is right on a device is looked at by ncu too: the hardware's counters, as evidence."""
     without: tuple[Defence, ...] = ()
     """Defences of the judge to do without, for trying what each of them stops; named in the evidence."""
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from sandbox import diagnose
 from sandbox.children import ChildGone, ChildLate
+from sandbox.gpu.findings import Look
 from sandbox.peek import PeekError
 from sandbox.sessions import Misbehaved, Refused, Session
 from sandbox.verdict import Authenticity, Candidate, Stage
@@ -28,6 +29,8 @@ class Built:
         self.folder = WorkFolder()
         self.worker: Session | None = None
         """Started beside the builder, so that both import torch at once; it stands still until the build is done."""
+        self.next: Session | None = None
+        """The worker after this one, where it was started ahead."""
         self.failure: Stopped | None = None
         self.key = ""
         """Under which digest the store of finished builds keeps it; empty before it is known."""
@@ -37,6 +40,8 @@ class Built:
         self.deterministic: bool | None = None
         self.authenticity: Authenticity | None = None
         """From a run that was observed; None until there was one."""
+        self.look: Look | None = None
+        """What else was seen on a device; None where there was nothing."""
 
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:
@@ -54,7 +59,8 @@ class Built:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def close(self) -> None:
-        """End the worker and remove the work folder."""
-        if self.worker is not None:
-            self.worker.close()
+        """End the workers and remove the work folder."""
+        for session in (self.worker, self.next):
+            if session is not None:
+                session.close()
         self.folder.close()

@@ -3,7 +3,7 @@
 import random
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
@@ -16,6 +16,7 @@ from sandbox.reference import ReferenceSession, operation
 from sandbox.sessions import Session, Timed
 from sandbox.settings import Defence, Settings
 from sandbox.stages import Stopped
+from sandbox.stopping import EFFORT, is_clearly_slower
 from sandbox.values import Values
 from sandbox.verdict import Measurement, Pairing
 
@@ -88,6 +89,8 @@ class Timing:
         self._beside = ThreadPoolExecutor(1)
         self._ahead: Future[tuple[str, Values]] | None = None
         self._retired: Future[str] | None = None
+        self.at_the_end: Callable[[], object] = lambda: None
+        """Done beside the last comparison of each worker pair, when nothing is timed."""
         self._spent_s = 0.0
         self.samples = Samples()
         self.number = 0
@@ -110,7 +113,7 @@ class Timing:
 
         Tells whether the candidate repeats itself bit by bit; None where that was not tried.
         """
-        repeats = None
+        start, repeats = time.monotonic(), None
         values = self._values(DRAWN)
         for turn in range(self._settings.warm_up):
             theirs = self.baseline.call(values)
@@ -126,7 +129,9 @@ class Timing:
             for other in (self._other(), *self._baselines.compiled()):
                 if other is not None:
                     other.call_ms(values)
-            self._settle(session, values, theirs.milliseconds)
+            if self._settings.gpu or turn == self._settings.warm_up - 1:
+                self._settle(session, values, (mine.milliseconds, theirs.milliseconds))
+        self._spent_s += time.monotonic() - start if self.number > 0 else 0.0
         return repeats
 
     def _expect(self, session: Session, result_bytes: int) -> None:
@@ -140,21 +145,35 @@ class Timing:
         else:
             session.close()
 
-    def _settle(self, session: Session, values: Values, milliseconds: float) -> None:
-        """More untimed calls of short ones: a fresh process takes some ten of them to come to its speed."""
-        for _ in range(min(MOST_SETTLING, int(SETTLING_MS / milliseconds))):
+    def _settle(self, session: Session, values: Values, took_ms: tuple[float, float]) -> None:
+        """More untimed calls of short ones: a fresh process takes some ten of them to come to its speed.
+
+        Each side by its own time, the candidate's first; both end together, so that neither has cooled meanwhile.
+        """
+        mine, theirs = (min(MOST_SETTLING, int(SETTLING_MS / ms)) for ms in took_ms)
+        for left in range(max(mine, theirs), 0, -1):
+            if left <= mine:
+                self._call_unread(session, values)
+            if left <= theirs:
+                self.baseline.call_ms(values)
+
+    def _call_unread(self, session: Session, values: Values) -> None:
+        """An untimed call; on a device its result is looked up too, so that the memory it lies in is known."""
+        if self._settings.gpu:
             self._call(session, values)
-            self.baseline.call_ms(values)
+        else:
+            session.call_ms(values, self._call_limit_s(), self._operation)
 
     def measure(self, session: Session) -> None:
         """The timed calls of the present worker pair; the next one is due after it."""
         if self._retired is not None:
             self._retired.result()
         start = time.monotonic()
+        self.samples.protocol.append(self.baseline.nothing_ms())
         for turn in range(PAIRS_A_WORKER):
             self._pair(session, turn)
+        self._ending.result()
         self._spent_s += time.monotonic() - start
-        self.samples.protocol.append(self.baseline.nothing_ms())
         self.number += 1
 
     def _pair(self, session: Session, turn: int) -> None:
@@ -171,6 +190,8 @@ class Timing:
                 times[id(side)] = side.call_ms(values)
         if turn < PAIRS_A_WORKER - 1:
             self._draw_ahead()
+        else:
+            self._ending = self._beside.submit(self.at_the_end)
         if self._has("timed_check"):
             self._check(mine, theirs, values, family)
         samples = self.samples
@@ -247,6 +268,10 @@ class Timing:
         budgets = self._spent_s / settings.time_budget_s
         if count >= settings.max_pairs or (budgets > OVERRUN and self.number >= FEWEST_WORKERS):
             return True
-        if count < settings.min_pairs or self.number < settings.worker_pairs:
+        effort = min(count / settings.min_pairs, self.number / settings.worker_pairs)
+        if effort < EFFORT:
             return False
-        return budgets > 1 or self.samples.measurement(settings).interval.half_width < settings.interval_target
+        found = self.samples.measurement(settings)
+        if is_clearly_slower(found):
+            return True
+        return effort >= 1 and (budgets > 1 or found.interval.half_width < settings.interval_target)

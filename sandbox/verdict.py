@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sandbox.floor.bound import Floor
+from sandbox.gpu.findings import Look
 from sandbox.gpu.record import DeviceRecord
 from sandbox.record import Record as Record  # noqa: PLC0414 - others take it from here
 from sandbox.statistics import Interval, paired_ratio, ratio_interval
@@ -170,6 +171,8 @@ class Evidence(Record):
     """Whether the same values gave the same bytes twice; None where that was not reached."""
     builds: tuple[str, ...] = ()
     """How each extension was built: by which shortcut, if any, and in how many seconds. The builder's own words."""
+    look: Look | None = None
+    """What else was seen of it on a device: its kernels, and what the tools said that were asked for."""
     without: tuple[str, ...] = ()
     """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
 

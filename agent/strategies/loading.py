@@ -1,13 +1,12 @@
 """Finding a strategy by its name: shipped, installed beside us, or a function in a file of the user's own."""
 
-import importlib.util
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 
 from agent.config import SearchConfig
+from agent.own_file import function_in
 from agent.strategies.protocol import Step, Stop, Strategy, StrategyError
 from agent.view import View
 
@@ -45,9 +44,8 @@ def strategies() -> dict[str, EntryPoint]:
 
 def load_strategy(name: str, config: SearchConfig) -> Strategy:
     """The strategy of that name, or of a file as `path/to/file.py:function`; `StrategyError` where there is none."""
-    path, colon, function = name.rpartition(":")
-    if colon:
-        return OwnFunction(_own_function(Path(path), function))
+    if ":" in name:
+        return OwnFunction(function_in(name, "strategy", StrategyError, "(view, slots, rng)"))
     known = strategies()
     if name not in known:
         raise StrategyError(
@@ -55,20 +53,3 @@ def load_strategy(name: str, config: SearchConfig) -> Strategy:
         )
     made: Strategy = known[name].load()(config)
     return made
-
-
-def _own_function(path: Path, name: str) -> Propose:
-    if not path.is_file():
-        raise StrategyError(f"no strategy file {path}; give it as path/to/file.py:function")
-    spec = importlib.util.spec_from_file_location(f"strategy_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise StrategyError(f"{path} is no Python file; give the strategy as path/to/file.py:function")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise StrategyError(f"{path} cannot be loaded ({type(error).__name__}: {error}); correct it") from error
-    function: Propose | None = getattr(module, name, None)
-    if not callable(function):
-        raise StrategyError(f"{path} defines no function {name!r}; name one that takes (view, slots, rng)")
-    return function

@@ -115,8 +115,7 @@ class Dispatcher:
 
     def _start_builds(self) -> None:
         room = AHEAD * (self.executor.builders + len(self.devices)) - self._waiting
-        turn = not self.executor.takes_turns or (not self._running and not self._waiting)
-        while self._to_build and turn and self._building < min(self.executor.builders, room):
+        while self._to_build and self._may_build and self._building < min(self.executor.builders, room):
             job = self._to_build.popleft()
             if job.future.done():
                 continue
@@ -125,6 +124,16 @@ class Dispatcher:
                 continue
             self._building += 1
             self._start(self._build(job))
+
+    @property
+    def _may_build(self) -> bool:
+        """Whether a build would disturb nothing. Where builds and timing take turns, one of building begins when
+        nothing waits to be timed and goes on while there is room: at the end of each turn cores stand idle, and what
+        the compiler reads is no longer in memory when the next begins.
+        """
+        if not self.executor.takes_turns:
+            return True
+        return not self._running and (self._building > 0 or not self._waiting)
 
     def _start_runs(self) -> None:
         if self.executor.takes_turns and self._building:

@@ -1,7 +1,8 @@
 """The executor of this machine: a supervisor process for each device, and a process that is the build pool.
 
 What runs on a GPU is built by the supervisors, beside the timing: the judge needs the device's references for a build,
-and a build has nothing on the device.
+and a build has nothing on the device. Where the processor is one device, its supervisor builds too: it either builds or
+times, and a second process would import torch and start references only to wait.
 """
 
 import asyncio
@@ -29,16 +30,18 @@ class LocalExecutor:
         """The devices; nothing is started."""
         wanted = self._wanted
         devices = local_devices(self._settings, wanted) if wanted is None or isinstance(wanted, int) else tuple(wanted)
-        self._supervisors = {device.name: self._supervisor(device, len(devices)) for device in devices}
         timed = sum(settings_on(given(self._settings), device.cores).threads for device in devices)
         self.takes_turns = not self._settings.gpu and timed >= len(own_cores())
+        if self.takes_turns and len(devices) == 1:
+            self._pool = []
+        self._supervisors = {device.name: self._supervisor(device, len(devices)) for device in devices}
         return devices
 
     def _supervisor(self, device: Device, count: int) -> WorkerProcess:
         alone = count == 1 and not self._settings.gpu
         order = Order(chosen=given(self._settings), device=device, alone=alone)
         if not self._settings.gpu:
-            return WorkerProcess(order, 1)
+            return WorkerProcess(order, 1 if self._pool else self.builders)
         return WorkerProcess(order, 1 + -(-self.builders // count), {CUDA_VISIBLE: visible_device(device.ordinal)})
 
     @property

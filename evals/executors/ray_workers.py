@@ -6,17 +6,19 @@ build is bytes. Ray is imported by whoever starts these.
 
 import atexit
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evals.executors.devices import device_at, own_cores, shared_cores, split
 from evals.executors.order import Order
 from evals.executors.parcel import is_kept, pack, unpack
 from evals.executors.protocol import Question
-from evals.executors.worker import Worker
 from sandbox.machine import processor_name
 from sandbox.own_process import become_a_judge
 
-_builders: dict[str, Worker] = {}
+if TYPE_CHECKING:
+    from evals.executors.worker import Worker
+
+_builders: dict[str, "Worker"] = {}
 """The builder of this process by its settings; Ray has processes run one build after the other."""
 
 
@@ -34,8 +36,7 @@ class DeviceWorker:
         self.device = device_at(ordinal, kind, chosen, cores, node[:12])
         order = Order(chosen=chosen, device=self.device, alone=count == 1 and not gpu)
         order.settle()
-        become_a_judge(order.settings().threads)
-        self._worker = Worker(order)
+        self._worker = _judging(order)
 
     def describe(self) -> tuple[str, str]:
         """The device as JSON, and the whole name of its node."""
@@ -66,14 +67,19 @@ def build(chosen: dict[str, Any], question: str) -> tuple[str, bytes | None]:
     """The answer as JSON, and the product's bytes for the machines of the devices."""
     key = Order(chosen=chosen).model_dump_json()
     if key not in _builders:
-        order = Order(chosen=chosen)
-        become_a_judge(order.settings().threads)
-        _builders[key] = Worker(order)
+        _builders[key] = _judging(Order(chosen=chosen))
         atexit.register(_builders[key].close)
     return _built(_builders[key], question)
 
 
-def _built(worker: Worker, question: str) -> tuple[str, bytes | None]:
+def _judging(order: Order) -> "Worker":
+    become_a_judge(order.settings().threads)
+    from evals.executors.worker import Worker  # torch comes with it
+
+    return Worker(order)
+
+
+def _built(worker: "Worker", question: str) -> tuple[str, bytes | None]:
     answer = worker.answer(Question.model_validate_json(question))
     packed = pack(answer.product) if answer.product else None
     return answer.model_dump_json(exclude_none=True), packed

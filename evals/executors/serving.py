@@ -12,13 +12,15 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from evals.executors.order import Order
 from evals.executors.protocol import Question
-from evals.executors.worker import Worker
 from sandbox.child import keeper
 from sandbox.own_process import become_a_judge
+
+if TYPE_CHECKING:
+    from evals.executors.worker import Worker
 
 STOPPING_S = 10.0
 
@@ -26,8 +28,8 @@ STOPPING_S = 10.0
 class Serving:
     """Answers each line in one of a few threads."""
 
-    def __init__(self, threads: int, order: Order, out: IO[str]) -> None:
-        self._worker = Worker(order)
+    def __init__(self, threads: int, worker: "Worker", out: IO[str]) -> None:
+        self._worker = worker
         self._out = out
         self._writing = threading.Lock()
         self._pool = ThreadPoolExecutor(threads)
@@ -82,7 +84,9 @@ def main() -> None:
     order = Order.model_validate_json(sys.argv[2])
     order.settle()
     become_a_judge(order.settings().threads)
-    serving = Serving(int(sys.argv[1]), order, out)
+    from evals.executors.worker import Worker  # torch comes with it
+
+    serving = Serving(int(sys.argv[1]), Worker(order), out)
     for line in sys.stdin:
         serving.take(json.loads(line))
     serving.stop()

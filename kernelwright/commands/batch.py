@@ -30,7 +30,7 @@ def export(
     file: Annotated[Path, typer.Argument(help="Batch file to write, one request a line.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write the asks that wait for an answer as an OpenAI batch file, in the chat completions form."""
+    """Write the asks that wait for an answer as a batch file. In OpenAI's chat completions form, one request a line."""
     from agent.atomic import write_atomically
     from agent.log import RunLog
     from agent.providers.batchfile import batch_line, open_requests

@@ -8,6 +8,27 @@ if TYPE_CHECKING:
     from evals.executors import Choice
 
 
+SANITIZE_HELP = "On a GPU: what is right is run once more under compute-sanitizer; a faulty access fails it."
+PROFILE_HELP = "On a GPU: what is right is profiled; ncu's counters go into the verdict and the next prompt."
+
+
+def check_tools(sanitize: bool, profile: bool, gpu: bool, local: bool = True) -> None:
+    """Whether the tools that are asked for make sense and are there, before anything is judged.
+
+    `UserMistake` where nothing runs on a GPU, `MachineError` where one is not installed. `local`: it is judged here.
+    """
+    from sandbox.gpu.programs import PROFILE, SANITIZE, require_tools
+
+    for option, asked in ((SANITIZE, sanitize), (PROFILE, profile)):
+        if asked and not gpu:
+            raise UserMistake(
+                f"{option} looks at kernels on a GPU, and what is judged here runs on the processor; leave it out, or "
+                "judge candidates in cuda or triton"
+            )
+    if local:
+        require_tools(sanitize, profile)
+
+
 def executor_choice(
     executor: str,
     address: str | None,

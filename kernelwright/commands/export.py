@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kernelwright.commands.files import writing
 from kernelwright.endings import DONE, FELL_SHORT, UserMistake
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def export(
     candidates: Annotated[Path | None, typer.Option(help="For a score: its CANDIDATES_DIR.")] = None,
     name: Annotated[str, typer.Option(help="For a leaderboard: who hands in.")] = "kernelwright",
 ) -> None:
-    """Write results where others read them. What a format has no place for is told. Exit code 1 if nothing fits."""
+    """Write results in the formats of other benchmarks. What one can not hold is told. Exit code 1 if nothing fits."""
     if to not in FORMATS:
         raise UserMistake(f"no format {to!r}; there are: {', '.join(FORMATS)}")
     if out is None and best is None:
@@ -32,9 +33,11 @@ def export(
     outcomes, left = _gathered(run, problems, candidates)
     fitted = True
     if best is not None:
-        fitted = _best(best, outcomes)
+        with writing(best):
+            fitted = _best(best, outcomes)
     if out is not None:
-        said = _write(to, out, outcomes, name)
+        with writing(out):
+            said = _write(to, out, outcomes, name)
         left += said
         fitted = fitted and len(outcomes) > 0 and len(said) < len(outcomes)
     for sentence in left:

@@ -11,12 +11,12 @@ from kernelwright.endings import FELL_SHORT
 
 def extract(
     reply: Annotated[str, typer.Argument(help="File with a model's reply; - for standard input.")],
-    truncated: Annotated[bool, typer.Option(help="The reply was cut off by its length limit.")] = False,
+    truncated: Annotated[bool, typer.Option("--truncated", help="The reply was cut off by its length limit.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="An object with source, how and warnings, or the failure.")
     ] = False,
 ) -> None:
-    """Print the source that defines ModelNew, alone; exit code 1 and the reason on standard error if there is none."""
+    """Print the source that defines ModelNew, alone. Exit code 1, and why on standard error, if there is none."""
     from agent.extraction import Extracted
     from agent.extraction import extract as extract_candidate
 

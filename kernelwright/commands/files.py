@@ -26,6 +26,15 @@ def read_text(path: str, what: str) -> str:
 
 
 @contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """A block that writes below `out`: `UserMistake` with the remedy where the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise UserMistake(f"cannot write {out} ({error.strerror}); choose another place") from error
+
+
+@contextmanager
 def opened(path: str, what: str) -> Iterator[TextIO]:
     """A file to be read line by line, however large, or standard input for `-`; only a newline ends a line."""
     if path == "-":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kernelwright.commands.files import writing
 from kernelwright.endings import DONE, FELL_SHORT, UserMistake
 
 if TYPE_CHECKING:
@@ -18,14 +19,14 @@ PROBLEMS, CANDIDATES = "problems", "candidates"
 
 def import_(
     source: Annotated[Path, typer.Argument(help="Problems or candidates of another benchmark: file or folder.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write: problems go to OUT/problems, candidates to the other.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write: OUT/problems and OUT/candidates.")],
     only: Annotated[str, typer.Option(help="A selection of the problems, such as level1[3,7,10-20].")] = "",
     problems: Annotated[
         Path | None, typer.Option(help="Where the definitions lie that the candidates are for, if not in SOURCE.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a problem or candidate.")] = False,
 ) -> None:
-    """Read problems and candidates that another benchmark wrote down. Nothing is run. Exit code 1 if none was read."""
+    """Read problems and candidates of another benchmark. Nothing is run. Exit code 1 if none was read."""
     from evals.formats.finding import candidate_format
     from problems.formats import format_of
 
@@ -52,7 +53,8 @@ def _problems(source: Path, out: Path, only: str) -> list[dict[str, object]]:
 
     reading = read_collection(source)
     entries = select(reading.entries, only)
-    places = write_collection(out / PROBLEMS, entries)
+    with writing(out):
+        places = write_collection(out / PROBLEMS, entries)
     for note in reading.notes:
         typer.echo(f"kernelwright: {note}", err=True)
     return [_line("problem", entry, places) for entry in entries]
@@ -70,7 +72,9 @@ def _candidates(source: Path, out: Path, problems: Path) -> list[dict[str, objec
     from evals.formats.plain import write_folder
 
     samples = read_candidates(source, definitions_under(problems))
-    written = write_folder(out / CANDIDATES, samples.samples, _places(problems, samples))
+    places = _places(problems, samples)
+    with writing(out):
+        written = write_folder(out / CANDIDATES, samples.samples, places)
     for note in samples.notes:
         typer.echo(f"kernelwright: {note}", err=True)
     read = [(path.stem, "read", "", str(path.relative_to(out))) for path in written]

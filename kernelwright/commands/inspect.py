@@ -10,10 +10,12 @@ from kernelwright.endings import UserMistake
 
 def inspect(
     folder: Annotated[Path, typer.Argument(help="A run, or a folder that holds runs.")],
-    export: Annotated[Path | None, typer.Option(help="Write the run as one HTML file, and end.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the run as one HTML file, or a picture (.svg), and end.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any free one.")] = 8765,
 ) -> None:
-    """Show tree, prompts, replies, differences, logs and plots: live on this machine, or as one offline file."""
+    """Look at runs: tree, prompts, replies, logs and plots. Live on this machine, or as one offline file."""
     from agent.header import read_header
 
     found = [folder] if (folder / "header.json").exists() else sorted(p.parent for p in folder.glob("*/header.json"))
@@ -36,12 +38,13 @@ def inspect(
 
 def _export(found: list[Path], out: Path) -> None:
     from evals.inspector.export import export
+    from evals.inspector.picture import export_picture
 
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:5])
         raise UserMistake(f"a file shows one run and there are {len(found)} ({names}); name one of them")
     try:
-        size = export(found[0], out)
+        size = (export_picture if out.suffix == ".svg" else export)(found[0], out)
     except OSError as error:
         raise UserMistake(f"cannot write {out} ({error.strerror}); choose another file") from error
-    print(f"{out}: {size / 1e6:.1f} MB; open it in a browser, it needs no network")
+    print(f"{out}: {size / 1e6:.2g} MB; open it in a browser, it needs no network")

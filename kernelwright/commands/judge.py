@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_tools
 from kernelwright.commands.files import read_text
 from kernelwright.commands.policies import compile_modes, jail_policy
 from kernelwright.endings import DONE, FELL_SHORT, UserMistake
@@ -26,6 +27,8 @@ def judge(
     ] = None,
     backward: Annotated[bool, typer.Option(help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs.")] = None,
+    sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
+    profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
     jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
     record: Annotated[
@@ -48,7 +51,8 @@ def judge(
     found = load_problem(problem, size)
     if backward:
         found = found.model_copy(update={"direction": "both"})
-    policy, modes = jail_policy(jail), compile_modes(compiled or [])
+    policy, modes, gpu = jail_policy(jail), compile_modes(compiled or []), needs_device(language, found.size)
+    check_tools(sanitize, profile, gpu, local=False)
     become_a_judge(threads)
     # All of these import torch, which the process that has just been started does too.
     from sandbox.judge import judge as judge_candidate
@@ -57,11 +61,14 @@ def judge(
     from sandbox.verdict import Candidate
 
     require_tools(language)
+    check_tools(sanitize, profile, gpu)
     given: dict[str, Any] = {"threads": threads, "min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     settings = Settings(
         jail=policy,
-        gpu=needs_device(language, found.size),
+        gpu=gpu,
         compiled=modes,
+        sanitize=sanitize,
+        profile=profile,
         **{key: value for key, value in given.items() if value is not None},
     )
     verdict = judge_candidate(found, Candidate(source=source, language=language), settings)
@@ -111,9 +118,19 @@ def words(found: dict[str, Any]) -> str:
         lines.append(f"weak problem: {'; '.join(status['why'])}")
     authenticity = found["authenticity"]
     lines.append(f"kernel: {authenticity['label']} ({'; '.join(authenticity['evidence'])})")
+    lines += _look(found["look"])
     lines.append("jail: " + (", ".join(found["jail"]) or "nothing was run"))
     lines.append("seconds: " + ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in found["seconds"].items()))
     return "\n".join(lines)
+
+
+def _look(look: dict[str, Any] | None) -> list[str]:
+    """What the tools said that were asked for."""
+    from sandbox.gpu.findings import Look
+
+    seen = Look.model_validate_json(json.dumps(look)) if look else Look()
+    lines = [f"memcheck: {seen.memcheck}"] if seen.memcheck else []
+    return [*lines, *(seen.lines() if seen.counters or seen.obstacle else ())]
 
 
 def _failure(found: dict[str, Any]) -> str:
@@ -127,7 +144,8 @@ def _success(found: dict[str, Any]) -> str:
         floor = (
             f"; the floor is {found['floor_ms']:.3g} ms, {100 * found['floor_ms'] / found['candidate_ms']:.0f} % of it"
         )
+    against = f" against {found['against']}" if found.get("against") and len(found["baselines_ms"]) > 1 else ""
     return (
-        f"passed: {found['speedup']:.2f} x [{found['speedup_low']:.2f}, {found['speedup_high']:.2f}], "
+        f"passed: {found['speedup']:.2f} x [{found['speedup_low']:.2f}, {found['speedup_high']:.2f}]{against}, "
         f"{found['comparison'].replace('_', ' ')}; candidate {found['candidate_ms']:.3f} ms, {baselines}{floor}"
     )

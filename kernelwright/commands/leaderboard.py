@@ -15,18 +15,23 @@ if TYPE_CHECKING:
 def leaderboard(
     folders: Annotated[list[Path], typer.Argument(help="Runs, or folders that hold runs.")],
     verify: Annotated[int, typer.Option(min=0, help="Judge the kernels of the N best rows again.")] = 0,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="A column of your own, file.py:function; repeatable.")
+    ] = None,
     form: Annotated[str | None, typer.Option("--format", help="md, csv, json or html; default: a table.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; its ending gives the format.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Rank models and strategies by the lower bounds of their best kernels' speedups; a board for each device."""
+    """Rank models and strategies, a board for each device. What counts are the lower bounds of the best speedups."""
     from evals.board_formats import FORMATS
     from evals.facts import all_facts
+    from evals.own_metrics import load_metrics, with_metrics
 
     chosen = "json" if as_json else form or (out.suffix.lstrip(".") if out else None)
     if chosen is not None and chosen not in FORMATS:
         raise UserMistake(f"no format {chosen!r}; there are: {', '.join(FORMATS)}")
-    found = _boards(list(all_facts(folders)), verify)
+    own = load_metrics(metric or ())
+    found = with_metrics(_boards(list(all_facts(folders)), verify), own)
     if chosen is None:
         _show(found)
     elif out is None:
@@ -61,7 +66,7 @@ def _show(found: "list[Board]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from evals.board_formats import HEADINGS, row_cells
+    from evals.board_formats import headings, row_cells
     from kernelwright.commands.running import LOG_WIDTH
 
     console = Console()
@@ -69,7 +74,7 @@ def _show(found: "list[Board]") -> None:
         console = Console(width=LOG_WIDTH)
     for board in found:
         table = Table(title=board.device, title_justify="left", box=SIMPLE)
-        for heading in HEADINGS:
+        for heading in headings(board):
             table.add_column(heading, overflow="fold")
         for row in board.rows:
             table.add_row(*row_cells(row, board))

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.endings import reported
+from kernelwright.endings import UserMistake, reported
 
-app = typer.Typer(help="The servers that `run --provider` knows, and a small model of one's own.", no_args_is_help=True)
+app = typer.Typer(help="Servers that can be asked by name, and a small model to try.", no_args_is_help=True)
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
 
 
@@ -19,7 +19,7 @@ def list_(
     presets: Annotated[Path | None, typer.Option(help="A table of presets of your own (TOML).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the servers by the names that `run --provider` takes, and whether the variable of each key is set."""
+    """List the servers that `run --provider` knows by name. Beside each, whether the variable of its key is set."""
     from agent.providers.presets import load_presets
 
     for name, preset in load_presets(presets).items():
@@ -34,7 +34,7 @@ def list_(
 @app.command("fetch")
 @reported
 def fetch(as_json: AsJson = False) -> None:
-    """Download the small model that `run --provider local` asks: 98 MB, by its checksum, into the cache."""
+    """Get the small model of `run --provider local`. 98 MB, by its checksum, into the cache."""
     from agent.providers.weights import NAME, SHA256
     from agent.providers.weights import fetch as fetch_weights
 
@@ -48,10 +48,12 @@ def serve(
     model: Annotated[Path | None, typer.Argument(help="A GGUF file; default: what `fetch` got.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads; more than the idle cores is slower.")] = 1,
 ) -> None:
-    """Serve a model on the loopback interface, in OpenAI's format, until it is stopped. Prints its address."""
+    """Serve a model on this machine, in OpenAI's format. Prints its address, and goes on until it is stopped."""
     from agent.providers.local import LocalServer
     from agent.providers.weights import weights
 
+    if model is not None and not model.is_file():
+        raise UserMistake(f"there is no model file {model}; check the path")
     with LocalServer(model or weights(), threads) as server:
         print(server.base_url, flush=True)
         server.wait()

@@ -47,16 +47,22 @@ def show(
     size: Annotated[str | None, typer.Option(help="cpu or gpu.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole record.")] = False,
 ) -> None:
-    """Print a problem's reference with its sizes put in, and its policies."""
+    """Print a problem's reference with its sizes put in. Before it, policies and what PyTorch took for it here."""
     from problems import load_problem
+    from sandbox.baseline_times import BaselineTimes, in_words
 
     found = load_problem(problem, size)
+    times = BaselineTimes(found).known()
     if as_json:
-        print(json.dumps(found.model_dump(mode="json") | {"digest": found.digest}))
+        known = [time.model_dump(mode="json") for time in times]
+        print(json.dumps(found.model_dump(mode="json") | {"digest": found.digest, "baselines": known}))
         return
     print(f"# {found.name} ({found.family}, size {found.size}): {found.title}")
     print(f"# precision {found.precision}, operators {found.operators}, direction {found.direction}")
-    print(f"# digest {found.digest}\n\n{found.source}")
+    print(f"# digest {found.digest}")
+    for line in in_words(times):
+        print(f"# baselines on {line}")
+    print(f"\n{found.source}")
 
 
 @app.command("check")
@@ -66,7 +72,7 @@ def check(
     size: Annotated[str | None, typer.Option(help="Size of catalog problems.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Load and run each problem, and hold trivial answers against it; exit code 1 if one is weak or broken."""
+    """Run each problem, and hold trivial answers against it. Exit code 1 if one is weak or broken."""
     from problems import ProblemError, catalog_names, load_problem
     from sandbox.errors import BrokenProblem, UnsupportedProblem
     from sandbox.settings import Settings

@@ -30,7 +30,7 @@ def prompt(
     without: Annotated[list[str] | None, typer.Option(help="Leave a section out; may be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Sections with digests and token estimates.")] = False,
 ) -> None:
-    """Print a prompt on standard output, and a token estimate for each section on standard error."""
+    """Print a prompt as the model will read it. A token estimate for each section goes to standard error."""
     from evals.prompting import PromptChoice, show_prompt
 
     if role not in ROLES:

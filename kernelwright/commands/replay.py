@@ -13,7 +13,7 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="New folder for the replayed run; default: none is kept.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Events and digest as one JSON object.")] = False,
 ) -> None:
-    """Make every decision again from the recorded replies and verdicts. Exit code 1 where one comes out differently."""
+    """Make a run's decisions again from its record. It asks and judges nothing. Exit code 1 where one differs."""
     from agent.log import RunLog
     from agent.replaying import replay as replay_run
 

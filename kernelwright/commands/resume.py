@@ -14,7 +14,7 @@ def resume(
         bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
     ] = False,
 ) -> None:
-    """Go on where a run was stopped; what is done is not done again."""
+    """Go on where a run was stopped. What is done is not done again."""
     from evals.running import Running
 
     with Running.resume(folder) as running:

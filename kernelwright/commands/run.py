@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.answering import Answering, answering
-from kernelwright.commands.executing import executor_choice
+from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_tools, executor_choice
 from kernelwright.commands.policies import jail_policy
 from kernelwright.commands.running import go
 from kernelwright.commands.searching import checked_config, search_options
@@ -16,7 +16,7 @@ from kernelwright.endings import UserMistake
 def run(
     problems: Annotated[list[str] | None, typer.Argument(help="Catalog names, or paths of .py files.")] = None,
     suite: Annotated[
-        str | None, typer.Option(help="demo, catalog, seeds, or another benchmark's: kernelbench:level1[1-10].")
+        str | None, typer.Option(help="demo, recorded, catalog, seeds, or a benchmark's: kernelbench:level1[1-10].")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model to ask; without one or a --provider the recorded answers are used.")
@@ -58,6 +58,8 @@ def run(
     address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster; default: one made here.")] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="Devices here; default: one.")] = None,
     kind: Annotated[str | None, typer.Option(help="Judge on devices with this in their name.")] = None,
+    sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
+    profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
     jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
@@ -91,8 +93,10 @@ def run(
     slots = slots or (attempts if answers.kind == "batch" else 1)
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
+    gpu = TARGETS[target].device == "cuda"
+    check_tools(sanitize, profile, gpu, local=executor == "local")
     plan = Plan(
-        judging=Settings(jail=jail_policy(jail), gpu=TARGETS[target].device == "cuda"),
+        judging=Settings(jail=jail_policy(jail), gpu=gpu, sanitize=sanitize, profile=profile),
         executor=executor_choice(executor, address, devices, kind),
         search=checked_config(config),
         provider=answers,

@@ -33,7 +33,8 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
     console = Console(stderr=as_json)
     names = tuple(problem.name for problem in running.problems)
     plan = running.plan.search
-    intro = f"run {folder}: {len(names)} problems, target {plan.target}, answers from {plan.model}"
+    count = "1 problem" if len(names) == 1 else f"{len(names)} problems"
+    intro = f"run {folder}: {count}, target {plan.target}, answers from {plan.model}"
     console.print(intro, highlight=False, soft_wrap=True)
     try:
         with Progress(names, console) as progress:
@@ -66,9 +67,9 @@ def _tell(views: "list[View]", folder: Path, as_json: bool) -> None:
         console = Console(width=LOG_WIDTH)
     console.print(summary_table(views, folder))
     kept = next((view.problem for view in views if view.best), None)
-    print(f"\nEach kept kernel lies in {folder / 'best'} with its reference, its verdict and how to use it.")
     if kept:
         best = folder / "best" / kept
+        print(f"\nEach kept kernel lies in {folder / 'best'} with its reference, its verdict and how to use it.")
         print("Next:")
         print(f"  {own_command()} judge {kept} {best / 'candidate.py'}   # judge one again")
         print(f"  {own_command()} prompt {kept}   # what a model is asked")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernelwright.commands.executing import executor_choice
+from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_tools, executor_choice
 from kernelwright.commands.policies import compile_modes, jail_policy
 from kernelwright.endings import DONE, FELL_SHORT, INTERRUPTED, UserMistake, end
 
@@ -37,10 +37,12 @@ def score(
     judging: Annotated[
         bool, typer.Option("--judge/--no-judge", help="--no-judge: tell what is on record, judge nothing.")
     ] = True,
+    sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
+    profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
     jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="A line a file: judge's report, problem, candidate.")] = False,
 ) -> None:
-    """Judge every candidate file; what has a verdict already is not judged again. Exit code 1 if some have none."""
+    """Judge every candidate file in a folder; what has a verdict already is left as it is. Exit code 1: some have none."""
     from rich.console import Console
 
     from evals.batch_tables import BatchProgress
@@ -60,7 +62,10 @@ def score(
     gpu = on_device(chosen, size)
     if gpu and size is None:
         collected = collect_problems(problems, "gpu" if problems in catalog_names() else None)
-    given: dict[str, Any] = {"gpu": gpu} | ({} if threads is None else {"threads": threads})
+    check_tools(sanitize, profile, gpu, local=executor == "local" and judging)
+    given: dict[str, Any] = {"gpu": gpu, "sanitize": sanitize, "profile": profile} | (
+        {} if threads is None else {"threads": threads}
+    )
     settings = Settings(jail=jail_policy(jail), compiled=compile_modes(compiled or []), **given)
     console = Console(stderr=as_json)
     with Judgements(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
@@ -136,5 +141,6 @@ def _tell(progress: "BatchProgress", collected: "Collected", out: Path) -> None:
     console.print(batch_table(progress.done, collected.problems))
     unjudged = sum(1 for one in progress.done if one.measured is None)
     if unjudged:
-        print(f"{unjudged} files have no verdict; the same command tries them again")
+        files = "1 file has" if unjudged == 1 else f"{unjudged} files have"
+        print(f"{files} no verdict; the same command tries again")
     print(f"The verdicts lie in {out}; the same command goes on from there.")

@@ -39,7 +39,12 @@ def checked_config(fields: dict[str, Any]) -> Any:
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in fault["loc"])
-        raise UserMistake(f"search setting {key!r}: {fault['msg']}, not {fault['input']!r}") from error
+        raise UserMistake(f"search setting {key!r} can not be {fault['input']!r}: {_said(fault['msg'])}") from error
+
+
+def _said(message: str) -> str:
+    """What pydantic says is wrong, as the end of a sentence of ours."""
+    return message.partition(", ")[0].replace("Input", "it")
 
 
 def _value(text: str) -> Any:

@@ -17,7 +17,7 @@ def show(
     what: Annotated[str | None, typer.Argument(help="PROBLEM/3 for an attempt's source, PROBLEM/reference.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The index, or the whole attempt, as one object.")] = False,
 ) -> None:
-    """Print a run as a tree of its attempts; or the source of one of them."""
+    """Print a run as a tree of its attempts. Or the source of one of them, named behind the run."""
     from agent.log import RunLog
     from evals.inspector.model import RunModel, find_attempt
 

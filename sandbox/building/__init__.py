@@ -8,7 +8,13 @@ from sandbox.building.headers import HeaderShelf
 from sandbox.building.record import BuildRecord, Compilation, read_record
 from sandbox.building.store import BuildStore
 from sandbox.building.summary import shortcuts_found
-from sandbox.building.toolchain import Toolchain, toolchain
+from sandbox.building.toolchain import (
+    Toolchain,
+    python_header,
+    require_headers,
+    require_python_header,
+    toolchain,
+)
 
 __all__ = [
     "BuildRecord",
@@ -16,7 +22,10 @@ __all__ = [
     "Compilation",
     "HeaderShelf",
     "Toolchain",
+    "python_header",
     "read_record",
+    "require_headers",
+    "require_python_header",
     "shortcuts_found",
     "toolchain",
 ]

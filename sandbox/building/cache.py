@@ -23,6 +23,17 @@ def cache_root() -> Path:
     return Path(above).absolute() / "kernelwright"
 
 
+def is_writable(root: Path) -> bool:
+    """Whether something can be put below this folder, which need not be there yet; nothing is created."""
+    there = next(path for path in (root, *root.parents) if _exists(path))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _exists(path: Path) -> bool:
+    """False too where a folder above is closed to this user, as another's home is; `Path` raises there."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
 class Cache:
     """Entries are folders below `root`, each with a file `entry.json`; a use renews an entry's date."""
 
@@ -54,12 +65,12 @@ class Cache:
         try:
             os.utime(folder)
         except OSError:
-            return folder if folder.is_dir() else None
+            return folder if _exists(folder) else None
         return folder
 
     def entries(self) -> list[Path]:
         """All entries, the longest unused first."""
-        found = (path.parent for path in self.root.glob(self._pattern))
+        found = [path.parent for path in self.root.glob(self._pattern)] if _exists(self.root) else []
         return sorted((path for path in found if not path.relative_to(self.root).parts[0].startswith(".")), key=_date)
 
     def size_bytes(self) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sandbox.building.cache import cache_root
+from sandbox.errors import MachineError
 from sandbox.machine import processor_name
 
 COMPILER_BYTES = 1500 * 2**20
@@ -25,6 +26,9 @@ PROGRAM = """#!/bin/sh
 exec {python} -I -S -c 'import sys; sys.path.insert(0, {root})
 from sandbox.child.compiling import main; main(sys.argv[1:])' {kind} "$@"
 """
+INCLUDES_PYTHON = re.compile(
+    r"#\s*include\s*[<\"](?:torch/(?:extension|python)\.h|pybind11/|Python\.h)|^\s*(?:import|from) triton\b", re.M
+)
 NARROW_CUDA = """#pragma once
 #include <algorithm>
 #include <cmath>
@@ -111,6 +115,37 @@ class Toolchain(NamedTuple):
             _put(self.folder / "lib/sandbox/child" / name, (ours / "child" / name).read_text(), 0o644)
 
 
+def python_header() -> Path:
+    """Where this interpreter's Python.h lies, or should: torch/extension.h includes it."""
+    return Path(sysconfig.get_path("include", scheme="posix_prefix")) / "Python.h"
+
+
+def require_headers(source: str, header: Path | None = None) -> None:
+    """Raise `MachineError`, with the remedy, for a candidate whose build includes Python.h where there is none.
+
+    Debian's python3 comes without it, and the candidate would be blamed for that. One that builds a plain shared
+    library does not need it.
+    """
+    if _includes_python(source):
+        require_python_header("building this candidate", header)
+
+
+def require_python_header(what: str, header: Path | None = None) -> None:
+    """Raise `MachineError`, with the remedy, where there is no Python.h, which `what` includes."""
+    header = header or python_header()
+    if not header.exists():
+        raise MachineError(
+            f"{what} needs Python's headers, and there is no {header}; "
+            "install them (Debian: apt-get install python3-dev)"
+        )
+
+
+def _includes_python(source: str) -> bool:
+    """By its own words, since `load_inline` adds torch/extension.h unasked, or since Triton compiles its launcher."""
+    unasked = "load_inline" in source and "no_implicit_headers" not in source
+    return unasked or bool(INCLUDES_PYTHON.search(source))
+
+
 def shown_paths() -> list[str]:
     """What a builder has to be shown, read-only, beside what every child sees; the folder is made where it is not."""
     found = toolchain()
@@ -150,7 +185,7 @@ def toolchain() -> Toolchain | None:
         compiler=compiler,
         is_gcc="Free Software Foundation" in version,
         nvcc=_nvcc(),
-        linker=next((name for name in ("mold", "lld") if shutil.which(f"ld.{name}")), ""),
+        linker=next((name for name in ("mold", "lld", "gold") if shutil.which(f"ld.{name}")), ""),
         torch_include=include,
         digest=digest,
         folder=cache_root() / "toolchains" / digest,

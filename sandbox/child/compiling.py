@@ -19,6 +19,8 @@ import time
 from sandbox.child import flags
 
 PLAN = "KERNELWRIGHT_SHORTCUTS"
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""For the compilers, which take hundreds of megabytes: a fifth of their page faults fewer."""
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -69,6 +71,8 @@ def cuda_ways(words: list[str], plan: dict[str, Any]) -> dict[str, list[str]]:
 def _try_in_turn(real: str, words: list[str], ways: dict[str, list[str]], plan: dict[str, Any]) -> int:
     """Try one way after another; the last one's words are what is shown. Returns the exit code."""
     start = time.perf_counter()
+    for name, value in LARGE_PAGES.items():
+        os.environ.setdefault(name, value)
     failed: list[str] = []
     last = list(ways)[-1]
     for way, extra in ways.items():

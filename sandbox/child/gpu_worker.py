@@ -17,6 +17,7 @@ from sandbox.child import gpu_memory, wire
 from sandbox.child.exact import widened
 from sandbox.child.gpu_precision import fix_precision
 from sandbox.child.gpu_profile import kernels
+from sandbox.child.gpu_tool import Tools
 from sandbox.child.gradients import differentiate, weights_of
 from sandbox.child.worker import Handler, Message, Worker
 
@@ -27,7 +28,7 @@ WIDEST_ITEM = 8
 def use_device(worker: Worker, handlers: dict[str, Handler]) -> None:
     """From now on answer on the device: replaces the handlers of the same names."""
     device = OnDevice(worker)
-    handlers.update(device.handlers())
+    handlers.update(device.handlers() | Tools().handlers())
     if hasattr(worker, "draw_values"):
         handlers.update(Drawing(device).handlers())
 

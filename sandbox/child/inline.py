@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 from torch.utils import cpp_extension
 
 INDEX = "built.json"
+LIBRARIES = cpp_extension.TORCH_LIB_PATH
+"""Torch's, before `_replace`."""
 
 
 class BuildFailure:
@@ -74,6 +77,8 @@ def reuse(folder: str) -> None:
 
 
 def _replace(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    # torch quotes the folders of its headers but not that of its libraries, so no link succeeds in "my projects".
+    cpp_extension.TORCH_LIB_PATH = shlex.quote(LIBRARIES)
     for name in ("load_inline", "load"):
         setattr(cpp_extension, name, wrap(getattr(cpp_extension, name)))
 

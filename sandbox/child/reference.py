@@ -7,7 +7,7 @@ import copy
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from sandbox.child.worker import Handler, Message, Worker, construct, place, run
 
 CHANGING_LAYERS = "torch.nn."
 """Buffers of torch's own layers (running means and variances) are learnt; those of other modules may be constants."""
+COMPILING_THREADS = 4
+"""Each takes memory of its own, which the jail limits."""
 
 
 class Reference(Worker):
@@ -38,6 +40,8 @@ class Reference(Worker):
         return super().handlers() | {
             "draw": self.draw,
             "trace": self.trace,
+            "compile": self.compile,
+            "compilations": self.compilations,
             "exact call": self.exact_call,
             "exact backward": self.exact_backward,
         }
@@ -53,12 +57,32 @@ class Reference(Worker):
         arguments = self.namespace["get_init_inputs"]()
         self.model = construct(self.namespace["Model"], arguments)
         assert self.model is not None
-        self.run = _compiled(self.model, message["compiled"])
+        self.run = self.model
         self.order = [(name, value.shape) for name, value in self.model.state_dict().items()]
         self.is_differentiated = message["direction"] != "forward"
         told = arguments if isinstance(arguments, dict) else list(arguments)
         self.drawn = [told, dict(self.model.state_dict()), _changing(self.model)]
         return place(self.drawn)
+
+    def compile(self, message: Message, fds: list[int]) -> Message:
+        """Have calls go through torch.compile in the given mode; it compiles when it is called."""
+        from torch._inductor import config
+
+        assert self.model is not None
+        # A pool of processes would outlive the call that started it. What is then read from the environment is how many
+        # threads of this process compile the kernels that there are to choose from.
+        config.compile_threads = 1
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(COMPILING_THREADS, torch.get_num_threads()))
+        self.run = torch.compile(self.model, mode=message["mode"], dynamic=False)
+        return {}
+
+    def compilations(self, message: Message, fds: list[int]) -> Message:
+        """How many graphs were compiled here, and how many had been compiled before and were found."""
+        from torch._dynamo.utils import counters
+
+        # A graph that is found together with that of its gradients is not counted as the compiler's in every version.
+        found = max(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
+        return {"made": counters["inductor"]["fxgraph_cache_miss"], "found": found}
 
     def _learn_outputs(self, inputs: Sequence[Any]) -> list[tuple[torch.Size, torch.dtype]]:
         assert self.model is not None
@@ -128,14 +152,6 @@ class Reference(Worker):
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _compiled(model: torch.nn.Module, mode: str | None) -> Callable[..., Any]:
-    if mode is None:
-        return model
-    # Its compiler would otherwise keep a pool of processes, which a call must not leave behind.
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    return torch.compile(model, mode=mode, dynamic=False)
 
 
 def _changing(model: torch.nn.Module) -> list[str]:

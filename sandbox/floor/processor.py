@@ -11,6 +11,7 @@ from sandbox.errors import MachineError
 from sandbox.floor.peaks import Level, Peaks
 from sandbox.floor.store import Store
 from sandbox.machine import compiler, cpu_facts, processor_name, versions
+from sandbox.quiet import measuring
 
 PROGRAM = Path(__file__).with_name("measure.cpp")
 MEASURE = 1
@@ -37,13 +38,17 @@ class Caches(NamedTuple):
 def processor_peaks(threads: int, store: Store | None = None) -> Peaks:
     """The peaks for so many threads. Measures for a few seconds where they are not remembered.
 
-    Raises `MachineError` where there is no compiler to measure with.
+    Of several processes that want them one measures, once nothing is timed on this machine, and the others wait for it;
+    so do not call it inside `quiet.timing`. Raises `MachineError` where there is no compiler to measure with.
     """
-    store = store or Store("peaks")
-    kept = store.get(_key(threads))
+    store, key = store or Store("peaks"), _key(threads)
+    kept = store.get(key)
     if kept is None:
-        kept = _measured(threads).model_dump(mode="json")
-        store.put(_key(threads), kept)
+        with measuring():
+            kept = store.get(key)
+            if kept is None:
+                kept = _measured(threads).model_dump(mode="json")
+                store.put(key, kept)
     return Peaks.model_validate(kept)
 
 
@@ -53,8 +58,10 @@ def measured_again(threads: int, store: Store | None = None) -> Peaks:
     A first measurement under load may have been too low, and the floor too high.
     """
     store = store or Store("peaks")
-    raised = processor_peaks(threads, store).raised(_measured(threads))
-    store.put(_key(threads), raised.model_dump(mode="json"))
+    known = processor_peaks(threads, store)
+    with measuring():
+        raised = known.raised(_measured(threads))
+        store.put(_key(threads), raised.model_dump(mode="json"))
     return raised
 
 

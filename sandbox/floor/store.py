@@ -7,11 +7,12 @@ nothing ever goes stale. Losing the folder costs only time.
 import contextlib
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from sandbox.building.cache import cache_root
 
 FORMAT = 1
 """Part of every name: a change in what is kept makes all older files unseen."""
@@ -19,30 +20,34 @@ FORMAT = 1
 Key = Mapping[str, Any]
 
 
-def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/kernelwright`, or `~/.cache/kernelwright`; nothing is created."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base or "~/.cache").expanduser() / "kernelwright"
-
-
 class Store:
     """One kind of fact below a folder. Readable files of another key, or broken ones, count as absent."""
 
+    _unwritten: ClassVar[dict[Path, str]] = {}
+    """What this process could not put on disk."""
+
     def __init__(self, kind: str, folder: Path | None = None) -> None:
-        self._folder = (folder or cache_folder()) / kind
+        self._folder = (folder or cache_root()) / kind
 
     def get(self, key: Key) -> Any:
         """What was put under an equal key, or None."""
-        try:
-            entry = json.loads(self._path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return entry["value"] if isinstance(entry, dict) and entry.get("key") == _plain(key) else None
+        path = self._path(key)
+        entry = _entry(self._unwritten.get(path) or _text(path))
+        return entry["value"] if entry and entry["key"] == _plain(key) else None
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """All keys and values that are kept; files under a name that is not their key's are none."""
+        found = [(path, _entry(_text(path))) for path in sorted(self._folder.glob("[!.]*.json"))]
+        return [(entry["key"], entry["value"]) for path, entry in found if entry and self._path(entry["key"]) == path]
 
     def put(self, key: Key, value: Any) -> None:
-        """Keep a value of JSON's types. Readers see the old file or the new one whole; a full disk is no error."""
+        """Keep a value of JSON's types. Readers see the old file or the new one whole.
+
+        Where nothing can be written it is kept for this process: on a full disk nothing is measured for every verdict.
+        """
         path = self._path(key)
         text = json.dumps({"key": _plain(key), "value": value}, indent=1)
+        self._unwritten[path] = text
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             fd, name = tempfile.mkstemp(dir=path.parent, prefix=".")
@@ -50,12 +55,30 @@ class Store:
                 with open(fd, "w", encoding="utf-8") as file:
                     file.write(text)
                 Path(name).replace(path)
+                self._unwritten.pop(path, None)
             except OSError:
                 Path(name).unlink(missing_ok=True)
 
     def _path(self, key: Key) -> Path:
         text = json.dumps([FORMAT, _plain(key)], sort_keys=True)
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _entry(text: str) -> dict[str, Any] | None:
+    """What a file of ours holds; None for any other."""
+    try:
+        entry = json.loads(text)
+    except ValueError:
+        return None
+    is_ours = isinstance(entry, dict) and entry.keys() == {"key", "value"} and isinstance(entry["key"], dict)
+    return entry if is_ours else None
 
 
 def _plain(key: Key) -> Any:

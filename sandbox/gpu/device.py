@@ -132,12 +132,17 @@ class Device:
             poison(output, self.stream)
         lent.spoil(self.stream)
         self.stream.wait()
-        answer = max(self._answer_ms() for _ in range(PROBES))
+        answer = self._longest_answer_ms()
+        if answer > ANSWER_MS:  # a busy host is late once; work on the device makes us wait again
+            answer = min(answer, self._longest_answer_ms())
         return Prepared(self._prepare(lent), self._idle_ms[lent.bytes], answer)
 
     def is_busy(self) -> bool:
         """Whether something else runs on the device right now."""
         return max(self._answer_ms() for _ in range(4 * PROBES)) > ANSWER_MS
+
+    def _longest_answer_ms(self) -> float:
+        return max(self._answer_ms() for _ in range(PROBES))
 
     def _answer_ms(self) -> float:
         """How long the device takes to do next to nothing, once whoever waits for a turn has had the time to get it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sandbox import bubblewrap
 from sandbox.doctor import Finding
-from sandbox.gpu import driver, profile, sharing
+from sandbox.gpu import driver, memcheck, profile, programs, sharing
 from sandbox.gpu.clocks import Clocks
 from sandbox.gpu.lock import holder
 
@@ -106,7 +106,7 @@ def _lock(uuid: str) -> Finding:
 
 
 def _profilers() -> Iterator[Finding]:
-    program = profile.program("ncu")
+    program = programs.program(profile.PROGRAM)
     if program is None:
         remedy = "only --profile needs it: install Nsight Compute"
         yield Finding(name="GPU: ncu", state="absent", found="not found", remedy=remedy)
@@ -116,7 +116,7 @@ def _profilers() -> Iterator[Finding]:
             yield Finding(name="GPU: ncu", state="absent", found=why, remedy=profile.COUNTER_REMEDY)
         else:
             yield Finding(name="GPU: ncu", state="ok", found=f"{program}; reads the hardware's counters")
-    sanitizer = profile.program("compute-sanitizer")
+    sanitizer = programs.program(memcheck.PROGRAM)
     if sanitizer is None:
         remedy = "only --sanitize needs it: it comes with the CUDA toolkit"
         yield Finding(name="GPU: compute-sanitizer", state="absent", found="not found", remedy=remedy)

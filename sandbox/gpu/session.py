@@ -22,8 +22,10 @@ from sandbox.trees import is_sound
 from sandbox.values import RawTensor, Values
 from sandbox.workfolder import WorkFolder
 
-DISTURBED_AT_LEAST, DISTURBED_SHARE = 3, 0.2
-"""So often, and in such a share of the calls, the device must have been busy before somebody is blamed for it."""
+DISTURBED_AT_LEAST, DISTURBED_SHARE = 3, 0.5
+"""So often, and in such a share of the calls, the device must have been busy before somebody is blamed for it.
+
+Times after which it was busy never count, so nothing is won below this share; a busy host stays below it."""
 AFTERMATH_S = 0.1
 """So long after a child has been killed its work has left the device."""
 NAMELESS = 2**30

@@ -170,3 +170,15 @@ def get_init_inputs():
 def called(folder, *words):
     command = [sys.executable, "-m", "kernelwright.cli", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+
+
+def test_a_cache_that_can_not_even_be_looked_at_holds_no_model(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path / ("a" * 300)))
+    with pytest.raises(ProviderError, match="there is no local model"):
+        small.weights()
+
+
+def test_a_cache_that_can_not_be_written_is_told_before_anything_is_fetched(monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", "/dev/null/cache")
+    with pytest.raises(ProviderError, match=r"cannot write /dev/null/cache/.*; make room or set KERNELWRIGHT_CACHE"):
+        small.fetch()

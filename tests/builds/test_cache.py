@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.building.cache import Cache, cache_root
+from sandbox.building.cache import Cache, cache_root, is_writable
 
 
 def fill(cache, name, size):
@@ -55,3 +55,19 @@ def test_a_file_inside_an_entry_does_not_count_as_an_entry(tmp_path):
         (folder / "below").mkdir()
         (folder / "below" / "entry.json").write_text("{}")
     assert len(cache.entries()) == 1
+
+
+def test_a_cache_that_is_not_there_yet_can_be_written_where_its_folder_could_be_made(tmp_path):
+    assert is_writable(tmp_path / "not" / "yet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_below_what_takes_no_folders_can_not_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    assert not is_writable(tmp_path / "file" / "cache")
+
+
+def test_a_cache_that_can_not_even_be_looked_at_is_empty(tmp_path):
+    cache = Cache(tmp_path / ("a" * 300), 2**20)
+    assert cache.use("one") is None
+    assert cache.entries() == []

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 KEYS = {
     "outcome", "stage", "reason", "log", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms",
     "baselines_ms", "floor_ms", "fraction_of_floor", "impossible_below_ms", "clock", "authenticity", "problem_status",
-    "jail", "seconds", "samples", "versions", "measurement", "deterministic", "without", "builds",
+    "against", "jail", "seconds", "samples", "versions", "measurement", "deterministic", "without", "builds", "look",
 }  # fmt: skip
 
 

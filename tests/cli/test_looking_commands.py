@@ -34,6 +34,12 @@ def test_a_leaderboard_as_json_names_run_attempt_and_record(kernelwright, runs):
     assert all(cell["run"] and cell["attempt"] and cell["record"] for cell in cells if cell["published"])
 
 
+def test_a_metric_of_one_s_own_is_a_column(kernelwright, runs):
+    (runs / "mine.py").write_text("def tries(cells):\n    return sum(cell.attempts for cell in cells)\n")
+    (board,) = json.loads(done(kernelwright, "leaderboard", "runs", "--metric", "mine.py:tries", "--json"))["boards"]
+    assert [row["own"] for row in board["rows"]] == [{"tries": 24.0}] * 2
+
+
 @pytest.mark.parametrize("ending", ["md", "html", "csv", "json"])
 def test_the_ending_of_a_file_gives_its_format(kernelwright, runs, ending):
     done(kernelwright, "leaderboard", "runs/a", "runs/b", "--out", f"board.{ending}")

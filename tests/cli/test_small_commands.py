@@ -32,6 +32,20 @@ def test_problems_show_prints_a_source_that_runs_by_itself(kernelwright):
     assert "class Model" in shown
 
 
+def test_problems_show_tells_what_baselines_took_on_this_machine(kernelwright, tmp_path, monkeypatch):
+    from problems import load_problem
+    from sandbox.baseline_times import BaselineTimes
+    from sandbox.settings import Settings
+    from sandbox.verdict import Measurement, Pairing
+
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
+    pairing = Pairing(baseline="eager", candidate_ms=(1.0,) * 20, baseline_ms=(2.5,) * 20)
+    BaselineTimes(load_problem("rms_norm")).keep(Measurement(pairings=(pairing,), threads=1), Settings())
+    assert ": eager 2.50 ms; measured 20" in kernelwright("problems", "show", "rms_norm").stdout
+    (time,) = json.loads(kernelwright("problems", "show", "rms_norm", "--json").stdout)["baselines"]
+    assert (time["baseline"], time["median_ms"], time["samples"]) == ("eager", 2.5, 20)
+
+
 @pytest.mark.slow
 def test_problems_check_names_a_weak_problem_and_ends_with_1(kernelwright, tmp_path):
     source = (

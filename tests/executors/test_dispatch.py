@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent.simulation.clock import run_simulated
-from evals.executors.dispatch import TRIES, Dispatcher
+from evals.executors.dispatch import AHEAD, TRIES, Dispatcher
 from evals.executors.protocol import Answer, ExecutorError, Unjudged, Work
 from evals.executors.simulated import SimulatedExecutor, Times, search_many
 from evals.executors.warmth import PATIENCE_S, Warmth
@@ -117,6 +117,24 @@ def test_builds_and_timing_take_turns_where_they_use_the_same_cores():
     executor = Watched(TIMES, 2, 2, takes_turns=True)
     judge_all(executor, [work(number) for number in range(9)])
     assert executor.both == 0
+
+
+def test_where_they_take_turns_builds_are_made_in_one_go_while_there_is_room():
+    class Noted(SimulatedExecutor):
+        stages = ""
+
+        async def build(self, work):
+            self.stages += "b"
+            return await super().build(work)
+
+        async def run(self, stage, work, product, device):
+            self.stages += "t"
+            return await super().run(stage, work, product, device)
+
+    executor = Noted(TIMES, 1, 2, takes_turns=True)
+    judge_all(executor, [work(number) for number in range(16)])
+    room = AHEAD * (2 + 1)
+    assert executor.stages == "b" * room + "t" * room + "b" * (16 - room) + "t" * (16 - room)
 
 
 def test_of_two_kinds_one_has_to_be_chosen():

@@ -3,12 +3,15 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from evals.executors.local import LocalExecutor
+from sandbox.settings import Settings
 from tests.executors.parts import QUICK, batch, declared, judged, outcome, right, wrong
 
 pytestmark = pytest.mark.slow
@@ -82,6 +85,21 @@ def test_no_process_is_left_when_the_executor_is_closed():
     asyncio.run(judged(used, [right(1)], during=note))
     assert len(pids) == 2
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_one_process_builds_and_times_where_the_processor_is_one_device():
+    async def processes():
+        whole = LocalExecutor(Settings(), builders=2)
+        await whole.open()
+        return set(whole.pids)
+
+    assert asyncio.run(processes()) == {"local/0"}
+
+
+@pytest.mark.parametrize("module", ["evals.executors.serving", "evals.executors.ray_workers"])
+def test_a_process_becomes_a_judge_before_it_imports_torch(module):
+    program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_a_check_tells_right_from_wrong_with_few_pairs():

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from sandbox.scan import refuse
+from tests.gpu import faulty
 from tests.gpu.attacks import ATTACKS, NOT_FASTER, SLOWER
 from tests.gpu.honest import HONEST
 
@@ -20,6 +21,10 @@ def test_an_attack_is_a_program_that_the_scan_lets_through(name):
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_candidate_is_a_program_that_the_scan_lets_through(name):
     assert not refuse(HONEST[name].candidate.source)
+
+
+def test_a_faulty_candidate_is_a_program_that_the_scan_lets_through():
+    assert not refuse(faulty.OVERRUN)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -12,9 +12,11 @@ from sandbox.gpu import driver
 from sandbox.gpu.buffers import Lent, Shown, fetch, poison, words
 from sandbox.gpu.doctor import gpu_findings
 from sandbox.gpu.lock import holder
+from sandbox.gpu.programs import program
 from sandbox.judge import judge
 from sandbox.values import RawTensor
 from sandbox.verdict import Candidate, Failed, Passed
+from tests.gpu import faulty
 from tests.gpu.attacks import ATTACKS, NOT_FASTER, PROBLEM, SLOWER
 from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.honest import HONEST, NORM, RELU
@@ -171,6 +173,35 @@ def test_gradients_are_judged_on_the_device(device):
     verdict = judge(problem, Candidate(source=f"{NORM.source}\nModelNew = Model\n"), SETTINGS)
     assert isinstance(verdict, Passed), verdict.reason
     assert verdict.measurement.comparison != "faster"
+
+
+@pytest.mark.skipif(program("compute-sanitizer") is None, reason="no compute-sanitizer is installed")
+def test_a_write_beyond_the_output_passes_unseen_and_is_caught_by_memcheck(device):
+    candidate = Candidate(source=faulty.OVERRUN)
+    assert isinstance(judge(faulty.PROBLEM, candidate, SETTINGS), Passed)
+    verdict = judge(faulty.PROBLEM, candidate, SETTINGS.model_copy(update={"sanitize": True}))
+    assert isinstance(verdict, Failed)
+    assert verdict.stage == "check"
+    first = verdict.reason.splitlines()[0]
+    assert first.startswith("Invalid __global__ write of size")
+    assert "in kernel overrun" in first
+
+
+@pytest.mark.skipif(program("compute-sanitizer") is None, reason="no compute-sanitizer is installed")
+@pytest.mark.parametrize("name", ["triton_odd_sizes", "cuda_relu"])
+def test_memcheck_finds_nothing_in_an_honest_candidate(device, name):
+    honest = HONEST[name]
+    verdict = judge(honest.problem, honest.candidate, SETTINGS.model_copy(update={"sanitize": True}))
+    assert isinstance(verdict, Passed), verdict.reason
+    assert verdict.evidence.look.memcheck.state == "clean"
+
+
+@pytest.mark.skipif(program("ncu") is None, reason="no ncu is installed")
+def test_counters_of_an_honest_candidate_are_read_or_their_lack_is_explained(device):
+    verdict = judge(RELU, HONEST["triton_relu"].candidate, SETTINGS.model_copy(update={"profile": True}))
+    look = verdict.evidence.look
+    assert "pointwise" in [one.name for one in look.kernels]
+    assert [one.kernel for one in look.counters] == ["pointwise"] or "administrators" in look.obstacle
 
 
 FAILING = [name for name, attack in ATTACKS.items() if attack.stage not in (SLOWER, NOT_FASTER)]

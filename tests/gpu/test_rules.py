@@ -9,7 +9,6 @@ import torch
 
 from sandbox.child.gpu_precision import fix_precision, told
 from sandbox.errors import MachineError
-from sandbox.gpu import profile
 from sandbox.gpu.buffers import POISON_WORD, PROBES, Allocations, Glance, comb
 from sandbox.gpu.clocks import ClockSample, steady
 from sandbox.gpu.device import Prepared
@@ -168,57 +167,6 @@ def test_a_judge_that_is_killed_gives_the_device_back(lock_file):
 
 def test_a_device_that_nobody_ever_took_has_no_holder():
     assert holder("GPU-never") is None
-
-
-REPORT = """==PROF== Connected to process 1 (/usr/bin/python3.12)
-a line of the program
-==PROF== Disconnected from process 1
-"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
-"0","1","relu(const float *, float *)","dram__bytes.sum","Mbyte","67.1"
-"0","1","relu(const float *, float *)","launch__registers_per_thread","register/thread","16"
-"1","1","add","dram__bytes.sum","Mbyte","1.0"
-"1","1","add","some__other_metric","","1"
-"""
-
-
-def test_the_report_of_ncu_is_read_by_launch():
-    first, second = profile.read_report(REPORT)
-    assert first.kernel == "relu(const float *, float *)"
-    assert first.metrics == {
-        "bytes from and to device memory": "67.1 Mbyte",
-        "registers a thread": "16 register/thread",
-    }
-    assert second.metrics == {"bytes from and to device memory": "1.0 Mbyte"}
-
-
-def test_a_missing_permission_is_explained():
-    output = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters"
-    assert profile.read_report(output) == []
-    assert "only administrators" in profile.failure(output)
-    assert "NVreg_RestrictProfilingToAdminUsers" in profile.COUNTER_REMEDY
-
-
-MEMCHECK = """========= COMPUTE-SANITIZER
-========= Invalid __global__ write of size 4 bytes
-=========     at wild(float *)+0x30
-a line of the program
-========= ERROR SUMMARY: 1 error
-"""
-
-
-def test_what_memcheck_found_is_read_without_the_details():
-    assert profile.sanitizer_findings(MEMCHECK) == ["Invalid __global__ write of size 4 bytes"]
-    assert profile.sanitizer_findings("========= ERROR SUMMARY: 0 errors") == []
-
-
-def test_ncu_leaves_the_clocks_alone():
-    command = profile.ncu_command("ncu", ["python", "x.py"])
-    assert command[command.index("--clock-control") + 1] == "none"
-
-
-def test_the_table_of_kernels_is_sorted_by_time_with_shares():
-    text = profile.table([("small", 1, 1.0), ("big", 2, 3.0)])
-    assert text.splitlines()[0].split() == ["75.0%", "3.0000", "ms", "2", "x", "big"]
 
 
 def test_merged_calls_have_tensors_of_their_own():

@@ -5,7 +5,7 @@ import re
 import pytest
 from prompt_briefs import FAILED, HISTORY, OLD_VERSIONS, PASSED, PROBLEM, brief
 
-from prompts import TargetVersions, render
+from prompts import TargetVersions, device_sheet, render
 from prompts.markdown import fenced, trimmed
 
 
@@ -154,3 +154,26 @@ def test_trimmed_text_says_how_much_is_missing():
     text = "a" * 50 + "\n" + "b" * 60 + "\n" + "c" * 20
     left_out = len(text) - 50 - 20
     assert trimmed(text, limit=90) == "a" * 50 + f"\n[... {left_out} characters left out ...]\n" + "c" * 20
+
+
+@pytest.mark.parametrize(("target", "words"), [("cuda", "max.NaN.f32"), ("cpp", "bad |= x != x")])
+def test_crib_says_how_a_maximum_passes_nan_on(target, words):
+    assert words in text_of("crib", brief(target=target))
+
+
+def test_contract_gives_the_floor_of_the_tolerance_as_a_share_of_the_output():
+    assert "in fp32 7.6e-06 of its largest magnitude" in text_of("contract", brief())
+
+
+PRODUCT = PROBLEM.model_copy(update={"source": PROBLEM.source.replace("torch.relu(x) ** 2", "torch.matmul(x, x)")})
+
+
+@pytest.mark.parametrize(("asked", "shown"), [(PRODUCT, True), (PROBLEM, False)])
+def test_split_operands_are_explained_where_arithmetic_may_be_the_limit(asked, shown):
+    assert ("__half2float(h)" in text_of("tuning", brief(target="cuda", problem=asked))) == shown
+
+
+@pytest.mark.parametrize(("device", "shown"), [("H200", True), ("RTX 4090", False)])
+def test_what_only_hopper_has_is_told_on_hopper_alone(device, shown):
+    tuning = text_of("tuning", brief(target="cuda", problem=PRODUCT, device=device_sheet(device)))
+    assert [word in tuning for word in ("cp.async.bulk", "__cluster_dims__", "sm_90a")] == [shown] * 3

@@ -40,6 +40,11 @@ def test_a_linker_error_is_the_reason():
     assert build_reason(log).endswith("undefined reference to `g()'")
 
 
+def test_a_library_that_is_not_there_is_the_reason():
+    log = "/usr/bin/ld: cannot find -lfast: No such file or directory\ncollect2: error: ld returned 1 exit status"
+    assert build_reason(log) == "/usr/bin/ld: cannot find -lfast: No such file or directory"
+
+
 def test_a_log_without_marked_errors_gives_its_last_line():
     assert build_reason("one\nCUDA_HOME environment variable is not set") == "CUDA_HOME environment variable is not set"
 

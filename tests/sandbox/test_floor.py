@@ -105,11 +105,20 @@ def test_the_store_knows_nothing_of_another_key_or_of_a_broken_file(tmp_path):
     assert store.get({"a": 1}) is None
 
 
-def test_a_store_that_can_not_write_forgets_and_does_not_fail(tmp_path):
+def test_a_store_that_can_not_write_remembers_as_long_as_the_process_lives(tmp_path):
     (tmp_path / "facts").write_text("a file where the folder should be")
+    Store("facts", tmp_path).put({"a": 1}, 1)
+    assert Store("facts", tmp_path).get({"a": 1}) == 1
+    assert Store("facts", tmp_path / "other").get({"a": 1}) is None
+
+
+def test_what_a_store_holds_is_told_without_files_that_are_not_its_own(tmp_path):
     store = Store("facts", tmp_path)
     store.put({"a": 1}, 1)
-    assert store.get({"a": 1}) is None
+    (tmp_path / "facts" / "foreign.json").write_text('{"key": {"a": 2}, "value": 2}')
+    (tmp_path / "facts" / "broken.json").write_text("{")
+    (tmp_path / "facts" / "list.json").write_text('{"key": [[]], "value": 2}')
+    assert store.items() == [({"a": 1}, 1)]
 
 
 def test_baselines_of_different_drivers_are_kept_apart(tmp_path):

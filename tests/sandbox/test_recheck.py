@@ -30,6 +30,16 @@ def test_a_forged_number_is_named_with_the_true_one(key):
     assert recheck(record(**{key: 9.0})) == {key: (9.0, true)}
 
 
+def test_a_record_that_names_another_baseline_than_the_better_one_is_found_out():
+    assert recheck(record(against="torch.compile default")) == {"against": ("torch.compile default", "eager")}
+
+
+def test_a_record_from_before_baselines_were_named_still_agrees():
+    old = record()
+    del old["against"]
+    assert recheck(old) == {}
+
+
 def test_a_forged_comparison_is_named():
     assert recheck(record(comparison="faster")) == {"comparison": ("faster", "too_noisy")}
 

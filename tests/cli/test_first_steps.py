@@ -1,0 +1,65 @@
+"""What a newcomer tries first, and what a machine that lacks something says to it."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from kernelwright.commands.files import writing
+from kernelwright.commands.searching import checked_config
+from kernelwright.endings import UserMistake
+from sandbox.building import python_header
+
+
+def test_version_names_the_version_and_ends_with_0(kernelwright):
+    done = kernelwright("--version")
+    assert (done.returncode, done.stdout.split(",")[0].strip()) == (0, f"kernelwright {version('kernelwright')}")
+
+
+def test_what_the_disk_refuses_names_the_place_and_the_remedy():
+    place = Path("/proc/nowhere")
+    with pytest.raises(UserMistake, match=r"cannot write /proc/nowhere \(.*\); choose another place"), writing(place):
+        place.write_text("")
+
+
+def test_a_model_file_that_is_not_there_is_named(kernelwright):
+    done = kernelwright("models", "serve", "absent.gguf")
+    assert (done.returncode, done.stderr) == (2, "kernelwright: there is no model file absent.gguf; check the path\n")
+
+
+def test_a_search_setting_of_the_wrong_kind_is_told_in_a_sentence():
+    with pytest.raises(UserMistake, match=r"^search setting 'patience' can not be 'x': it should be a valid integer$"):
+        checked_config({"model": "some-model", "patience": "x"})
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory):
+    """What the doctor finds where the compiler and the cache are out of reach, by name."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kernelwright.cli", "doctor", "--json"],
+        capture_output=True, text=True, check=False, cwd=tmp_path_factory.mktemp("doctor"),
+        env=os.environ | {"CXX": "/nowhere/g++", "KERNELWRIGHT_CACHE": "/dev/null/cache"},
+    )  # fmt: skip
+    return {finding["name"]: finding for finding in json.loads(done.stdout)}
+
+
+@pytest.mark.slow
+def test_the_doctor_names_the_compiler_that_it_did_not_find(findings):
+    found = findings["C++ compiler"]
+    assert (found["state"], found["found"]) == ("absent", "/nowhere/g++ is not found")
+
+
+@pytest.mark.slow
+def test_the_doctor_says_of_a_cache_that_can_not_be_written_how_to_have_another(findings):
+    found = findings["cache"]
+    assert (found["state"], found["found"]) == ("absent", "/dev/null/cache can not be written")
+    assert "set KERNELWRIGHT_CACHE" in found["remedy"]
+
+
+@pytest.mark.slow
+def test_the_doctor_looks_for_pythons_headers(findings):
+    assert str(python_header()) in findings["Python headers"]["found"]

@@ -1,0 +1,104 @@
+"""What the pages in docs show is done here: each page's commands in their order, and its Python."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import serving
+from tests.docs.pages import DOCS, blocks, runnable
+from tests.docs.walking import FILES, RMS_NORM, address_of, called, python_files, write
+from tests.evals.made_run import Writer, passed, problem, setting
+from tests.model_server import fenced
+from tests.problems.foreign import PLAIN
+from tests.texts import RIGHT
+
+PLAIN_RIGHT = PLAIN.replace("class Model(", "class ModelNew(")
+pytestmark = [pytest.mark.long, pytest.mark.slow]
+
+
+@pytest.fixture
+def walk(tmp_path):
+    """Does the commands of a page in a folder; `prepared` says what lies there, `answer` what every model answers."""
+
+    def done(page, answer, extra=()):
+        with serving(fenced(answer)) as server:
+            # Work folders and turns of its own: what else is timed on this machine is not waited for.
+            (tmp_path / "tmp").mkdir()
+            for line in runnable(DOCS / page):
+                words = [server.base_url if word == "URL" else word for word in line.words]
+                words += [word for option, words in extra if option in line.words for word in words]
+                if words[1] == "inspect" and "--export" not in words:
+                    assert address_of(words, tmp_path).startswith("http://127.0.0.1:")
+                    continue
+                found = called(words, tmp_path, server, TMPDIR=str(tmp_path / "tmp"))
+                assert found.returncode in fine(words), f"{line}: {found.stdout}{found.stderr}"
+                assert "Traceback" not in found.stderr, f"{line}: {found.stderr}"
+
+    done.folder = tmp_path
+    return done
+
+
+def fine(words):
+    # A busy machine may find a problem of this size too short to be timed, which `check` reports with 1. A run that
+    # waits for a batch, or whose first round is all that a budget allows, ends with 1.
+    return (0, 1) if {"check", "run", "resume", "import"} & set(words) else (0,)
+
+
+def test_the_commands_of_the_formats_page_work(walk):
+    for number in (3, 7, 12):
+        write(walk.folder, {f"KernelBench/level1/{number}_Double.py": PLAIN})
+    write(walk.folder, {"runs/theirs/level_1_problem_3_sample_0_kernel.py": PLAIN_RIGHT, "candidate.py": PLAIN_RIGHT})
+    walk("formats.md", PLAIN_RIGHT, extra=[("--suite", ["--out", "runs/TIME"])])
+
+
+def test_the_commands_of_the_inspector_page_work(walk):
+    for name in ("TIME", "A", "B"):
+        run_of_rms_norm(walk.folder / "runs" / name)
+    walk("inspector.md", RIGHT)
+    assert {"report.html", "picture.svg"} <= {path.name for path in walk.folder.iterdir()}
+
+
+def run_of_rms_norm(folder):
+    from agent.log import RunLog
+
+    with RunLog.create(folder, [problem("rms_norm")], setting()) as log:
+        import random
+
+        writer = Writer(log, "rms_norm", random.Random(0))
+        for speedup in (0.5, 1.5, 2.0):
+            writer.attempt(passed(speedup))
+        writer.stop()
+
+
+def test_the_commands_of_the_providers_page_work(walk):
+    write(walk.folder, {"answers.jsonl": ""})
+    open_asks = "kernelwright run rms_norm --provider batch --model m --attempts 1 --out runs/OTHER"
+    assert "wait for a batch" in called(open_asks.split(), walk.folder).stderr
+    walk("providers.md", RMS_NORM, extra=[("run", ["--attempts", "1"]), ("--wait", ["--every-s", "0.01"])])
+
+
+def test_the_commands_of_the_scaling_page_work(walk):
+    write(walk.folder, FILES)
+    walk("scaling.md", RIGHT)
+
+
+def test_the_commands_of_the_extending_page_work(walk):
+    write(walk.folder, python_files(DOCS / "extending.md"))
+    walk("extending.md", RIGHT)
+
+
+def test_no_page_with_commands_is_left_out():
+    walked = {"formats.md", "inspector.md", "providers.md", "scaling.md", "extending.md"}
+    assert {page.name for page in DOCS.rglob("*.md") if runnable(page)} <= walked
+
+
+@pytest.mark.parametrize("number", range(len(blocks(DOCS / "library.md", "python"))))
+def test_the_python_of_the_library_page_works(tmp_path, monkeypatch, number):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "candidate.py").write_text(RMS_NORM)
+    code = blocks(DOCS / "library.md", "python")[number]
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\[\d.*, 0.0\]|True None|passed", done.stdout), done.stdout

@@ -1,0 +1,25 @@
+"""The named selections of problems."""
+
+import pytest
+
+from agent.providers.story import recorded_targets
+from evals.suites import DEMO, SEEDS, suite
+from problems import catalog_names
+
+
+@pytest.mark.parametrize("target", ["cpp", "cuda"])
+def test_the_recorded_suite_holds_every_problem_with_a_story(target):
+    assert suite("recorded", target) == tuple(name for name in catalog_names() if target in recorded_targets(name))
+
+
+@pytest.mark.parametrize("target", ["cpp", "cuda"])
+def test_every_problem_of_the_demo_has_a_story(target):
+    assert set(suite("demo", target)) <= set(suite("recorded", target))
+
+
+def test_the_demo_on_a_processor_is_a_part_of_what_is_recorded():
+    assert suite("demo", "cpp") == DEMO["cpp"]
+
+
+def test_every_seed_has_a_story_for_a_gpu():
+    assert all("cuda" in recorded_targets(name) for name in SEEDS)

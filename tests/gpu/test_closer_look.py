@@ -1,0 +1,194 @@
+"""A closer look at what was judged: which tool's word counts for what, with small programs in place of the tools."""
+
+import pytest
+
+from kernelwright.commands.executing import check_tools
+from kernelwright.endings import UserMistake
+from problems import Problem
+from sandbox.children import ChildLate
+from sandbox.errors import MachineError
+from sandbox.gpu.tools import Subject, looked_at
+from sandbox.opening import open_session
+from sandbox.reference import ReferenceSession
+from sandbox.settings import Settings
+from sandbox.stages import Built, Stopped
+from sandbox.verdict import Candidate
+from tests.gpu.test_tools import CLEAN, COUNTERS, OVERRUN
+from tests.texts import PROBLEM, RIGHT
+
+SETTINGS = Settings(threads=1)
+RAISING = RIGHT.replace("return torch.cumsum(x, dim=1)", "raise ValueError('not under a tool')")
+STAND_IN = """#!/bin/sh
+while [ $# -gt 0 ]; do
+    case $1 in
+        --log-file) report=$2; shift 2;;
+        --) shift; break;;
+        */python*) break;;
+        *) shift;;
+    esac
+done
+"$@"
+code=$?
+[ $code = 0 ] && printf %s '{said}' > $report
+exit $code
+"""
+PERMISSION = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters"
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    """Puts a program on the path that runs another one and then reports what it was made to."""
+    folder = tmp_path / "tools" / "own"
+    folder.mkdir(parents=True)
+    for part in (folder, folder.parent):
+        part.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+    def make(name, said):
+        (folder / name).write_text(STAND_IN.replace("{said}", said))
+        (folder / name).chmod(0o755)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def reference():
+    problem = Problem(name="sums", title="Running sums", family="test", size="cpu", source=PROBLEM)
+    session = ReferenceSession(problem, SETTINGS)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def subject(reference):
+    """Makes the subject of a look: a candidate and what is asked for."""
+    made = []
+
+    def make(source=RIGHT, **asked):
+        built = Built(Candidate(source=source))
+        made.append(built)
+        path = built.folder.write("candidate.py", source)
+        load = {"source": str(path), "entry": "ModelNew", "built": str(built.folder.path / "build"), "threads": 1}
+        load["cores"] = list(SETTINGS.cores)
+        return Subject(built, lambda: load, lambda: reference, SETTINGS.model_copy(update=asked))
+
+    yield make
+    for built in made:
+        built.close()
+
+
+@pytest.mark.slow
+def test_what_is_right_and_clean_passes_with_the_word_of_the_tool(subject, tool):
+    tool("compute-sanitizer", CLEAN)
+    one = subject(sanitize=True)
+    with looked_at(one):
+        pass
+    assert one.built.look.memcheck.state == "clean"
+    assert one.built.seconds["check"] > 0
+
+
+@pytest.mark.slow
+def test_a_fault_in_what_is_right_fails_the_check_with_the_deciding_line_first(subject, tool):
+    tool("compute-sanitizer", OVERRUN)
+    with pytest.raises(Stopped) as failure, looked_at(subject(sanitize=True)):
+        pass
+    assert failure.value.stage == "check"
+    assert failure.value.reason.startswith("Invalid __global__ write of size 4 bytes in kernel shift(")
+    assert "thread (106,0,0)" in failure.value.log
+
+
+@pytest.mark.slow
+def test_a_fault_leads_the_reason_of_a_failure_whose_stage_stays(subject, tool):
+    tool("compute-sanitizer", OVERRUN)
+    one = subject(sanitize=True)
+    with pytest.raises(Stopped) as failure, looked_at(one):
+        one.built.worker = open_session("worker", one.built.folder, SETTINGS)
+        raise Stopped("run", "CUDA error: an illegal memory access was encountered")
+    first, _, last = failure.value.reason.splitlines()
+    assert failure.value.stage == "run"
+    assert first.startswith("Invalid __global__ write")
+    assert last.startswith("CUDA error")
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_failure_in_which_the_tool_finds_nothing_stays_as_it_is(subject, tool):
+    tool("compute-sanitizer", CLEAN)
+    one = subject(sanitize=True)
+    with pytest.raises(Stopped, match=r"^wrong values$"), looked_at(one):
+        one.built.worker = open_session("worker", one.built.folder, SETTINGS)
+        raise Stopped("check", "wrong values")
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_what_took_too_long_is_not_looked_at(subject, tool):
+    tool("compute-sanitizer", OVERRUN)
+    one = subject(sanitize=True)
+    with pytest.raises(Stopped, match=r"^no answer within"), looked_at(one):
+        one.built.worker = open_session("worker", one.built.folder, SETTINGS)
+        with one.built.stage("run"):
+            raise ChildLate
+    assert one.built.look is None
+
+
+@pytest.mark.parametrize("stage", ["scan", "build"])
+def test_what_never_ran_is_not_looked_at(subject, tool, stage):
+    tool("compute-sanitizer", OVERRUN)
+    one = subject(sanitize=True)
+    with pytest.raises(Stopped, match=r"^as before$"), looked_at(one):
+        raise Stopped(stage, "as before")
+    assert one.built.look is None
+
+
+@pytest.mark.slow
+def test_silence_about_one_candidate_refuses_nobody(subject, tool):
+    tool("compute-sanitizer", CLEAN)
+    one = subject(RAISING, sanitize=True)
+    with looked_at(one):
+        pass
+    assert one.built.look.memcheck.state == "silent"
+    assert one.built.look.memcheck.why == "ValueError: not under a tool"
+
+
+@pytest.mark.slow
+def test_a_tool_that_never_says_anything_is_the_machines_lack(subject, tool):
+    tool("compute-sanitizer", "")
+    with pytest.raises(MachineError, match="compute-sanitizer does not work here"), looked_at(subject(sanitize=True)):
+        pass
+
+
+@pytest.mark.slow
+def test_counters_are_kept(subject, tool):
+    tool("ncu", COUNTERS)
+    one = subject(profile=True)
+    with looked_at(one):
+        pass
+    assert [launch.kernel for launch in one.built.look.counters] == ["relu", "add"]
+    assert one.built.look.obstacle == ""
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_driver_that_keeps_its_counters_fails_nobody_and_is_explained(subject, tool):
+    tool("ncu", PERMISSION)
+    one = subject(profile=True)
+    with looked_at(one):
+        pass
+    assert one.built.look.counters == ()
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in one.built.look.obstacle
+
+
+@pytest.mark.parametrize("option", ["sanitize", "profile"])
+def test_without_a_gpu_a_tool_is_the_users_mistake(option):
+    asked = {"sanitize": False, "profile": False} | {option: True}
+    with pytest.raises(UserMistake, match=f"--{option} looks at kernels on a GPU"):
+        check_tools(**asked, gpu=False)
+
+
+def test_a_tool_that_is_missing_is_the_machines_lack(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sandbox.gpu.programs.PLACES", ())
+    with pytest.raises(MachineError, match="--profile needs ncu, which is not found; install Nsight Compute"):
+        check_tools(sanitize=False, profile=True, gpu=True)
+    check_tools(sanitize=False, profile=True, gpu=True, local=False)
