@@ -42,7 +42,7 @@ def score(
     jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="A line a file: judge's report, problem, candidate.")] = False,
 ) -> None:
-    """Judge every candidate file in a folder; what has a verdict already is left as it is. Exit code 1: some have none."""
+    """Judge every candidate file in a folder; what has a verdict already is left alone. Exit code 1: some have none."""
     from rich.console import Console
 
     from evals.batch_tables import BatchProgress
