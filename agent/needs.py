@@ -10,8 +10,7 @@ from problems import Problem
 from prompts import DeviceSheet
 from sandbox.errors import MachineError
 from sandbox.floor import processor
-from sandbox.floor.bound import Floor, Work, floor_of
-from sandbox.floor.keeping import TRACE
+from sandbox.floor.bound import TRACE, Floor, Work, floor_of
 from sandbox.floor.peaks import Peaks
 from sandbox.floor.store import Store
 from sandbox.machine import versions

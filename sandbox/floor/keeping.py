@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from problems import Problem
 from sandbox.errors import MachineError
 from sandbox.floor import processor
-from sandbox.floor.bound import Floor, Work, floor_of
+from sandbox.floor.bound import TRACE, Floor, Work, floor_of
 from sandbox.floor.peaks import Peaks
 from sandbox.floor.store import Store
 from sandbox.machine import versions
@@ -15,9 +15,6 @@ from sandbox.reference import ReferenceSession
 from sandbox.settings import Settings
 from sandbox.stages import Stopped
 from sandbox.verdict import Measurement
-
-TRACE = 1
-"""Raised when tracing counts something else, so that older counts are not used."""
 
 
 class Floors:

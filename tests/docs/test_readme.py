@@ -52,7 +52,7 @@ def propose(view, slots, rng):
 def marked(line):
     """Whole searches and gradients take longest; what they do is tested elsewhere too, and `--json` by `earlier`."""
     searches = {"run", "resume", "replay"} & set(line.words) and "simulated" not in line.words
-    long = searches or {"--backward", "--json"} & set(line.words)
+    long = searches or {"--backward", "--json", "KernelBench::level1/1"} & set(line.words)
     return pytest.param(line, marks=pytest.mark.long if long else (), id=line.text)
 
 

@@ -60,6 +60,7 @@ def test_solutions_become_candidates_for_every_workload_of_their_definition(tmp_
     assert problems == candidates and len(problems) == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_imported_solutions_are_judged_like_any_candidate(tmp_path):
     from tests.problems.foreign import RMS, WORKLOAD, write_trace_set
@@ -249,6 +250,7 @@ def test_check_says_one_line_a_problem_of_a_foreign_tree_and_a_summary(tmp_path)
     assert lines[1].startswith("level1/2: broken; ") and "1 broken" in lines[-1] and "unsupported" not in lines[-1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_configuration_of_a_task_is_judged_by_its_address(tmp_path):
     write_robust(tmp_path / "theirs")

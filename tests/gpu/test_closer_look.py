@@ -97,6 +97,7 @@ def test_a_fault_in_what_is_right_fails_the_check_with_the_deciding_line_first(s
     assert "thread (106,0,0)" in failure.value.log
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_fault_leads_the_reason_of_a_failure_whose_stage_stays(subject, tool):
     tool("compute-sanitizer", OVERRUN)
@@ -141,6 +142,7 @@ def test_what_never_ran_is_not_looked_at(subject, tool, stage):
     assert one.built.look is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_silence_about_one_candidate_refuses_nobody(subject, tool):
     tool("compute-sanitizer", CLEAN)
@@ -158,6 +160,7 @@ def test_a_tool_that_never_says_anything_is_the_machines_lack(subject, tool):
         pass
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_counters_are_kept(subject, tool):
     tool("ncu", COUNTERS)

@@ -76,7 +76,7 @@ def test_the_first_process_compiles_and_what_it_made_is_kept(compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("without", [(), ("namespaces",)])
+@pytest.mark.parametrize("without", [(), pytest.param(("namespaces",), marks=pytest.mark.long)])
 def test_a_second_process_compiles_nothing_and_computes_the_same(cache, compiled, without):
     settings = SETTINGS.model_copy(update={"jail_without": without})
     session = compiled_reference(SCALED, settings, "default")
@@ -91,6 +91,7 @@ def test_a_second_process_compiles_nothing_and_computes_the_same(cache, compiled
     torch.testing.assert_close(output.tensor(), expected)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_damaged_product_is_compiled_anew(compiled, cache):
     library = next((cache / "compiled").rglob("*.main.so"), None) or next((cache / "compiled").rglob("*.so"))
@@ -133,6 +134,7 @@ def test_a_candidate_neither_sees_nor_writes_what_was_compiled(cache, compiled, 
     assert not list(cache.rglob("left"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_verdict_names_the_better_baseline_and_leaves_the_times_of_both(cache, compiled):
     verdict = judge(SCALED, HONEST, SETTINGS)

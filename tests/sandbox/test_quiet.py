@@ -54,6 +54,7 @@ def test_who_comes_to_time_waits_for_the_measurement():
     assert order == ["measured", "timed"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_of_two_processes_that_want_the_peaks_one_measures(tmp_path):
     compiler, log = tmp_path / "compiler", tmp_path / "log"
