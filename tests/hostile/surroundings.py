@@ -99,7 +99,7 @@ class Surroundings:
         """Everything that must be the same after an attack as before."""
         return {
             "files": {str(path): facts(path) for path in (*self.home.rglob("*"), *self.outside.rglob("*"))},
-            "work folders": sorted(path.name for path in self.work.iterdir()),
+            "work folders": sorted(path.name for path in self.work.iterdir() if path.is_dir()),
             "site-packages": sorted(path.name for top in SITE for path in Path(top).iterdir()),
             "strays": [str(path) for folder in STRAY for path in Path(folder).glob(f"{self.mark}*")],
             "processes": self._processes(),

@@ -113,14 +113,16 @@ ATTACKED_HARNESS = [
                   except OSError: pass
           os._exit(0)
           """),
-    Cheat("answers sent beforehand", (72,), "weighted", "run", "",
+    Cheat("answers sent beforehand", (72,), "weighted", "check", ZEROS,
           """
+          import stat
           y = torch.zeros_like(x); SENT.append(y)
           text = json.dumps({"tree": {"t": 0}, "tensors": [{"dtype": "float32", "shape": [32, 72], "stride": [72, 1],
                              "address": y.data_ptr()}]}).encode()
           for fd in range(3, 64):
               for _ in range(3):
-                  try: os.write(fd, text)
+                  try:
+                      if stat.S_ISSOCK(os.fstat(fd).st_mode): os.write(fd, text)
                   except OSError: pass
           return y
           """, "SENT = []\n"),
