@@ -9,11 +9,10 @@ from agent.view import View
 from problems import Problem
 from prompts import DeviceSheet
 from sandbox.errors import MachineError
-from sandbox.floor import processor
-from sandbox.floor.bound import TRACE, Floor, Work, floor_of
+from sandbox.floor.bound import Floor, Work, floor_of
+from sandbox.floor.here import peaks_here
 from sandbox.floor.peaks import Peaks
-from sandbox.floor.store import Store
-from sandbox.machine import versions
+from sandbox.floor.store import Store, work_key
 from sandbox.verdict import Measurement, Passed
 
 NEEDS, PEAKS = "this problem: ", "measured here: "
@@ -34,11 +33,11 @@ def as_remembered(sheet: DeviceSheet, problem: Problem, threads: int, store: Sto
 
     `threads` are those that a candidate on the processor is judged with.
     """
-    kept = (store or Store("works")).get({"trace": TRACE, "problem": problem.digest, "torch": versions()["torch"]})
+    kept = (store or Store("works")).get(work_key(problem.digest))
     if kept is None:
         return sheet
     try:
-        work, peaks = Work.model_validate(kept), _peaks(sheet, threads)
+        work, peaks = Work.model_validate(kept), peaks_here(sheet.kind != "cpu", threads)
     except (ValidationError, MachineError):
         return sheet
     floor = floor_of(work, peaks, problem.precision)
@@ -78,11 +77,3 @@ def _amount(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {prefix}"
     return f"{count:.3g} "
-
-
-def _peaks(sheet: DeviceSheet, threads: int) -> Peaks:
-    if sheet.kind == "cpu":
-        return processor.processor_peaks(threads)
-    from sandbox.gpu.peaks import device_peaks
-
-    return device_peaks()

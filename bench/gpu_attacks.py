@@ -3,9 +3,9 @@
 `python -m bench gpu_attacks`. None may be accepted for what it claims; `KERNELWRIGHT_BENCH=NAME,NAME` picks some.
 """
 
-import os
 import time
 
+from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from sandbox.gpu import driver
 from sandbox.verdict import Passed
@@ -17,10 +17,9 @@ def run() -> Report:
     """One line for each; those that ended otherwise than expected are marked."""
     if driver.device_count() == 0:
         return NO_DEVICE
-    chosen = os.environ.get("KERNELWRIGHT_BENCH", "")
     wrong = []
     with Judges() as judges:
-        for name in chosen.split(",") if chosen else ATTACKS:
+        for name in chosen(ATTACKS):
             attack, start = ATTACKS[name], time.perf_counter()
             verdict = judges.judged(PROBLEM, attack.candidate.source)
             right, told = ended(attack, verdict)

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from problems import Problem, catalog_names, load_problem
 from sandbox.gpu import driver
@@ -34,11 +35,10 @@ def run() -> Report:
     """One line for each problem, then what did not hold."""
     if driver.device_count() == 0:
         return NO_DEVICE
-    chosen = os.environ.get("KERNELWRIGHT_BENCH", "")
     broken: list[str] = []
     rows: list[dict[str, Any]] = []
     print(HEADER)
-    for name in chosen.split(",") if chosen else catalog_names():
+    for name in chosen(catalog_names()):
         start = time.perf_counter()
         try:
             found = itself(load_problem(name, "gpu"))

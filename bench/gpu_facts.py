@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from bench.chosen import chosen
 from problems import catalog_names, load_problem
 from sandbox.child.gpu_precision import fix_precision
 from sandbox.floor.bound import Work, floor_of
@@ -95,9 +96,10 @@ def run() -> Report:
     if driver.device_count() == 0:
         return NO_DEVICE
     failed = []
-    chosen = os.environ.get("KERNELWRIGHT_BENCH", "")
-    for fact in (doctor, peaks, floors, units, preparing, protocol, witness, scrubbing, dead_exporter):
-        if chosen and fact.__name__ not in chosen.split(","):
+    facts = (doctor, peaks, floors, units, preparing, protocol, witness, scrubbing, dead_exporter)
+    wanted = chosen(fact.__name__ for fact in facts)
+    for fact in facts:
+        if fact.__name__ not in wanted:
             continue
         start = time.perf_counter()
         print(f"\n== {(fact.__doc__ or '').splitlines()[0]}", flush=True)

@@ -3,9 +3,9 @@
 `python -m bench gpu_honest`. None may be refused; those in CUDA are compiled side by side.
 """
 
-import os
 import statistics
 
+from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from sandbox.gpu import driver
 from sandbox.verdict import Passed
@@ -17,8 +17,7 @@ def run() -> Report:
     """One line for each."""
     if driver.device_count() == 0:
         return NO_DEVICE
-    chosen = os.environ.get("KERNELWRIGHT_BENCH", "")
-    names = chosen.split(",") if chosen else list(HONEST)
+    names = chosen(HONEST)
     refused = []
     with Judges() as judges:
         for name, verdict in judges.all_judged([(name, HONEST[name].problem, HONEST[name].source) for name in names]):

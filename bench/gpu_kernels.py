@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, get_args
 
 from agent.extraction import Extracted, extract
 from agent.providers.story import read_story, recorded_targets, story_folder
+from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from problems import Problem, catalog_names, load_problem
 from sandbox.compiled import compiled_reference
@@ -63,8 +64,7 @@ class Answer(NamedTuple):
 
 def run() -> Report:
     """A line for the last answer of each story."""
-    chosen = os.environ.get("KERNELWRIGHT_BENCH", "")
-    return judged(answers(chosen.split(",") if chosen else with_story()), LIMIT_S)
+    return judged(answers(chosen(with_story())), LIMIT_S)
 
 
 def with_story() -> list[str]:

@@ -4,9 +4,9 @@
 it, so that the layer at fault shows. `KERNELWRIGHT_BENCH=memcheck` or `ncu` picks one of the two.
 """
 
-import os
 import time
 
+from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from sandbox.errors import MachineError
 from sandbox.gpu import driver, memcheck, profile
@@ -27,8 +27,8 @@ def run() -> Report:
     """A few lines for each candidate; a tool that does not do what it should is tried out."""
     if driver.device_count() == 0:
         return NO_DEVICE
-    chosen = os.environ.get("KERNELWRIGHT_BENCH", "memcheck,ncu").split(",")
-    both = QUICK.model_copy(update={"sanitize": "memcheck" in chosen, "profile": "ncu" in chosen})
+    tools = chosen(["memcheck", "ncu"])
+    both = QUICK.model_copy(update={"sanitize": "memcheck" in tools, "profile": "ncu" in tools})
     wrong = []
     with Judges(both) as judges:
         honest = judged(judges, "honest", HONEST["triton_odd_sizes"].source)

@@ -31,7 +31,6 @@ class LineProcess:
         self._process, self._input, self._output = process, process.stdin, process.stdout
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
-        self._ended = False
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
@@ -51,7 +50,7 @@ class LineProcess:
     @property
     def has_ended(self) -> bool:
         """Whether it will answer nothing more."""
-        return self._ended or self._process.returncode is not None
+        return self._reader.done() or self._process.returncode is not None
 
     @property
     def pid(self) -> int | None:
@@ -92,7 +91,6 @@ class LineProcess:
             answered = self._waiting.get(said.pop("id"))
             if answered is not None and not answered.done():
                 answered.set_result(said)
-        self._ended = True
         for answered in self._waiting.values():
             if not answered.done():
                 answered.set_exception(Ended("the process has ended"))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from problems import Tolerance
-from sandbox.compare import Truth, Wrong, mismatch, mismatch_with
+from sandbox.compare import PLAIN, Truth, Wrong, mismatch, mismatch_with
 from sandbox.values import RawTensor, Values
 
 DRAWS = 4
@@ -32,7 +32,7 @@ def mismatch_shaken(got: Values, asked: Asked, near: Values, tolerance: Toleranc
     `near` is the reference as it stands on the same inputs.
     """
     want = asked.exact(asked.inputs)
-    wrong = mismatch(got, want, near, tolerance)
+    wrong = mismatch(got, want, near, tolerance, PLAIN)
     if wrong is None or not wrong.by_distance:
         return wrong
     shaken = tuple(asked.exact(shake(asked.inputs, tolerance.floor_ulp)) for _ in range(DRAWS))

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sandbox.errors import MachineError
+from sandbox.flocks import taken
 
 WAIT_S = 600.0
 POLL_S = 0.02
@@ -42,7 +43,7 @@ def _locked(name: str, how: int, wait_s: float) -> Iterator[None]:
     fd = os.open(path, OPEN, 0o600)
     end = time.monotonic() + wait_s
     try:
-        while not _taken(fd, how):
+        while not taken(fd, how):
             if time.monotonic() > end:
                 raise MachineError(
                     f"another judge of this machine has kept its processors for {wait_s:.0f} s; wait for it or end it"
@@ -51,11 +52,3 @@ def _locked(name: str, how: int, wait_s: float) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-def _taken(fd: int, how: int) -> bool:
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -46,6 +46,7 @@ class Serving:
 
     def _answer(self, number: int, question: dict[str, Any]) -> None:
         if number in self._cancelled:
+            self._cancelled.discard(number)
             self._working.discard(number)
             return
         answer = self._worker.answer(Question.model_validate(question))

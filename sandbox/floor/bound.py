@@ -8,9 +8,6 @@ from problems.problem import PrecisionPolicy
 from sandbox.floor.peaks import Peaks
 from sandbox.record import Record
 
-TRACE = 1
-"""Raised when tracing counts something else, so that older counts are not used."""
-
 
 class Work(Record):
     """What `trace` tells, checked for form: it comes from a child."""

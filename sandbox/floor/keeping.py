@@ -7,10 +7,10 @@ from pydantic import ValidationError
 from problems import Problem
 from sandbox.errors import MachineError
 from sandbox.floor import processor
-from sandbox.floor.bound import TRACE, Floor, Work, floor_of
+from sandbox.floor.bound import Floor, Work, floor_of
+from sandbox.floor.here import peaks_here
 from sandbox.floor.peaks import Peaks
-from sandbox.floor.store import Store
-from sandbox.machine import versions
+from sandbox.floor.store import Store, work_key
 from sandbox.reference import ReferenceSession
 from sandbox.settings import Settings
 from sandbox.stages import Stopped
@@ -61,7 +61,7 @@ class Floors:
             return None
 
     def _work(self, reference: ReferenceSession) -> Work | None:
-        key = {"trace": TRACE, "problem": self._problem.digest, "torch": versions()["torch"]}
+        key = work_key(self._problem.digest)
         kept = self._works.get(key)
         try:
             if kept is not None:
@@ -73,11 +73,7 @@ class Floors:
         return work
 
     def _peaks(self) -> Peaks:
-        if not self._settings.gpu:
-            return processor.processor_peaks(self._settings.threads)
-        from sandbox.gpu.peaks import device_peaks
-
-        return device_peaks()
+        return peaks_here(self._settings.gpu, self._settings.threads)
 
     def _peaks_again(self) -> Peaks:
         if not self._settings.gpu:

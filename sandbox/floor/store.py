@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sandbox.building.cache import cache_root
+from sandbox.machine import versions
 
 FORMAT = 1
 """Part of every name: a change in what is kept makes all older files unseen."""
+TRACE = 1
+"""Raised when tracing counts something else, so that older counts are not used."""
 
 Key = Mapping[str, Any]
 
@@ -84,6 +87,11 @@ def _entry(text: str) -> dict[str, Any] | None:
 def _plain(key: Key) -> Any:
     """The key as JSON gives it back."""
     return json.loads(json.dumps(dict(key), sort_keys=True))
+
+
+def work_key(problem_digest: str) -> dict[str, Any]:
+    """What a problem's necessary work depends on: the problem, torch's operators, and how they are counted."""
+    return {"trace": TRACE, "problem": problem_digest, "torch": versions()["torch"]}
 
 
 def baseline_key(problem_digest: str, device: str, versions: Mapping[str, str], baseline: str) -> dict[str, Any]:

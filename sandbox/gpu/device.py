@@ -139,10 +139,10 @@ class Device:
 
     def is_busy(self) -> bool:
         """Whether something else runs on the device right now."""
-        return max(self._answer_ms() for _ in range(4 * PROBES)) > ANSWER_MS
+        return self._longest_answer_ms(4 * PROBES) > ANSWER_MS
 
-    def _longest_answer_ms(self) -> float:
-        return max(self._answer_ms() for _ in range(PROBES))
+    def _longest_answer_ms(self, probes: int = PROBES) -> float:
+        return max(self._answer_ms() for _ in range(probes))
 
     def _answer_ms(self) -> float:
         """How long the device takes to do next to nothing, once whoever waits for a turn has had the time to get it."""

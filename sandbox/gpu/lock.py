@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from sandbox.errors import MachineError
+from sandbox.flocks import taken
 
 POLL_S = 0.05
 OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -26,7 +27,7 @@ class DeviceLock:
         """Wait for at most so long. Raises `MachineError`, which names the holder."""
         self._fd = _open(lock_path(uuid))
         end = time.monotonic() + wait_s
-        while not _taken(self._fd):
+        while not taken(self._fd):
             if time.monotonic() > end:
                 os.close(self._fd)
                 who = holder(uuid) or "another process"
@@ -50,7 +51,7 @@ def holder(uuid: str) -> str | None:
     except OSError:
         return None
     try:
-        if _taken(fd, fcntl.LOCK_SH):
+        if taken(fd, fcntl.LOCK_SH):
             return None
         return os.pread(fd, 64, 0).decode(errors="replace") or "another process"
     finally:
@@ -68,11 +69,3 @@ def _open(path: Path) -> int:
     with contextlib.suppress(OSError):  # another user's file keeps that user's permissions
         os.fchmod(fd, 0o666)
     return fd
-
-
-def _taken(fd: int, how: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

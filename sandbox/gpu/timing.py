@@ -119,6 +119,10 @@ class DeviceTiming(Timing):
             self.samples.burst = self._burst(session) or self.samples.burst
         self.number += 1
 
+    def _call_unread(self, session: Session, values: Values) -> None:
+        """The result is looked up, so that the memory it lies in is known."""
+        self._call(session, values)
+
     @property
     def is_enough(self) -> bool:
         """As elsewhere; where hardly any pair counts, it ends with what there is."""

@@ -8,8 +8,7 @@ from agent.view import View, fold
 from prompts import TargetVersions, cpu_sheet, render
 from prompts.brief import Brief
 from sandbox.floor.bound import Floor, Work
-from sandbox.floor.keeping import TRACE
-from sandbox.floor.store import Store
+from sandbox.floor.store import TRACE, Store
 from sandbox.machine import versions
 from tests.agent.search_parts import PROBLEM, new_log, searched
 

@@ -3,10 +3,10 @@
 import pytest
 
 from problems import Problem
-from sandbox.floor.keeping import TRACE, Floors
+from sandbox.floor.keeping import Floors
 from sandbox.floor.peaks import Level, Peaks
 from sandbox.floor.processor import _key
-from sandbox.floor.store import Store
+from sandbox.floor.store import TRACE, Store
 from sandbox.judge import Judge
 from sandbox.machine import versions
 from sandbox.report import report
