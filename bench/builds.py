@@ -73,7 +73,7 @@ class Builds(NamedTuple):
     @property
     def holds(self) -> bool:
         """Whether the promise is kept, and by the shortcut rather than by luck."""
-        return self.ratio >= LEAST_RATIO and "narrow" in self.ways
+        return self.ratio >= LEAST_RATIO and "lean" in self.ways
 
     def __str__(self) -> str:
         rows = [

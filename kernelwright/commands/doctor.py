@@ -12,7 +12,7 @@ from kernelwright.endings import DONE, MACHINE_LACKS
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     prepare: Annotated[
-        bool, typer.Option("--prepare", help="Compile torch's header once for the usual flags: minutes, and 3 GB.")
+        bool, typer.Option("--prepare", help="Compile torch's header once for the usual flags: minutes, and 5 GB.")
     ] = False,
 ) -> None:
     """Look at the machine. Exit code 3 if candidates can not be judged on it at all."""
@@ -41,6 +41,6 @@ def _prepare() -> None:
         raise typer.Exit(MACHINE_LACKS)
     shelf = HeaderShelf(tools)
     for flags in COMMON:
-        done = shelf.prepare(flags, "whole")
+        done = shelf.prepare(flags, "lean") and shelf.prepare(flags, "whole")
         words = " ".join(flags) or "no flags of its own"
         print(f"torch/extension.h for {words}: {'ready' if done else 'could not be made'}", file=sys.stderr, flush=True)

@@ -1,8 +1,10 @@
-"""Precompiled torch/extension.h, one for each set of flags: made by the judge, read by builders.
+"""Precompiled torch/extension.h, some for each set of flags: made by the judge, read by builders.
 
 The whole one is the stock text. The narrow one leaves out what few candidates use (torch::nn, the optimisers, the data
 loader, the JIT) and keeps every header of the standard library that the whole one brings: with fewer of those,
-`std::abs(-1.5f)` would quietly become another function.
+`std::abs(-1.5f)` would quietly become another function. The lean one leaves out pybind11 as well, whose templates take
+half the time of a narrow compilation: what `load_inline` writes to bind functions is bound by an object file that lies
+beside the header, compiled with the same flags.
 """
 
 import contextlib
@@ -15,11 +17,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sandbox.building.cache import Cache
-from sandbox.building.record import Compilation
-from sandbox.building.toolchain import Toolchain
+from sandbox.building.record import Compilation, Header
+from sandbox.building.toolchain import BINDING, Toolchain, folder_of
 from sandbox.child import flags as kinds
 
-LIMIT_BYTES = 6 * 2**30
+LIMIT_BYTES = 8 * 2**30
 MAKING_TIMEOUT_S = 900
 MAX_COUNTED = 1000
 """Sets of flags that are counted; then counting begins anew."""
@@ -35,6 +37,7 @@ NARROW = (
     "ATen/Parallel.h",
     "ATen/TensorIndexing.h",
 )
+LEAN = ("Python.h", "torch/types.h", "torch/utils.h", "ATen/Parallel.h", "ATen/TensorIndexing.h")
 WHOLE_TEXT = """#ifndef KERNELWRIGHT_WHOLE_HEADER
 #define KERNELWRIGHT_WHOLE_HEADER
 #include_next <torch/extension.h>
@@ -55,18 +58,18 @@ class HeaderShelf:
         """What builders have to be shown, read-only: the headers and the stand-ins for the compilers."""
         return self._toolchain.folder
 
-    def has(self, flags: Iterable[str], way: str) -> bool:
-        """Whether the header for these flags is there, `narrow` or `whole`."""
-        return self._cache.use(f"{kinds.digest(list(flags))}/{way}") is not None
+    def has(self, flags: Iterable[str], header: Header) -> bool:
+        """Whether the header for these flags is there."""
+        return self._cache.use(f"{kinds.digest(list(flags))}/{folder_of(header)}") is not None
 
-    def prepare(self, flags: Iterable[str] = (), way: str = "narrow") -> bool:
+    def prepare(self, flags: Iterable[str] = (), header: Header = "lean") -> bool:
         """Make the header for what a candidate asks for beside torch's own flags; whether it is there afterwards.
 
-        About 30 s of one core and 0.5 GB for the narrow one, 40 s and 0.8 GB for the whole one. Flags that could name
-        a file or a program are refused.
+        About 30 s of one core and 0.5 GB for the lean or the narrow one, 40 s and 0.8 GB for the whole one. Flags that
+        could name a file or a program are refused.
         """
         wanted = kinds.relevant([*self._toolchain.own_flags, *flags])
-        return wanted is not None and self._make(wanted, way)
+        return wanted is not None and self._make(wanted, header)
 
     def learn(self, compilations: Iterable[Compilation]) -> None:
         """Count what compilations would have used, and make the first header that is worth it; takes its time then.
@@ -77,9 +80,9 @@ class HeaderShelf:
         for compilation in compilations:
             if compilation.flags is None or not kinds.is_harmless(list(compilation.flags)):
                 continue
-            flags, way = list(compilation.flags), "whole" if compilation.whole else "narrow"
-            if not self.has(flags, way) and self._count(flags, way) >= WORTH_IT:
-                self._make(flags, way)
+            flags, header = list(compilation.flags), compilation.header
+            if not self.has(flags, header) and self._count(flags, header) >= WORTH_IT:
+                self._make(flags, header)
                 return
 
     def size_bytes(self) -> int:
@@ -89,9 +92,9 @@ class HeaderShelf:
     def __len__(self) -> int:
         return len(self._cache.entries())
 
-    def _count(self, flags: list[str], way: str) -> int:
+    def _count(self, flags: list[str], header: Header) -> int:
         """One more compilation that would have used this header; how many there were."""
-        path = self._cache.root / "wanted" / f"{kinds.digest(flags)}.{way}"
+        path = self._cache.root / "wanted" / f"{kinds.digest(flags)}.{header}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists() and len(list(path.parent.iterdir())) >= MAX_COUNTED:
@@ -103,15 +106,15 @@ class HeaderShelf:
         except OSError:
             return 0
 
-    def _make(self, flags: list[str], way: str) -> bool:
-        if not self._toolchain.is_gcc or way not in ("narrow", "whole"):
+    def _make(self, flags: list[str], header: Header) -> bool:
+        if not self._toolchain.is_gcc:
             return False
-        name = f"{kinds.digest(flags)}/{way}"
+        name = f"{kinds.digest(flags)}/{folder_of(header)}"
         with contextlib.suppress(OSError, subprocess.SubprocessError), self._lock(name) as mine:
-            if mine and not self.has(flags, way):
+            if mine and not self.has(flags, header):
                 with self._cache.making(name) as folder:
-                    self._compile(folder, flags, way)
-        return self.has(flags, way)
+                    self._compile(folder, flags, header)
+        return self.has(flags, header)
 
     @contextlib.contextmanager
     def _lock(self, name: str) -> Iterator[bool]:
@@ -125,31 +128,35 @@ class HeaderShelf:
                 return
             yield True
 
-    def _compile(self, folder: Path, flags: list[str], way: str) -> None:
+    def _compile(self, folder: Path, flags: list[str], kind: Header) -> None:
         header = folder / "torch" / "extension.h"
         header.parent.mkdir()
-        header.write_text(WHOLE_TEXT if way == "whole" else self._narrow_text(flags))
+        header.write_text(WHOLE_TEXT if kind == "whole" else self._shorter_text(flags, kind))
         includes = [word for path in self._toolchain.include_folders for word in ("-isystem", path)]
         common = [self._toolchain.compiler, *includes, *flags]
+        if kind == "lean":
+            shutil.copytree(BINDING, folder / BINDING.name)
+            source = folder / BINDING.name / "binding.cpp"
+            self._run([*common, "-c", str(source), "-o", str(folder / "binding.o")])
         self._run([*common, "-x", "c++-header", str(header), "-o", f"{header}.gch"])
         probe = folder / "probe.cpp"
         probe.write_text("#include <torch/extension.h>\n")
         use = ["-isystem", str(folder), "-Winvalid-pch", "-Werror=invalid-pch", "-fsyntax-only", str(probe)]
         self._run([common[0], *use[:2], *common[1:], *use[2:]])
-        (folder / "entry.json").write_text(json.dumps({"flags": flags, "way": way}))
+        (folder / "entry.json").write_text(json.dumps({"flags": flags, "way": kind}))
         for path in folder.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)  # a child may be another user
 
-    def _narrow_text(self, flags: list[str]) -> str:
-        """The narrow header's text: torch's few, and the standard library's that the whole one would bring."""
+    def _shorter_text(self, flags: list[str], kind: Header) -> str:
+        """The narrow or lean header's text: torch's few, and the standard library's that the whole one would bring."""
         includes = [word for path in self._toolchain.include_folders for word in ("-isystem", path)]
         whole = self._toolchain.torch_include / "torch" / "extension.h"
         listing = self._run([self._toolchain.compiler, *includes, *flags, "-M", "-x", "c++", str(whole)])
         brought = {match[1] for word in listing.split() if (match := STANDARD.search(word))}
-        lines = [f"#include <{name}>" for name in (*NARROW, *sorted(brought))]
-        return "\n".join(
-            ["#ifndef KERNELWRIGHT_NARROW_HEADER", "#define KERNELWRIGHT_NARROW_HEADER", *lines, "#endif\n"]
-        )
+        lines = [f"#include <{name}>" for name in (*(LEAN if kind == "lean" else NARROW), *sorted(brought))]
+        lines += [f'#include "../{BINDING.name}/module.h"'] if kind == "lean" else []
+        guard = f"KERNELWRIGHT_{kind.upper()}_HEADER"
+        return "\n".join([f"#ifndef {guard}", f"#define {guard}", *lines, "#endif\n"])
 
     @staticmethod
     def _run(command: list[str]) -> str:

@@ -11,7 +11,8 @@ from sandbox.verdict import Record
 
 MAX_BYTES = 256 * 1024
 MAX_LINES = 64
-Way = Literal["stock", "narrow", "whole", "fast linker"]
+Header = Literal["lean", "narrow", "whole"]
+Way = Literal["stock", "lean", "narrow", "whole", "fast linker"]
 
 
 class Compilation(Record):
@@ -21,14 +22,14 @@ class Compilation(Record):
     """The name of its build folder."""
     file: str
     way: Way
-    """`narrow` and `whole`: with a header of that kind; `stock`: as without us."""
+    """`lean`, `narrow` and `whole`: with a header of that kind; `stock`: as without us."""
     failed: tuple[Way, ...] = ()
     """Ways that were tried before and did not compile."""
     seconds: float
     flags: tuple[str, ...] | None = None
     """What a header for this file has to be compiled with; None where none would do."""
-    whole: bool = False
-    """Whether only a whole header would do."""
+    header: Header = "whole"
+    """The quickest header that would do."""
 
 
 class BuildRecord(Record):

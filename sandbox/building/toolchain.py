@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sandbox.building.cache import cache_root
+from sandbox.child.flags import HEADERS
 from sandbox.errors import MachineError
 from sandbox.machine import processor_name
 
+BINDING = Path(__file__).with_name("binding")
+"""What stands in for pybind11's templates, in C++; see its binding.h."""
 COMPILER_BYTES = 1500 * 2**20
 """What one compilation of torch's headers takes at its height; measured with g++ 12."""
 PROGRAM = """#!/bin/sh
@@ -67,7 +70,7 @@ class Toolchain(NamedTuple):
     def plan(self, memory_bytes: int, narrow: bool = True, cuda_architectures: str = "") -> dict[str, Any]:
         """What a builder's message carries as `shortcuts`, see `sandbox.child.shortcuts`; empty where there are none.
 
-        `narrow`: whether narrow headers are tried. Without them every object file is byte for byte the stock one.
+        `narrow`: whether narrow and lean headers are tried. Without, every object file is byte for byte the stock one.
         """
         programs = self._programs() if self.is_gcc else None
         if programs is None:
@@ -78,7 +81,7 @@ class Toolchain(NamedTuple):
             "nvcc": self.nvcc,
             "linker": self.linker,
             "headers": str(self.folder / "headers"),
-            "narrow": narrow,
+            "folders": {header: folder_of(header) for header in (HEADERS if narrow else HEADERS[-1:])},
             "narrow_cuda": str(self.folder / "cuda") if narrow else "",
             "known_folders": known,
             "programs": programs,
@@ -113,6 +116,15 @@ class Toolchain(NamedTuple):
             _put(self.folder / "lib" / package / "__init__.py", "", 0o644)
         for name in ("compiling.py", "flags.py"):
             _put(self.folder / "lib/sandbox/child" / name, (ours / "child" / name).read_text(), 0o644)
+
+
+@cache
+def folder_of(header: str) -> str:
+    """The name of a precompiled header's folder; that of a lean one changes with what it is linked with."""
+    if header != "lean":
+        return header
+    texts = [path.read_bytes() for path in sorted(BINDING.iterdir())]
+    return f"lean-{hashlib.sha256(b''.join(texts)).hexdigest()[:8]}"
 
 
 def python_header() -> Path:

@@ -1,7 +1,8 @@
 """The compiler as a builder's ninja sees it: the real one, with the shortcuts that this one call can take.
 
-A C++ file that starts with torch/extension.h is compiled with a precompiled header: first a narrow one, then, where
-that does not compile, the whole one, which is the same text as without us. A CUDA file gets a narrow torch/extension.h
+A C++ file that starts with torch/extension.h is compiled with a precompiled header: first a lean or narrow one, then,
+where that does not compile, the whole one, which is the same text as without us. What was compiled with a lean one is
+linked with the binding that lies beside it. A CUDA file gets a narrow torch/extension.h
 first on its include path, then the whole one. A link gets the fast linker, then the usual one. So whatever builds the
 stock way builds here, and what does not is told in the words of the whole header.
 
@@ -19,6 +20,8 @@ import time
 from sandbox.child import flags
 
 PLAN = "KERNELWRIGHT_SHORTCUTS"
+BINDING = ".binding"
+"""Ends the name of a file beside an object file, with the path of what that has to be linked with."""
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """For the compilers, which take hundreds of megabytes: a fifth of their page faults fewer."""
 TYPE_CHECKING = False
@@ -35,8 +38,10 @@ def main(arguments: list[str]) -> None:
         _become(real, words)
     if "-c" in words:
         ways = cxx_ways(words, plan) if kind == "cxx" else cuda_ways(words, plan)
-    elif "-shared" in words and plan.get("linker") and not any(word.startswith("-fuse-ld") for word in words):
-        ways = {"fast linker": [f"-fuse-ld={plan['linker']}"], "stock": []}
+    elif "-shared" in words:
+        bindings, asked = _bindings(words), any(word.startswith("-fuse-ld") for word in words)
+        fast = {} if asked or not plan.get("linker") else {"fast linker": [f"-fuse-ld={plan['linker']}", *bindings]}
+        ways = fast | {"stock": bindings}
     else:
         _become(real, words)
     sys.exit(_try_in_turn(real, words, ways, plan))
@@ -49,11 +54,12 @@ def cxx_ways(words: list[str], plan: dict[str, Any]) -> dict[str, list[str]]:
     if wanted is None or not flags.starts_with_extension_h(text):
         return {"stock": []}
     found: dict[str, list[str]] = {}
-    for way in ("narrow", "whole"):
-        if way == "narrow" and (not plan["narrow"] or flags.needs_whole_header(text)):
-            continue
-        folder = f"{plan['headers']}/{flags.digest(wanted)}/{way}"
-        if os.path.exists(f"{folder}/torch/extension.h.gch"):  # noqa: PTH110 - pathlib costs milliseconds at start
+    fitting = flags.HEADERS[flags.HEADERS.index(flags.header_for(text)) :]
+    for way in (way for way in fitting if way in plan["folders"]):
+        folder = f"{plan['headers']}/{flags.digest(wanted)}/{plan['folders'][way]}"
+        there = os.path.exists(f"{folder}/torch/extension.h.gch")  # noqa: PTH110 - pathlib costs milliseconds at start
+        # What does not compile with the lean header hardly ever does with the narrow one: it is mostly wrong.
+        if there and not (way == "narrow" and found):
             found[way] = ["-isystem", folder]
     return found if "whole" in found else found | {"stock": []}
 
@@ -84,10 +90,34 @@ def _try_in_turn(real: str, words: list[str], ways: dict[str, list[str]], plan: 
         failed.append(way)
         way = "stock"
         done = subprocess.run([real, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if "-c" in words:
+        _note_binding(words, ways[way][-1] if way == "lean" else None)
     _report(plan, words, way, failed, time.perf_counter() - start)
     sys.stdout.buffer.write(done.stdout)
     sys.stdout.flush()
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def _bindings(words: list[str]) -> list[str]:
+    """What the object files of a link have to be linked with, since they were compiled with a lean header."""
+    found: list[str] = []
+    for word in words:
+        try:
+            with open(word + BINDING, encoding="utf-8") as file:
+                found.append(file.read())
+        except OSError:
+            continue
+    return list(dict.fromkeys(found))
+
+
+def _note_binding(words: list[str], folder: str | None) -> None:
+    """Leave word for the link, or take it back."""
+    path = words[words.index("-o") + 1] + BINDING if "-o" in words[:-1] else ""
+    if folder is not None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"{folder}/binding.o")
+    elif os.path.exists(path):  # noqa: PTH110
+        os.unlink(path)  # noqa: PTH108
 
 
 def _is_the_headers_fault(done: subprocess.CompletedProcess[bytes]) -> bool:
@@ -116,9 +146,9 @@ def _report(plan: dict[str, Any], words: list[str], way: str, failed: list[str],
         "seconds": round(seconds, 3),
     }
     text = _source(words)
-    if way in ("stock", "whole", "narrow") and flags.starts_with_extension_h(text):
+    if "-c" in words and flags.starts_with_extension_h(text):
         entry["flags"] = flags.relevant(words, tuple(plan["known_folders"]))
-        entry["whole"] = bool(failed) or flags.needs_whole_header(text)
+        entry["header"] = "whole" if failed else flags.header_for(text)
     try:
         with open(plan["report"], "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

@@ -35,10 +35,20 @@ HARMLESS = re.compile(
 SHADOWING = ("torch", "ATen", "c10", "caffe2", "pybind11", "torch_stable")
 MAX_FLAGS, MAX_LENGTH = 24, 64
 FIRST = re.compile(r"\A(?:\s|//[^\n]*\n|/\*.*?\*/)*#\s*include\s*[<\"]torch/extension\.h[>\"]", re.DOTALL)
+HEADERS = ("lean", "narrow", "whole")
+"""The precompiled ones, the quickest first."""
 WHOLE = re.compile(
     r"torch/(?:all|torch)\.h|torch::(?:nn|optim|data|jit|serialize|autograd::Function)\b"
     r"|namespace\s+(?:torch|at|c10|pybind11|py)\b(?!\s*=)|<torch/csrc/api|CustomClassHolder|torch/custom_class"
 )
+
+BINDING = re.compile(
+    r"\nPYBIND11_MODULE\(TORCH_EXTENSION_NAME, m\) \{\n"
+    r"(?:m\.def\(\"[\w:]+\", torch::wrap_pybind_function\([\w:]+\), \"[^\n]*\"\);\n)+\}\s*\Z"
+)
+"""What `load_inline` writes for its `functions`."""
+PYTHON = re.compile(r"pybind11|PYBIND11|\bpy::|\bTHP|torch/(?:csrc|python)|kernelwright|KERNELWRIGHT")
+"""Names of what binds to Python, which the lean header has not, or has otherwise."""
 
 
 def relevant(words: list[str], known_folders: tuple[str, ...] = ()) -> list[str] | None:
@@ -85,6 +95,14 @@ def digest(flags: list[str]) -> str:
 def starts_with_extension_h(text: str) -> bool:
     """Whether nothing stands before the include of torch/extension.h: else no precompiled header can be taken."""
     return FIRST.match(text) is not None
+
+
+def header_for(text: str) -> str:
+    """The quickest of `HEADERS` that a source may do with."""
+    if needs_whole_header(text):
+        return "whole"
+    binding = BINDING.search(text)
+    return "lean" if binding and not PYTHON.search(text[: binding.start()]) else "narrow"
 
 
 def needs_whole_header(text: str) -> bool:

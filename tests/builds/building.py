@@ -54,8 +54,8 @@ def attempt(case, folder):
 def failing(call):
     try:
         call()
-    except RuntimeError as error:
-        return str(error).splitlines()[0]
+    except (RuntimeError, TypeError) as error:
+        return str(error) if isinstance(error, TypeError) else str(error).splitlines()[0]
     return "did not fail"
 
 

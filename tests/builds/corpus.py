@@ -37,6 +37,33 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.attr("answer") = 42;
 }
 """
+ARGUMENTS = """
+torch::Tensor one(torch::Tensor x) { return x + 1; }
+torch::Tensor same(torch::Tensor x) { return x; }
+int64_t count() { return 7; }
+void clear(at::Tensor x) { TORCH_CHECK(x.dim() == 1, "one dimension is wanted, not ", x.dim()); x.zero_(); }
+std::vector<at::Tensor> many(const at::Tensor& x, int64_t times, double by, bool too, std::optional<at::Tensor> more) {
+    std::vector<at::Tensor> found;
+    for (int64_t i = 0; i < times; ++i) found.push_back(x * by);
+    if (more.has_value()) found.push_back(*more);
+    if (too) found.push_back(x);
+    return found;
+}
+std::tuple<at::Tensor, int, std::string> mixed(
+    at::Tensor& x, std::vector<int64_t> shape, std::string text, float by, std::vector<at::Tensor> others) {
+    return {x.reshape(shape) * by, int(others.size()), text + "!"};
+}
+"""
+ASKED = """[
+    m.one(x), m.same(x) is x, m.count(), m.many(x, 2, 1.5, True, None), m.many(x, 1, 3, 0, x), m.clear(x[0].clone()),
+    m.many(x, torch.tensor(2), torch.tensor(1.5), torch.tensor(True), None), m.one(torch.nn.Parameter(x)).requires_grad,
+    m.mixed(x, [8, 4], "a", 2, [x]), m.mixed(x, torch.Size([32]), b"b", 2, (x, x)),
+    *[failing(call) for call in (
+        lambda: m.clear(x), lambda: m.one(None), lambda: m.one(), lambda: m.one(3, 4), lambda: m.one(x=3),
+        lambda: m.many(1, 2.5, 1.5, True, None), lambda: m.many(1, 2**70, 1.5, True, None), lambda: m.count(1),
+        lambda: m.mixed(x, [7], "a", 2, []))],
+    *[getattr(m, name).__doc__ for name in ("one", "same", "count", "clear", "many", "mixed")],
+]"""
 
 PLAIN = [
     Case("plain", LOOP),
@@ -51,6 +78,17 @@ PLAIN = [
         " double three(torch::Tensor x) { return x.sum().item<double>(); }",
         "[m.one(x), m.two(x), m.three(x)]",
         inline(functions='["one", "two", "three"]'),
+    ),
+    Case(
+        "arguments of many kinds",
+        ARGUMENTS,
+        ASKED,
+        inline(functions='["one", "same", "count", "clear", "many", "mixed"]'),
+    ),
+    Case(
+        "an argument of a rare kind",
+        "torch::Tensor run(torch::Tensor x, at::IntArrayRef s) { return x.view(s); }",
+        "m.run(x, [32])",
     ),
     Case("functions with words", ADD_ONE, "[m.run(x), m.run.__doc__]", inline(functions='{"run": "adds one"}')),
     Case("without error handling", ADD_ONE, build=inline("with_pytorch_error_handling=False")),

@@ -46,4 +46,4 @@ def test_its_first_error_is_the_same(name, both):
 def test_an_ordinary_kernel_is_built_with_the_narrow_headers(both):
     folders, _ = both("cuda plain")
     ways = ways_of(folders[1])
-    assert (ways["cuda.cu"], ways["main.cpp"]) == ("narrow", "narrow")
+    assert (ways["cuda.cu"], ways["main.cpp"]) == ("narrow", "lean")

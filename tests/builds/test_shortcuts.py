@@ -41,8 +41,8 @@ def plain(plan, tmp_path_factory):
     return (top / "stock", outcome_of("plain", top / "stock")), (top / "ours", outcome_of("plain", top / "ours", plan))
 
 
-def test_an_ordinary_extension_is_built_with_the_narrow_header(plain):
-    assert ways_of(plain[1][0])["main.cpp"] == "narrow"
+def test_an_ordinary_extension_is_built_with_the_lean_header(plain):
+    assert ways_of(plain[1][0])["main.cpp"] == "lean"
 
 
 def test_its_results_are_those_of_the_stock_build(plain):
@@ -72,7 +72,7 @@ def test_a_source_that_clashes_with_the_whole_header_does_not_slip_through_with_
 def jailed(plan, shelf):
     """The work folder of a candidate that a jailed builder has built by the plan."""
     folder = WorkFolder()
-    header = next(shelf.folder.rglob("narrow/torch/extension.h"))
+    header = next(shelf.folder.rglob("lean-*/torch/extension.h"))
     source = folder.write("candidate.py", CANDIDATE.replace("HEADER", repr(str(header))))
     with Session("builder", folder, Settings()) as session:
         session.greet()
@@ -92,7 +92,7 @@ def message(op, folder, source):
 
 def test_the_headers_can_be_read_in_the_jail_and_not_written(jailed):
     (compilation, *_) = read_record(jailed.path).compilations
-    assert (compilation.way, compilation.failed) == ("narrow", ())
+    assert (compilation.way, compilation.failed) == ("lean", ())
 
 
 def test_a_stored_build_serves_a_worker_in_another_folder_without_a_builder(jailed):

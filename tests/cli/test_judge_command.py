@@ -31,6 +31,7 @@ def test_a_record_is_recomputed_from_its_own_samples(kernelwright, files):
     assert list(json.loads(found.stdout)["differences"]) == ["speedup"]
 
 
+@pytest.mark.long
 def test_gradients_are_judged_when_asked_for(kernelwright, files):
     source = (files / "right.py").read_text()
     (files / "cut.py").write_text(

@@ -57,6 +57,7 @@ def test_a_python_without_venv_is_told_what_to_install(setup):
     assert "can make no virtual environment" in said and "apt-get install python3-venv" in said
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_proxy_that_refuses_ends_in_one_sentence_about_network_and_proxy(setup):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)

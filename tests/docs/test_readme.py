@@ -52,7 +52,7 @@ def propose(view, slots, rng):
 def marked(line):
     """Whole searches and gradients take longest; what they do is tested elsewhere too, and `--json` by `earlier`."""
     searches = {"run", "resume", "replay"} & set(line.words) and "simulated" not in line.words
-    long = searches or {"--backward", "--json", "KernelBench::level1/1"} & set(line.words)
+    long = searches or {"--backward", "--json", "KernelBench::level1/1", "rms_norm"} & set(line.words)
     return pytest.param(line, marks=pytest.mark.long if long else (), id=line.text)
 
 
@@ -71,6 +71,9 @@ def test_a_command_of_the_readme_works(folder, earlier, model_server, line):
     if "run" in words:
         words += ["--attempts", "4" if "simulated" in words else "1"]
     done = called(words, folder, server)
+    if "check" in words and "too short to be timed" in done.stdout:  # on a busy machine, a problem of this size
+        assert done.returncode == 1
+        return
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -85,6 +88,7 @@ def take_over(earlier, folder, words):
         shutil.copy(earlier / "record.json", folder)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_python_of_the_readme_works(tmp_path):
     (code,) = blocks(README, "python")

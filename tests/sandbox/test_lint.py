@@ -138,6 +138,20 @@ def test_a_call_that_is_hardly_longer_than_nothing_is_too_short():
     assert "a call takes 1.5 ms, and one that does nothing 1 ms" in found(torch.sin, milliseconds=1.5)["short"].evidence
 
 
+def test_a_busy_moment_does_not_make_a_call_too_short():
+    class BusyAtFirst(Here):
+        asked = 0
+
+        def nothing_ms(self):
+            self.asked += 1
+            return 50.0 if self.asked < 12 else 1.0
+
+    torch.manual_seed(0)
+    subject = BusyAtFirst(lambda x: torch.cumsum(x, 1), lambda: [torch.randn(24, 64)])
+    assert "short" not in {finding.kind for finding in examine(subject, Tolerance(), 2**30)}
+    assert subject.asked == 12
+
+
 def test_values_above_the_memory_limit_are_found():
     torch.manual_seed(0)
     subject = Here(lambda x: torch.cumsum(x, 1), lambda: [torch.randn(24, 64)])
