@@ -49,7 +49,7 @@ NO_PYTHON = $(PYTHON) is not Python 3.11 or newer; install one, or name another:
 NO_VENV = $(PYTHON) can make no virtual environment; install what it lacks (Debian: apt-get install python3-venv)
 NO_COMPILER = no C++ compiler $${CXX:-g++} is found; kernels in C++ need one (Debian: apt-get install g++), or set CXX
 NO_HEADERS = $(PYTHON) has no Python.h; kernels that include torch/extension.h need it (Debian: apt-get install python3-dev)
-FETCHING = fetching $(KERNELWRIGHT_TORCH) and other packages into $(VENV): minutes, and 2 to 8 GB on disk
+FETCHING = fetching $(KERNELWRIGHT_TORCH) and other packages into $(VENV): minutes, and 2 to 6 GB on disk
 NO_PACKAGES = pip could not install the packages, for the first reason that it gives above; \
 	check network and disk (behind a proxy set HTTPS_PROXY, for a mirror PIP_INDEX_URL), then run make again
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check

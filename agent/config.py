@@ -73,7 +73,7 @@ class SearchConfig(Record):
     history_tokens: int = Field(default=2000, ge=0)
     """The table of earlier attempts is cut to about this, the least telling rows first."""
     prices: str | None = None
-    """Path of a price table; None for the one that ships."""
+    """Path of a price table; None where what the provider says is all that is known."""
     learn: bool = True
     """Whether ideas are tried in the order of their wins at other problems of the run; else in the bank's own."""
     learn_from: tuple[str, ...] = ()

@@ -3,14 +3,15 @@
 They stand among the facts of the device's sheet: replaying takes the sheet from the prompt and so finds them again.
 """
 
+from pathlib import Path
+
 from pydantic import ValidationError
 
 from agent.view import View
 from problems import Problem
 from prompts import DeviceSheet
-from sandbox.errors import MachineError
 from sandbox.floor.bound import Floor, Work, floor_of
-from sandbox.floor.here import peaks_here
+from sandbox.floor.here import known_peaks_here
 from sandbox.floor.peaks import Peaks
 from sandbox.floor.store import Store, work_key
 from sandbox.verdict import Measurement, Passed
@@ -28,19 +29,20 @@ def as_judged(sheet: DeviceSheet, view: View) -> DeviceSheet:
     return sheet if measured is None else _with(sheet, NEEDS, _needs(measured.floor) + _times(measured))
 
 
-def as_remembered(sheet: DeviceSheet, problem: Problem, threads: int, store: Store | None = None) -> DeviceSheet:
-    """The sheet, which is this machine's, with its measured peaks and the problem's floor where a judging left them.
+def as_remembered(sheet: DeviceSheet, problem: Problem, threads: int, folder: Path | None = None) -> DeviceSheet:
+    """The sheet, which is this machine's, with its measured peaks and the problem's floor where a judging left both.
 
-    `threads` are those that a candidate on the processor is judged with.
+    Measures nothing: a prompt is worth no seconds of an idle machine, and the first verdict tells what is missing.
+    `threads` are those that a candidate on the processor is judged with. `folder` is where facts are kept.
     """
-    kept = (store or Store("works")).get(work_key(problem.digest))
-    if kept is None:
+    kept = Store("works", folder).get(work_key(problem.digest))
+    peaks = None if kept is None else known_peaks_here(sheet.kind != "cpu", threads, Store("peaks", folder))
+    if peaks is None:
         return sheet
     try:
-        work, peaks = Work.model_validate(kept), peaks_here(sheet.kind != "cpu", threads)
-    except (ValidationError, MachineError):
+        floor = floor_of(Work.model_validate(kept), peaks, problem.precision)
+    except ValidationError:
         return sheet
-    floor = floor_of(work, peaks, problem.precision)
     return _with(_with(sheet, PEAKS, _rates(peaks)), NEEDS, _needs(floor))
 
 

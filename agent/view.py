@@ -205,7 +205,9 @@ def _news(old: Attempt, body: OfAttempt) -> dict[str, Any]:
 
 def _answered(asked: FollowUp | None, body: RepliedAgain) -> FollowUp:
     if asked is None:
-        raise RunLogError(f"attempt {body.attempt} was answered again and not asked; the record is damaged")
+        raise RunLogError(
+            f"attempt {body.attempt} was answered again and not asked; the record is damaged, start a new run"
+        )
     return FollowUp.model_validate(_fields(asked) | {"reply_digest": body.reply_digest, "reply": body.reply})
 
 

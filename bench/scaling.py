@@ -1,7 +1,7 @@
 """From one device to ten thousand: what each part bears here, the capacity model against simulation, and real devices.
 
-`python -m bench scaling`. Where there are CUDA devices, the local executor judges the same candidates on 1, 2 and 4 of
-them in one sitting, with every build cached; without any, on declared parts of the processor, which proves nothing
+`python -m bench scaling`. Where there are CUDA devices, the local executor judges the same candidates on 1, 2, 4 and 8
+of them in one sitting, with every build cached; without any, on declared parts of the processor, which proves nothing
 about GPUs. `KERNELWRIGHT_PER_DEVICE` is the number of candidates for each device of a round (12). See docs/scaling.md.
 """
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from bench.comparison import Comparison, in_turn
 from evals.collecting import source_digest
+from evals.executors.devices import device_of
 from evals.harness import Conditions
 from evals.judgements import Judgement, Judgements
-from evals.scoring import DATABASE, device_of
+from evals.scoring import DATABASE
 from problems import load_problem
 from sandbox.settings import Settings
 from tests.evals.made_run import REFERENCE, failed, passed, source_of

@@ -98,6 +98,12 @@ def detail_cells(cell: Cell) -> list[str]:
     ]
 
 
+def unranked(board: Board) -> str:
+    """Which problems are not ranked, each with the reason that its cells give."""
+    why = {cell.problem: cell.why for row in board.rows for cell in row.cells if cell.status == "weak problem"}
+    return "Not ranked: " + ", ".join(f"{name} ({why[name]})" if why.get(name) else name for name in board.weak)
+
+
 def _fast(row: Row, baseline: str, p: float) -> str:
     return _share(row.fast.get(baseline, {}).get(p))
 
@@ -112,7 +118,7 @@ def as_markdown(boards: Sequence[Board]) -> str:
     for board in boards:
         parts.append(f"## {_md(board.device)}")
         if board.weak:
-            parts.append(f"Not ranked, since they accept a lazy answer: {_md(', '.join(board.weak))}.")
+            parts.append(f"{_md(unranked(board))}.")
         parts.append(_md_table([_md(name) for name in headings(board)], [row_cells(row, board) for row in board.rows]))
         for row in board.rows:
             parts.append(f"### {row.rank}. {_md(row.model)}, {_md(row.strategy)}, {_md(row.target)}")

@@ -12,6 +12,7 @@ from sandbox.verdict import Record
 
 JUDGING = ("sandbox", "problems")
 """The packages whose code decides a verdict."""
+CODE = frozenset({".py", ".cpp", ".h"})
 NOT_CODE = frozenset({"catalog", "__pycache__"})
 
 
@@ -24,11 +25,15 @@ def harness_digest() -> str:
     digest = hashlib.sha256()
     for package in JUDGING:
         root = _folder(package)
-        for path in sorted(root.rglob("*.py")):
-            place = path.relative_to(root)
-            if not NOT_CODE & set(place.parts):
-                digest.update(f"{package}/{place.as_posix()}\0".encode() + path.read_bytes() + b"\0")
+        for place in sources(root):
+            digest.update(f"{package}/{place.as_posix()}\0".encode() + (root / place).read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def sources(root: Path) -> list[Path]:
+    """The files below a package's folder that are code, in an order of their own; relative to it."""
+    places = [path.relative_to(root) for path in sorted(root.rglob("*")) if path.suffix in CODE]
+    return [place for place in places if not NOT_CODE & set(place.parts)]
 
 
 def _folder(package: str) -> Path:

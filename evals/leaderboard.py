@@ -69,7 +69,7 @@ class Board(Record):
     device: str
     problems: tuple[str, ...]
     weak: tuple[str, ...]
-    """Problems that are shown and not ranked: they accept a lazy answer."""
+    """Problems that are shown and not ranked, since a verdict on them says little."""
     rows: tuple[Row, ...]
 
 

@@ -17,8 +17,6 @@ from evals.harness import Conditions, harness_digest
 from evals.judgements import Judgement, Judgements
 from evals.measured import Measured
 from problems import Problem
-from sandbox.machine import processor_name
-from sandbox.settings import Settings
 from sandbox.verdict import Candidate
 
 DATABASE = "scores.db"
@@ -49,6 +47,8 @@ class Scored(NamedTuple):
     measured: Measured | None
     """None for a file without a verdict."""
     cached: bool
+    machine_lacks: bool = False
+    """Whether there is no verdict since this machine lacks something."""
 
     @property
     def line(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Batch:
         try:
             judged = await dispatcher.judge(Work(problem=problem, candidate=candidate))
         except Unjudged as error:
-            self._unjudged(waiting.files, str(error))
+            self._unjudged(waiting.files, str(error), error.machine_lacks)
         else:
             self._record(problem, waiting, candidate, judged, dispatcher.devices[0].conditions)
 
@@ -149,9 +149,10 @@ class Batch:
         for file in waiting.files:
             self.on_done(Scored(file, *found, cached=False))
 
-    def _unjudged(self, files: list[CandidateFile], reason: str) -> None:
+    def _unjudged(self, files: list[CandidateFile], reason: str, machine_lacks: bool = False) -> None:
         for file in files:
-            self.on_done(Scored(file, {"outcome": NOT_JUDGED, "reason": reason}, None, cached=False))
+            report = {"outcome": NOT_JUDGED, "reason": reason}
+            self.on_done(Scored(file, report, None, cached=False, machine_lacks=machine_lacks))
 
 
 def interleaved(waiting: Iterable[Waiting], at_once: int) -> list[Waiting]:
@@ -165,12 +166,3 @@ def interleaved(waiting: Iterable[Waiting], at_once: int) -> list[Waiting]:
         for turn in range(max(map(len, together))):
             found += [group[turn] for group in together if turn < len(group)]
     return found
-
-
-def device_of(settings: Settings) -> str:
-    """The name of what candidates are timed on."""
-    if not settings.gpu:
-        return processor_name()
-    import torch
-
-    return str(torch.cuda.get_device_name())

@@ -39,21 +39,23 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
     return row
 
 
-def summary_table(views: list[View], folder: Path) -> Table:
-    """The same for a person."""
+def summary_table(views: list[View]) -> Table:
+    """The same for a person, narrow enough for any terminal: no paths, and of failures only those that decide."""
     table = Table(box=SIMPLE)
-    for name in ("problem", "attempts", "verdicts", "best speedup [95 %]", "kept kernel"):
-        table.add_column(name, overflow="fold")
+    table.add_column("problem", no_wrap=True)
+    table.add_column("passed", no_wrap=True)
+    table.add_column("best speedup [95 %]")
     for view in views:
         passed = sum(1 for attempt in view.attempts if attempt.passed)
-        verdicts = [f"{passed} passed"] if passed else []
-        verdicts += [f"{count} {outcome}" for outcome, count in view.failures.items()]
-        best = view.best
-        verdict = best.verdict if best else None
-        speedup = speedup_words(verdict) if isinstance(verdict, Passed) else "-"
-        kept = str(folder / "best" / view.problem / "candidate.py") if best else "-"
-        table.add_row(view.problem, str(_judged(view)), ", ".join(verdicts), speedup, kept)
+        table.add_row(view.problem, f"{passed} of {_judged(view)}", _outcome(view))
     return table
+
+
+def _outcome(view: View) -> str:
+    """The best speedup; without one, what came out instead."""
+    if view.best and isinstance(view.best.verdict, Passed):
+        return speedup_words(view.best.verdict)
+    return ", ".join(f"{count} {outcome}" for outcome, count in view.failures.items()) or "-"
 
 
 def _judged(view: View) -> int:

@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from evals.line_process import Ended, LineProcess
+from evals.collecting import candidate_of
+from evals.executors.order import Order
+from evals.executors.process import WorkerProcess
+from evals.executors.protocol import Answer, Lost, Question, Work
 from problems import Problem, load_problem
+from sandbox.report import report
 
 if TYPE_CHECKING:
     from sandbox.settings import Settings
@@ -59,12 +63,13 @@ class Judging:
             raise ValueError(f"in_flight is {in_flight}; it must be at least 1")
         self.in_flight = in_flight
         self.settings = settings
-        self._process: LineProcess | None = None
+        self._worker: WorkerProcess | None = None
         self._turns = asyncio.Semaphore(in_flight)
 
     async def __aenter__(self) -> Self:
-        settings = self.settings.model_dump_json() if self.settings else "{}"
-        self._process = await LineProcess.start("kernelwright.judging_helper", str(self.in_flight), settings)
+        chosen = self.settings.model_dump(mode="json", exclude_unset=True) if self.settings else {}
+        self._worker = WorkerProcess(Order(chosen=chosen), self.in_flight)
+        await self._worker.start()
         return self
 
     async def __aexit__(
@@ -73,7 +78,7 @@ class Judging:
         await asyncio.shield(asyncio.ensure_future(self._end()))
 
     async def judge(self, problem: str | Problem, source: str) -> Judged:
-        """One verdict. Raises `JudgingError` where the helper has ended."""
+        """One verdict. Raises `JudgingError` where the process that judges ended before it."""
         return await self._judge(0, problem, source)
 
     async def judge_all(self, pairs: Iterable[Pair]) -> AsyncIterator[Judged]:
@@ -93,21 +98,25 @@ class Judging:
                 found = problem if isinstance(problem, Problem) else load_problem(problem)
             except ValueError as error:
                 return Judged(index=index, problem=str(problem), error=str(error))
-            answer = await self._ask({"problem": found.model_dump(mode="json"), "source": source})
-            return Judged(index=index, problem=found.name, **answer)
+            # Surrogates, which come of reading bytes leniently, can not be sent; a file is read like this too.
+            candidate = candidate_of(source.encode(errors="replace").decode())
+            answer = await self._ask(Question(stage="time", work=Work(problem=found, candidate=candidate)))
+            if answer.verdict is None:
+                return Judged(index=index, problem=found.name, error=answer.trouble)
+            return Judged(index=index, problem=found.name, report=await asyncio.to_thread(report, answer.verdict))
 
-    async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        if self._process is None:
+    async def _ask(self, question: Question) -> Answer:
+        if self._worker is None:
             raise JudgingError("the judging has ended; use it inside `async with Judging()`")
         try:
-            return await self._process.ask(message)
-        except Ended:
-            raise JudgingError("the judging's helper has ended; its words are on standard error") from None
+            return await self._worker.ask(question)
+        except Lost:
+            raise JudgingError("the process that judges has ended; its words are on standard error") from None
 
     async def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            await process.close()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.close()
 
 
 def judge_all(pairs: Iterable[Pair], in_flight: int = 8, settings: "Settings | None" = None) -> list[Judged]:

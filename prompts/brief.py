@@ -118,7 +118,9 @@ def check_parent(brief: Brief) -> None:
             raise PromptError(f"role '{role}' starts afresh but got attempt {parent.number} as parent; leave it out")
     elif parent is None:
         if role != "plan":
-            raise PromptError(f"role '{role}' needs a parent attempt and got none; pass one, or use role 'propose'")
+            raise PromptError(
+                f"role '{role}' needs a parent attempt and got none; name one (--parent), or use role 'propose'"
+            )
     elif parent.passed == (role in {"repair", "critique"}):
         wanted = "improve" if parent.passed else "repair"
         raise PromptError(

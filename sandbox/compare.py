@@ -44,6 +44,8 @@ class Checks(NamedTuple):
 
 SHORT_FLOOR_ULP = 2.0
 """The floor for outputs of 16 bits: their sums run in float32, so only the last rounding is theirs."""
+SURE_FACTOR, LARGEST_UNIT = 4.0, 0.5
+"""Within these, an output may be told right by the same-dtype reference alone; a little less would do."""
 LOWER_PRECISION_ULP = {"strict": 0.0, "tf32": 2.0**13, "half": 2.0**16}
 """Units in the last place of float32 that one unit of TF32 (10 bits of fraction) or bf16 (7 bits) spans."""
 
@@ -90,6 +92,41 @@ def mismatch_with(got: Values, truth: Truth, tolerance: Tolerance, checks: Check
     return None
 
 
+def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance) -> bool:
+    """Whether `mismatch` finds nothing wrong with `got` whatever the float64 result is; `near` as `same_dtype` there.
+
+    In each norm, let d be the distance between the two and e the error of `near`; then `got` is off by d + e at most.
+    With d at most u/2 of `near`, u being the floor relative to it: where e is at most u/4 of `near`, d + e is below
+    the floor; where e is more, d is below 2 e, and d + e below 3 e.
+    """
+    mine, reference = flatten(got), flatten(near)
+    if tolerance.factor < SURE_FACTOR or mine.shape != reference.shape:
+        return False
+    return all(
+        one == other or (_form("", one, other, ALL) is None and _is_near(one, other, tolerance))
+        for one, other in zip(mine.tensors, reference.tensors, strict=True)
+    )
+
+
+def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
+    got, near = _real(one.tensor()), _real(other.tensor())
+    if not near.is_floating_point():
+        return False
+    unit = _floor(near, tolerance)
+    distance = measure(got, near, near)
+    error, size = distance.error, distance.want
+    if not (unit <= LARGEST_UNIT and error.is_finite and size.is_finite):
+        return False
+    slices = error.slices is None or size.slices is None or bool((error.slices <= unit / 2 * size.slices).all())
+    return slices and error.largest <= unit / 2 * size.largest and error.norm <= unit / 2 * size.norm
+
+
+def _floor(near: torch.Tensor, tolerance: Tolerance) -> float:
+    """What an output may always be off by, relative to it."""
+    floor = min(tolerance.floor_ulp, SHORT_FLOOR_ULP) if near.dtype.itemsize <= 2 else tolerance.floor_ulp
+    return float(floor * torch.finfo(near.dtype).eps)
+
+
 def _form(label: str, mine: RawTensor, reference: RawTensor, checks: Checks) -> Wrong | None:
     if checks.shape and mine.shape != reference.shape:
         return Wrong(f"{label} has shape {list(mine.shape)}, the reference's is {list(reference.shape)}", "")
@@ -105,8 +142,7 @@ def _values(label: str, tensors: list[RawTensor], tolerance: Tolerance, checks: 
         return _exact_values(label, got, want, near)
     if not want.numel():
         return None
-    floor = min(tolerance.floor_ulp, SHORT_FLOOR_ULP) if near.dtype.itemsize <= 2 else tolerance.floor_ulp
-    unit = floor * torch.finfo(near.dtype).eps
+    unit = _floor(near, tolerance)
     distance = measure(got, near, want)
     if not all(size.is_finite for size in distance):
         got, want, near = got.double(), want.double(), near.double()

@@ -17,6 +17,7 @@ from sandbox.child import syscalls
 from sandbox.children import Child, ChildGone, ChildLate
 from sandbox.errors import MachineError, SandboxError
 from sandbox.jail import REMEDIES, STRICT, USER, landlock_abi, landlock_layer
+from sandbox.leftovers import sweep
 from sandbox.machine import compiler, processor_name
 from sandbox.peek import PeekError, read_bytes
 from sandbox.settings import Settings
@@ -60,6 +61,7 @@ def _findings() -> Iterator[Finding]:
     yield from _torch()
     yield from _building()
     yield _space()
+    yield _leftovers()
     yield _cache()
     yield from gpu_findings()
     yield from _layers()
@@ -88,6 +90,12 @@ def _space() -> Finding:
     free = shutil.disk_usage(place).free
     room = f"{free / 2**30:.1f} GiB free in {place}"
     return _judged("space", free > SPACE_BYTES, room, "free some, or set TMPDIR to a place with at least 2 GiB")
+
+
+def _leftovers() -> Finding:
+    removed = sweep()
+    found = f"{len(removed)} temporary folders of killed judges, now removed" if removed else "none"
+    return Finding(name="left-overs", state="ok", found=found)
 
 
 def _cache() -> Finding:

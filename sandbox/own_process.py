@@ -3,6 +3,7 @@
 import ctypes
 import os
 
+from sandbox.leftovers import sweep
 from sandbox.workfolder import shared_environment
 from sandbox.zygote import ZYGOTES
 
@@ -11,12 +12,13 @@ def become_a_judge(threads: int | None = None) -> None:
     """Keep freed memory, leave cores alone, be closed to other processes of the same user, and have children prepared.
 
     Call it before torch is imported here: the process that children are forked from imports it meanwhile. `threads` as
-    in the settings; None for as many as there are cores.
+    in the settings; None for as many as there are cores. What killed judges have left is removed.
     """
     keep_freed_memory()
     rest_between_loops()
     protect_this_process()
     ZYGOTES.find(shared_environment(threads or len(os.sched_getaffinity(0)), steady=True))
+    sweep()
 
 
 def keep_freed_memory() -> None:

@@ -1,14 +1,19 @@
 """The one folder that a candidate's children may write to."""
 
+import contextlib
+import hashlib
 import itertools
 import os
+import re
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox.errors import MachineError
+from sandbox.flocks import taken
 
 KEPT_VARIABLES = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CC", "CXX", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
 """What a child's environment takes over from the user's, beside PATH; no key or token is among them."""
@@ -25,6 +30,44 @@ LEAST_FREE_BYTES = 512 * 2**20
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+class HeldFolder:
+    """A private temporary folder in `place`, locked for as long as this process lives and has not closed it.
+
+    `purpose` is a word for its name. What killed processes leave is removed by `sandbox.leftovers`. Raises `OSError`.
+    """
+
+    def __init__(self, purpose: str, place: str | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"kernelwright-{purpose}-{_host()}-", dir=place))
+        self._fd = os.open(self.path, FOLDER)
+        with contextlib.suppress(OSError):  # on a disk without locks nobody can take it for a left-over either
+            taken(self._fd)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the folder with all that is in it; its children must have ended."""
+        if self._fd >= 0:
+            remove(self.path)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def is_held_kind(name: str) -> bool:
+    """Whether this is the name of a `HeldFolder` of this machine.
+
+    Of no other machine: on a disk that several share, locks may be known to each machine alone.
+    """
+    return re.fullmatch(rf"kernelwright-[a-z]+-{_host()}-[a-z0-9_]{{8}}", name) is not None
+
+
+def _host() -> str:
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+
+
 class WorkFolder:
     """A private temporary folder with the places that compilers and torch want, removed at the end."""
 
@@ -32,7 +75,8 @@ class WorkFolder:
         place = temporary_place()
         _require_space(place)
         try:
-            self.path = Path(tempfile.mkdtemp(prefix="kernelwright-", dir=place))
+            self._held = HeldFolder("work", place)
+            self.path = self._held.path
             for name in PLACES:
                 (self.path / name).mkdir(mode=0o700)
         except OSError as error:
@@ -93,7 +137,7 @@ class WorkFolder:
 
     def close(self) -> None:
         """Remove the folder with all that is in it; its children must have ended."""
-        remove(self.path)
+        self._held.close()
 
 
 def temporary_place() -> str:
@@ -146,16 +190,21 @@ def remove(root: Path) -> None:
         top = os.open(root, FOLDER)
     except OSError:
         return
-    names = (f".moved-{number}" for number in itertools.count())
     try:
-        while _empty(top, top, names):
-            pass
+        empty(top)
     finally:
         os.close(top)
     try:
         root.rmdir()
     except OSError:
         return
+
+
+def empty(top: int) -> None:
+    """Take out of an open folder whatever can be taken out."""
+    names = (f".moved-{number}" for number in itertools.count())
+    while _empty(top, top, names):
+        pass
 
 
 def _empty(folder: int, top: int, names: Iterator[str]) -> bool:

@@ -32,7 +32,9 @@ class Files:
             self._put_task(request)
             text = answer.read_text(encoding="utf-8") if answer.is_file() else ""
         except (OSError, UnicodeDecodeError) as error:
-            raise ProviderError(f"cannot use the folder of tasks {self.folder} ({error}); mend it") from error
+            raise ProviderError(
+                f"cannot use the folder of tasks {self.folder} ({error}); make it readable and writable"
+            ) from error
         if not text.strip():
             raise Waiting(self._wanted())
         return Reply(

@@ -5,6 +5,7 @@ Prints its address once it can answer, and ends when its standard input does: wi
 
 import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def serve(model: Path, threads: int) -> None:
     server = runtime.Server(params)
     print(f"{server.listening_address}/v1", flush=True)
     sys.stdin.read()
+    os._exit(0)  # the runtime's own way to end waits for its threads, now and then forever
 
 
 if __name__ == "__main__":

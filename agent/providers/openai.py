@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 OWN_URL = "https://api.openai.com/v1"
 OWN_HOST = "api.openai.com"
+ADDRESS = "--base-url or OPENAI_BASE_URL"
+"""Where a user names the server; a preset names it too, and --base-url goes before all."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 """No proxy can reach these for us."""
 NO_KEY = "none"
@@ -110,7 +112,7 @@ class OpenAIProvider:
         key = environment.get(variable, "").strip()
         if not key and (self._is_own or self.settings.needs_key):
             raise ProviderError(
-                f"there is no key in the variable {variable}; set it, or give the base_url of another server"
+                f"there is no key in the variable {variable}; set it, or name a server without keys by --base-url"
             )
         if not (key.isascii() and key.isprintable()):
             raise ProviderError(f"the key in {variable} holds characters that no key has; copy it again")
@@ -150,14 +152,14 @@ class OpenAIProvider:
             case 401 | 403:
                 return self._forbidden(status)
             case 404:
-                return self._error(f"knows no {wanted} (404: {said}); check the names")
+                return self._error(f"knows no {wanted} (404: {said}); check the names, and the address in {ADDRESS}")
             case 429 if error.code != "insufficient_quota":
                 return self._error(f"is asked too often (429: {said}); wait, or use fewer slots", retryable=True)
             case 429:
                 return self._error(f"says that the quota is used up ({said}); top it up or use another key")
             case 408 | 409 | 500 | 501 | 502 | 503 | 504 | 529:
                 return self._error(f"is in trouble ({status}: {said}); try again later", retryable=True)
-        return self._error(f"refused the request ({status}: {said}); check the options")
+        return self._error(f"refused the request ({status}: {said}); check --model and --set")
 
     def _forbidden(self, status: int) -> ProviderError:
         key = self.settings.api_key_env
@@ -173,7 +175,8 @@ class OpenAIProvider:
 
         if isinstance(error, openai.APITimeoutError):
             return self._error(
-                f"was silent for {self.settings.timeout_s:.0f} s; try again, or raise the timeout", retryable=True
+                f"was silent for {self.settings.timeout_s:.0f} s; try again, or ask for less by --set max_tokens=N",
+                retryable=True,
             )
         causes = list(_causes(error))
         if any(isinstance(cause, ssl.SSLError) for cause in causes):
@@ -181,19 +184,19 @@ class OpenAIProvider:
         why = self._without_key(_one_line(str(causes[-1]) or type(causes[-1]).__name__))
         if proxy := self._proxy():
             return self._error(
-                f"cannot be reached through the proxy {proxy} ({why}); check the address and what the proxy lets "
-                "through, or name the server in NO_PROXY"
+                f"cannot be reached through the proxy {proxy} ({why}); check the address in {ADDRESS}, and what the "
+                "proxy lets through, or name the server in NO_PROXY"
             )
-        return self._error(f"cannot be reached ({why}); check the address and that the server runs")
+        return self._error(f"cannot be reached ({why}); start it, or name another by {ADDRESS}")
 
     def _proxy(self) -> str:
         return "" if self._is_near else proxy_for(self.base_url)
 
     def _no_answer(self) -> ProviderError:
-        return self._error(f"did not answer with a {self._wire.noun}; did you forget /v1?")
+        return self._error(f"did not answer with a {self._wire.noun}; check {ADDRESS}: did you forget /v1?")
 
     def _error(self, what: str, *, retryable: bool = False) -> ProviderError:
-        return ProviderError(f"base_url {self.base_url} {what}", retryable=retryable)
+        return ProviderError(f"the server {self.base_url} {what}", retryable=retryable)
 
     def _without_key(self, text: str) -> str:
         if len(self._key) < SHORTEST_SECRET:
@@ -208,11 +211,11 @@ def _host(base_url: str) -> str:
         parts = urlsplit(base_url)
         host, password = parts.hostname, parts.password
     except ValueError as error:
-        raise ProviderError(f"base_url {base_url!r} is no address ({error}); correct it") from error
+        raise ProviderError(f"{base_url!r} in {ADDRESS} is no address ({error}); correct it") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise ProviderError(f"base_url {base_url!r} is no address; it should look like http://localhost:8000/v1")
+        raise ProviderError(f"{base_url!r} in {ADDRESS} is no address; it should look like http://localhost:8000/v1")
     if password is not None:
-        raise ProviderError(f"base_url for {host} holds a password, which the record would show; put it into the key")
+        raise ProviderError(f"the address of {host} holds a password, which the record would show; put it into the key")
     return host
 
 

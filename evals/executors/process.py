@@ -32,14 +32,15 @@ class WorkerProcess:
 
     async def ask(self, question: Question) -> Answer:
         """The worker's answer. Raises `Lost` where its process ends before that."""
-        process = await self._running()
+        process = await self.start()
         try:
             said = await process.ask({"question": question.model_dump(mode="json")})
         except Ended:
             raise Lost("the worker's process has ended") from None
         return Answer.model_validate(said["answer"])
 
-    async def _running(self) -> LineProcess:
+    async def start(self) -> LineProcess:
+        """The process, which has just been started where it was not running; asking does this too."""
         async with self._starting:
             if self._process is None or self._process.has_ended:
                 arguments = str(self._threads), self._order.model_dump_json()

@@ -1,4 +1,4 @@
-"""The process of a local worker: questions come in as JSON lines, answers leave as JSON lines.
+"""The process of a worker on this machine, also of the one behind `Judging`: JSON lines come in, and leave.
 
 `python -m evals.executors.serving THREADS ORDER`. It ends when its input does, so also when its driver is killed, and
 ends every child first; should it be killed instead, the children's keepers notice and end them.
@@ -45,19 +45,18 @@ class Serving:
         self._pool.submit(self._answer, message["id"], message["question"])
 
     def _answer(self, number: int, question: dict[str, Any]) -> None:
-        if number in self._cancelled:
-            self._cancelled.discard(number)
-            self._working.discard(number)
-            return
-        answer = self._worker.answer(Question.model_validate(question))
-        line = json.dumps({"id": number, "answer": answer.model_dump(mode="json", exclude_none=True)})
-        with self._writing, contextlib.suppress(BrokenPipeError):
-            self._out.write(line + "\n")
-            self._out.flush()
+        if number not in self._cancelled:
+            answer = self._worker.answer(Question.model_validate(question))
+            line = json.dumps({"id": number, "answer": answer.model_dump(mode="json", exclude_none=True)})
+            with self._writing, contextlib.suppress(BrokenPipeError):
+                self._out.write(line + "\n")
+                self._out.flush()
+        self._cancelled.discard(number)
         self._working.discard(number)
 
     def stop(self) -> bool:
         """End every child, so that each thread comes to its own end and cleans up; whether all did in time."""
+        self._worker.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
         end = time.monotonic() + STOPPING_S
         while any(thread.is_alive() for thread in self._pool._threads) and time.monotonic() < end:

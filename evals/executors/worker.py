@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from evals.executors.devices import device_turn
+from evals.executors.devices import device_of, device_turn
 from evals.executors.order import Order
 from evals.executors.protocol import Answer, Question, Work
 from evals.executors.warmth import KEPT
 from problems import Problem
-from sandbox.errors import BrokenProblem, SandboxError
+from sandbox.errors import BrokenProblem, MachineError, SandboxError
 from sandbox.judge import Judge
 from sandbox.machine import require_tools
 from sandbox.settings import Settings
@@ -23,6 +23,7 @@ from sandbox.verdict import Verdict
 
 CHECKING: dict[str, Any] = {"min_pairs": 4, "max_pairs": 4, "worker_pairs": 1, "compiled": ()}
 """What the settings become for a check: enough to see whether a candidate is right, and about how fast."""
+GIVING_UP_S = 0.02
 
 
 class _SharedJudge(Judge):
@@ -45,6 +46,7 @@ class Worker:
         self._choosing = threading.Lock()
         self._device = threading.Lock()
         """Held for whatever uses the device: references that start would be heard in a timing beside them."""
+        self._stopping = threading.Event()
 
     def answer(self, question: Question) -> Answer:
         """Never raises for what a candidate, a problem or this machine does: that is an answer too."""
@@ -54,11 +56,15 @@ class Worker:
         except BrokenProblem as error:
             return Answer(trouble=str(error), broken_problem=True)
         except SandboxError as error:
-            return Answer(trouble=str(error))
+            return Answer(trouble=str(error), machine_lacks=isinstance(error, MachineError))
         except Exception as error:  # one candidate, whatever it met, must not end a batch of thousands
             self._forget(question.work.problem)
             what = f"{type(error).__name__}: {error}"
             return Answer(trouble=f"the judge itself failed ({what}); please report it")
+
+    def stop(self) -> None:
+        """Begin nothing more: questions that wait for their turn end without a verdict. The children are left alone."""
+        self._stopping.set()
 
     def close(self) -> None:
         """End the reference children."""
@@ -97,10 +103,25 @@ class Worker:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        device = self.order.device
-        assert device is not None, "a build pool has no device"
-        with device_turn(device.kind, "" if self.order.alone else str(device.ordinal)):
+        """Wait until nothing else is timed on the device. Another thread waits for us, so that we can give up."""
+        device, granted, done = self.order.device, threading.Event(), threading.Event()
+        kind = device.kind if device else device_of(self.settings)
+        part = "" if device is None or self.order.alone else str(device.ordinal)
+
+        def hold() -> None:
+            with device_turn(kind, part):
+                granted.set()
+                done.wait()
+
+        waiting = threading.Thread(target=hold, daemon=True)
+        waiting.start()
+        try:
+            while not granted.wait(GIVING_UP_S):
+                if self._stopping.is_set() or not waiting.is_alive():
+                    raise MachineError("the judging was stopped before its turn on the device came")
             yield
+        finally:
+            done.set()
 
     @contextmanager
     def _judge_of(self, problem: Problem) -> Iterator[_SharedJudge]:
@@ -114,6 +135,8 @@ class Worker:
             with judge.starting:
                 if not judge.started:
                     with self._device:
+                        if self._stopping.is_set():
+                            raise MachineError("the judging was stopped")
                         _ = judge.reference
                     judge.started = True
             yield judge

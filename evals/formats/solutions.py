@@ -112,7 +112,7 @@ def source_of(solution: Solution, definition: Definition | None) -> str:
     place, _, symbol = solution.spec.entry_point.partition("::")
     if place not in texts or not symbol.isidentifier():
         raise ProblemError(
-            f"{solution.name}: the entry point {solution.spec.entry_point!r} names no function of a source"
+            f"{solution.name}: the entry point {solution.spec.entry_point!r} names no function of a source; correct it"
         )
     spec = solution.spec
     options = {key: value for key, value in (spec.compile_options or {}).items() if value}

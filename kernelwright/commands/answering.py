@@ -34,6 +34,12 @@ def answering(typed: Answering) -> "tuple[str, ProviderOptions]":
         raise UserMistake("recorded answers come from no model; leave out --model or --provider recorded")
     if kind != "server" and typed.base_url:
         raise UserMistake(f"--base-url names a server but {_who(kind)}; add --model or leave it out")
+    server_only = {"--api": None if kind == "local" else typed.api, "--api-key-env": typed.api_key_env}
+    for option, given in server_only.items():
+        if kind != "server" and given:
+            raise UserMistake(f"{option} {given} is for a server but {_who(kind)}; add --model or leave it out")
+    if typed.presets and not typed.provider:
+        raise UserMistake(f"--presets {typed.presets} holds servers by name; name one with --provider")
     if kind != "files" and typed.folder:
         raise UserMistake(f"--folder is for --provider files, but {_who(kind)}; leave it out")
     model = typed.model or OWN_NAMES.get(kind)

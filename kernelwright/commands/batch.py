@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Send the asks of a run as a batch, and take its answers back.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(help="Folder of the run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
-BaseUrl = Annotated[str | None, typer.Option(help="Server with /files and /batches; default: OpenAI's.")]
+BaseUrl = Annotated[
+    str | None,
+    typer.Option(help="Address of a server with /files and /batches; default: OPENAI_BASE_URL, or OpenAI's."),
+]
 KeyEnv = Annotated[str, typer.Option(help="Environment variable that holds the key.")]
 
 
@@ -27,10 +30,10 @@ KeyEnv = Annotated[str, typer.Option(help="Environment variable that holds the k
 @reported
 def export(
     folder: Folder,
-    file: Annotated[Path, typer.Argument(help="Batch file to write, one request a line.")],
+    file: Annotated[Path, typer.Argument(help="File to write, one request a line.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write the asks that wait for an answer as a batch file. In OpenAI's chat completions form, one request a line."""
+    """Write the asks that wait for an answer as a batch file. It is in OpenAI's chat completions form."""
     from agent.atomic import write_atomically
     from agent.log import RunLog
     from agent.providers.batchfile import batch_line, open_requests

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def diff(
     first: Annotated[str, typer.Argument(help="A run, RUN:PROBLEM/NUMBER, or a file.")],
     second: Annotated[str, typer.Argument(help="The same kind of thing.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For runs: the comparison as one object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For runs: the comparison as one JSON object.")] = False,
 ) -> None:
     """Compare two runs: paired speedup ratios and a sign test. Or two candidates: the lines that differ."""
     runs = [(Path(name) / "header.json").is_file() for name in (first, second)]

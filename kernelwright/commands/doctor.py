@@ -10,7 +10,7 @@ from kernelwright.endings import DONE, MACHINE_LACKS
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list of findings, nothing else.")] = False,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Compile torch's header once for the usual flags: minutes, and 5 GB.")
     ] = False,

@@ -1,5 +1,6 @@
 """Options about where judging runs, which several commands share, checked."""
 
+import os
 from typing import TYPE_CHECKING
 
 from kernelwright.endings import UserMistake
@@ -27,6 +28,20 @@ def check_tools(sanitize: bool, profile: bool, gpu: bool, local: bool = True) ->
             )
     if local:
         require_tools(sanitize, profile)
+
+
+def check_threads(threads: int | None, devices: int | None = None) -> None:
+    """`UserMistake` for more threads than a device here has cores: they would take turns, and be slower than fewer."""
+    cores = len(os.sched_getaffinity(0))
+    share = max(1, cores // (devices or 1))
+    if threads is not None and threads > share:
+        where = "this machine" if share == cores else f"each of the {devices} devices of this machine"
+        raise UserMistake(f"--threads is {threads} and {where} has {cores_words(share)}; give at most {share}")
+
+
+def cores_words(count: int) -> str:
+    """`1 core`, `2 cores`."""
+    return "1 core" if count == 1 else f"{count} cores"
 
 
 def executor_choice(

@@ -18,9 +18,9 @@ FORMATS = ("jsonl", "parquet", "huggingface", "plain", "kernelbench", "leaderboa
 
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run, or the --out of a score.")],
-    out: Annotated[Path | None, typer.Argument(help="What to write; - prints JSON lines.")] = None,
-    to: Annotated[str, typer.Option(help=", ".join(FORMATS) + ".")] = "jsonl",
-    best: Annotated[Path | None, typer.Option(help="Write each problem's best kernel as a folder to use.")] = None,
+    out: Annotated[Path | None, typer.Argument(help="File or folder to write; - prints JSON lines.")] = None,
+    to: Annotated[str, typer.Option(help=f"Format: {', '.join(FORMATS)}.")] = "jsonl",
+    best: Annotated[Path | None, typer.Option(help="Folder for each problem's best kernel, ready to use.")] = None,
     problems: Annotated[str | None, typer.Option(help="For a score: its PROBLEMS_DIR.")] = None,
     candidates: Annotated[Path | None, typer.Option(help="For a score: its CANDIDATES_DIR.")] = None,
     name: Annotated[str, typer.Option(help="For a leaderboard: who hands in.")] = "kernelwright",

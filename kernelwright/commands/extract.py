@@ -13,7 +13,7 @@ def extract(
     reply: Annotated[str, typer.Argument(help="File with a model's reply; - for standard input.")],
     truncated: Annotated[bool, typer.Option("--truncated", help="The reply was cut off by its length limit.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="An object with source, how and warnings, or the failure.")
+        bool, typer.Option("--json", help="One JSON object with source, how and warnings, or the failure.")
     ] = False,
 ) -> None:
     """Print the source that defines ModelNew, alone. Exit code 1, and why on standard error, if there is none."""

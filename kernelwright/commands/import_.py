@@ -20,11 +20,15 @@ PROBLEMS, CANDIDATES = "problems", "candidates"
 def import_(
     source: Annotated[Path, typer.Argument(help="Problems or candidates of another benchmark: file or folder.")],
     out: Annotated[Path, typer.Argument(help="Folder to write: OUT/problems and OUT/candidates.")],
-    only: Annotated[str, typer.Option(help="A selection of the problems, such as level1[3,7,10-20].")] = "",
+    only: Annotated[
+        str, typer.Option(help="A selection of the problems, such as level1[3,7,10-20]; default: all.")
+    ] = "",
     problems: Annotated[
         Path | None, typer.Option(help="Where the definitions lie that the candidates are for, if not in SOURCE.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a problem or candidate.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a problem or candidate, nothing else.")
+    ] = False,
 ) -> None:
     """Read problems and candidates of another benchmark. Nothing is run. Exit code 1 if none was read."""
     from evals.formats.finding import candidate_format

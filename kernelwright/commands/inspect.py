@@ -11,7 +11,7 @@ from kernelwright.endings import UserMistake
 def inspect(
     folder: Annotated[Path, typer.Argument(help="A run, or a folder that holds runs.")],
     export: Annotated[
-        Path | None, typer.Option(help="Write the run as one HTML file, or a picture (.svg), and end.")
+        Path | None, typer.Option(help="Write the run as one HTML file, or as a picture (.svg), and end.")
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any free one.")] = 8765,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_tools
+from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_threads, check_tools
 from kernelwright.commands.files import read_text
 from kernelwright.commands.policies import compile_modes, jail_policy
 from kernelwright.endings import DONE, FELL_SHORT, UserMistake
@@ -17,25 +17,33 @@ if TYPE_CHECKING:
 
 def judge(
     problem: Annotated[
-        str | None, typer.Argument(help="Catalog name, or path of a .py file in the KernelBench convention.")
+        str | None, typer.Argument(help="Catalog name, path of a .py file in the KernelBench convention, or PATH::ID.")
     ] = None,
     candidate: Annotated[str | None, typer.Argument(help="File that defines ModelNew; - for standard input.")] = None,
-    size: Annotated[str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: what fits.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads for both sides; default: all cores.")] = None,
-    compiled: Annotated[
-        list[str] | None, typer.Option("--compile", help="Measure against this torch.compile mode too; repeatable.")
+    size: Annotated[
+        str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: what fits the candidate.")
     ] = None,
-    backward: Annotated[bool, typer.Option(help="Judge and time the gradients too.")] = False,
-    pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of candidate and baseline; default: all cores.")
+    ] = None,
+    compiled: Annotated[
+        list[str] | None,
+        typer.Option("--compile", help="Measure against this torch.compile mode too; may be repeated."),
+    ] = None,
+    backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
+    pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
     sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
     profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
-    jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+    jail: Annotated[str, typer.Option(help="Layers around what is judged: auto, strict or off.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys, nothing else.")] = False,
     record: Annotated[
-        str | None, typer.Option("--recheck", help="A file of `judge --json`: recompute it from its own raw samples.")
+        str | None,
+        typer.Option("--recheck", help="Only compute a file of `judge --json` again, from its own raw samples."),
     ] = None,
 ) -> None:
-    """Judge one candidate file. Exit code 0 if it passed, 1 if it failed (or a record does not hold)."""
+    """Judge one candidate file. Exit code 1 if it failed, or if a record does not hold."""
+    if record is not None and problem is not None:
+        raise UserMistake(f"--recheck {record} judges nothing; leave {problem} out, or leave out --recheck")
     if record is not None:
         _recheck(record, as_json)
     if problem is None or candidate is None:
@@ -53,6 +61,7 @@ def judge(
         found = found.model_copy(update={"direction": "both"})
     policy, modes, gpu = jail_policy(jail), compile_modes(compiled or []), needs_device(language, found.size)
     check_tools(sanitize, profile, gpu, local=False)
+    check_threads(threads)
     become_a_judge(threads)
     # All of these import torch, which the process that has just been started does too.
     from sandbox.judge import judge as judge_candidate

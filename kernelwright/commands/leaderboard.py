@@ -16,10 +16,13 @@ def leaderboard(
     folders: Annotated[list[Path], typer.Argument(help="Runs, or folders that hold runs.")],
     verify: Annotated[int, typer.Option(min=0, help="Judge the kernels of the N best rows again.")] = 0,
     metric: Annotated[
-        list[str] | None, typer.Option(help="A column of your own, file.py:function; repeatable.")
+        list[str] | None, typer.Option(help="A column of your own, file.py:function; may be repeated.")
     ] = None,
-    form: Annotated[str | None, typer.Option("--format", help="md, csv, json or html; default: a table.")] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; its ending gives the format.")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="md, csv, json or html; default: by the ending of --out, else a table."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Rank models and strategies, a board for each device. What counts are the lower bounds of the best speedups."""
@@ -27,6 +30,8 @@ def leaderboard(
     from evals.facts import all_facts
     from evals.own_metrics import load_metrics, with_metrics
 
+    if as_json and form not in (None, "json"):
+        raise UserMistake(f"--json and --format {form} are two formats; leave one of them out")
     chosen = "json" if as_json else form or (out.suffix.lstrip(".") if out else None)
     if chosen is not None and chosen not in FORMATS:
         raise UserMistake(f"no format {chosen!r}; there are: {', '.join(FORMATS)}")
@@ -66,7 +71,7 @@ def _show(found: "list[Board]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from evals.board_formats import headings, row_cells
+    from evals.board_formats import headings, row_cells, unranked
     from kernelwright.commands.running import LOG_WIDTH
 
     console = Console()
@@ -80,7 +85,7 @@ def _show(found: "list[Board]") -> None:
             table.add_row(*row_cells(row, board))
         console.print(table)
         if board.weak:
-            print(f"Not ranked, since they accept a lazy answer: {', '.join(board.weak)}")
+            print(unranked(board))
     stale = sum(row.stale for board in found for row in board.rows)
     if stale:
         print(f"{stale} numbers were reached under another harness; --verify judges those of the best rows again")

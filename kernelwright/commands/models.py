@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
+from kernelwright.commands.executing import check_threads
 from kernelwright.endings import UserMistake, reported
 
 app = typer.Typer(help="Servers that can be asked by name, and a small model to try.", no_args_is_help=True)
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line, nothing else.")]
 
 
 @app.command("list")
 @reported
 def list_(
-    presets: Annotated[Path | None, typer.Option(help="A table of presets of your own (TOML).")] = None,
-    as_json: AsJson = False,
+    presets: Annotated[Path | None, typer.Option(help="Table of further servers (TOML).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a server, nothing else.")] = False,
 ) -> None:
     """List the servers that `run --provider` knows by name. Beside each, whether the variable of its key is set."""
     from agent.providers.presets import load_presets
@@ -33,7 +33,9 @@ def list_(
 
 @app.command("fetch")
 @reported
-def fetch(as_json: AsJson = False) -> None:
+def fetch(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+) -> None:
     """Get the small model of `run --provider local`. 98 MB, by its checksum, into the cache."""
     from agent.providers.weights import NAME, SHA256
     from agent.providers.weights import fetch as fetch_weights
@@ -46,12 +48,13 @@ def fetch(as_json: AsJson = False) -> None:
 @reported
 def serve(
     model: Annotated[Path | None, typer.Argument(help="A GGUF file; default: what `fetch` got.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads; more than the idle cores is slower.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads; with more than there are idle cores it is slower.")] = 1,
 ) -> None:
     """Serve a model on this machine, in OpenAI's format. Prints its address, and goes on until it is stopped."""
     from agent.providers.local import LocalServer
     from agent.providers.weights import weights
 
+    check_threads(threads)
     if model is not None and not model.is_file():
         raise UserMistake(f"there is no model file {model}; check the path")
     with LocalServer(model or weights(), threads) as server:

@@ -1,7 +1,8 @@
 """`kernelwright problems`: list, show and check."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,8 +22,8 @@ app = typer.Typer(
 @app.command("list")
 @reported
 def list_problems(
-    family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    family: Annotated[str | None, typer.Option(help="Only problems of this family; default: all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a problem, nothing else.")] = False,
 ) -> None:
     """List the problems that ship."""
     from problems import catalog_names, load_problem
@@ -43,9 +44,9 @@ def list_problems(
 @app.command("show")
 @reported
 def show(
-    problem: Annotated[str, typer.Argument(help="Catalog name or path.")],
-    size: Annotated[str | None, typer.Option(help="cpu or gpu.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The whole record.")] = False,
+    problem: Annotated[str, typer.Argument(help="Catalog name, path of a .py file, or PATH::ID.")],
+    size: Annotated[str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: cpu.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole record as one JSON object.")] = False,
 ) -> None:
     """Print a problem's reference with its sizes put in. Before it, policies and what PyTorch took for it here."""
     from problems import load_problem
@@ -68,17 +69,21 @@ def show(
 @app.command("check")
 @reported
 def check(
-    paths: Annotated[list[str] | None, typer.Argument(help="Names, files or folders; default: the catalog.")] = None,
-    size: Annotated[str | None, typer.Option(help="Size of catalog problems.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Catalog names, files, folders or PATH::ID; default: the catalog.")
+    ] = None,
+    size: Annotated[str | None, typer.Option(help="Size of catalog problems: cpu or gpu; default: cpu.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a problem, nothing else.")] = False,
 ) -> None:
-    """Run each problem, and hold trivial answers against it. Exit code 1 if one is weak or broken."""
+    """Run each problem, and hold trivial answers against it. Exit code 1 unless all are ok."""
     from problems import ProblemError, catalog_names, load_problem
     from sandbox.errors import BrokenProblem, UnsupportedProblem
     from sandbox.settings import Settings
 
+    wanted = paths or list(catalog_names())
+    _require_named(wanted, size)
     counts: dict[str, int] = {}
-    collections, loose = _parted(paths or list(catalog_names()))
+    collections, loose = _parted(wanted)
     for path in collections:
         for line in _check_collection(path, as_json):
             counts[line] = counts.get(line, 0) + 1
@@ -97,6 +102,34 @@ def check(
     if not as_json:
         print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
     raise typer.Exit(DONE if set(counts) <= {"ok"} else FELL_SHORT)
+
+
+def _require_named(paths: Iterable[str], size: str | None) -> None:
+    """`ProblemError` for what is not there, or not at that size: a mistake in the words, no status of a problem."""
+    from problems import ProblemError, load_problem
+
+    for path in paths:
+        if not _is_there(path):
+            load_problem(path, size)  # says what there is
+        if size is None:
+            continue
+        try:
+            load_problem(path)
+        except ProblemError:
+            continue
+        load_problem(path, size)
+
+
+def _is_there(path: str) -> bool:
+    from problems import catalog_names
+    from problems.formats import read_collection
+    from problems.formats.collections import SEPARATOR
+
+    place, separator, wanted = path.rpartition(SEPARATOR)
+    if not separator:
+        return path in catalog_names() or os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a long path
+    entries = read_collection(Path(place)).entries
+    return any(wanted in (entry.id, entry.problem and entry.problem.name) for entry in entries)
 
 
 def _parted(paths: list[str]) -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ import typer
 def replay(
     folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
     out: Annotated[Path | None, typer.Option(help="New folder for the replayed run; default: none is kept.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Events and digest as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with events and digest.")] = False,
 ) -> None:
     """Make a run's decisions again from its record. It asks and judges nothing. Exit code 1 where one differs."""
     from agent.log import RunLog

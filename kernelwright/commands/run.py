@@ -14,7 +14,9 @@ from kernelwright.endings import UserMistake
 
 
 def run(
-    problems: Annotated[list[str] | None, typer.Argument(help="Catalog names, or paths of .py files.")] = None,
+    problems: Annotated[
+        list[str] | None, typer.Argument(help="Catalog names, paths of .py files, or PATH::ID.")
+    ] = None,
     suite: Annotated[
         str | None, typer.Option(help="demo, recorded, catalog, seeds, or a benchmark's: kernelbench:level1[1-10].")
     ] = None,
@@ -25,29 +27,43 @@ def run(
         str | None,
         typer.Option(help="recorded, files, batch, local, simulated, or a server of `kernelwright models list`."),
     ] = None,
-    base_url: Annotated[str | None, typer.Option(help="Server that speaks OpenAI's format.")] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable that holds the key; default: OPENAI_API_KEY.")
+    base_url: Annotated[
+        str | None, typer.Option(help="Address of a server; default: that of --provider, OPENAI_BASE_URL, or OpenAI's.")
     ] = None,
-    api: Annotated[str | None, typer.Option(help="chat or responses; default: chat.")] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(help="Environment variable that holds the key; default: that of --provider, or OPENAI_API_KEY."),
+    ] = None,
+    api: Annotated[
+        str | None, typer.Option(help="Form of the requests: chat or responses; default: that of --provider, or chat.")
+    ] = None,
     presets: Annotated[Path | None, typer.Option(help="Table of further servers (TOML).")] = None,
     folder: Annotated[
         Path | None, typer.Option(help="For --provider files: where the tasks lie; default: tasks in the run.")
     ] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder of answers that are not asked for again.")] = None,
-    target: Annotated[str, typer.Option(help="cpp, cuda or triton.")] = "cpp",
-    size: Annotated[str | None, typer.Option(help="cpu or gpu; default: what fits the target.")] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="What candidates are written in: cpp, cuda or triton.")] = "cpp",
+    size: Annotated[
+        str | None, typer.Option(help="Size of catalog problems: cpu or gpu; default: what fits the target.")
+    ] = None,
     strategy: Annotated[
-        str, typer.Option(help="refine, best_of, beam, pool, elites, islands, tree, race, or file.py:function.")
+        str,
+        typer.Option(
+            help="How to search: refine, best_of, beam, pool, elites, islands, tree, race, or file.py:function."
+        ),
     ] = "refine",
-    attempts: Annotated[int, typer.Option(min=1, help="Budget for each problem.")] = 10,
+    attempts: Annotated[int, typer.Option(min=1, help="Attempts for each problem.")] = 10,
     slots: Annotated[
         int | None,
         typer.Option(min=1, help="Attempts in flight at once for a problem; default: 1, or all for a batch."),
     ] = None,
-    at_once: Annotated[int, typer.Option(min=1, help="Problems that are searched at once.")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, help="Problems in work at once.")] = 1,
     without: Annotated[list[str] | None, typer.Option(help="Leave a prompt section out; may be repeated.")] = None,
-    prices: Annotated[Path | None, typer.Option(help="Price table (TOML), for budgets in USD.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="Price table (TOML), for budgets in USD; default: the one that ships.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any other search setting, as budget.usd=2.5 or patience=20; may be repeated."),
@@ -56,16 +72,24 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of the search's own choices.")] = 0,
     executor: Annotated[str, typer.Option(help="Where judging runs: local or ray.")] = "local",
     address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster; default: one made here.")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help="Devices here; default: one.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Judge on devices with this in their name.")] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many GPUs, or equal parts of the cores, judge here; default: 1, or all with --kind."
+        ),
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="Judge only on devices with this in their name.")] = None,
     sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
     profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
-    jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
+    jail: Annotated[str, typer.Option(help="Layers around what is judged: auto, strict or off.")] = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
     ] = False,
 ) -> None:
-    """Search for a faster kernel for each problem. With no model, play back the recorded answers, judged afresh."""
+    """Search for a faster kernel for each problem. With no model, play back the recorded answers, judged afresh.
+
+    Exit code 1 if a problem got no right kernel.
+    """
     from agent.prices import load_prices
     from evals.prompting import default_size
     from evals.running import FOR_RECORDED, Plan, Running, new_folder

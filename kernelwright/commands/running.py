@@ -57,6 +57,7 @@ def _tell(views: "list[View]", folder: Path, as_json: bool) -> None:
     from rich.console import Console
 
     from evals.summary import summary_rows, summary_table
+    from problems import catalog_names
 
     if as_json:
         for row in summary_rows(views, folder):
@@ -65,12 +66,13 @@ def _tell(views: "list[View]", folder: Path, as_json: bool) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)
-    console.print(summary_table(views, folder))
+    console.print(summary_table(views))
     kept = next((view.problem for view in views if view.best), None)
     if kept:
         best = folder / "best" / kept
-        print(f"\nEach kept kernel lies in {folder / 'best'} with its reference, its verdict and how to use it.")
+        named = kept if kept in catalog_names() else best / "reference.py"
+        print(f"\nEach kept kernel lies in {folder / 'best' / 'PROBLEM'} with reference, verdict and how to use it.")
         print("Next:")
-        print(f"  {own_command()} judge {kept} {best / 'candidate.py'}   # judge one again")
-        print(f"  {own_command()} prompt {kept}   # what a model is asked")
-        print(f"  {own_command()} run {kept} --model MODEL   # ask your own model; the key in OPENAI_API_KEY")
+        print(f"  {own_command()} judge {named} {best / 'candidate.py'}   # judge one again")
+        print(f"  {own_command()} prompt {named}   # what a model is asked")
+        print(f"  {own_command()} run {named} --model MODEL   # ask your own model; the key in OPENAI_API_KEY")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_tools, executor_choice
+from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_threads, check_tools, executor_choice
 from kernelwright.commands.policies import compile_modes, jail_policy
-from kernelwright.endings import DONE, FELL_SHORT, INTERRUPTED, UserMistake, end
+from kernelwright.endings import DONE, FELL_SHORT, INTERRUPTED, MACHINE_LACKS, UserMistake, end
 
 if TYPE_CHECKING:
     from evals.batch_tables import BatchProgress
@@ -21,28 +21,45 @@ if TYPE_CHECKING:
 def score(
     problems: Annotated[str, typer.Argument(help="Folder of problem files; or one problem, by path or name.")],
     candidates: Annotated[Path, typer.Argument(help="Folder of candidates: PROBLEM/*.py or PROBLEM__*.py.")],
-    out: Annotated[Path, typer.Option(help="Folder of the verdicts; the same one again goes on.")] = Path("scores"),
-    shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts of the files.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the verdicts; with the same one again it goes on.")] = Path(
+        "scores"
+    ),
+    shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts of the files; default: all.")] = None,
     merge: Annotated[list[Path] | None, typer.Option(help="--out folder of another shard; may be repeated.")] = None,
-    builders: Annotated[int | None, typer.Option(min=1, help="Builds side by side; default: a core each.")] = None,
-    size: Annotated[str | None, typer.Option(help="Size of catalog-like problems: cpu or gpu.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads for both sides; default: all cores.")] = None,
+    builders: Annotated[int | None, typer.Option(min=1, help="Builds side by side; default: one a core.")] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Size of catalog problems: cpu or gpu; default: what fits the candidates.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of candidate and baseline; default: all cores.")
+    ] = None,
     compiled: Annotated[
-        list[str] | None, typer.Option("--compile", help="Measure against this torch.compile mode too; repeatable.")
+        list[str] | None,
+        typer.Option("--compile", help="Measure against this torch.compile mode too; may be repeated."),
     ] = None,
     executor: Annotated[str, typer.Option(help="Where judging runs: local or ray.")] = "local",
     address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster; default: one made here.")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help="Devices here; default: every GPU, or all cores.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Judge on devices with this in their name.")] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many GPUs, or equal parts of the cores, judge here; default: all GPUs, or 1 part."
+        ),
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="Judge only on devices with this in their name.")] = None,
     judging: Annotated[
         bool, typer.Option("--judge/--no-judge", help="--no-judge: tell what is on record, judge nothing.")
     ] = True,
     sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
     profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
-    jail: Annotated[str, typer.Option(help="auto, strict or off.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="A line a file: judge's report, problem, candidate.")] = False,
+    jail: Annotated[str, typer.Option(help="Layers around what is judged: auto, strict or off.")] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a file: judge's report, problem, candidate.")
+    ] = False,
 ) -> None:
-    """Judge every candidate file in a folder; what has a verdict already is left alone. Exit code 1: some have none."""
+    """Judge every candidate file in a folder. What has a verdict already is left alone.
+
+    Exit code 1 if some have none in the end, 3 if this machine could judge none.
+    """
     from rich.console import Console
 
     from evals.batch_tables import BatchProgress
@@ -62,6 +79,8 @@ def score(
     gpu = on_device(chosen, size)
     if gpu and size is None:
         collected = collect_problems(problems, "gpu" if problems in catalog_names() else None)
+    if executor == "local" and judging:
+        check_threads(threads, None if gpu else devices)
     check_tools(sanitize, profile, gpu, local=executor == "local" and judging)
     given: dict[str, Any] = {"gpu": gpu, "sanitize": sanitize, "profile": profile} | (
         {} if threads is None else {"threads": threads}
@@ -86,6 +105,9 @@ def score(
             end(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
     if not as_json:
         _tell(progress, collected, out)
+    lacking = [one for one in progress.done if one.machine_lacks]
+    if lacking and len(lacking) == len(progress.done):
+        end(MACHINE_LACKS, f"no file could be judged on this machine: {lacking[0].report['reason']}")
     raise typer.Exit(DONE if all(one.measured for one in progress.done) else FELL_SHORT)
 
 
@@ -94,15 +116,15 @@ def on_device(files: "list[CandidateFile]", size: str | None) -> bool:
     from evals.collecting import candidate_of, read_source
     from sandbox.machine import needs_device
 
-    languages = set()
+    examples: dict[str, str] = {}
     for file in files:
         with contextlib.suppress(OSError):  # told where it is judged
-            languages.add(candidate_of(read_source(file.path)).language)
-    wanted = {language for language in languages if needs_device(language, size or "")}
-    if wanted and "cpp" in languages:
+            examples.setdefault(candidate_of(read_source(file.path)).language, file.name)
+    wanted = sorted(language for language in examples if needs_device(language, size or ""))
+    if wanted and "cpp" in examples:
         raise UserMistake(
-            f"the folder holds candidates in cpp, which run on the processor, and in {', '.join(sorted(wanted))}, "
-            "which run on a GPU here; score them apart"
+            f"{examples['cpp']} is in cpp, which runs on the processor, and {examples[wanted[0]]} in {wanted[0]}, "
+            "which runs on a GPU here; put them into two folders and score them apart"
         )
     return bool(wanted)
 

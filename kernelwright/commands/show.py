@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 def show(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    what: Annotated[str | None, typer.Argument(help="PROBLEM/3 for an attempt's source, PROBLEM/reference.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The index, or the whole attempt, as one object.")] = False,
+    what: Annotated[
+        str | None, typer.Argument(help="PROBLEM/3 for the source of attempt 3, PROBLEM/reference for the problem's.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The index, or the whole attempt, as one JSON object.")
+    ] = False,
 ) -> None:
     """Print a run as a tree of its attempts. Or the source of one of them, named behind the run."""
     from agent.log import RunLog
@@ -28,7 +32,7 @@ def show(
                 f"{what!r} names no attempt; give PROBLEM/NUMBER, such as {next(iter(log.header.problems))}/1"
             )
         if found is not None and not (as_json and found[1]):
-            _print_source(log, *found)
+            _print_source(log, *found, as_json)
             return
         model = RunModel(log)
         if as_json:
@@ -37,14 +41,14 @@ def show(
             _print_tree(model)
 
 
-def _print_source(log: "RunLog", problem: str, number: int | None) -> None:
+def _print_source(log: "RunLog", problem: str, number: int | None, as_json: bool) -> None:
     from evals.inspector.model import source_of
 
     source = source_of(log, problem, number)
     if source is None:
         typer.echo(f"kernelwright: the reply of attempt {number} held no candidate", err=True)
         raise typer.Exit(FELL_SHORT)
-    print(source, end="")
+    print(json.dumps({"problem": problem, "source": source}) if as_json else source, end="\n" if as_json else "")
 
 
 def _print_tree(model: object) -> None:

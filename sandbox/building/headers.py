@@ -47,11 +47,15 @@ STANDARD = re.compile(r"/c\+\+/[\w.]+/(\w+)$")
 
 
 class HeaderShelf:
-    """The precompiled headers of one toolchain. Nothing here raises: what can not be made is not there."""
+    """The precompiled headers of one toolchain. Nothing here raises: what can not be made is not there.
+
+    The limit is for those of all toolchains together: with another torch or compiler the old ones are of no use.
+    """
 
     def __init__(self, toolchain: Toolchain, limit_bytes: int = LIMIT_BYTES) -> None:
         self._toolchain = toolchain
-        self._cache = Cache(toolchain.folder / "headers", limit_bytes, depth=2)
+        self._root = toolchain.folder / "headers"
+        self._cache = Cache(toolchain.folder.parent, limit_bytes, depth=4)
 
     @property
     def folder(self) -> Path:
@@ -60,7 +64,7 @@ class HeaderShelf:
 
     def has(self, flags: Iterable[str], header: Header) -> bool:
         """Whether the header for these flags is there."""
-        return self._cache.use(f"{kinds.digest(list(flags))}/{folder_of(header)}") is not None
+        return self._cache.use(self._name(list(flags), header)) is not None
 
     def prepare(self, flags: Iterable[str] = (), header: Header = "lean") -> bool:
         """Make the header for what a candidate asks for beside torch's own flags; whether it is there afterwards.
@@ -86,15 +90,18 @@ class HeaderShelf:
                 return
 
     def size_bytes(self) -> int:
-        """What all headers of this toolchain take."""
+        """What all headers take, of other toolchains too."""
         return self._cache.size_bytes()
 
     def __len__(self) -> int:
         return len(self._cache.entries())
 
+    def _name(self, flags: list[str], header: Header) -> str:
+        return f"{self._toolchain.digest}/headers/{kinds.digest(flags)}/{folder_of(header)}"
+
     def _count(self, flags: list[str], header: Header) -> int:
         """One more compilation that would have used this header; how many there were."""
-        path = self._cache.root / "wanted" / f"{kinds.digest(flags)}.{header}"
+        path = self._root / "wanted" / f"{kinds.digest(flags)}.{header}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists() and len(list(path.parent.iterdir())) >= MAX_COUNTED:
@@ -109,7 +116,7 @@ class HeaderShelf:
     def _make(self, flags: list[str], header: Header) -> bool:
         if not self._toolchain.is_gcc:
             return False
-        name = f"{kinds.digest(flags)}/{folder_of(header)}"
+        name = self._name(flags, header)
         with contextlib.suppress(OSError, subprocess.SubprocessError), self._lock(name) as mine:
             if mine and not self.has(flags, header):
                 with self._cache.making(name) as folder:
@@ -119,8 +126,8 @@ class HeaderShelf:
     @contextlib.contextmanager
     def _lock(self, name: str) -> Iterator[bool]:
         """Whether this process is the one that makes it."""
-        self._cache.root.mkdir(parents=True, exist_ok=True)
-        with (self._cache.root / f".lock-{name.replace('/', '-')}").open("w") as file:
+        self._root.mkdir(parents=True, exist_ok=True)
+        with (self._root / f".lock-{name.replace('/', '-')}").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -2,6 +2,7 @@
 
 from sandbox.floor import processor
 from sandbox.floor.peaks import Peaks
+from sandbox.floor.store import Store
 
 
 def peaks_here(gpu: bool, threads: int) -> Peaks:
@@ -14,3 +15,12 @@ def peaks_here(gpu: bool, threads: int) -> Peaks:
     from sandbox.gpu.peaks import device_peaks
 
     return device_peaks()
+
+
+def known_peaks_here(gpu: bool, threads: int, store: Store | None = None) -> Peaks | None:
+    """The same without measuring: None where they are not remembered."""
+    if not gpu:
+        return processor.known_peaks(threads, store)
+    from sandbox.gpu.peaks import known_peaks
+
+    return known_peaks(store=store)

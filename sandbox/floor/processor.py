@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from sandbox.floor.peaks import Level, Peaks
 from sandbox.floor.store import Store
 from sandbox.machine import compiler, cpu_facts, processor_name, versions
 from sandbox.quiet import measuring
+from sandbox.workfolder import HeldFolder
 
 PROGRAM = Path(__file__).with_name("measure.cpp")
 MEASURE = 1
@@ -50,6 +50,12 @@ def processor_peaks(threads: int, store: Store | None = None) -> Peaks:
                 kept = _measured(threads).model_dump(mode="json")
                 store.put(key, kept)
     return Peaks.model_validate(kept)
+
+
+def known_peaks(threads: int, store: Store | None = None) -> Peaks | None:
+    """The peaks for so many threads; None where they are not remembered. Measures nothing."""
+    kept = (store or Store("peaks")).get(_key(threads))
+    return None if kept is None else Peaks.model_validate(kept)
 
 
 def measured_again(threads: int, store: Store | None = None) -> Peaks:
@@ -112,7 +118,7 @@ def _run(numbers: list[int]) -> dict[str, float]:
     path = compiler()
     if path is None:
         raise MachineError("the floor needs a C++ compiler to measure this processor; install g++ or set CXX")
-    with tempfile.TemporaryDirectory(prefix="kernelwright-peaks-") as folder:
+    with HeldFolder("peaks") as folder:
         binary = f"{folder}/measure"
         build = [path, "-O3", "-march=native", "-std=c++17", "-pthread", "-o", binary, str(PROGRAM)]
         for command in (build, [binary, *map(str, numbers)]):

@@ -36,6 +36,15 @@ def device_peaks(ordinal: int = 0, store: Store | None = None) -> Peaks:
     return Peaks.model_validate(kept)
 
 
+def known_peaks(ordinal: int = 0, store: Store | None = None) -> Peaks | None:
+    """The device's peaks; None where they are not remembered, or there is no device. Measures nothing."""
+    try:
+        kept = (store or Store("peaks")).get(_key(ordinal))
+    except driver.CudaError:
+        return None
+    return None if kept is None else Peaks.model_validate(kept)
+
+
 def measured_again(ordinal: int = 0, store: Store | None = None) -> Peaks:
     """Measure once more and keep the better figures: what to do before a time is called impossible."""
     store = store or Store("peaks")

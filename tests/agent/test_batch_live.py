@@ -117,7 +117,7 @@ def test_a_large_run_goes_out_in_several_files(log, server, monkeypatch):
 
 def test_a_server_without_batches_is_told(log, server):
     server.batches = None
-    with pytest.raises(ProviderError, match=r"base_url http://127.0.0.1:\d+/v1 knows no files or batches \(404"):
+    with pytest.raises(ProviderError, match=r"the server http://127.0.0.1:\d+/v1 knows no files or batches \(404"):
         service(log, server).send()
 
 

@@ -7,13 +7,20 @@ from agent.needs import as_judged, as_remembered
 from agent.view import View, fold
 from prompts import TargetVersions, cpu_sheet, render
 from prompts.brief import Brief
+from sandbox.floor import processor
 from sandbox.floor.bound import Floor, Work
+from sandbox.floor.peaks import Level, Peaks
 from sandbox.floor.store import TRACE, Store
 from sandbox.machine import versions
 from tests.agent.search_parts import PROBLEM, new_log, searched
 
 SHEET = cpu_sheet("Example CPU", 2, ["avx2"], {})
 WORK = Work(read_bytes=12_600_000, written_bytes=4_000, flops={"float32": 2_500_000_000})
+PEAKS = Peaks(
+    device="Example CPU",
+    levels=(Level(name="memory", inside_bytes=0, bytes_per_s=20e9),),
+    flops_per_s={"float32": 100e9},
+)
 FLOOR = Floor(work=WORK, memory_ms=0.5, direct_ms=0.25, least_ms=0.1)
 NEEDS = "this problem: 12.6 MB to read and 4 kB to write, "
 
@@ -35,10 +42,17 @@ def with_floor(without_floor):
 
 @pytest.fixture
 def works(tmp_path):
-    store = Store("works", tmp_path)
+    """A folder that holds the problem's work."""
     key = {"trace": TRACE, "problem": PROBLEM.digest, "torch": versions()["torch"]}
-    store.put(key, WORK.model_dump(mode="json"))
-    return store
+    Store("works", tmp_path).put(key, WORK.model_dump(mode="json"))
+    return tmp_path
+
+
+@pytest.fixture
+def known(works):
+    """A folder that holds the processor's peaks too."""
+    Store("peaks", works).put(processor._key(2), PEAKS.model_dump(mode="json"))
+    return works
 
 
 def test_a_verdict_tells_bytes_operations_floor_and_the_time_of_pytorch(with_floor):
@@ -59,16 +73,21 @@ def test_a_sheet_read_from_a_prompt_becomes_the_same_sheet_again(with_floor):
     assert as_judged(sheet_in(shown, "cpp"), with_floor) == sheet
 
 
-def test_work_that_was_counted_before_is_known_before_the_first_verdict(works):
-    facts = as_remembered(SHEET, PROBLEM, 2, works).facts
-    assert facts[-2].startswith("measured here: memory ")
+def test_work_that_was_counted_before_is_known_before_the_first_verdict(known):
+    facts = as_remembered(SHEET, PROBLEM, 2, known).facts
+    assert facts[-2] == "measured here: memory 20 GB/s, float32 100 GFLOP/s"
     assert facts[-1].startswith(NEEDS)
 
 
-def test_a_verdict_takes_the_place_of_what_was_remembered(works, with_floor):
-    remembered = as_remembered(SHEET, PROBLEM, 2, works)
+def test_peaks_that_nobody_has_measured_are_not_measured_for_a_prompt(works):
+    assert as_remembered(SHEET, PROBLEM, 2, works) == SHEET
+    assert [path.name for path in works.iterdir()] == ["works"]
+
+
+def test_a_verdict_takes_the_place_of_what_was_remembered(known, with_floor):
+    remembered = as_remembered(SHEET, PROBLEM, 2, known)
     assert [fact.startswith(NEEDS) for fact in as_judged(remembered, with_floor).facts].count(True) == 1
 
 
 def test_of_a_problem_never_judged_nothing_is_remembered(tmp_path):
-    assert as_remembered(SHEET, PROBLEM, 2, Store("works", tmp_path)) == SHEET
+    assert as_remembered(SHEET, PROBLEM, 2, tmp_path) == SHEET

@@ -216,8 +216,8 @@ def test_usage_is_read_as_each_server_writes_it(usage, expected):
 )
 def test_what_is_no_chat_completion_is_told_with_the_address(answer):
     error = refused(answer)
-    assert str(error).startswith("base_url http://127.0.0.1:")
-    assert str(error).endswith("did not answer with a chat completion; did you forget /v1?")
+    assert str(error).startswith("the server http://127.0.0.1:")
+    assert str(error).endswith("with a chat completion; check --base-url or OPENAI_BASE_URL: did you forget /v1?")
 
 
 def test_a_refused_key_is_told_with_its_variable():
@@ -267,7 +267,7 @@ def test_an_address_where_nothing_listens_is_told():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        with pytest.raises(ProviderError, match=f"base_url {url} cannot be reached .* check the address"):
+        with pytest.raises(ProviderError, match=f"the server {url} cannot be reached .*; start it, or .* --base-url"):
             asyncio.run(provider_at(url).complete(REQUEST, ASK, PROMPT))
 
 
@@ -281,7 +281,7 @@ def test_a_server_that_never_answers_is_a_passing_failure(setting, words):
 
 
 def test_openais_own_address_needs_a_key():
-    with pytest.raises(ProviderError, match="no key in the variable OPENAI_API_KEY; set it"):
+    with pytest.raises(ProviderError, match=r"no key in the variable OPENAI_API_KEY; set it, or .* --base-url"):
         OpenAIProvider(OpenAISettings(), {})
 
 

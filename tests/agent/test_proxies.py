@@ -62,7 +62,7 @@ def refused(address):
 
 def test_a_proxy_that_lets_no_tunnel_through_is_named(proxy):
     said = refused("https://models.invalid/v1")
-    assert said.startswith(f"base_url https://models.invalid/v1 cannot be reached through the proxy {proxy} (403 ")
+    assert said.startswith(f"the server https://models.invalid/v1 cannot be reached through the proxy {proxy} (403 ")
     assert said.endswith("or name the server in NO_PROXY")
 
 

@@ -124,8 +124,8 @@ def test_usage_is_read_and_what_is_unknown_is_none(usage, expected):
 )
 def test_what_is_no_response_is_told_with_the_address(answer):
     error = refused(answer)
-    assert str(error).startswith("base_url http://127.0.0.1:")
-    assert str(error).endswith("did not answer with a response; did you forget /v1?")
+    assert str(error).startswith("the server http://127.0.0.1:")
+    assert str(error).endswith("with a response; check --base-url or OPENAI_BASE_URL: did you forget /v1?")
 
 
 def test_a_server_without_responses_is_told():

@@ -108,6 +108,12 @@ MISTAKES = {
     "a model for recorded answers": (("--provider", "recorded", "--model", "m"), "recorded answers come from no model"),
     "no key for a preset": (("--provider", "groq", "--model", "m"), "no key in the variable GROQ_API_KEY"),
     "an unknown form": (("--model", "m", "--api", "x"), "no form 'x'; there are: chat, responses"),
+    "a form without a server": (("--api", "responses"), "--api responses is for a server but no model was given"),
+    "a key without a server": (
+        ("--provider", "files", "--api-key-env", "MY_KEY"),
+        "--api-key-env MY_KEY is for a server",
+    ),
+    "presets without a name": (("--model", "m", "--presets", "x.toml"), "name one with --provider"),
     "a preset table that is not there": (("--provider", "a", "--presets", "x.toml"), "check the path"),
 }
 

@@ -42,6 +42,7 @@ torch::Tensor one(torch::Tensor x) { return x + 1; }
 torch::Tensor same(torch::Tensor x) { return x; }
 int64_t count() { return 7; }
 void clear(at::Tensor x) { TORCH_CHECK(x.dim() == 1, "one dimension is wanted, not ", x.dim()); x.zero_(); }
+torch::Tensor& kept(torch::Tensor& x) { static torch::Tensor first = x; return first; }
 std::vector<at::Tensor> many(const at::Tensor& x, int64_t times, double by, bool too, std::optional<at::Tensor> more) {
     std::vector<at::Tensor> found;
     for (int64_t i = 0; i < times; ++i) found.push_back(x * by);
@@ -55,7 +56,8 @@ std::tuple<at::Tensor, int, std::string> mixed(
 }
 """
 ASKED = """[
-    m.one(x), m.same(x) is x, m.count(), m.many(x, 2, 1.5, True, None), m.many(x, 1, 3, 0, x), m.clear(x[0].clone()),
+    m.one(x), m.same(x) is x, m.count(), m.kept(x) is x, m.kept(x + 1) is x, m.kept(x + 2),
+    m.many(x, 2, 1.5, True, None), m.many(x, 1, 3, 0, x), m.clear(x[0].clone()),
     m.many(x, torch.tensor(2), torch.tensor(1.5), torch.tensor(True), None), m.one(torch.nn.Parameter(x)).requires_grad,
     m.mixed(x, [8, 4], "a", 2, [x]), m.mixed(x, torch.Size([32]), b"b", 2, (x, x)),
     *[failing(call) for call in (
@@ -83,7 +85,7 @@ PLAIN = [
         "arguments of many kinds",
         ARGUMENTS,
         ASKED,
-        inline(functions='["one", "same", "count", "clear", "many", "mixed"]'),
+        inline(functions='["one", "same", "count", "clear", "kept", "many", "mixed"]'),
     ),
     Case(
         "an argument of a rare kind",

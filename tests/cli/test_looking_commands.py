@@ -61,6 +61,11 @@ def test_show_gives_a_candidate_that_can_be_judged(kernelwright, runs):
     assert "class Model(" in done(kernelwright, "show", "runs/a", "problem_0/reference")
 
 
+def test_show_gives_a_reference_as_json_too(kernelwright, runs):
+    found = json.loads(done(kernelwright, "show", "runs/a", "problem_0/reference", "--json"))
+    assert found["problem"] == "problem_0" and "class Model(" in found["source"]
+
+
 def test_two_runs_are_compared(kernelwright, runs):
     assert "sign test p =" in done(kernelwright, "diff", "runs/a", "runs/b")
     found = json.loads(done(kernelwright, "diff", "runs/a", "runs/b", "--json"))
@@ -82,6 +87,7 @@ def test_inspect_writes_one_file(kernelwright, runs):
 MISTAKES = {
     "a leaderboard of nothing": (("leaderboard", "empty"), "holds no run"),
     "an unknown format": (("leaderboard", "runs", "--format", "pdf"), "no format 'pdf'"),
+    "two formats": (("leaderboard", "runs", "--format", "md", "--json"), "leave one of them out"),
     "a verification on another device": (("leaderboard", "runs", "--verify", "1"), "verify them there"),
     "a file of several runs": (("inspect", "runs", "--export", "x.html"), "name one of them"),
     "inspecting nothing": (("inspect", "absent"), "there is no folder absent"),

@@ -7,6 +7,7 @@ import pytest
 from tests.texts import PROBLEM, RIGHT, WRONG
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]
+EXTENSION = "from torch.utils.cpp_extension import load_inline\next = lambda: load_inline('x', 'int x;')\n"
 ENDS = "import os\n\nos._exit(0)\n\n\nclass ModelNew:\n    pass\n"
 
 
@@ -31,8 +32,8 @@ def folders(tmp_path):
     return tmp_path
 
 
-def scored(kernelwright, *words):
-    done = kernelwright("score", "tasks", "candidates", "--json", *words)
+def scored(kernelwright, *words, **environment):
+    done = kernelwright("score", "tasks", "candidates", "--json", *words, **environment)
     assert "Traceback" not in done.stderr, done.stderr
     return done, {line["candidate"]: line for line in map(json.loads, done.stdout.splitlines())}
 
@@ -51,6 +52,31 @@ def test_one_bad_candidate_or_problem_does_not_stop_the_batch(kernelwright, fold
     assert done.returncode == 1
     assert "stranger.py" in done.stderr
     assert lines["1_cumsum/again.py"]["problem"] == "level1/1_cumsum"
+
+
+def test_what_this_machine_can_not_judge_at_all_ends_with_3_and_a_sentence(kernelwright, folders):
+    (folders / "own/1_cumsum").mkdir(parents=True)
+    (folders / "own/1_cumsum/a.py").write_text(EXTENSION + RIGHT)
+    done = kernelwright("score", "tasks", "own", CXX="no-such-compiler")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "no file could be judged on this machine: no C++ compiler 'no-such-compiler' is found" in done.stderr
+
+
+def test_kernels_for_a_gpu_end_with_3_where_there_is_none(kernelwright, folders):
+    (folders / "own/1_cumsum").mkdir(parents=True)
+    (folders / "own/1_cumsum/a.py").write_text("import triton\n\n@triton.jit\ndef kernel():\n    pass\n" + RIGHT)
+    done = kernelwright("score", "tasks", "own", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert done.stderr == ("kernelwright: torch sees no CUDA device; use a machine with a GPU, or candidates in cpp\n")
+
+
+def test_what_this_machine_can_judge_in_part_ends_with_1(kernelwright, folders):
+    for name in ("2_broken", "3_crashes"):
+        (folders / f"candidates/{name}/a.py").unlink()
+    (folders / "candidates/1_cumsum/own.py").write_text(EXTENSION + RIGHT)
+    done, lines = scored(kernelwright, CXX="no-such-compiler")
+    assert lines["1_cumsum/own.py"]["outcome"] == "not_judged"
+    assert done.returncode == 1
 
 
 def test_what_was_judged_is_not_judged_again_unless_it_changed(kernelwright, folders):

@@ -1,9 +1,10 @@
 import json
+import os
 
 import pytest
 
 from tests.model_server import fenced
-from tests.texts import RIGHT
+from tests.texts import PROBLEM, RIGHT
 
 
 def test_extract_prints_the_source_alone(kernelwright, tmp_path):
@@ -85,16 +86,58 @@ def test_prompt_takes_versions_and_direction(kernelwright):
         (("prompt", "rms_norm", "--role", "fix"), "there are: propose, repair, improve"),
         (("prompt", "rms_norm", "--target", "hip"), "there are: cpp, cuda, triton"),
         (("prompt", "rms_norm", "--role", "repair"), "needs a parent"),
+        (("prompt", "rms_norm", "--evidence", "log.txt"), "name that with --parent"),
+        (("judge", "rms_norm", "a.py", "--recheck", "record.json"), "leave rms_norm out, or leave out --recheck"),
         (("prompt", "rms_norm", "--target", "cuda", "--device", "H900"), "no device 'H900'"),
         (("problems", "show", "rms_nrom"), "nearest: rms_norm"),
         (("problems", "list", "--family", "x"), "no family 'x'"),
         (("extract", "absent.txt"), "there is no reply file absent.txt"),
+        (("problems", "check", "rms_norm", "rms_nrom"), "nearest: rms_norm"),
+        (("problems", "check", "no/where"), "there is no file no/where"),
+        (("problems", "check", "nowhere::level1/1"), "nowhere does not exist"),
+        (("problems", "check", "rms_norm", "--size", "tiny"), "has no size 'tiny'; there are: cpu, gpu"),
     ],
 )
 def test_a_mistake_ends_with_2_and_one_sentence(kernelwright, words, said):
     done = kernelwright(*words)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_problems_check_names_a_problem_that_a_collection_has_not(kernelwright, tmp_path):
+    (tmp_path / "bench" / "level1").mkdir(parents=True)
+    (tmp_path / "bench" / "level1" / "1_cumsum.py").write_text(PROBLEM)
+    done = kernelwright("problems", "check", "bench::level1/999")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "bench has no problem 'level1/999'; there are: level1/1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("judge", "problem.py", "right.py", "--threads", "4096"),
+        ("score", "problem.py", "candidates", "--threads", "4096"),
+        ("models", "serve", "--threads", "4096"),
+    ],
+)
+def test_more_threads_than_cores_are_refused_with_what_is_possible(kernelwright, files, words):
+    (files / "candidates" / "problem").mkdir(parents=True)
+    (files / "right.py").rename(files / "candidates" / "problem" / "right.py")
+    (files / "right.py").write_text(RIGHT)
+    cores = len(os.sched_getaffinity(0))
+    done = kernelwright(*words)
+    assert done.returncode == 2, done.stderr
+    assert f"--threads is 4096 and this machine has {cores} core" in done.stderr
+    assert f"give at most {cores}\n" in done.stderr
+
+
+def test_a_part_of_the_machine_takes_no_more_threads_than_it_has_cores(kernelwright, files):
+    cores = len(os.sched_getaffinity(0))
+    (files / "candidates" / "problem").mkdir(parents=True)
+    (files / "candidates" / "problem" / "right.py").write_text(RIGHT)
+    done = kernelwright("score", "problem.py", "candidates", "--devices", str(cores), "--threads", str(cores + 1))
+    assert done.returncode == 2, done.stderr
+    assert "give at most 1\n" in done.stderr
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import pytest
 
 from agent.log import RunLog
 from evals import board_formats
+from evals.board_formats import unranked
 from evals.facts import run_facts
 from evals.harness import Conditions
 from evals.leaderboard import Verified, boards
@@ -72,6 +73,7 @@ def test_a_weak_problem_is_shown_and_not_ranked(tmp_path):
     assert board.weak == ("one",)
     assert board.rows[0].score == pytest.approx(2.0)
     assert {cell.problem: cell.status for cell in board.rows[0].cells}["one"] == "weak problem"
+    assert unranked(board) == "Not ranked: one (it accepts zeros)"
 
 
 def test_devices_are_kept_apart(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evals.collecting import CandidateFile
-from evals.harness import Conditions, harness_digest
+from evals.harness import Conditions, harness_digest, sources
 from evals.judgements import Judgements, JudgementsError
 from evals.scoring import Shard
 from tests.evals.made_run import failed, passed
@@ -67,3 +67,10 @@ def test_the_harness_is_named_by_its_sources():
     found = harness_digest()
     assert len(found) == 16 and int(found, 16) >= 0
     assert Conditions.here("d", {}).harness == found
+
+
+def test_the_sources_of_the_harness_are_python_and_c_but_no_catalog(tmp_path):
+    for name in ("a.py", "floor/measure.cpp", "building/binding.h", "catalog/one/reference.py", "a.pyc", "words.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert [str(place) for place in sources(tmp_path)] == ["a.py", "building/binding.h", "floor/measure.cpp"]

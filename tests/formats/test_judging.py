@@ -5,13 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from evals.executors.devices import device_turn
 from kernelwright import Judging, JudgingError, judge_all, load_problem
 from sandbox.child.keeper import descendants
+from sandbox.machine import processor_name
 from sandbox.settings import Settings
 from tests.cli.test_judge_command import KEYS
 from tests.texts import PROBLEM, RIGHT, WRONG
@@ -108,6 +111,33 @@ def test_a_cancelled_task_ends_every_process_and_removes_every_folder(problem, t
 
     asyncio.run(cancel())
     assert leftovers(tmp_path) == ([], [])
+
+
+def is_awaited(lock):
+    """Whether a process waits for the lock on a file."""
+    waiting = (line for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
+    return any(f":{lock.stat().st_ino} " in line for line in waiting)
+
+
+def test_leaving_while_another_program_times_removes_every_folder(problem, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def leave():
+        async with Judging(1, QUICK) as judging:
+            task = asyncio.create_task(judging.judge(problem, RIGHT))
+            while not is_awaited(next(tmp_path.glob("kernelwright-*.turn"))):
+                assert not task.done()
+                await asyncio.sleep(0.05)
+            task.cancel()
+
+    with device_turn(processor_name()):
+        asyncio.run(leave())
+    assert leftovers(tmp_path) == ([], [])
+
+
+def test_a_source_with_text_that_can_not_be_sent_is_refused_like_any_other(problem):
+    (result,) = judge_all([(problem, "x = '\ud800")], settings=QUICK)
+    assert result.report["stage"] == "scan"
 
 
 def test_one_of_many_asks_can_be_cancelled_and_the_others_go_on(problem):

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from problems import Problem, Tolerance
-from sandbox.compare import Checks, mismatch, tolerance_of
+from sandbox.compare import Checks, is_right_anyhow, mismatch, tolerance_of
 from sandbox.patterns import stale
 from sandbox.trees import is_sound
 from sandbox.values import RawTensor, Values
@@ -327,3 +327,53 @@ def test_without_the_check_of_the_structure_nothing_passes_for_everything():
     nothing = Values({"l": []}, ())
     assert mismatch(nothing, output(EXACT), output(ROUNDED), Tolerance())
     assert mismatch(nothing, output(EXACT), output(ROUNDED), Tolerance(), Checks(structure=False)) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.floats(-9, -3),
+    st.floats(-9, -4),
+    st.sampled_from([(4,), (3, 5), (6, 80), (2, 3, 64)]),
+    st.sampled_from([torch.float32, torch.float64, torch.float16]),
+    st.sampled_from([Tolerance(), Tolerance(factor=4.0), Tolerance(floor_ulp=8192.0), Tolerance(floor_ulp=1.0)]),
+)
+def test_what_is_right_anyhow_is_right_whatever_the_exact_result_is(seed, far, off, shape, dtype, tolerance):
+    torch.manual_seed(seed)
+    scales = 10 ** torch.randint(-4, 4, (shape[0], *[1] * (len(shape) - 1)))
+    exact = torch.randn(shape, dtype=torch.float64) * scales * (torch.rand(shape) < 0.9)
+    near = (exact + 10**far * torch.randn(shape) * exact.abs().max()).to(dtype)
+    got = (near.double() * (1 + 10**off * torch.randn(shape))).to(dtype)
+    if is_right_anyhow(output(got), output(near), tolerance):
+        assert mismatch(output(got), output(exact), output(near), tolerance) is None
+
+
+def test_another_order_of_summation_needs_no_exact_result_and_a_lower_precision_does():
+    other = sum(A[:, start : start + 8] @ B[start : start + 8] for start in range(0, 512, 8))
+    assert is_right_anyhow(output(other), output(ROUNDED), Tolerance())
+    assert not is_right_anyhow(output((A.half() @ B.half()).float()), output(ROUNDED), Tolerance())
+
+
+@pytest.mark.parametrize(
+    ("got", "near"),
+    [
+        (torch.tensor([1, 2]), torch.tensor([1, 3])),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, float("nan")])),
+        (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, 2.0])),
+        (torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 2.0]])),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0], dtype=torch.float64)),
+        (torch.tensor([0.0, 1e-30]), torch.tensor([0.0, 0.0])),
+    ],
+)
+def test_what_differs_in_more_than_rounding_is_left_to_the_exact_result(got, near):
+    assert not is_right_anyhow(output(got), output(near), Tolerance())
+
+
+def test_a_small_row_beside_large_ones_is_left_to_the_exact_result():
+    near = torch.cat([torch.full((1, 64), 1e-6), torch.ones(3, 64)])
+    assert is_right_anyhow(output(near * (1 + 1e-6)), output(near), Tolerance())
+    assert not is_right_anyhow(output(near + 1e-8), output(near), Tolerance())
+
+
+def test_a_tolerance_that_asks_for_more_than_the_reference_gives_needs_the_exact_result():
+    assert not is_right_anyhow(output(ROUNDED), output(ROUNDED), Tolerance(factor=0.5, reason="strict"))

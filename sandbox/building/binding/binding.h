@@ -30,7 +30,7 @@ Object next_overload();
 template <class T> using Bare = std::remove_cv_t<std::remove_reference_t<T>>;
 
 template <class T> struct Result {
-  static Object give(T value) { return kernelwright::give(std::move(value)); }
+  static Object give(T value) { return kernelwright::give(static_cast<T&&>(value)); }  // a reference is copied
   static std::string name() { return name_of(static_cast<const Bare<T>*>(nullptr)); }
 };
 template <> struct Result<void> {
@@ -38,7 +38,7 @@ template <> struct Result<void> {
 };
 template <class... T> struct Result<std::tuple<T...>> {
   static Object give(std::tuple<T...> value) {
-    return std::apply([](T&... item) { return give_tuple({Result<T>::give(std::move(item))...}); }, value);
+    return std::apply([](T&... item) { return give_tuple({Result<T>::give(static_cast<T&&>(item))...}); }, value);
   }
   static std::string name() {
     std::string found;
@@ -75,7 +75,7 @@ template <class R, class... A> struct Bound<R (*)(A...)> {
   }
   static std::string signature() {
     std::string found;
-    ((found += std::string(found.empty() ? "" : ", ") + "{" + name_of(static_cast<const Bare<A>*>(nullptr)) + "}"), ...);
+    ((found += std::string(found.empty() ? "{" : ", {") + name_of(static_cast<const Bare<A>*>(nullptr)) + "}"), ...);
     return "(" + found + ") -> " + Result<R>::name();
   }
 };

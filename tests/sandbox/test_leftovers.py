@@ -1,0 +1,164 @@
+"""What killed judges leave is removed by the next one, and nothing else is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandbox import bubblewrap
+from sandbox.leftovers import sweep
+from sandbox.workfolder import PLACES, HeldFolder
+
+ROOT = Path(__file__).parents[2]
+HOLDING = (
+    "import time; from sandbox.workfolder import WorkFolder; print(WorkFolder().path, flush=True); time.sleep(600)"
+)
+NOW = {"idle_s": -1, "unlocked_idle_s": -1}
+
+
+class Owner:
+    """A process with a work folder."""
+
+    def __init__(self, place):
+        self.process = subprocess.Popen(
+            [sys.executable, "-B", "-c", HOLDING],
+            stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"TMPDIR": str(place)},
+        )  # fmt: skip
+        self.folder = Path(self.process.stdout.readline().strip())
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def owner(tmp_path):
+    made = Owner(tmp_path)
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def left(owner):
+    """The folder of a process that was killed."""
+    owner.kill()
+    assert owner.folder.is_dir()
+    return owner.folder
+
+
+@pytest.fixture
+def unlocked(tmp_path):
+    """A folder as older versions made it."""
+    folder = tmp_path / "kernelwright-ab12_xyz"
+    for name in PLACES:
+        (folder / name).mkdir(parents=True)
+    return folder
+
+
+def test_the_folder_of_a_killed_process_is_removed(left, tmp_path):
+    assert sweep(str(tmp_path), **NOW) == [left]
+    assert not left.exists()
+
+
+def test_a_folder_that_was_left_empty_is_removed_too(left, tmp_path):
+    for path in left.iterdir():
+        path.rmdir()
+    assert sweep(str(tmp_path), **NOW) == [left]
+
+
+def test_the_folder_of_a_living_process_stays(owner, tmp_path):
+    assert sweep(str(tmp_path), **NOW) == []
+    assert owner.folder.is_dir()
+
+
+def test_a_folder_of_this_moment_stays_for_it_may_not_be_locked_yet(left, tmp_path):
+    assert sweep(str(tmp_path)) == []
+    assert left.is_dir()
+
+
+def test_the_folder_of_another_machine_stays(left, tmp_path):
+    purpose, _, name = left.name.removeprefix("kernelwright-").split("-")
+    elsewhere = left.rename(tmp_path / f"kernelwright-{purpose}-000000-{name}")
+    assert sweep(str(tmp_path), **NOW) == []
+    assert elsewhere.is_dir()
+
+
+def test_a_link_that_is_named_like_a_folder_of_ours_is_not_followed(left, tmp_path):
+    mine = tmp_path / "mine"
+    left.rename(mine)
+    left.symlink_to(mine)
+    assert sweep(str(tmp_path), **NOW) == []
+    assert mine.is_dir()
+
+
+def test_a_link_in_a_folder_is_removed_and_what_it_points_to_stays(left, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "file").write_text("kept")
+    (left / "tmp" / "link").symlink_to(mine)
+    assert sweep(str(tmp_path), **NOW) == [left]
+    assert (mine / "file").read_text() == "kept"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_the_folder_of_another_user_stays(left, tmp_path):
+    os.chown(left, 65534, 65534)
+    assert sweep(str(tmp_path), **NOW) == []
+    assert left.is_dir()
+
+
+@pytest.mark.skipif(bool(bubblewrap.obstacle()), reason="mounting needs namespaces")
+def test_a_folder_in_which_something_is_mounted_stays(left, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "file").write_text("kept")
+    sweeping = f"from sandbox.leftovers import sweep; print(sweep({str(tmp_path)!r}, -1, -1))"
+    done = subprocess.run(
+        [bubblewrap.program(), "--dev-bind", "/", "/", "--bind", str(mine), str(left / "build"),
+         sys.executable, "-B", "-c", sweeping],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stdout == "[]\n", done.stderr
+    assert (mine / "file").read_text() == "kept"
+
+
+def test_a_folder_without_a_lock_that_nobody_names_is_removed(unlocked, tmp_path):
+    assert sweep(str(tmp_path), **NOW) == [unlocked]
+
+
+def test_a_folder_without_a_lock_stays_for_some_hours(unlocked, tmp_path):
+    assert sweep(str(tmp_path), idle_s=-1) == []
+
+
+def test_a_folder_without_a_lock_stays_while_a_process_names_it(unlocked, tmp_path):
+    user = subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], "HOME": str(unlocked / "home")})
+    try:
+        assert sweep(str(tmp_path), **NOW) == []
+    finally:
+        user.kill()
+        user.wait()
+
+
+def test_a_folder_that_only_bears_such_a_name_stays(unlocked, tmp_path):
+    (unlocked / "triton").rmdir()
+    assert sweep(str(tmp_path), **NOW) == []
+
+
+def test_a_process_that_judges_removes_at_its_start_what_is_old_enough(left, tmp_path):
+    for path in (*left.iterdir(), left):
+        os.utime(path, (0, 0))
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", "from sandbox.own_process import become_a_judge; become_a_judge(1)"],
+        capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert not left.exists(), done.stderr
+
+
+def test_a_held_folder_goes_with_all_that_is_in_it_when_its_block_ends(tmp_path):
+    with HeldFolder("parcel", str(tmp_path)) as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "file").touch()
+    assert list(tmp_path.iterdir()) == []
