@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from problems import Problem, Tolerance
-from sandbox.distance import Bound, Size, measure
+from sandbox.distance import Bound, Size, measure, pulled_back
 from sandbox.patterns import describe_pattern, where
 from sandbox.trees import flatten, show
 from sandbox.values import RawTensor, Values
@@ -68,7 +68,7 @@ class Truth(NamedTuple):
     same_dtype: Values
     """As it stands."""
     shaken: tuple[Values, ...] = ()
-    """In float64 on inputs that are off by what the tolerance allows: as far off, an output is right too."""
+    """In float64 on inputs that are off by what the tolerance allows: as far off, an element is right too."""
 
 
 def mismatch(
@@ -152,8 +152,9 @@ def _values(label: str, tensors: list[RawTensor], tolerance: Tolerance, checks: 
         got, want, near = _finite(got, want, near)
         distance, moved = measure(got, near, want), []
     bound = Bound.of(distance.rounding, distance.want, tolerance.factor, unit)
-    bound = bound.widened([measure(other, near, want).error for other in moved])
-    return _too_far(_Case(label, got, want, checks), distance.error, bound)
+    counted = pulled_back(got, want, moved) if moved else got
+    error = measure(counted, near, want).error if moved else distance.error
+    return _too_far(_Case(label, got, counted, want, checks), error, bound)
 
 
 def _finite(got: torch.Tensor, want: torch.Tensor, near: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -186,6 +187,8 @@ class _Case(NamedTuple):
 
     label: str
     got: torch.Tensor
+    counted: torch.Tensor
+    """The same less what the rounding of inputs explains."""
     want: torch.Tensor
     checks: Checks
 
@@ -194,7 +197,7 @@ class _Case(NamedTuple):
         if not self.checks.pattern:
             return Wrong(f"{self.label} is wrong: {said}", "", by_distance=True)
         got, want = self.got.double(), self.want.double()
-        flat = (got - want).abs().argmax()
+        flat = (self.counted.double() - want).abs().argmax()
         index = tuple(int(axis) for axis in torch.unravel_index(flat, want.shape))
         place = f"at {list(index)}: got {float(got[index]):.7g}, want {float(want[index]):.7g}"
         pattern = describe_pattern(got, want, bound)
@@ -223,7 +226,7 @@ def _slice_too_far(case: _Case, errors: torch.Tensor, bounds: torch.Tensor) -> W
         f"{len(over)} of {len(errors)} indices of axis 0 are off for their own magnitude; at index {worst} the norm of "
         f"the error is {float(errors[worst]):.3g}, the bound {limit:.3g}"
     )
-    part = _Case(case.label, case.got[worst], case.want[worst], case.checks)
+    part = _Case(case.label, case.got[worst], case.counted[worst], case.want[worst], case.checks)
     return part.refused(said, limit / math.sqrt(part.want.numel()))
 
 

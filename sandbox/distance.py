@@ -17,6 +17,8 @@ SLICE_SLACK = 1e-3
 PIECE = 2**14
 """Elements: three pieces in float64 stay in a core's cache, and below 2**15 torch does not spread work over threads,
 which costs up to a hundred times more where the cores are busy with something else."""
+MOVES = 2.0
+"""What an element is allowed, over the root mean square of a few draws, which may be small by chance."""
 DEVICE_PIECE = 2**25
 """On a device memory is what bounds a piece: three of them in float64 take less than a gigabyte."""
 
@@ -63,31 +65,31 @@ class Bound(NamedTuple):
             slices = torch.maximum(factor * own, unit * want.slices).clamp(min=slack)
         return cls(max(factor * rounding.largest, unit * want.largest), norm, slices)
 
-    def widened(self, moves: Sequence[Size]) -> "Bound":
-        """The same, or the root mean square of these errors where that is more. Those not finite are left out."""
-        finite = [move for move in moves if move.is_finite]
-        if not finite:
-            return self
-        slices = self.slices
-        if slices is not None:
-            theirs = torch.stack([move.slices for move in finite if move.slices is not None])
-            slices = torch.maximum(slices, theirs.square().mean(0).sqrt())
-        largest, norm = (_root_mean_square(sizes) for sizes in zip(*((m.largest, m.norm) for m in finite), strict=True))
-        return Bound(max(self.largest, largest), max(self.norm, norm), slices)
 
+def pulled_back(got: torch.Tensor, want: torch.Tensor, moved: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`got` in float64, each element nearer to `want` by what its inputs' rounding may have moved it.
 
-def _root_mean_square(sizes: Sequence[float]) -> float:
-    return math.sqrt(math.fsum(size * size for size in sizes) / len(sizes))
+    That is `MOVES` times the root mean square of how far this element lies from `want` in `moved`, results on inputs
+    that were rounded otherwise. Each element has its own allowance: one that hardly any rounding leaves where it is
+    must not excuse the others. What is not finite allows nothing.
+    """
+    squares = torch.zeros(want.shape, dtype=torch.float64, device=want.device)
+    for other in moved:
+        squares += (other.double() - want).square().nan_to_num(nan=0.0, posinf=0.0)
+    allowed = squares.div_(len(moved)).sqrt_().mul_(MOVES)
+    error = got.double() - want
+    return want + error.sign() * (error.abs() - allowed).clamp(min=0.0)
 
 
 def measure(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor) -> Distance:
-    """Distances in float64 of three tensors of one shape and any dtypes."""
+    """Distances in float64 of three tensors of one shape and any dtypes, which are left as they are."""
     sliced = want.dim() > 1 and want.shape[0] > 1 and want[0].numel() >= SMALLEST_SLICE
     rows = want.shape[0] if sliced else 1
     maxima, squares = [torch.zeros(3, rows, dtype=torch.float64, device=want.device) for _ in range(2)]
     matrices = [tensor.reshape(rows, -1) for tensor in (got, near, want)]
     for part, columns in _pieces(rows, matrices[0].shape[1], DEVICE_PIECE if want.is_cuda else PIECE):
-        mine, rounded, exact = (matrix[part, columns].double() for matrix in matrices)
+        # Copies, since what is float64 already would be changed itself.
+        mine, rounded, exact = (matrix[part, columns].to(torch.float64, copy=True) for matrix in matrices)
         for which, tensor in enumerate((mine.sub_(exact), rounded.sub_(exact), exact)):
             squares[which, part] += torch.linalg.vector_norm(tensor, dim=1).square_()
             torch.maximum(maxima[which, part], tensor.abs().amax(1), out=maxima[which, part])

@@ -67,6 +67,7 @@ def _lower(values: Values) -> str:
     return str(names[0]).removeprefix("torch.")
 
 
+# Where an answer is what a right one would be, as with an axis of length 1, zeros stand in for it.
 def _each(values: Values, change: Callable[[torch.Tensor], torch.Tensor]) -> Values:
     return Values(values.tree, tuple(RawTensor.of(change(raw.tensor())) for raw in values.tensors))
 
@@ -76,7 +77,9 @@ def _with(values: Values, index: int, tensor: RawTensor) -> Values:
 
 
 def _mean(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(tensor, tensor.double().mean().item()) if _has_a_mean(tensor) else tensor
+    if not _has_a_mean(tensor) or tensor.numel() == 1:
+        return torch.zeros_like(tensor)  # of a single value it would be the right answer
+    return torch.full_like(tensor, tensor.double().mean().item())
 
 
 def _mean_along_first(tensor: torch.Tensor) -> torch.Tensor:
@@ -88,7 +91,7 @@ def _mean_along_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mean_along(tensor: torch.Tensor, axis: int) -> torch.Tensor:
-    if not _has_a_mean(tensor) or not tensor.dim():
+    if not _has_a_mean(tensor) or not tensor.dim() or tensor.shape[axis] == 1:
         return torch.zeros_like(tensor)
     return tensor.double().mean(axis, keepdim=True).expand(tensor.shape).to(tensor.dtype)
 
@@ -98,11 +101,14 @@ def _has_a_mean(tensor: torch.Tensor) -> bool:
 
 
 def _first(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1)[:1].expand(tensor.numel()).view(tensor.shape) if tensor.numel() else tensor
+    if tensor.numel() < 2:
+        return torch.zeros_like(tensor)
+    return tensor.reshape(-1)[:1].expand(tensor.numel()).view(tensor.shape)
 
 
 def _repeated(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[:1].expand(tensor.shape) if tensor.dim() and tensor.numel() else torch.zeros_like(tensor)
+    several = tensor.dim() and tensor.numel() and tensor.shape[0] > 1
+    return tensor[:1].expand(tensor.shape) if several else torch.zeros_like(tensor)
 
 
 def _cut(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -78,16 +78,16 @@ class HeaderShelf:
     def learn(self, compilations: Iterable[Compilation]) -> None:
         """Count what compilations would have used, and make the first header that is worth it; takes its time then.
 
-        Call it in a build's turn, when nothing is timed on these cores. The compilations are a child's claims: flags
-        are checked again, and the worst that a false claim can do is to waste time.
+        Call it in a build's turn, when nothing is timed on these cores. The compilations are those of one candidate, as
+        its child claims: flags are checked again, none counts twice, and the worst that false claims of several
+        candidates can do is to waste time.
         """
-        for compilation in compilations:
-            if compilation.flags is None or not kinds.is_harmless(list(compilation.flags)):
-                continue
-            flags, header = list(compilation.flags), compilation.header
-            if not self.has(flags, header) and self._count(flags, header) >= WORTH_IT:
-                self._make(flags, header)
-                return
+        known = (one for one in compilations if one.flags is not None and kinds.is_harmless(list(one.flags)))
+        wanted = dict.fromkeys((one.flags or (), one.header) for one in known)
+        missing = [(list(flags), header) for flags, header in wanted if not self.has(flags, header)]
+        worth_it = [one for one in missing if self._count(*one) >= WORTH_IT]
+        if worth_it:
+            self._make(*worth_it[0])
 
     def size_bytes(self) -> int:
         """What all headers take, of other toolchains too."""

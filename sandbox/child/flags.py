@@ -34,7 +34,7 @@ HARMLESS = re.compile(
 """No file, no program and no plugin can be named by them."""
 SHADOWING = ("torch", "ATen", "c10", "caffe2", "pybind11", "torch_stable")
 MAX_FLAGS, MAX_LENGTH = 24, 64
-FIRST = re.compile(r"\A(?:\s|//[^\n]*\n|/\*.*?\*/)*#\s*include\s*[<\"]torch/extension\.h[>\"]", re.DOTALL)
+FIRST = re.compile(r"\A(?:\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*+\*/)*+#\s*include\s*[<\"]torch/extension\.h[>\"]")
 HEADERS = ("lean", "narrow", "whole")
 """The precompiled ones, the quickest first."""
 WHOLE = re.compile(

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from sandbox.child import flags
@@ -73,3 +75,13 @@ def test_what_the_narrow_header_lacks_or_could_clash_with_needs_the_whole_one(te
 
 def test_an_ordinary_source_does_not_need_the_whole_header():
     assert not flags.needs_whole_header("namespace py = pybind11; torch::Tensor f(at::Tensor x) { return x.sum(); }")
+
+
+def test_many_comments_before_the_header_are_read_at_once():
+    start = time.perf_counter()
+    comments = "/* a */\n" * 20_000
+    assert flags.starts_with_extension_h(f"{comments}#include <torch/extension.h>")
+    assert not flags.starts_with_extension_h(f"{comments}#include <vector>")
+    assert not flags.starts_with_extension_h("/* never closed #include <torch/extension.h>")
+    assert flags.starts_with_extension_h("/**/ // one\n /* * ** */#include <torch/extension.h>")
+    assert time.perf_counter() - start < 5

@@ -36,7 +36,7 @@ def toolchain_of(tmp_path):
 def test_a_header_is_made_when_it_would_have_been_used_for_the_second_time(toolchain_of):
     shelf = HeaderShelf(toolchain_of("a"))
     wanted = Compilation(extension="x", file="main.cpp", way="stock", seconds=20, flags=FLAGS, header="lean")
-    shelf.learn([wanted])
+    shelf.learn([wanted, wanted])
     assert not shelf.has(FLAGS, "lean")
     shelf.learn([wanted])
     assert shelf.has(FLAGS, "lean") and not shelf.has(FLAGS, "narrow")

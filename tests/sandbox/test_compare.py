@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from problems import Problem, Tolerance
 from sandbox.compare import Checks, is_right_anyhow, mismatch, tolerance_of
+from sandbox.distance import measure
 from sandbox.patterns import stale
 from sandbox.trees import is_sound
 from sandbox.values import RawTensor, Values
@@ -377,3 +378,13 @@ def test_a_small_row_beside_large_ones_is_left_to_the_exact_result():
 
 def test_a_tolerance_that_asks_for_more_than_the_reference_gives_needs_the_exact_result():
     assert not is_right_anyhow(output(ROUNDED), output(ROUNDED), Tolerance(factor=0.5, reason="strict"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int64])
+def test_what_is_compared_stays_as_it_is(dtype):
+    got, near, exact = (torch.arange(6).reshape(2, 3).to(dtype) + k for k in (1, 2, 3))
+    before = [tensor.clone() for tensor in (got, near, exact)]
+    measure(got, near, exact)
+    mismatch(output(got), output(exact), output(near), Tolerance())
+    is_right_anyhow(output(got), output(near), Tolerance())
+    assert all(torch.equal(tensor, earlier) for tensor, earlier in zip((got, near, exact), before, strict=True))

@@ -98,3 +98,23 @@ def test_shaking_moves_every_element_by_the_units_and_leaves_integers():
     relative = (moved.tensors[0].tensor() / x - 1).abs() / torch.finfo(torch.float32).eps
     assert relative.min() > 62 and relative.max() < 66
     assert torch.equal(moved.tensors[1].tensor(), index)
+
+
+def test_one_element_that_hardly_any_rounding_leaves_where_it_is_excuses_no_other():
+    generator = torch.Generator().manual_seed(1)
+    a, b, c = (torch.randn(1, 20_000, generator=generator) for _ in range(3))
+    d = torch.randn(1, 20_000, generator=generator)
+    c[0, 7] = d[0, 7] * (1 + 1e-6)
+
+    def slopes(inputs):
+        a, b, c, d = (raw.tensor().double() for raw in inputs.tensors)
+        return values(a * b / (c - d))
+
+    inputs, near = values(a, b, c, d), a * b / (c - d)
+    rounded = (a.bfloat16() * b.bfloat16()).float() / (c - d)
+    asked = Asked(inputs, slopes)
+    assert mismatch_shaken(values(rounded), asked, values(near), Tolerance())
+    off = near.clone()
+    off[0, 7] *= 1 + 1e-3  # what a different rounding of c and d does there
+    assert mismatch(values(off), slopes(inputs), values(near), Tolerance(factor=1e-3, reason="to see the other check"))
+    assert mismatch_shaken(values(off), asked, values(near), Tolerance()) is None

@@ -17,9 +17,9 @@ def status(function, *draws):
     return problem_status(made[0], made[1], Tolerance())
 
 
-def two_draws():
+def two_draws(shape=(64, 64)):
     torch.manual_seed(0)
-    return torch.randn(64, 64), torch.randn(64, 64)
+    return torch.randn(shape), torch.randn(shape)
 
 
 def test_a_product_is_a_sound_problem():
@@ -167,3 +167,8 @@ def test_the_input_of_a_rectifier_does_not_pass_since_other_families_have_signs(
 def test_a_remark_alone_does_not_make_a_problem_weak():
     findings = found(lambda x, y: torch.cumsum(x * y, 1), lambda: [torch.randn(24, 64), torch.arange(64.0) % 8])
     assert status_of([findings["labels"]]).status == "ok"
+
+
+def test_a_result_of_one_row_or_one_value_is_not_weak_for_that():
+    assert status(lambda x: torch.cumsum(x, 2), *two_draws((1, 24, 64))).status == "ok"
+    assert status(lambda x: x.square().mean(), *two_draws()).status == "ok"
