@@ -132,6 +132,24 @@ TEXTS = {
         "[torch.randint(0, 2, (24, 96)).float(), torch.randint(0, 2, (96, 80)).float()]",
         "[]",
     ),
+    "doubles": (
+        """
+        class Model(nn.Module):
+            def forward(self, a, b):
+                return a @ b
+        """,
+        "[torch.randn(48, 96, dtype=torch.float64), torch.randn(96, 80, dtype=torch.float64)]",
+        "[]",
+    ),
+    "slopes": (
+        """
+        class Model(nn.Module):
+            def forward(self, a, b, c, d):
+                return (a @ b) / (c - d)
+        """,
+        "[torch.randn(1, 128, 128) for _ in range(4)]",
+        "[]",
+    ),
     "several": (
         """
         class Model(nn.Module):
@@ -168,6 +186,8 @@ SOLVED = {
     "weighted": (WEIGHTED, "x", "return torch.cumsum(x * self.weight + self.bias, dim=1)"),
     "positive": (INIT, "x", "return torch.relu(x)"),
     "whole": (INIT, "a, b", "return a @ b"),
+    "doubles": (INIT, "a, b", "return a @ b"),
+    "slopes": (INIT, "a, b, c, d", "return (a @ b) / (c - d)"),
     "several": (
         INIT,
         "x",

@@ -47,6 +47,18 @@ WRONG_RESULTS = [
           "return F.cross_entropy(logits, targets)"),
     Cheat("the mean loss in every row", (41,), "loss", "check", OFF,
           "return F.cross_entropy(logits, targets).expand(logits.shape[0])"),
+    Cheat("zeros in double precision", (21,), "doubles", "check", "all elements are zero",
+          "return torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)"),
+    Cheat("single precision for double", (), "doubles", "check", OFF, "return (a.float() @ b.float()).double()"),
+    Cheat("half precision, where differences of near numbers excuse a few elements", (), "slopes", "check", OFF,
+          "return (a.bfloat16() @ b.bfloat16()).float() / (c - d)"),
+    Cheat("half of each sum, with those elements right that move most", (), "slopes", "check", OFF,
+          """
+          y = (a[..., ::2] @ b[:, ::2]) * 2 / (c - d)
+          near = (c - d).abs().flatten().argsort()[:64]
+          y.view(-1)[near] = self.right(a, b, c, d).view(-1)[near]
+          return y
+          """),
     Cheat("the last eight terms of each sum left out", (50,), "product", "check", OFF,
           "return a[:, :-8] @ b[:-8]"),
     Cheat("the last term of each sum left out", (50,), "product", "check", OFF, "return a[:, :-1] @ b[:-1]"),
