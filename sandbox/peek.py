@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sandbox.clean import one_line
 from sandbox.errors import MachineError
-from sandbox.values import RawTensor
+from sandbox.values import PLAIN_DTYPES, RawTensor
 
 _libc = ctypes.CDLL(None, use_errno=True)
 SHOWN = 4
 CHUNK_BYTES = 2**30
 """The kernel moves at most 2 GiB less a page a call."""
+MOST_ELEMENTS = 2**48
+"""Above any real size, stride or extent, and far below where torch's own arithmetic overflows."""
 
 
 class _Segment(ctypes.Structure):
@@ -27,7 +30,10 @@ class _Segment(ctypes.Structure):
 
 
 class PeekError(Exception):
-    """What the child described can not be read; the text says why."""
+    """What the child described can not be read; the text says why, on one line, whatever the child's words are."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(one_line(reason))
 
 
 class Described(BaseModel):
@@ -62,18 +68,32 @@ def _place(claim: Any) -> Described:
         raise PeekError(
             f"the child described an output in a form that can not be read: {error.errors()[0]['msg']}"
         ) from None
-    if not isinstance(getattr(torch, place.dtype, None), torch.dtype) or len(place.shape) != len(place.stride):
-        raise PeekError(f"the child described an output of dtype {place.dtype!r} and shape {place.shape}")
-    if min([*place.shape, *place.stride, 0]) < 0:
-        raise PeekError(f"the child described an output of shape {place.shape} and stride {place.stride}")
+    require_plain(place.dtype, place.shape, place.stride)
     return place
 
 
-def _extent(place: Described) -> int:
+def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:
+    """Raise `PeekError` for what is no strided tensor of a plain dtype and of a size that a tensor can have.
+
+    Decides before torch is asked: with some dtypes (those of quantized tensors) it ends the process that asks.
+    """
+    if dtype not in PLAIN_DTYPES:
+        raise PeekError(f"an output has dtype {one_line(dtype, 40)}, which is not compared; return a plain tensor")
+    if len(shape) != len(stride):
+        raise PeekError(f"the child described an output of {len(shape)} axes with {len(stride)} strides")
+    if not all(0 <= number < MOST_ELEMENTS for number in (*shape, *stride)):
+        raise PeekError(f"the child described an output of shape {shape} and stride {stride}")
+    if max(_span(shape, stride), math.prod(max(1, size) for size in shape)) > MOST_ELEMENTS:
+        raise PeekError(f"the child described an output of shape {shape} and stride {stride}, which no memory can hold")
+
+
+def _span(shape: list[int], stride: list[int]) -> int:
     """Elements from the first to the last, those between them included."""
-    if 0 in place.shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(place.shape, place.stride, strict=True))
+    return 1 + sum((max(1, size) - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def _extent(place: Described) -> int:
+    return 0 if 0 in place.shape else _span(place.shape, place.stride)
 
 
 def _cost(place: Described) -> int:
@@ -87,8 +107,11 @@ def _read(pid: int, place: Described) -> RawTensor:
         return RawTensor(place.dtype, shape, bytearray())
     dtype = getattr(torch, place.dtype)
     data = read_bytes(pid, place.address, extent * dtype.itemsize)
-    whole = torch.frombuffer(data, dtype=dtype).as_strided(shape, place.stride)
-    return RawTensor(place.dtype, shape, data) if whole.is_contiguous() else RawTensor.of(whole)
+    try:
+        whole = torch.frombuffer(data, dtype=dtype).as_strided(shape, place.stride)
+        return RawTensor(place.dtype, shape, data) if whole.is_contiguous() else RawTensor.of(whole)
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:  # NotImplementedError is a RuntimeError
+        raise PeekError(f"an output of dtype {place.dtype} and shape {place.shape} can not be read: {error}") from None
 
 
 def read_bytes(pid: int, address: int, length: int) -> bytearray:

@@ -4,10 +4,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sandbox.clean import one_line
 from sandbox.values import RawTensor, Values
 
 NUMBER = "a number"
 DEEPEST = 32
+LONGEST_KEY, LONGEST_STRUCTURE = 40, 150
+"""In characters, of what is shown; two structures and the words around them still fit a reason."""
 SCALARS = (int, float, str, type(None))
 
 
@@ -70,20 +73,29 @@ def flatten(values: Values) -> Flat:
             entries = sorted(body, key=lambda entry: str(entry[0]))
             return (
                 "dict",
-                tuple((key, walk(item, f"{path}[{key!r}]" if path else repr(key))) for key, item in entries),
+                tuple((key, walk(item, f"{path}[{_named(key)}]" if path else _named(key))) for key, item in entries),
             )
         return (type(body).__name__, body)
 
     return Flat(walk(values.tree, ""), tuple(tensors), tuple(labels))
 
 
+def _named(key: str) -> str:
+    """A key in words that end: a child may have made it."""
+    return repr(one_line(key, LONGEST_KEY))
+
+
 def show(shape: Any) -> str:
-    """A structure in words."""
+    """A structure in words, on one line."""
+    return one_line(_words(shape), LONGEST_STRUCTURE)
+
+
+def _words(shape: Any) -> str:
     if isinstance(shape, str):
         return shape
     kind, body = shape
     if kind in ("list", "tuple"):
-        return f"a {kind} of ({', '.join(map(show, body))})"
+        return f"a {kind} of ({', '.join(map(_words, body))})"
     if kind == "dict":
-        return "a dict of (" + ", ".join(f"{key}: {show(item)}" for key, item in body) + ")"
-    return repr(body)
+        return "a dict of (" + ", ".join(f"{one_line(key, LONGEST_KEY)}: {_words(item)}" for key, item in body) + ")"
+    return one_line(repr(body), LONGEST_KEY)

@@ -4,6 +4,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+PLAIN_DTYPES = frozenset(
+    {
+        *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "bool"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+    }
+)
+"""By torch's names, the dtypes whose elements torch can copy, widen and compare; the others are bits without meaning,
+parts of a byte, or quantized, which raw bytes can not say."""
+
 
 class DeviceBytes:
     """Bytes in device memory that only the judge has."""
