@@ -74,6 +74,8 @@ def _from_folder(folder: Path, name: str, size: str | None) -> Problem:
 def _from_file(path: Path, size: str | None) -> Problem:
     if size not in (None, FILE_SIZE):
         raise ProblemError(f"{path} fixes its own shapes, so it has no size {size!r}; leave the size out")
+    if not path.stem.strip(".") or not path.stem.isprintable():
+        raise ProblemError(f"{str(path)!r} names no problem, and results are kept under its name; rename the file")
     source = read_text(path)
     tree = check_reference(source, str(path))
     try:

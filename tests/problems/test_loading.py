@@ -148,6 +148,14 @@ def test_a_file_refuses_a_size(file: Path) -> None:
     assert refusal(file, "gpu") == f"{file} fixes its own shapes, so it has no size 'gpu'; leave the size out"
 
 
+@pytest.mark.parametrize("name", ["...py", "a\x1b[2J.py", "a\nb.py"])
+def test_a_file_whose_name_is_no_name_is_refused(file: Path, name: str) -> None:
+    strange = file.with_name(name)
+    strange.write_text(file.read_text())
+    with pytest.raises(ProblemError, match="names no problem"):
+        load_problem(str(strange))
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert (
         refusal(tmp_path / "no.py") == f"there is no file {tmp_path / 'no.py'}; check the path, or give a catalog name"
