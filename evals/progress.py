@@ -11,6 +11,7 @@ from rich.text import Text
 from agent.events import Asked, Event, Judged, NoCandidate, ProviderFailed, Resumed, Stopped
 from agent.view import View, fold
 from evals.wording import verdict_words
+from sandbox.clean import clean
 
 
 class Progress:
@@ -45,7 +46,7 @@ class Progress:
         line = line_of(event, view)
         if line:
             elapsed = time.monotonic() - self._start
-            self._console.print(Text(f"{elapsed:6.1f} s  {line}"), soft_wrap=True)
+            self._console.print(Text(f"{elapsed:6.1f} s  {clean(line)}"), soft_wrap=True)
 
     def take_over(self, problem: str, events: "list[Event]") -> None:
         """What happened before, in an earlier process: into the table, without lines."""

@@ -8,6 +8,7 @@ from rich.tree import Tree
 from agent.records import Attempt
 from agent.view import View
 from evals.inspector.model import best_of
+from sandbox.clean import clean, one_line
 from sandbox.verdict import Passed
 
 STYLES = {"passed": "green", "failed": "red", "no candidate": "magenta"}
@@ -30,14 +31,14 @@ def run_tree(title: str, views: Mapping[str, View]) -> Tree:
 
 def attempt_words(attempt: Attempt, best: bool) -> Text:
     """`7 improve, tile the rows: passed, 1.42 x, 0.81 ms`, and a star for the best."""
-    idea = f", {attempt.ask.idea}" if attempt.ask.idea else ""
+    idea = f", {clean(attempt.ask.idea)}" if attempt.ask.idea else ""
     style = next((style for start, style in STYLES.items() if attempt.outcome.startswith(start)), "")
     words = Text(f"{attempt.number} {attempt.ask.role}{idea}: ")
     words.append(attempt.outcome, style=style)
     if isinstance(attempt.verdict, Passed):
         words.append(f", {attempt.speedup:.2f} x, {attempt.candidate_ms:.3g} ms")
     elif attempt.detail:
-        words.append(f": {attempt.detail.partition(chr(10))[0][:100]}")
+        words.append(f": {one_line(attempt.detail.partition(chr(10))[0], 100)}")
     if best:
         words.append(" *", style="bold yellow")
     return words

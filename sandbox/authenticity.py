@@ -2,38 +2,32 @@
 
 Neither source of evidence is proof: text can hide what it does, and a candidate can lie in the process that observes
 it. So each statement says where it comes from, and a refusal under a problem's policy names what it rests on.
+
+What this can not see: a library's product whose name is put together while it runs and that is called through ctypes
+or dlsym where nothing observes; a library that is found by an address rather than by its name; operators behind objects
+that text does not name; how long an operator takes where nothing observes, since an observed call may wait on purpose;
+and a kernel of its own that computes something and whose result is not used. Who rewards kernels reads the best ones.
 """
 
 import ast
 import re
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from problems import Problem
-from sandbox.reachable import Reach, reach
-from sandbox.scan import refuse
+from sandbox.clean import one_line
+from sandbox.library import LIBRARY_IN_CPP, cpp_operators, dispatched, library_calls, vendor_symbols, vendor_words
+from sandbox.reachable import Reach, Unreadable, reach
 from sandbox.verdict import Authenticity, Record
 
 Label = Literal["custom", "mixed", "library_only", "unknown"]
 CAVEAT = "from the text alone; not observed at run time"
+LONGEST_NAME = 200
 OBSERVED_CAVEAT = "observed in the candidate's own process, which could lie"
 SMALL_SHARE = 0.05
 """Operators that take less of a call than this are not counted as its work."""
-LIBRARY_IN_CPP = re.compile(
-    r"\bat::(?!Tensor\b|ScalarType|cuda|kFloat|empty|zeros|TensorOptions|parallel_for|Half|BFloat16)\w+(?=\()"
-    r"|torch::(?:matmul|conv\w*|nn::functional)\b"
-)
-OPERATORS = {
-    *("matmul", "mm", "bmm", "addmm", "linear", "einsum", "conv1d", "conv2d", "conv3d", "tensordot", "dot", "mv"),
-    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "softmax", "log_softmax", "layer_norm"),
-    *("group_norm", "batch_norm", "rms_norm", "scaled_dot_product_attention", "cross_entropy", "max_pool2d"),
-    *("avg_pool2d", "cumsum", "argmax", "gelu", "relu", "sigmoid", "tanh", "silu", "logsumexp", "compile"),
-}
-LAYERS = {
-    *("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "LayerNorm"),
-    *("GroupNorm", "RMSNorm", "BatchNorm2d", "Softmax", "MaxPool2d", "AvgPool2d", "CrossEntropyLoss", "GELU", "ReLU"),
-}
 PLUMBING = re.compile(
     r"aten::(_?(un)?safe_)?(empty|zeros|ones|full|fill|zero|view|reshape|as_strided|transpose|t$|permute|expand|slice|select|"
     r"narrow|squeeze|unsqueeze|contiguous|clone|copy|to$|_to_copy|detach|alias|resize|set_|resolve|lift|flatten|chunk|"
@@ -46,22 +40,35 @@ VENDOR = re.compile(
 )
 """Operators behind which a vendor's library stands."""
 COMPILED = re.compile(r"Torch-Compiled|CompiledFxGraph|CompiledFunction|TorchDynamo")
-INFRASTRUCTURE = ("aten", "prim", "profiler", "c10", "c10d", "torch", "cuda", "autograd", "prims", "inductor")
+INFRASTRUCTURE = {
+    *("aten", "prim", "profiler", "c10", "c10d", "torch", "cuda", "autograd", "prims", "inductor", "mkl", "mkldnn"),
+    *("mkldnn_prepacked", "onednn", "quantized", "_quantized", "quantization", "sparse", "static_runtime", "_native"),
+    *("inductor_prims", "rngprims", "debugprims", "export", "symm_mem", "fbgemm", "xnnpack", "_c10d_functional"),
+}
+"""Namespaces of operators that come with torch."""
 HOST = ("builtins", "torch", "numpy", "_ctypes", "ctypes", "time", "math", "posix", "gc", "_io", "_thread", "threading")
+
+
+def _shown(value: object) -> object:
+    return one_line(value, LONGEST_NAME) if isinstance(value, str) else value
+
+
+Name = Annotated[str, BeforeValidator(_shown)]
+"""A name as a child said it, fit to be shown."""
 
 
 class Observed(Record):
     """What `sandbox.child.observe` saw of one call. Claims of a process that may lie; bounded here once more."""
 
-    operators: tuple[tuple[str, int, float], ...] = Field(default=(), max_length=64)
+    operators: tuple[tuple[Name, int, float], ...] = Field(default=(), max_length=64)
     """Name, calls, and microseconds of its own, of each operator."""
-    kernels: tuple[tuple[str, int, float], ...] = Field(default=(), max_length=64)
+    kernels: tuple[tuple[Name, int, float], ...] = Field(default=(), max_length=64)
     wall_us: float = 0.0
     lines: tuple[int, ...] = Field(default=(), max_length=4000)
     """Of the candidate's source, those that were executed."""
-    natives: tuple[str, ...] = Field(default=(), max_length=64)
+    natives: tuple[Name, ...] = Field(default=(), max_length=64)
     dynamic: bool = False
-    error: str = Field(default="", max_length=200)
+    error: Name = Field(default="", max_length=LONGEST_NAME)
 
     @classmethod
     def read(cls, answer: dict[str, Any]) -> "Observed":
@@ -83,28 +90,32 @@ class Observed(Record):
 
 def read_authenticity(source: str) -> Authenticity:
     """A label from the text alone: own kernels, library calls, both or neither, as far as `forward` leads to them."""
-    if refuse(source):
-        return Authenticity(label="unknown", evidence=("the source can not be read",))
-    found = reach(source)
+    try:
+        found = reach(source)
+    except Unreadable as why:
+        return Authenticity(label="unknown", evidence=(str(why),))
     library = _library(found, source)
     custom = bool(found.own_calls)
     evidence = ["forward leads to a kernel of its own"] if custom else []
     if found.builds and not custom:
         evidence.append("the source builds a kernel, but forward does not lead to a call of it")
     if library:
-        evidence.append(f"the source calls library operators: {', '.join(sorted(library)[:8])}")
+        evidence.append(f"the source calls library operators: {_listed(library, 8)}")
     return Authenticity(label=_label(custom, bool(library)), evidence=(*evidence, CAVEAT))
 
 
 def judge_authenticity(source: str, observed: Observed) -> Authenticity:
     """The label from text and run together; where the run could not be observed, from the text."""
     read = read_authenticity(source)
-    if observed.error or refuse(source):
+    try:
+        found = reach(source)
+    except Unreadable:
+        found = None
+    if observed.error or found is None:
         return read.model_copy(update={"evidence": (*read.evidence, *filter(None, [observed.error]))})
-    found = reach(source)
     own = _own_reached(found, observed)
     share, names = observed.share()
-    compiled = any(COMPILED.search(name) for name, _, _ in observed.operators)
+    compiled = _is_compiled(observed)
     library = compiled or share >= SMALL_SHARE or (not own and (bool(names) or bool(_library(found, source))))
     evidence = list(_observations(found, observed, own))
     if compiled:
@@ -112,34 +123,71 @@ def judge_authenticity(source: str, observed: Observed) -> Authenticity:
     return Authenticity(label=_label(own, library), evidence=(*evidence, *read.evidence[:-1], OBSERVED_CAVEAT))
 
 
-def refusal(problem: Problem, source: str, observed: Observed) -> str:
-    """Why the problem's operator policy refuses a candidate that computes rightly, or an empty string."""
+def refusal(problem: Problem, source: str, observed: Observed, symbols: frozenset[str] = frozenset()) -> str:
+    """Why the problem's operator policy refuses a candidate that computes rightly, or an empty string.
+
+    `symbols` are the names that what it has built leaves to other libraries to define.
+    """
     if problem.operators == "any":
         return ""
+    try:
+        found = reach(source)
+    except Unreadable as why:
+        return f"the problem's policy is {problem.operators}: {why}"
+    vendor = vendor_words(found) | vendor_symbols(set(symbols))
     if observed.error:
         fault = f"the call could not be observed: {observed.error}"
-    elif any(COMPILED.search(name) for name, _, _ in observed.operators):
+    elif _is_compiled(observed):
         fault = "only own kernels count, and torch.compile computed the result"
     elif problem.operators == "no-library":
-        fault = _library_fault(source, observed)
+        fault = _library_fault(found, observed, vendor)
     else:
-        fault = _custom_fault(source, observed)
-    return f"the problem's policy is {problem.operators}: {fault}" if fault else ""
+        fault = _custom_fault(found, observed, vendor) or _unseen_fault(found, observed, symbols)
+    return one_line(f"the problem's policy is {problem.operators}: {fault}") if fault else ""
 
 
-def _library_fault(source: str, observed: Observed) -> str:
-    names = observed.share(VENDOR)[1] or sorted(_numpy(reach(source)))
-    return f"library operators do not count, and these ran: {', '.join(names[:4])}" if names else ""
+def _library_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:
+    names = observed.share(VENDOR)[1] or sorted(_numpy(found))
+    if names:
+        return f"library operators do not count, and these ran: {_listed(names)}"
+    return f"library operators do not count, and it names {_listed(vendor)}" if vendor else ""
 
 
-def _custom_fault(source: str, observed: Observed) -> str:
+def _custom_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:
     share, names = observed.share()
-    vendor, ran = observed.share(VENDOR)[1], ", ".join(names[:4])
-    if not _own_reached(reach(source), observed):
+    ran = _listed(names)
+    if not _own_reached(found, observed):
         return f"only own kernels count, and none was reached{f'; what ran: {ran}' if ran else ''}"
-    if vendor:  # however small its share: the rest of a call may be nothing but waiting
-        return f"only own kernels count, and these ran too: {', '.join(vendor[:4])}"
+    if vendor:
+        return f"only own kernels count, and it names those of a library: {_listed(vendor)}"
+    seen = observed.share(VENDOR)[1]
+    if seen:  # however small its share: the rest of a call may be nothing but waiting
+        return f"only own kernels count, and these ran too: {_listed(seen)}"
     return f"only own kernels count, and {100 * share:.0f} % of the call went to {ran}" if share >= SMALL_SHARE else ""
+
+
+def _unseen_fault(found: Reach, observed: Observed, symbols: frozenset[str]) -> str:
+    """Library calls that the text has and the run did not show: it may have known that it was observed."""
+    calls = [call for call in library_calls(found) if not call.constructs and not _is_seen(call.operator, observed)]
+    native = {name for name in cpp_operators(found) | dispatched(set(symbols)) if not _is_seen(name, observed)}
+    unseen = {f"{call.shown} in line {call.line}" for call in calls} | {f"{name} in C++" for name in native}
+    if not unseen:
+        return ""
+    return f"only own kernels count, and forward also has a way to {_listed(unseen)} that did not run; take it out"
+
+
+def _is_seen(operator: str, observed: Observed) -> bool:
+    return any(name.startswith((f"aten::{operator}", f"aten::_{operator}")) for name, _, _ in observed.operators)
+
+
+def _is_compiled(observed: Observed) -> bool:
+    return any(COMPILED.search(name) for name, _, _ in observed.operators)
+
+
+def _listed(names: Iterable[str], most: int = 4) -> str:
+    """The first of them, in the order of a list and otherwise by name."""
+    chosen = names if isinstance(names, list) else sorted(names)
+    return ", ".join(chosen[:most])
 
 
 def _label(own: bool, library: bool) -> Label:
@@ -155,7 +203,7 @@ def _own_reached(found: Reach, observed: Observed) -> bool:
     if found.builds and any(name.partition(".")[0] not in HOST for name in observed.natives):
         return True
     namespaces = {name.partition("::")[0] for name, _, _ in observed.operators if "::" in name}
-    return bool(namespaces - set(INFRASTRUCTURE))
+    return found.builds and bool(namespaces - INFRASTRUCTURE)
 
 
 def _observations(found: Reach, observed: Observed, own: bool) -> list[str]:
@@ -174,27 +222,9 @@ def _observations(found: Reach, observed: Observed, own: bool) -> list[str]:
 
 
 def _library(found: Reach, source: str) -> set[str]:
-    layers = {name for node in ast.walk(ast.parse(source)) for name in _layer_names(node)}
-    calls = [node.func for node in found.nodes if isinstance(node, ast.Call)]
-    library = {call.attr for call in calls if isinstance(call, ast.Attribute) and _is_library(call, found.own, layers)}
-    library |= {"@" for node in found.nodes if isinstance(node, ast.MatMult)}
-    return library | set(LIBRARY_IN_CPP.findall(source))
+    return {call.shown for call in library_calls(found)} | set(LIBRARY_IN_CPP.findall(source))
 
 
 def _numpy(found: Reach) -> set[str]:
     names = {node.id for node in found.nodes if isinstance(node, ast.Name)}
     return {"numpy"} & names | ({"np"} & names)
-
-
-def _is_library(function: ast.Attribute, own: frozenset[str], layers: set[str]) -> bool:
-    """An operator of torch as a function or method, or a layer that is called; a layer that holds weights is none."""
-    holder = function.value.id if isinstance(function.value, ast.Name) else getattr(function.value, "attr", "")
-    return (function.attr in OPERATORS and holder not in own) or (holder == "self" and function.attr in layers)
-
-
-def _layer_names(node: ast.AST) -> set[str]:
-    """Attributes that are assigned one of torch's layers."""
-    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
-        return set()
-    made = getattr(node.value.func, "attr", getattr(node.value.func, "id", ""))
-    return {getattr(target, "attr", getattr(target, "id", "")) for target in node.targets} if made in LAYERS else set()

@@ -8,24 +8,33 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from sandbox.capture import Capture
 from sandbox.errors import MachineError
 from sandbox.jail import Kind, jail_for
 from sandbox.settings import Settings
+from sandbox.standing import cpu_ms, stands_still
 from sandbox.workfolder import WorkFolder, shared_environment
 from sandbox.zygote import ZYGOTES, Zygote, ZygoteGone, Zygotes
-from sandbox.zygote_start import CREDENTIALS, Ends, Order, Root, Starter, fork, processes_of, spawn, starter_of
+from sandbox.zygote_start import (
+    CREDENTIALS,
+    Ends,
+    Order,
+    Root,
+    Starter,
+    fork,
+    processes_of,
+    quick_processes_of,
+    spawn,
+    starter_of,
+)
 
 PACKET_BYTES = 160 * 1024
 FREEZE_TIMEOUT_S = 5
 ENDING_TIMEOUT_S = 15
-STATE, SWITCHES = b"State:", b"voluntary_ctxt_switches:"
-"""Lines of /proc/PID/task/TID/status; the latter is followed by the other kind of switches, and nothing."""
-SETTLING_TRIES = 3
 POLL_S = 20e-6
-SCHEDULED_CLOCK = 2
 
 
 class ChildGone(Exception):
@@ -172,33 +181,26 @@ class Child:
         return message
 
     def freeze(self) -> None:
-        """Stop the child, and return only when every thread of it stands still."""
+        """Stop the child, and return only when every thread of it is stopped and off its core.
+
+        From then on `cpu_ms` stays the same to the nanosecond for as long as nothing wakes a thread of it.
+        """
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGSTOP)
         limit = time.monotonic() + FREEZE_TIMEOUT_S
-        while not _stands_still(self.pid):
+        while not stands_still(self.pid):
             if time.monotonic() > limit:
                 raise ChildGone("the child could not be stopped")
             time.sleep(POLL_S)  # gives the core back: the thread that has yet to stop may need this very one
 
-    def standing(self) -> dict[str, bytes]:
-        """Each thread's state and how often it has left a core; call after `freeze`, when no clock runs.
-
-        Equal to an earlier answer only if no thread ran between the two: a stopped child can have itself woken, by a
-        timer that sends SIGCONT or by a process that it started. Raises `ChildGone` where it runs on right now.
-        """
-        before = _threads(self.pid)
-        for _ in range(SETTLING_TRIES):
-            # A thread counts as stopped a moment before it leaves its core.
-            now = _threads(self.pid)
-            if now == before:
-                return now
-            before = now
-        raise ChildGone("the child runs on although it was stopped")
-
     def offspring(self) -> list[int]:
         """Processes that the child has started and that still live; the jail's own are none of them."""
-        return [pid for pid in self._tree() if pid not in self._own]
+        # The whole of /proc takes a while to read, in which one could still finish its work.
+        seen = self._alien(quick_processes_of(self._root, self._starter))
+        return seen or self._alien(self._tree())
+
+    def _alien(self, pids: Iterable[int]) -> list[int]:
+        return [pid for pid in pids if pid not in self._own]
 
     def _tree(self) -> list[int]:
         """All processes of the child and of its jail."""
@@ -211,11 +213,7 @@ class Child:
 
     def cpu_ms(self) -> float:
         """Processor time of all threads of the child so far, ended ones included; 0 where it has gone."""
-        try:
-            # The clock of another process, as clock_getcpuclockid(3) makes it.
-            return time.clock_gettime_ns((~self.pid << 3) | SCHEDULED_CLOCK) / 1e6
-        except OSError:
-            return 0.0
+        return cpu_ms(self.pid)
 
     def _how_it_ended(self) -> str:
         if not self.ending and _readable(self._status, 1):
@@ -269,22 +267,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _stands_still(pid: int) -> bool:
-    return all(facts.split()[1] in (b"T", b"t", b"Z", b"X") for facts in _threads(pid).values())
-
-
-def _threads(pid: int) -> dict[str, bytes]:
-    """By thread, the lines of /proc that change when it runs; empty where the process has gone."""
-    found = {}
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - this is done while a clock runs
-            fd = os.open(f"/proc/{pid}/task/{task}/status", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                text = os.read(fd, 8192)
-            finally:
-                os.close(fd)
-            state = text[text.index(STATE) :].partition(b"\n")[0]
-            found[task] = state + text[text.index(SWITCHES) :]
-    return found

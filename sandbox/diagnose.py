@@ -2,6 +2,8 @@
 
 import re
 
+from sandbox.clean import clean, one_line
+
 KEPT_CHARACTERS = 3000
 CONTEXT_LINES = 3
 _ERROR = re.compile(
@@ -26,8 +28,8 @@ def build_reason(log: str) -> str:
     lines = _useful(log)
     for line in lines:
         if _ERROR.search(line) and "Error building extension" not in line:
-            return line.strip()
-    return lines[-1].strip() if lines else "the build failed without a word"
+            return one_line(line)
+    return one_line(lines[-1]) if lines else "the build failed without a word"
 
 
 def trim_build_log(log: str) -> str:
@@ -49,7 +51,7 @@ def trim_traceback(log: str) -> str:
     """The frames of the candidate's own file and the exception; the frames of torch and of the worker are left out."""
     kept: list[str] = []
     own = False
-    for line in log.splitlines():
+    for line in clean(log).splitlines():
         frame = re.match(r'\s+File "([^"]+)", line (\d+)', line)
         if frame:
             own = frame[1].endswith("candidate.py")
@@ -64,7 +66,7 @@ def _useful(log: str) -> list[str]:
     """The lines that say something, each once, with folders shortened."""
     seen: set[str] = set()
     kept = []
-    for raw in log.splitlines():
+    for raw in clean(log).splitlines():
         line = _DEEP_PATH.sub("", raw.rstrip())
         if not _NOISE.search(raw) and line not in seen:
             seen.add(line)

@@ -12,6 +12,7 @@ from sandbox.building import BuildStore, HeaderShelf, Toolchain, read_record, re
 from sandbox.floor.bound import Floor
 from sandbox.floor.keeping import Floors
 from sandbox.gpu.findings import Look
+from sandbox.linked import needed_symbols
 from sandbox.machine import needs_device, versions
 from sandbox.meanwhile import meanwhile
 from sandbox.opening import architecture, device_held, open_session
@@ -203,7 +204,8 @@ class Judge:
         source = built.candidate.source
         built.authenticity = judge_authenticity(source, observed)
         built.look = Look.at(observed.kernels)
-        refused = refusal(self.problem, source, observed)
+        symbols = frozenset(needed_symbols(built.folder.path) if self.problem.operators != "any" else ())
+        refused = refusal(self.problem, source, observed, symbols)
         if refused:
             raise Stopped("check", refused)
 

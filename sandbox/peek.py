@@ -78,7 +78,7 @@ def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:
     Decides before torch is asked: with some dtypes (those of quantized tensors) it ends the process that asks.
     """
     if dtype not in PLAIN_DTYPES:
-        raise PeekError(f"an output has dtype {one_line(dtype, 40)}, which is not compared; return a plain tensor")
+        raise PeekError(f"the child described an output of dtype {one_line(dtype, 40)}; return a plain tensor")
     if len(shape) != len(stride):
         raise PeekError(f"the child described an output of {len(shape)} axes with {len(stride)} strides")
     if not all(0 <= number < MOST_ELEMENTS for number in (*shape, *stride)):

@@ -5,6 +5,8 @@ The scan refuses only what can not be run at all. It is no defence: what text ru
 
 import ast
 
+from sandbox.clean import one_line
+
 SOURCE_BYTES = 1_000_000
 
 
@@ -15,13 +17,12 @@ def refuse(source: str, entry: str = "ModelNew") -> str:
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
-        line = (error.text or "").strip()
-        return f"line {error.lineno}: {error.msg}: {line}"
+        return one_line(f"line {error.lineno}: {error.msg}: {error.text or ''}")
     except (ValueError, RecursionError, MemoryError) as error:
         return f"the source can not be parsed: {error}"
     if entry in defined_names(tree):
         return ""
-    return f"no class {entry} is defined; the file defines {', '.join(defined_names(tree)) or 'nothing'}"
+    return one_line(f"no class {entry} is defined; the file defines {', '.join(defined_names(tree)) or 'nothing'}")
 
 
 def defined_names(tree: ast.Module) -> list[str]:

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from sandbox.arena import Arena
 from sandbox.children import Child, ChildGone, ChildLate
+from sandbox.clean import clean, one_line
 from sandbox.errors import MachineError
 from sandbox.jail import Kind
 from sandbox.peek import PeekError, read_tensors
 from sandbox.settings import Defence, Settings
+from sandbox.standing import TELLS_REST
 from sandbox.trees import is_sound
 from sandbox.values import Values
 from sandbox.workfolder import WorkFolder
@@ -22,8 +24,9 @@ class Refused(Exception):
 
     def __init__(self, answer: dict[str, Any]) -> None:
         error = answer.get("error")
-        self.reason = error[:2000] if isinstance(error, str) else "an error that is no text"
-        self.log = str(answer.get("log", ""))
+        log = answer.get("log")
+        self.reason = one_line(error) if isinstance(error, str) else "an error that is no text"
+        self.log = clean(log) if isinstance(log, str) else ""
         self.compiling = answer.get("compiling") is True
         self.unsupported = answer.get("unsupported") is True
         """A value that can not be handed over."""
@@ -50,14 +53,12 @@ SPARE = 3
 """Memory that is made ready, as a multiple of what inputs and result take."""
 OBSERVING = 3
 """Calls in one observation."""
-IDLE_MS, IDLE_SHARE = 5.0, 0.1
-"""Processor time that a child may have used since it was seen standing still, in ms or as a share of the time since.
+IDLE_MS, LEAVING_MS = 0.0, 5.0
+"""Processor time that a child may use while it is stopped.
 
-A thread counts as stopped a moment before it leaves its core, and where the machine itself is kept waiting that moment
-is counted in full.
+None: a thread that is off its core runs again only if it is woken. Where the kernel does not tell when that is so, a
+thread may still be leaving its core when the clock stops; and on a GPU, nothing below `LEAVING_MS` was tried yet.
 """
-REVEALED_MS = 1.0
-"""The same from when inputs are put in place until the call: long after any such moment."""
 
 
 class Session:
@@ -73,8 +74,8 @@ class Session:
         self.result_bytes = settings.memory_bytes // 4
         """A result may take so much of the judge's memory; set lower where its size is known."""
         self._reserved = False
-        self._stood: tuple[float, float] | None = None
-        """The child's processor time in ms when it was last seen standing still, and when that was, in s."""
+        self._stood: float | None = None
+        """The child's processor time in ms since it stands still; None while it runs."""
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +119,9 @@ class Session:
         only then, at no cost in the time.
         """
         answer, milliseconds, cpu_ms = self._call(values, timeout_s, op)
-        return Timed(self.fetch(answer), milliseconds, cpu_ms)
+        output = self.fetch(answer)
+        self.refuse_work_done_meanwhile()
+        return Timed(output, milliseconds, cpu_ms)
 
     def call_ms(self, values: Values, timeout_s: float, op: str = "call") -> float:
         """The same without reading the result: only its time in ms. For code that is trusted to be right."""
@@ -126,11 +129,9 @@ class Session:
 
     def _call(self, values: Values, timeout_s: float, op: str) -> tuple[dict[str, Any], float, float]:
         assert self._lent is not None, "lend memory before calling"
-        settled = self._cpu_ms()
+        self.refuse_work_done_meanwhile()
         self._lent.write(values.tensors)
         before = self._cpu_ms()
-        if self._is_witnessed and before - settled > REVEALED_MS:
-            raise Misbehaved(f"the candidate ran for {before - settled:.1f} ms before it was called")
         answer, milliseconds = self._exchange({"op": op, "arguments": values.tree}, timeout_s)
         cpu_ms = self._cpu_ms() - before
         if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
@@ -174,29 +175,38 @@ class Session:
         return Values(tree, read_tensors(self._child.pid, claims, self.result_bytes))
 
     def _exchange(self, message: dict[str, Any], timeout_s: float, *fds: int) -> tuple[dict[str, Any], float]:
-        self._refuse_work_done_meanwhile()
+        self.refuse_work_done_meanwhile()
         start = time.perf_counter_ns()
-        self._child.thaw()
+        self._release()
         self._child.send(message, *fds)
         answer = self._child.receive(time.monotonic() + timeout_s)
-        if self._watches("standing_still"):
-            self._child.freeze()
+        self._stop()
         milliseconds = (time.perf_counter_ns() - start) / 1e6
-        if self._watches("standing_still"):
-            self._stood = (self._cpu_ms(), time.monotonic())
         if "error" in answer:
             raise Refused(answer)
         return answer, milliseconds
 
-    def _refuse_work_done_meanwhile(self) -> None:
-        """A child that was stopped and yet used a processor had itself woken."""
+    def _release(self) -> None:
+        self._stood = None
+        self._child.thaw()
+
+    def _stop(self) -> None:
+        """Stop the child, while the clock still runs: what it does from then on is no part of a call."""
+        if self._watches("standing_still"):
+            self._child.freeze()
+            self._stood = self._cpu_ms()
+
+    def refuse_work_done_meanwhile(self) -> None:
+        """Raise `Misbehaved` where the child has run since it was stopped: then it had itself woken.
+
+        A timer's SIGCONT does that, and the child can stop itself again; what it has started meanwhile may have slowed
+        others, worked on the next inputs or changed the last result. Ask whenever something hangs on its stillness.
+        """
         if self._stood is None or not self._is_witnessed:
             return
-        at_ms, since = self._stood
-        used_ms = self._cpu_ms() - at_ms
-        self._stood = None
-        if used_ms > max(IDLE_MS, IDLE_SHARE * (time.monotonic() - since) * 1e3):
-            raise Misbehaved(f"the candidate ran for {used_ms:.1f} ms while no call was going on")
+        used_ms = self._cpu_ms() - self._stood
+        if used_ms > (IDLE_MS if TELLS_REST and not self._settings.gpu else LEAVING_MS):
+            raise Misbehaved(f"the candidate ran while it was stopped, for {used_ms:.3f} ms")
 
     @property
     def _is_witnessed(self) -> bool:

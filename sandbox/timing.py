@@ -185,6 +185,7 @@ class Timing:
                 theirs = side.call(values)
             else:
                 times[id(side)] = side.call_ms(values)
+        session.refuse_work_done_meanwhile()  # while the others had their turns; after its last call nobody else asks
         if turn < PAIRS_A_WORKER - 1:
             self._draw_ahead()
         else:

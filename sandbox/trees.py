@@ -82,7 +82,7 @@ def flatten(values: Values) -> Flat:
 
 def _named(key: str) -> str:
     """A key in words that end: a child may have made it."""
-    return repr(one_line(key, LONGEST_KEY))
+    return one_line(repr(key), LONGEST_KEY)
 
 
 def show(shape: Any) -> str:

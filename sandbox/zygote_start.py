@@ -7,7 +7,7 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -157,9 +157,19 @@ class Starter:
 
 def processes_of(*firsts: Root | Starter | None) -> list[int]:
     """The trees' processes with the first of each; empty where there is none yet."""
-    pids = [int(getattr(first, "pid", -1)) for first in firsts]
-    roots = [pid for pid in pids if pid > 0]
+    roots = _pids(firsts)
     return [*roots, *keeper.descendants(*roots)]
+
+
+def quick_processes_of(*firsts: Root | Starter | None) -> list[int]:
+    """The same in a tenth of the time; one that is just being started or handed on may be missing."""
+    roots = _pids(firsts)
+    return [*roots, *(pid for root in roots for pid in keeper.offspring(root))]
+
+
+def _pids(firsts: Iterable[Root | Starter | None]) -> list[int]:
+    pids = [int(getattr(first, "pid", -1)) for first in firsts]
+    return [pid for pid in pids if pid > 0]
 
 
 def starter_of(child: int, zygote: Zygote | None) -> Starter | None:

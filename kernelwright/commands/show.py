@@ -1,8 +1,9 @@
 """`kernelwright show`: a run in the terminal, or one text out of it."""
 
 import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -48,7 +49,17 @@ def _print_source(log: "RunLog", problem: str, number: int | None, as_json: bool
     if source is None:
         typer.echo(f"kernelwright: the reply of attempt {number} held no candidate", err=True)
         raise typer.Exit(FELL_SHORT)
-    print(json.dumps({"problem": problem, "source": source}) if as_json else source, end="\n" if as_json else "")
+    if as_json:
+        print(json.dumps({"problem": problem, "source": source}))
+    else:
+        print(fit_for(sys.stdout, source), end="")
+
+
+def fit_for(stream: TextIO, source: str) -> str:
+    """A candidate's source for a stream: a file gets it as it is, a terminal would take some of it for commands."""
+    from sandbox.clean import clean
+
+    return clean(source) if stream.isatty() else source
 
 
 def _print_tree(model: object) -> None:

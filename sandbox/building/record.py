@@ -7,10 +7,13 @@ from typing import Literal
 from pydantic import ValidationError
 
 from sandbox.child.shortcuts import REPORT
+from sandbox.clean import one_line
 from sandbox.verdict import Record
 
 MAX_BYTES = 256 * 1024
 MAX_LINES = 64
+LONGEST_WAY = 200
+"""In characters, of what is told of one compilation."""
 Header = Literal["lean", "narrow", "whole"]
 Way = Literal["stock", "lean", "narrow", "whole", "fast linker"]
 
@@ -40,7 +43,10 @@ class BuildRecord(Record):
     @property
     def ways(self) -> tuple[str, ...]:
         """One phrase for each compilation: what was compiled, how, and in how many seconds."""
-        return tuple(f"{run.extension} {run.file}: {run.way}, {run.seconds:.1f} s"[:200] for run in self.compilations)
+        return tuple(
+            one_line(f"{run.extension} {run.file}: {run.way}, {run.seconds:.1f} s", LONGEST_WAY)
+            for run in self.compilations
+        )
 
 
 def read_record(work_folder: Path) -> BuildRecord:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from sandbox.child.wire import WireError
+from sandbox.child.wire import WireError, refuse_unplain, resolved
 from sandbox.gpu import driver, sharing
 
 LENT = "lent"
@@ -74,10 +74,11 @@ def describe(tensor: torch.Tensor, spill: Spill | None = None) -> tuple[dict[str
     What no other process can map (of cudaMallocAsync, managed, or lent by the judge; or all, where the driver forbids
     it) is copied first, which is part of the call's time.
     """
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-        raise WireError(f"a {type(tensor).__name__} of layout {tensor.layout} is no plain tensor")
-    if tensor.device.type != "cuda":
-        raise WireError(f"a tensor on {tensor.device} was returned where one on cuda is wanted")
+    refuse_unplain(tensor, "cuda")
+    plain = resolved(tensor)
+    if plain is not tensor:
+        torch.cuda.synchronize()
+        tensor = plain
     if not tensor.numel():
         return _said(tensor, "", 0), tensor
     if spill is not None and spill.takes_all:

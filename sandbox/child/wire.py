@@ -15,6 +15,9 @@ PACKET_BYTES = 160 * 1024
 
 Tree = dict[str, Any]
 
+_resolved: list[torch.Tensor] = []
+"""What an answer describes in place of a value that was returned, alive until the next question has come."""
+
 
 class WireError(ValueError):
     """A value or message that the wire does not carry."""
@@ -36,6 +39,7 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
     data, fds, _, _ = socket.recv_fds(channel, PACKET_BYTES, 4)
     if not data:
         raise EOFError("the judge has closed the channel")
+    _resolved.clear()
     return json.loads(data), fds
 
 
@@ -74,12 +78,34 @@ def unpack(tree: Tree, tensors: list[torch.Tensor]) -> Any:
     return items if kind == "l" else tuple(items)
 
 
-def describe(tensor: torch.Tensor) -> dict[str, Any]:
-    """Where a CPU tensor lies in this process's memory: dtype, shape, stride (elements) and address."""
+def refuse_unplain(tensor: torch.Tensor, device: str) -> None:
+    """Raise `WireError` for a value whose bytes on the device do not say what it is."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
         raise WireError(f"a {type(tensor).__name__} of layout {tensor.layout} is no plain tensor")
-    if tensor.device.type != "cpu":
-        raise WireError(f"a tensor on {tensor.device} was returned where one on cpu is wanted")
+    if tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else "nested"
+        raise WireError(f"a {kind} tensor is no plain tensor; return the values that it stands for as one")
+    if tensor.device.type != device:
+        raise WireError(f"a tensor on {tensor.device} was returned where one on {device} is wanted")
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its bytes as its values: negation and conjugation that torch has only noted are carried out."""
+    if not (tensor.is_conj() or tensor.is_neg()):
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def describe(tensor: torch.Tensor) -> dict[str, Any]:
+    """Where a CPU tensor lies in this process's memory: dtype, shape, stride (elements) and address.
+
+    What has to be resolved is, which is part of a call's time.
+    """
+    refuse_unplain(tensor, "cpu")
+    plain = resolved(tensor)
+    if plain is not tensor:
+        _resolved.append(plain)
+        tensor = plain
     return {
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),

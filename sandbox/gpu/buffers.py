@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandbox.arena import ALIGNMENT
 from sandbox.gpu import driver, sharing
-from sandbox.peek import PeekError
+from sandbox.peek import PeekError, require_plain
 from sandbox.values import DeviceBytes, RawTensor
 
 POISON_WORD = 0x7FF87FF8
@@ -139,11 +139,8 @@ class Allocations:
         except ValidationError as error:
             text = error.errors()[0]["msg"]
             raise PeekError(f"the child described an output in a form that can not be read: {text}") from None
-        dtype = getattr(torch, said.dtype, None)
-        if not isinstance(dtype, torch.dtype) or len(said.shape) != len(said.stride):
-            raise PeekError(f"the child described an output of dtype {said.dtype!r} and shape {said.shape}")
-        if min([*said.shape, *said.stride, 0]) < 0:
-            raise PeekError(f"the child described an output of shape {said.shape} and stride {said.stride}")
+        require_plain(said.dtype, said.shape, said.stride)
+        dtype = getattr(torch, said.dtype)
         shape, stride = tuple(said.shape), tuple(said.stride)
         if 0 in shape:
             return Shown(said.dtype, shape, stride, 0, 0)

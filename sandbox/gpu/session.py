@@ -156,8 +156,8 @@ class GpuSession(Session):
         assert self._inputs is not None, "lend memory before calling"
         self._device.make_current()
         self._inputs.stage(values.tensors)
-        self._refuse_work_done_meanwhile()
         prepared = self._device.prepare(self._inputs, self._outputs)
+        self.refuse_work_done_meanwhile()
         self._refuse_disturbance(prepared)
         self._outputs = ()
         known, before = self._allocations.count, self._cpu_ms()
@@ -168,6 +168,7 @@ class GpuSession(Session):
         cpu_ms = self._cpu_ms() - before
         self._outputs = tuple(shown for shown, _ in looked)
         output = self._taken(answer, looked)
+        self.refuse_work_done_meanwhile()
         if self._watches("offspring") and self._child.offspring():
             raise Misbehaved("the candidate keeps processes of its own running after a call")
         if self._watches("input_check") and self._inputs.changed():
@@ -215,16 +216,14 @@ class GpuSession(Session):
         """Ask, and look at the outputs before the clock stops; then every thread of the child is stopped."""
         self._child.send(message)  # it stands still, and finds this when it goes on
         start = time.perf_counter_ns()
-        self._child.thaw()
+        self._release()
         answer = self._child.receive(time.monotonic() + timeout_s)
         answered = time.perf_counter_ns()
         claims = answer.get("tensors")
         shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
         looked = list(zip(shown, self._device.glancer.look(shown), strict=True))
         stop = time.perf_counter_ns()
-        if self._watches("standing_still"):
-            self._child.freeze()
-            self._stood = (self._cpu_ms(), time.monotonic())
+        self._stop()
         marks = answer.get("marks")
         said = [mark for mark in marks if isinstance(mark, int)][:4] if isinstance(marks, list) else []
         parts = tuple((mark - start) / 1e6 for mark in (*said, answered, stop))

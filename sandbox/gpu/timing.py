@@ -140,6 +140,7 @@ class DeviceTiming(Timing):
         done: dict[int, Timed] = {}
         for side in self._sides(session, other, turn):
             done[id(side)] = side.call(values) if isinstance(side, ReferenceSession) else self._call(session, values)
+        session.refuse_work_done_meanwhile()
         mine, theirs = done[id(session)], done[id(self.baseline)]
         if self._has("timed_check"):
             self._check(mine, theirs, values, family)

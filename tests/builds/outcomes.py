@@ -11,7 +11,10 @@ import torch
 
 ROOT = Path(__file__).parent.parent.parent
 ADDRESS = re.compile(r"^\s*[0-9a-f]+:\s*")
-LABEL = re.compile(r"\.(?:LC|L|LANCHOR)\d+|\.(?:rodata|text|data|bss)[\w.$]*")
+LABEL = re.compile(r"(?:\.(?:LC|L|LANCHOR)\d+|\.(?:rodata|text|data|bss)[\w.$]*)(?:[+-]0x[0-9a-f]+)?")
+RELATIVE = re.compile(r"-?0x[0-9a-f]+\(%rip\)(?=.*# <)")
+FILLING = re.compile(r"(?:data16 |cs )*(?:nop\w*\b|xchg\s+%ax,%ax$)")
+"""Between functions and loops, for their alignment."""
 TARGET = re.compile(r"\b[0-9a-f]+ <(.*?)(?:\+0x[0-9a-f]+)?>")
 KERNEL = re.compile(r"\b(?:kernel|twice<.*)\(|_omp_fn")
 OWN = re.compile(r"^(?:run|one|two|three|part|kernel|void twice<.*>)\(")
@@ -51,7 +54,7 @@ def first_error(text):
 
 
 def functions(path, pattern):
-    """The disassembly of each function of an object file whose name fits, without addresses and numbered labels."""
+    """The disassembly of each function of an object file whose name fits, without what depends on where things lie."""
     command = ["objdump", "-dr", "-C", "--no-show-raw-insn", str(path)]
     found, current = {}, None
     for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -60,7 +63,9 @@ def functions(path, pattern):
         elif line.startswith("Disassembly"):
             current = None
         elif current is not None and line.strip():
-            current.append(TARGET.sub(r"<\1>", LABEL.sub("L", ADDRESS.sub("", line))))
+            words = RELATIVE.sub("(%rip)", TARGET.sub(r"<\1>", LABEL.sub("L", ADDRESS.sub("", line)))).strip()
+            if not FILLING.match(words):
+                current.append(words)
     return found
 
 

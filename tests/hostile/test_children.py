@@ -3,12 +3,13 @@
 import os
 import textwrap
 import time
+from contextlib import ExitStack
 
 import pytest
 
 from sandbox.capture import KEPT_BYTES, Capture
 from sandbox.children import Child, ChildGone
-from sandbox.sessions import Session
+from sandbox.sessions import Misbehaved, Session
 from sandbox.workfolder import WorkFolder
 from tests.hostile.conftest import TIGHT
 
@@ -18,10 +19,42 @@ import ctypes, signal
 class Event(ctypes.Structure):
     _fields_ = (("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("rest", ctypes.c_char * 52))
 
-timer, when = ctypes.c_void_p(), (ctypes.c_long * 4)(0, 50_000_000, 0, 50_000_000)
+timer, when = ctypes.c_void_p(), (ctypes.c_long * 4)(0, 0, 0, 300_000_000)
 libc = ctypes.CDLL(None)
 assert libc.timer_create(1, ctypes.byref(Event(None, signal.SIGCONT, b"")), ctypes.byref(timer)) == 0
 assert libc.timer_settime(timer, 0, when, None) == 0
+"""
+"""Three tenths of a second after it was loaded, when it has long been stopped."""
+STOPS_ITSELF_AGAIN = (
+    WAKES_ITSELF
+    + """
+import os, threading, time
+
+def stop_again():
+    time.sleep(0.2)  # by then the judge has stopped it: the sleep ends when the timer has woken it
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+threading.Thread(target=stop_again, daemon=True).start()
+"""
+)
+SLEEPS = """
+import threading, time
+
+def sleep():
+    while True:
+        time.sleep(0.0002)
+
+for _ in range(8):
+    threading.Thread(target=sleep, daemon=True).start()
+"""
+SPINS = """
+import threading
+
+def spin():
+    while True:
+        pass
+
+threading.Thread(target=spin, daemon=True).start()
 """
 
 
@@ -32,18 +65,10 @@ def folder():
     folder.close()
 
 
-@pytest.fixture
-def session(folder):
-    with Session("builder", folder, TIGHT) as session:
-        session.greet()
-        yield session
-
-
-def run(session, folder, code):
-    """Have the child run some code, as it would a candidate's."""
+def message(folder, code, op):
     source = folder.write("candidate.py", textwrap.dedent(code) + "\ndef ModelNew(): pass\n")
-    message = {
-        "op": "build",
+    return {
+        "op": op,
         "source": str(source),
         "entry": "ModelNew",
         "built": str(folder.path / "build"),
@@ -51,26 +76,70 @@ def run(session, folder, code):
         "cores": sorted(os.sched_getaffinity(0)),
         "arguments": {"l": []},
     }
-    return session.ask(message, 30)
+
+
+@pytest.fixture
+def worker(folder):
+    """Starts a worker that has some code loaded, as it would a candidate's."""
+    with ExitStack() as stack:
+
+        def start(code, **settings):
+            session = stack.enter_context(Session("worker", folder, TIGHT.model_copy(update=settings)))
+            session.greet()
+            session.ask(message(folder, code, "load"), 30)
+            return session
+
+        yield start
+
+
+def wait_until_it_has_run(session):
+    before = session._child.cpu_ms()
+    while session._child.cpu_ms() == before:
+        time.sleep(0.001)
 
 
 @pytest.mark.slow
-def test_a_child_that_stands_still_is_seen_to(session, folder):
-    run(session, folder, "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()")
-    before = session._child.standing()
-    assert len(before) > 1
-    time.sleep(0.3)
-    assert session._child.standing() == before
+@pytest.mark.parametrize("code", [SLEEPS, SPINS], ids=["sleeping threads", "a busy thread"])
+def test_a_child_that_stands_still_uses_no_processor_at_all(worker, code):
+    session = worker(code)
+    for _ in range(200):
+        session.nothing_ms()
+        session.refuse_work_done_meanwhile()
+    time.sleep(0.2)
+    session.nothing_ms()
 
 
 @pytest.mark.slow
-def test_a_child_that_wakes_itself_is_seen_to_have_run(session, folder):
-    run(session, folder, WAKES_ITSELF)
-    with pytest.raises(ChildGone, match="runs on"):  # either of the two looks may see it
-        before = session._child.standing()
-        time.sleep(0.3)
-        if session._child.standing() != before:
-            raise ChildGone("runs on")
+@pytest.mark.parametrize("turn", range(5))
+@pytest.mark.parametrize("code", [WAKES_ITSELF, STOPS_ITSELF_AGAIN], ids=["goes on", "stops again"])
+def test_a_child_that_has_itself_woken_is_refused(worker, code, turn):
+    session = worker(code)
+    wait_until_it_has_run(session)
+    with pytest.raises(Misbehaved, match="the candidate ran while it was stopped"):
+        session.nothing_ms()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(5))
+def test_it_is_refused_after_another_side_s_turn_too(worker, turn):
+    session = worker(WAKES_ITSELF)
+    wait_until_it_has_run(session)
+    with pytest.raises(Misbehaved, match="the candidate ran while it was stopped"):
+        session.refuse_work_done_meanwhile()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(5))
+def test_without_the_witness_nobody_sees_that_it_ran(worker, turn):
+    session = worker(WAKES_ITSELF, without=("idle_witness",))
+    wait_until_it_has_run(session)
+    session.nothing_ms()
+
+
+@pytest.mark.slow
+def test_a_process_that_the_child_has_started_is_seen(worker):
+    session = worker("import os\nif os.fork() == 0:\n    while True: pass")
+    assert len(session._child.offspring()) == 1
 
 
 @pytest.mark.slow

@@ -96,6 +96,12 @@ def test_a_result_that_is_not_contiguous_is_compared_by_value(scaled_rows):
     assert isinstance(scaled_rows.judge(candidate(forward)), Passed)
 
 
+@pytest.mark.parametrize("noted", ["torch._neg_view(-y)", "torch.complex(torch.zeros_like(y), -y).conj().imag"])
+def test_a_result_that_is_a_negation_that_torch_has_only_noted_is_compared_by_value(scaled_rows, noted):
+    forward = f"y = torch.cumsum(x * self.weight, dim=1)\nreturn {noted}"
+    assert isinstance(scaled_rows.judge(candidate(forward)), Passed)
+
+
 def test_noise_on_standard_output_does_no_harm(scaled_rows):
     forward = f"print('x' * 100000); os.write(2, b'y' * 100000); {RIGHT}"
     assert isinstance(scaled_rows.judge(candidate(forward)), Passed)

@@ -104,7 +104,7 @@ def about(child_of, settings):
                 session.ask(message, PATIENCE_S)
     finally:
         folder.close()
-    return json.loads(refused.value.reason.partition("ABOUT ")[2]), str(folder.path)
+    return json.loads(refused.value.log.rpartition("ABOUT ")[2].splitlines()[0]), str(folder.path)
 
 
 def gone(pid, limit_s=10):
@@ -313,7 +313,7 @@ second = Child("worker", folder, Settings())
 second.greet(time.monotonic() + 120)
 second.freeze()
 address = int(open(f"/proc/{second.pid}/maps").readline().partition("-")[0], 16)
-print(len(read_bytes(second.pid, address, 16)), second.standing() != {}, second.offspring())
+print(len(read_bytes(second.pid, address, 16)), second.cpu_ms() > 0, second.offspring())
 second.close()
 child.close()
 folder.close()

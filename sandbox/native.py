@@ -1,0 +1,162 @@
+"""Which names of a source stand for native code of the candidate's own, read from the text alone. Pure.
+
+A library that is loaded counts only where the source builds something and the library is not one that was there
+before: ctypes reaches torch's own libraries as well.
+"""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+BUILDERS = {"load_inline", "load"}
+"""What compiles native code of a candidate's."""
+LOADERS = {"CDLL", "PyDLL", "load_library", "LoadLibrary"}
+"""What opens a library, whoever built it."""
+READERS = {"torch", "json", "numpy", "np", "pickle", "marshal", "yaml", "tomllib"}
+"""Modules whose `load` reads a file."""
+SPAWNERS = {"subprocess", "system", "popen", "posix_spawn", "execv", "execvp"}
+"""Names by which a source may start a compiler itself."""
+JITS = {"jit", "autotune", "heuristics"}
+"""Decorators of Triton kernels."""
+FOREIGN = {"torch", "numpy", "np", "scipy", "find_library", "modules"}
+"""Names in a library's path that say that it was there before."""
+FOREIGN_FILE = re.compile(
+    r"\blib(torch\w*|c10\w*|mkl\w*|\w*blas\w*|\w*lapack\w*|dnnl|(?:cudnn|cusolver|cusparse|cufft)\w*|cuda|[cm]|dl)"
+    r"(?:[-.][-.\w]*)?\.so"
+)
+Assignment = tuple[list[str], ast.AST]
+"""The names that are bound, and the value."""
+
+
+def own_names(tree: ast.Module) -> tuple[set[str], bool]:
+    """Names that are assigned native code, or something taken from it, and Triton's kernels; and whether any is built.
+
+    One pass over what is assigned: what follows from what is looked up by name.
+    """
+    nodes = list(ast.walk(tree))
+    assignments = [found for node in nodes if (found := assignment(node)) is not None]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    builds = any(_is_builder(call) for call in calls)
+    compiles = builds or any(name in SPAWNERS for node in nodes for name in named(node))
+    loading = _Loading(assignments, compiles)
+    own = {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) and any(names(mark) & JITS for mark in node.decorator_list)
+    }
+    leads: dict[str, list[list[str]]] = defaultdict(list)
+    for targets, value in assignments:
+        holders, made = _chain(value, loading)
+        own.update(targets if made else ())
+        for holder in holders:
+            leads[holder].append(targets)
+    own = _spread(own, leads)
+    return own, builds or bool(own) or any(loading.is_own(call) for call in calls)
+
+
+class _Loading:
+    """Tells libraries that a source has built from those that were there before."""
+
+    def __init__(self, assignments: list[Assignment], compiles: bool) -> None:
+        self._compiles = compiles
+        built, foreign = set(), set()
+        leads: dict[str, list[list[str]]] = defaultdict(list)
+        for targets, value in assignments:
+            for node in ast.walk(value):
+                if isinstance(node, ast.Call) and _is_builder(node):
+                    built.update(targets)
+                elif _is_foreign(node):
+                    foreign.update(targets)
+                for name in named(node):
+                    leads[name].append(targets)
+        self._built = _spread(built, leads)
+        self._foreign = _spread(foreign, leads)
+
+    def is_own(self, call: ast.Call) -> bool:
+        """Whether a call opens a library that the source has built."""
+        if last(call.func) not in LOADERS or not call.args or not self._compiles:
+            return False
+        path = list(ast.walk(call.args[0]))
+        words = {name for node in path for name in named(node)}
+        if words & self._built or any(isinstance(node, ast.Call) and _is_builder(node) for node in path):
+            return True
+        none = isinstance(path[0], ast.Constant) and not isinstance(path[0].value, str | bytes)
+        return not (none or words & self._foreign or any(map(_is_foreign, path)))
+
+
+def _is_foreign(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and bool(FOREIGN_FILE.search(node.value))
+    return bool(FOREIGN.intersection(named(node)))
+
+
+def _is_builder(call: ast.Call) -> bool:
+    holder = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return last(call.func) in BUILDERS and (holder is None or last(holder) not in READERS)
+
+
+def _chain(value: ast.AST, loading: _Loading) -> tuple[list[str], bool]:
+    """The names that a value is taken from, by attribute or index; and whether it is native whatever they are."""
+    holders: list[str] = []
+    while True:
+        match value:
+            case ast.Attribute(value=holder, attr=name):
+                holders.append(name)
+                value = holder
+            case ast.Subscript(value=holder):
+                value = holder
+            case ast.Call(args=[first, *_]) if last(value.func) == "getattr":
+                value = first
+            case ast.Call():
+                return holders, _is_builder(value) or loading.is_own(value)
+            case _:
+                return [*holders, *([value.id] if isinstance(value, ast.Name) else [])], False
+
+
+def _spread(start: Iterable[str], leads: dict[str, list[list[str]]]) -> set[str]:
+    """All names that follow from the first ones; each is followed once."""
+    found = set(start)
+    todo = list(found)
+    while todo:
+        for targets in leads.pop(todo.pop(), ()):
+            new = set(targets) - found
+            found |= new
+            todo += new
+    return found
+
+
+def assignment(node: ast.AST) -> Assignment | None:
+    """What a node binds to which names or attributes, if it assigns."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            return [name for target in targets for name in _targets(target)], value
+        case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
+            return list(_targets(target)), value
+    return None
+
+
+def _targets(target: ast.expr) -> Iterator[str]:
+    for node in ast.walk(target):
+        if isinstance(getattr(node, "ctx", None), ast.Store) and last(node):
+            yield last(node)
+
+
+def named(node: ast.AST) -> tuple[str, ...]:
+    """The name that a node mentions."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return (name,)
+        case ast.Constant(value=str() as text) if text.isidentifier():  # getattr(self, "name")
+            return (text,)
+    return ()
+
+
+def names(expression: ast.AST) -> set[str]:
+    """All names in it."""
+    return {name for node in ast.walk(expression) for name in named(node)}
+
+
+def last(expression: ast.AST) -> str:
+    """The last part of a dotted name; empty for what is none."""
+    return expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
