@@ -15,7 +15,7 @@ from problems import Tolerance
 from sandbox.compare import PLAIN, Truth, Wrong, mismatch, mismatch_with
 from sandbox.values import RawTensor, Values
 
-DRAWS = 4
+DRAWS = 6
 """One draw may leave a result where it was by chance."""
 
 
@@ -40,9 +40,10 @@ def mismatch_shaken(got: Values, asked: Asked, near: Values, tolerance: Toleranc
 
 
 def shake(values: Values, units: float) -> Values:
-    """Each floating-point element off by so many units in the last place of float32, up or down at random.
+    """Each floating-point element off by up to so many units in the last place of float32, evenly distributed.
 
-    Of float64 where it has that dtype; 16 bits do not hold so small a change and stay as they are.
+    Of float64 where it has that dtype; 16 bits do not hold so small a change and stay as they are. Were each off by
+    exactly so much, up or down, then two elements whose difference counts would move alike in every other draw.
     """
     draw = random.SystemRandom()
     return Values(values.tree, tuple(_shaken(raw, units, draw.getrandbits(60)) for raw in values.tensors))
@@ -52,7 +53,8 @@ def _shaken(raw: RawTensor, units: float, seed: int) -> RawTensor:
     tensor = raw.tensor()
     if not tensor.is_floating_point():
         return raw
-    step = units * torch.finfo(torch.promote_types(tensor.dtype, torch.float32)).eps
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    step = units * torch.finfo(dtype).eps
     generator = torch.Generator(tensor.device).manual_seed(seed)
-    up = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float32) < 0.5
-    return RawTensor.of(torch.where(up, tensor * (1 + step), tensor * (1 - step)))
+    drawn = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=dtype)
+    return RawTensor.of((tensor * (1 + step * (2 * drawn - 1))).to(tensor.dtype))

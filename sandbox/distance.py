@@ -17,7 +17,7 @@ SLICE_SLACK = 1e-3
 PIECE = 2**14
 """Elements: three pieces in float64 stay in a core's cache, and below 2**15 torch does not spread work over threads,
 which costs up to a hundred times more where the cores are busy with something else."""
-MOVES = 2.0
+MOVES = 3.5
 """What an element is allowed, over the root mean square of a few draws, which may be small by chance."""
 DEVICE_PIECE = 2**25
 """On a device memory is what bounds a piece: three of them in float64 take less than a gigabyte."""

@@ -92,11 +92,11 @@ def test_what_has_the_wrong_form_is_not_asked_about_again():
     assert len(asked) == 1
 
 
-def test_shaking_moves_every_element_by_the_units_and_leaves_integers():
+def test_shaking_moves_elements_by_up_to_the_units_and_leaves_integers():
     x, index = torch.rand(1000) + 0.5, torch.arange(5)
     moved = shake(values(x, index), 64)
     relative = (moved.tensors[0].tensor() / x - 1).abs() / torch.finfo(torch.float32).eps
-    assert relative.min() > 62 and relative.max() < 66
+    assert 60 < relative.max() < 66 and 28 < relative.mean() < 36
     assert torch.equal(moved.tensors[1].tensor(), index)
 
 
@@ -104,7 +104,7 @@ def test_one_element_that_hardly_any_rounding_leaves_where_it_is_excuses_no_othe
     generator = torch.Generator().manual_seed(1)
     a, b, c = (torch.randn(1, 20_000, generator=generator) for _ in range(3))
     d = torch.randn(1, 20_000, generator=generator)
-    c[0, 7] = d[0, 7] * (1 + 1e-6)
+    c[0, 7] = d[0, 7] * (1 + 1e-4)
 
     def slopes(inputs):
         a, b, c, d = (raw.tensor().double() for raw in inputs.tensors)
@@ -117,4 +117,4 @@ def test_one_element_that_hardly_any_rounding_leaves_where_it_is_excuses_no_othe
     off = near.clone()
     off[0, 7] *= 1 + 1e-3  # what a different rounding of c and d does there
     assert mismatch(values(off), slopes(inputs), values(near), Tolerance(factor=1e-3, reason="to see the other check"))
-    assert mismatch_shaken(values(off), asked, values(near), Tolerance()) is None
+    assert not any(mismatch_shaken(values(off), asked, values(near), Tolerance()) for _ in range(50))
