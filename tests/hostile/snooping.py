@@ -360,6 +360,13 @@ class Snooping(NamedTuple):
     call: str
 
 
+def told(log: str) -> str:
+    """The report in the log of its verdict, as JSON; a verdict's reason may be cut."""
+    _, found, text = log.rpartition("REPORT ")
+    assert found, log
+    return text.splitlines()[0]
+
+
 def lines() -> dict[str, str]:
     """Name of each attempt, and its wording in docs/trust.md."""
     found = {name: value for name, value in globals().items() if name.startswith("try_")}

@@ -7,7 +7,7 @@ import pytest
 
 from sandbox.verdict import Failed, Passed
 from tests.hostile.attacks import ATTACKS, Attack
-from tests.hostile.snooping import lines
+from tests.hostile.snooping import lines, told
 from tests.hostile.surroundings import SECRET
 from tests.hostile.trust import WORKS
 
@@ -42,9 +42,7 @@ def test_an_attack_fails_where_it_should_and_leaves_nothing(place, name):
 def report(place):
     """What worked of all that the snooping candidate tried; it leaves nothing either."""
     verdict = judged(place, ATTACKS["snooping"])
-    _, found, text = verdict.reason.partition("REPORT ")
-    assert found, verdict
-    report = json.loads(text)
+    report = json.loads(told(verdict.log))
     assert report["tried"] == len(lines())
     return report["worked"]
 

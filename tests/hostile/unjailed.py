@@ -10,6 +10,7 @@ from pathlib import Path
 from sandbox.judge import Judge
 from tests.hostile.attacks import ATTACKS, PROBLEM
 from tests.hostile.conftest import TIGHT, reference_process
+from tests.hostile.snooping import told
 from tests.hostile.surroundings import Surroundings
 
 
@@ -22,7 +23,7 @@ def main() -> None:
         candidate = ATTACKS["snooping"].candidate(around)
         verdict = judge.judge(candidate)
     surroundings.close()
-    print(json.dumps(json.loads(verdict.reason.partition("REPORT ")[2])["worked"]))
+    print(json.dumps(json.loads(told(verdict.log))["worked"]))
 
 
 if __name__ == "__main__":
