@@ -6,9 +6,9 @@ once more, so that minutes lie between. `KERNELWRIGHT_BENCH=NAME,NAME` picks pro
 
 from typing import Literal, NamedTuple
 
-from agent.extraction import Extracted, extract
-from agent.providers.story import read_story, recorded_targets, story_folder
+from agent.providers.story import recorded_targets
 from bench.chosen import chosen
+from bench.recorded import recorded_source
 from problems import catalog_names, load_problem
 from sandbox.gpu import driver
 from sandbox.judge import judge
@@ -63,9 +63,8 @@ def run() -> Agreement:
 
 
 def _measured(name: str, target: Literal["cpp", "cuda"]) -> Measurement | str:
-    entry = read_story(name, target).entries[-1]
-    found = extract((story_folder(name, target) / entry.file).read_text(encoding="utf-8"))
-    assert isinstance(found, Extracted), found
     problem = load_problem(name, "gpu" if target == "cuda" else "cpu")
-    verdict = judge(problem, Candidate(source=found.source, language=target), Settings(gpu=target == "cuda"))
+    verdict = judge(
+        problem, Candidate(source=recorded_source(name, target), language=target), Settings(gpu=target == "cuda")
+    )
     return f"failed at {verdict.stage}" if isinstance(verdict, Failed) else verdict.measurement

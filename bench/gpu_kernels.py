@@ -20,10 +20,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from agent.extraction import Extracted, extract
-from agent.providers.story import read_story, recorded_targets, story_folder
+from agent.providers.story import read_story, recorded_targets
 from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
+from bench.recorded import recorded_source
 from problems import Problem, catalog_names, load_problem
 from sandbox.compiled import compiled_reference
 from sandbox.gpu import driver
@@ -132,11 +132,9 @@ def compile_baselines(answer: Answer) -> None:
 
 def build_or_judge(answer: Answer, judge_it: bool) -> None:
     """In the child: compile, so that the store of builds has it, or judge and print the facts as JSON."""
-    entry = read_story(answer.problem, "cuda").entries[answer.number - 1]
-    found = extract((story_folder(answer.problem, "cuda") / entry.file).read_text(encoding="utf-8"))
-    assert isinstance(found, Extracted), found
+    source = recorded_source(answer.problem, "cuda", answer.number - 1)
     with Judge(answer.asked, SETTINGS.model_copy(update={"compiled": answer.compiled})) as judge:
-        built = judge.build(Candidate(source=found.source))
+        built = judge.build(Candidate(source=source))
         if not judge_it:
             built.close()
             return

@@ -24,6 +24,11 @@ ALL = [line for page in PAGES for line in lines(page)]
 OURS = [line for line in ALL if line.words[0] == "kernelwright"]
 
 
+def test_what_is_run_as_a_bench_can_be_run():
+    for name in BENCHES:
+        assert re.search(r"^def run\(", (ROOT / "bench" / f"{name}.py").read_text(), re.MULTILINE), name
+
+
 def leaf(words):
     """The command that the words name, and the words that are left for it."""
     command = COMMAND

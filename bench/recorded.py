@@ -1,0 +1,13 @@
+"""The candidates in the recorded answers that ship."""
+
+from agent.extraction import Extracted, extract
+from agent.providers.story import read_story, story_folder
+from prompts import Target
+
+
+def recorded_source(problem: str, target: Target, index: int = -1) -> str:
+    """That of a story's entry, counted from 0; of the last one by default."""
+    entry = read_story(problem, target).entries[index]
+    found = extract((story_folder(problem, target) / entry.file).read_text(encoding="utf-8"))
+    assert isinstance(found, Extracted), found
+    return found.source
