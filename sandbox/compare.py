@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from problems import Problem, Tolerance
-from sandbox.distance import Bound, Size, measure, pulled_back
+from sandbox.distance import Bound, Size, apart, measure, pulled_back
 from sandbox.patterns import describe_pattern, where
 from sandbox.trees import flatten, show
 from sandbox.values import RawTensor, Values
@@ -113,8 +113,7 @@ def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
     if not near.is_floating_point():
         return False
     unit = _floor(near, tolerance)
-    distance = measure(got, near, near)
-    error, size = distance.error, distance.want
+    error, size = apart(got, near)
     if not (unit <= LARGEST_UNIT and error.is_finite and size.is_finite):
         return False
     slices = error.slices is None or size.slices is None or bool((error.slices <= unit / 2 * size.slices).all())

@@ -83,18 +83,29 @@ def pulled_back(got: torch.Tensor, want: torch.Tensor, moved: Sequence[torch.Ten
 
 def measure(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor) -> Distance:
     """Distances in float64 of three tensors of one shape and any dtypes, which are left as they are."""
+    return Distance(*_sizes((got, near), want))
+
+
+def apart(got: torch.Tensor, near: torch.Tensor) -> tuple[Size, Size]:
+    """Sizes of the difference of two such tensors, and of the second."""
+    difference, size = _sizes((got,), near)
+    return difference, size
+
+
+def _sizes(others: Sequence[torch.Tensor], want: torch.Tensor) -> list[Size]:
+    """Of the difference of each of the others from `want`, and of `want` at last."""
     sliced = want.dim() > 1 and want.shape[0] > 1 and want[0].numel() >= SMALLEST_SLICE
-    rows = want.shape[0] if sliced else 1
-    maxima, squares = [torch.zeros(3, rows, dtype=torch.float64, device=want.device) for _ in range(2)]
-    matrices = [tensor.reshape(rows, -1) for tensor in (got, near, want)]
+    rows, count = want.shape[0] if sliced else 1, len(others) + 1
+    maxima, squares = [torch.zeros(count, rows, dtype=torch.float64, device=want.device) for _ in range(2)]
+    matrices = [tensor.reshape(rows, -1) for tensor in (*others, want)]
     for part, columns in _pieces(rows, matrices[0].shape[1], DEVICE_PIECE if want.is_cuda else PIECE):
         # Copies, since what is float64 already would be changed itself.
-        mine, rounded, exact = (matrix[part, columns].to(torch.float64, copy=True) for matrix in matrices)
-        for which, tensor in enumerate((mine.sub_(exact), rounded.sub_(exact), exact)):
+        *theirs, exact = (matrix[part, columns].to(torch.float64, copy=True) for matrix in matrices)
+        for which, tensor in enumerate((*(other.sub_(exact) for other in theirs), exact)):
             squares[which, part] += torch.linalg.vector_norm(tensor, dim=1).square_()
             torch.maximum(maxima[which, part], tensor.abs().amax(1), out=maxima[which, part])
     norms = squares.sqrt()
-    return Distance(*(_size(maxima[which], norms[which], sliced) for which in range(3)))
+    return [_size(maxima[which], norms[which], sliced) for which in range(count)]
 
 
 def _size(maxima: torch.Tensor, norms: torch.Tensor, sliced: bool) -> Size:
