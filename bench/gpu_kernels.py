@@ -4,7 +4,8 @@
 process of its own with a time limit; `KERNELWRIGHT_BENCH=NAME,NAME` picks problems. `python -m bench.gpu_kernels` takes
 them as arguments, and `--all` for every answer of a story, `--backward` for the gradients too, `--limit` for the
 seconds of an answer. The speedup is against eager, or with `--compiled MODE`, which may be repeated, against the best
-of eager and these modes of torch.compile; they are compiled, one problem after the other, before anything is judged.
+of eager and these modes of torch.compile; they are compiled, one problem after the other, while the answers are built
+and before anything is judged.
 Each verdict is printed when it is there; as a line of JSON it goes to `gpu_kernels.jsonl` where `KERNELWRIGHT_OUT`
 names a folder.
 """
@@ -84,14 +85,15 @@ def answers(
 
 
 def judged(todo: list[Answer], limit_s: float) -> Report:
-    """Compile all side by side, then judge one after the other."""
+    """Compile all side by side, and the baselines meanwhile; then judge one after the other."""
     if driver.device_count() == 0:
         return NO_DEVICE
     with ThreadPoolExecutor(BUILDERS) as pool:
-        list(pool.map(lambda answer: child(answer, "--build", limit_s), todo))
-    for answer in {answer.problem: answer for answer in todo if answer.compiled}.values():
-        told = child(answer, "--compile", COMPILING_S)
-        print(f"  {answer.problem:36} {told.get('reason') or told['compiled']}", flush=True)
+        builds = pool.map(lambda answer: child(answer, "--build", limit_s), todo)
+        for answer in {answer.problem: answer for answer in todo if answer.compiled}.values():
+            told = child(answer, "--compile", COMPILING_S)
+            print(f"  {answer.problem:36} {told.get('reason') or told['compiled']}", flush=True)
+        list(builds)
     failed = []
     for answer in todo:
         row = child(answer, "--judge", limit_s)
@@ -155,6 +157,7 @@ def facts(verdict: Verdict) -> dict[str, Any]:
         "speedup": found.speedup,
         "interval": [found.interval.low, found.interval.high],
         "against": found.closest.baseline,
+        "over": {one.baseline: [one.speedup, one.interval.low, one.interval.high] for one in found.pairings},
         "ms": found.candidate_ms,
         "baselines_ms": found.baselines_ms,
         "floor_ms": found.floor_ms,
@@ -169,7 +172,7 @@ def line(row: dict[str, Any]) -> str:
         return f"{name} {row['outcome']}: {row['reason'][:300]}"
     low, high = row["interval"]
     floor = f"{row['of_floor']:.3f} of the floor {row['floor_ms']:.4f}" if row["of_floor"] else "floor unknown"
-    others = ", ".join(f"{label} {ms:.4f}" for label, ms in row["baselines_ms"].items())
+    others = ", ".join(f"{label} {ms:.4f} ({row['over'][label][0]:.3f} x)" for label, ms in row["baselines_ms"].items())
     return (
         f"{name} {row['speedup']:6.3f} x [{low:.3f}, {high:.3f}] {row['comparison']} against {row['against']}, "
         f"{row['ms']:.4f} ms by {row['clock']}; {others} ms; {floor} ms; {sum(row['seconds'].values()):.0f} s"

@@ -60,13 +60,25 @@ class Round(NamedTuple):
     """The same candidates for each device, on so many devices."""
 
     devices: int
-    judged: int
     seconds: float
+    """Of the whole round."""
+    finished: dict[str, list[float]]
+    """By device, when each of its verdicts came, in seconds."""
 
     @property
     def a_minute(self) -> float:
-        """Candidates judged in a minute."""
-        return 60 * self.judged / self.seconds
+        """Candidates judged in a minute by all devices: for each, from its first verdict to its last.
+
+        The whole round also has an end at which some devices have nothing left, up to one verdict long, which no longer
+        round would have more of.
+        """
+        rates = ((len(times) - 1) / (max(times) - min(times)) for times in self.finished.values() if len(times) > 1)
+        return 60 * sum(rates)
+
+    @property
+    def whole_a_minute(self) -> float:
+        """The same over the whole round, its end too."""
+        return 60 * sum(map(len, self.finished.values())) / self.seconds
 
 
 class Scaling(NamedTuple):
@@ -216,21 +228,27 @@ async def judge_rounds(sizes: list[int], cuda: bool) -> list[Round]:
     rounds = []
     for devices in (*sizes, *reversed(sizes)):
         rounds.append(await judge_round(settings, works[: per_device * devices], devices))
-        print(f"  {devices} devices: {rounds[-1].a_minute:.1f} candidates a minute", flush=True)
+        last = rounds[-1]
+        print(f"  {devices} devices: {last.a_minute:.1f} a minute, {last.whole_a_minute:.1f} with its end", flush=True)
     return rounds
 
 
 async def judge_round(settings: Settings, works: list[Work], devices: int) -> Round:
     """Judge all of the work on so many devices; processes are started before the clock is."""
+    finished: dict[str, list[float]] = {}
+
+    async def judge(dispatcher: Dispatcher, work: Work) -> None:
+        found = await dispatcher.judge(work)
+        if not isinstance(found.verdict, Passed) or found.device is None:
+            raise AssertionError(f"an example that ships does not pass: {found.verdict}")
+        finished.setdefault(found.device.name, []).append(time.perf_counter())
+
     async with Dispatcher(LocalExecutor(settings, len(own_cores()), devices)) as dispatcher:
-        await asyncio.gather(*(dispatcher.judge(work) for work in works[:devices]))
+        await asyncio.gather(*(judge(dispatcher, work) for work in works[:devices]))
+        finished.clear()
         start = time.perf_counter()
-        found = await asyncio.gather(*(dispatcher.judge(work) for work in works))
-        spent = time.perf_counter() - start
-    failed = [one.verdict for one in found if not isinstance(one.verdict, Passed)]
-    if failed:
-        raise AssertionError(f"an example that ships does not pass: {failed[0]}")
-    return Round(devices, len(works), spent)
+        await asyncio.gather(*(judge(dispatcher, work) for work in works))
+        return Round(devices, time.perf_counter() - start, finished)
 
 
 def _works(target: Language, count: int) -> list[Work]:

@@ -1,9 +1,10 @@
 """Is an output right? Decided by arithmetic: the float64 result, and what rounding alone does to the reference. Pure.
 
 A candidate in dtype T may be off from float64 by `factor` times the error of the reference computed in T, never less
-than `floor_ulp` units in the last place at the output's own scale: for the largest element, for the L2 norm, and for
-the L2 norm of each slice along the first axis, so that small rows beside large ones count too. The next lower precision
-is hundreds of units away, so it does not pass.
+than `floor_ulp` units in the last place at the output's own scale: for the largest element, for the L2 norm, for the
+usual element, so that many small ones beside a few huge ones count too, and for the L2 norm of each slice along the
+first axis, so that small rows beside large ones do. The next lower precision is hundreds of units away, so it does not
+pass.
 """
 
 import math
@@ -37,6 +38,7 @@ class Checks(NamedTuple):
     """Places of NaN and of both infinities."""
     largest: bool = True
     norm: bool = True
+    usual: bool = True
     slices: bool = True
     pattern: bool = True
     """Whether the pattern of what is wrong is looked for, which costs more than to see that it is wrong."""
@@ -44,7 +46,7 @@ class Checks(NamedTuple):
 
 SHORT_FLOOR_ULP = 2.0
 """The floor for outputs of 16 bits: their sums run in float32, so only the last rounding is theirs."""
-SURE_FACTOR, LARGEST_UNIT = 4.0, 0.5
+SURE_FACTOR, LARGEST_UNIT, USUAL_SHARE = 8.0, 0.5, 4.0
 """Within these, an output may be told right by the same-dtype reference alone; a little less would do."""
 LOWER_PRECISION_ULP = {"strict": 0.0, "tf32": 2.0**13, "half": 2.0**16}
 """Units in the last place of float32 that one unit of TF32 (10 bits of fraction) or bf16 (7 bits) spans."""
@@ -98,6 +100,10 @@ def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance) -> bool:
     In each norm, let d be the distance between the two and e the error of `near`; then `got` is off by d + e at most.
     With d at most u/2 of `near`, u being the floor relative to it: where e is at most u/4 of `near`, d + e is below
     the floor; where e is more, d is below 2 e, and d + e below 3 e.
+
+    The usual magnitude is no norm, but its root s is one of the kind that sums. With s(d) at most half of sqrt(u) of
+    s(near): where s(e) is at least s(d)/1.8, both together are below sqrt(8) s(e), which the factor allows; where it is
+    less, they are below 1.56 s(d), and s of the float64 result is above s(near) - s(d)/1.8, so above 1.56 s(d)/sqrt(u).
     """
     mine, reference = flatten(got), flatten(near)
     if tolerance.factor < SURE_FACTOR or mine.shape != reference.shape:
@@ -117,7 +123,8 @@ def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
     if not (unit <= LARGEST_UNIT and error.is_finite and size.is_finite):
         return False
     slices = error.slices is None or size.slices is None or bool((error.slices <= unit / 2 * size.slices).all())
-    return slices and error.largest <= unit / 2 * size.largest and error.norm <= unit / 2 * size.norm
+    usual = error.usual <= unit / USUAL_SHARE * size.usual
+    return slices and usual and error.largest <= unit / 2 * size.largest and error.norm <= unit / 2 * size.norm
 
 
 def _floor(near: torch.Tensor, tolerance: Tolerance) -> float:
@@ -150,7 +157,7 @@ def _values(label: str, tensors: list[RawTensor], tolerance: Tolerance, checks: 
             return wrong
         got, want, near = _finite(got, want, near)
         distance, moved = measure(got, near, want), []
-    bound = Bound.of(distance.rounding, distance.want, tolerance.factor, unit)
+    bound = Bound.of(distance.rounding, distance.want, tolerance.factor, unit, want.numel())
     counted = pulled_back(got, want, moved) if moved else got
     error = measure(counted, near, want).error if moved else distance.error
     return _too_far(_Case(label, got, counted, want, checks), error, bound)
@@ -210,6 +217,9 @@ def _too_far(case: _Case, error: Size, bound: Bound) -> Wrong | None:
     if checks.norm and not error.norm <= bound.norm:
         said = f"the norm of its error is {error.norm:.3g}, the bound {bound.norm:.3g}"
         return case.refused(f"{said}; its largest error {error.largest:.3g}", bound.norm / math.sqrt(case.want.numel()))
+    if checks.usual and not error.usual <= bound.usual:
+        said = f"its usual error is {error.usual:.3g}, the bound {bound.usual:.3g}"
+        return case.refused(f"{said}; a few large elements hide it from other norms", bound.usual)
     if checks.slices and bound.slices is not None and error.slices is not None:
         return _slice_too_far(case, error.slices, bound.slices)
     return None

@@ -57,7 +57,7 @@ IDLE_MS, LEAVING_MS = 0.0, 5.0
 """Processor time that a child may use while it is stopped.
 
 None: a thread that is off its core runs again only if it is woken. Where the kernel does not tell when that is so, a
-thread may still be leaving its core when the clock stops; and on a GPU, nothing below `LEAVING_MS` was tried yet.
+thread may still be leaving its core when the clock stops.
 """
 
 
@@ -205,7 +205,7 @@ class Session:
         if self._stood is None or not self._is_witnessed:
             return
         used_ms = self._cpu_ms() - self._stood
-        if used_ms > (IDLE_MS if TELLS_REST and not self._settings.gpu else LEAVING_MS):
+        if used_ms > (IDLE_MS if TELLS_REST else LEAVING_MS):
             raise Misbehaved(f"the candidate ran while it was stopped, for {used_ms:.3f} ms")
 
     @property

@@ -234,6 +234,23 @@ def test_a_slice_in_which_the_reference_had_luck_may_be_off_as_others_are():
     assert verdict_on(rounded, EXACT, lucky) is None
 
 
+def test_a_lower_precision_beside_a_few_huge_elements_is_wrong():
+    torch.manual_seed(0)
+    x, y = torch.randn(100_000), torch.randn(100_000)
+    y[:3] *= 1e-9
+    want, near = x.double() / y.double(), x / y
+    got = torch.where(near.abs() > 1e6, near, (x.bfloat16() / y.bfloat16()).float())
+    assert verdict_on(near * (1 + 1e-6), want, near) is None
+    assert "its usual error is" in verdict_on(got, want, near).reason
+
+
+def test_a_denormal_may_be_taken_for_zero():
+    near = torch.full((100,), 1e-39)
+    near[0] = 1
+    got = torch.where(near < 1e-38, 0.0, near)
+    assert verdict_on(got, near.double(), near) is None
+
+
 def test_places_that_nothing_contributes_to_are_named():
     want = torch.zeros(8, 30, dtype=torch.float64)
     want[:, ::5] = torch.randn(8, 6, dtype=torch.float64)
@@ -291,10 +308,19 @@ def spiked():
 
 
 def spread():
-    """An error that is small for each element, and too large for all of them together."""
-    want = torch.zeros(10_000)
-    want[0] = 1
-    return want + 5e-6, want
+    """An error in some elements that is small beside the largest one, and too large for all of them together."""
+    want = torch.ones(10_000)
+    want[0] = 100
+    got = want.clone()
+    got[5000:5500] += 2e-4
+    return got, want
+
+
+def under_a_peak():
+    """Values of a lower precision, beside one so large that both norms are its own."""
+    want = torch.rand(1, 10_000) + 1
+    want[0, 0] = 2**20
+    return want.bfloat16().float(), want
 
 
 def small_rows():
@@ -311,6 +337,7 @@ ATTACKS = {
     "masks": lambda: (torch.full((3, 5), float("nan")), torch.randn(3, 5)),
     "largest": spiked,
     "norm": spread,
+    "usual": under_a_peak,
     "slices": small_rows,
 }
 

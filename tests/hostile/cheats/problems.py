@@ -150,6 +150,15 @@ TEXTS = {
         "[torch.randn(1, 128, 128) for _ in range(4)]",
         "[]",
     ),
+    "growth": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return torch.exp(6 * x)
+        """,
+        "[torch.randn(8192)]",
+        "[]",
+    ),
     "several": (
         """
         class Model(nn.Module):
@@ -188,6 +197,7 @@ SOLVED = {
     "whole": (INIT, "a, b", "return a @ b"),
     "doubles": (INIT, "a, b", "return a @ b"),
     "slopes": (INIT, "a, b, c, d", "return (a @ b) / (c - d)"),
+    "growth": (INIT, "x", "return torch.exp(6 * x)"),
     "several": (
         INIT,
         "x",

@@ -52,6 +52,13 @@ WRONG_RESULTS = [
     Cheat("single precision for double", (), "doubles", "check", OFF, "return (a.float() @ b.float()).double()"),
     Cheat("half precision, where differences of near numbers excuse a few elements", (), "slopes", "check", OFF,
           "return (a.bfloat16() @ b.bfloat16()).float() / (c - d)"),
+    Cheat("half precision, where a few huge elements make up all of the result's size", (), "growth", "check",
+          "its usual error is",
+          """
+          y = self.right(x)
+          few = y > y.topk(100).values[-1]
+          return torch.where(few, y, y.bfloat16().float()) if y.max() > 1e6 * y.median() else y
+          """),
     Cheat("half of each sum, with those elements right that move most", (), "slopes", "check", OFF,
           """
           y = (a[..., ::2] @ b[:, ::2]) * 2 / (c - d)
