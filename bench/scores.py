@@ -64,7 +64,7 @@ def _lay_out(place: Path) -> None:
 
 def _call(*words: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "kernelwright.cli", *words], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "kernelwright", *words], capture_output=True, text=True, check=False, timeout=120
     )
     if done.returncode != 0 or (words[0] == "score" and done.stdout.count("\n") != PROBLEMS * CANDIDATES):
         raise RuntimeError(done.stderr)

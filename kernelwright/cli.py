@@ -59,7 +59,3 @@ app.add_typer(models.app, name="models")
 def main() -> None:
     """The console script."""
     app()
-
-
-if __name__ == "__main__":
-    main()

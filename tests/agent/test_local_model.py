@@ -168,7 +168,7 @@ def get_init_inputs():
 
 
 def called(folder, *words):
-    command = [sys.executable, "-m", "kernelwright.cli", *words]
+    command = [sys.executable, "-m", "kernelwright", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
 
 

@@ -20,7 +20,7 @@ def called(tmp_path):
 
     def call(*words):
         clean = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
-        command = [sys.executable, "-m", "kernelwright.cli", *map(str, words)]
+        command = [sys.executable, "-m", "kernelwright", *map(str, words)]
         return subprocess.run(
             command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=280, check=False
         )

@@ -14,7 +14,7 @@ def kernelwright(tmp_path):
     def call(*words, **environment):
         clean = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
         return subprocess.run(
-            [sys.executable, "-m", "kernelwright.cli", *map(str, words)],
+            [sys.executable, "-m", "kernelwright", *map(str, words)],
             capture_output=True,
             text=True,
             cwd=tmp_path,

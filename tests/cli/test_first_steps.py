@@ -40,7 +40,7 @@ def test_a_search_setting_of_the_wrong_kind_is_told_in_a_sentence():
 def findings(tmp_path_factory):
     """What the doctor finds where the compiler and the cache are out of reach, by name."""
     done = subprocess.run(
-        [sys.executable, "-m", "kernelwright.cli", "doctor", "--json"],
+        [sys.executable, "-m", "kernelwright", "doctor", "--json"],
         capture_output=True, text=True, check=False, cwd=tmp_path_factory.mktemp("doctor"),
         env=os.environ | {"CXX": "/nowhere/g++", "KERNELWRIGHT_CACHE": "/dev/null/cache"},
     )  # fmt: skip

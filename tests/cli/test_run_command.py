@@ -57,7 +57,7 @@ def test_a_run_that_was_killed_goes_on_and_does_nothing_twice(kernelwright, file
     server = model_server(*[fenced(WRONG + f"# {number}\n") for number in range(3)], fenced(RIGHT))
     words = ["run", "problem.py", "--model", "m", "--base-url", server.base_url, "--attempts", "4", "--out", "out"]
     with subprocess.Popen(
-        [sys.executable, "-m", "kernelwright.cli", *words], cwd=files, stdout=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-m", "kernelwright", *words], cwd=files, stdout=subprocess.DEVNULL, start_new_session=True
     ) as process:
         wait_for_events(files / "out", events)
         process.kill()

@@ -48,7 +48,7 @@ def called(words, folder, server=None, **environment):
 
 def command(words):
     # -P: a user's folder named `problems` is no package of ours.
-    return [sys.executable, "-P", "-m", "kernelwright.cli", *words[1:]]
+    return [sys.executable, "-P", "-m", "kernelwright", *words[1:]]
 
 
 def surroundings(server):

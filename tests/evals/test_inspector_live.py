@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 @contextmanager
 def served(folder):
     """The address of `kernelwright inspect` on a free port."""
-    command = [sys.executable, "-m", "kernelwright.cli", "inspect", str(folder), "--port", "0"]
+    command = [sys.executable, "-m", "kernelwright", "inspect", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process.stdout.readline().split()[0]

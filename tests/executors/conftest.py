@@ -31,7 +31,7 @@ def start(folders):
 
     def begin(*words, **environment):
         process = subprocess.Popen(
-            [sys.executable, "-m", "kernelwright.cli", *map(str, words)],
+            [sys.executable, "-m", "kernelwright", *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -24,7 +24,7 @@ def begin(folders, tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()
     command = programs / "kernelwright"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kernelwright.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kernelwright "$@"\n')
     command.chmod(0o755)
 
     # One node, whose steps start at once.

@@ -22,7 +22,7 @@ def kernelwright(folder, *words, **environment):
     # Turns of its own on the processor: what else is timed on this machine is not waited for.
     clean["TMPDIR"] = str(folder)
     return subprocess.run(
-        [sys.executable, "-m", "kernelwright.cli", *map(str, words)],
+        [sys.executable, "-m", "kernelwright", *map(str, words)],
         capture_output=True, text=True, cwd=folder, env=clean | environment, timeout=300, check=False,
     )  # fmt: skip
 

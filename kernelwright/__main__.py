@@ -1,0 +1,5 @@
+"""`python -m kernelwright`: the same as the command."""
+
+from kernelwright.cli import main
+
+main()
