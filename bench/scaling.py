@@ -8,6 +8,7 @@ about GPUs. `KERNELWRIGHT_PER_DEVICE` is the number of candidates for each devic
 import asyncio
 import os
 import statistics
+import sys
 import tempfile
 import time
 from datetime import UTC, datetime
@@ -37,7 +38,7 @@ SLOTS = 4
 STORED = 400
 LEAST_RATIO, MOST_RATIO = 0.85, 1.05
 """What the simulation may reach of the model's bound: queues cost a little, and times are drawn at random."""
-PER_DEVICE = "12"
+PER_DEVICE, LEAST_PER_DEVICE = "12", 4
 EXAMPLES = Path(__file__).parent.parent / "prompts" / "examples"
 QUICK = Settings(min_pairs=4, max_pairs=4, worker_pairs=1, time_budget_s=0.1, without=("placebo",))
 
@@ -69,11 +70,11 @@ class Round(NamedTuple):
     def a_minute(self) -> float:
         """Candidates judged in a minute by all devices: for each, from its first verdict to its last.
 
-        The whole round also has an end at which some devices have nothing left, up to one verdict long, which no longer
-        round would have more of.
+        The whole round also has a start, and an end at which some devices have nothing left, each up to one verdict
+        long however long the round is.
         """
-        rates = ((len(times) - 1) / (max(times) - min(times)) for times in self.finished.values() if len(times) > 1)
-        return 60 * sum(rates)
+        several = (times for times in self.finished.values() if len(times) > 1)
+        return 60 * sum((len(times) - 1) / (max(times) - min(times)) for times in several)
 
     @property
     def whole_a_minute(self) -> float:
@@ -120,8 +121,10 @@ class Scaling(NamedTuple):
         lines.append(f"  250 problems x 100 attempts on 64 devices: devices busy {self.goal.busy:.1%} of the time")
         what = "CUDA devices" if self.cuda else "parts of the processor"
         for devices in sorted({one.devices for one in self.rounds}):
-            lines.append(f"  {devices} {what}, builds cached: {self._rate(devices):.1f} candidates a minute")
-        lines.append(f"  the most of these against one: {self.linear:.2f} of linear")
+            whole = statistics.fmean(one.whole_a_minute for one in self.rounds if one.devices == devices)
+            rates = f"{self._rate(devices):.1f} candidates a minute, {whole:.1f} with a round's start and end"
+            lines.append(f"  {devices} {what}, builds cached: {rates}")
+        lines.append(f"  the most of these against one: {self.linear:.2f} of linear, start and end left out")
         return "\n".join(lines)
 
 
@@ -222,6 +225,8 @@ def cuda_devices() -> int:
 async def judge_rounds(sizes: list[int], cuda: bool) -> list[Round]:
     """Each size twice, there and back again, after a round that fills the store of builds."""
     per_device = int(os.environ.get("KERNELWRIGHT_PER_DEVICE", PER_DEVICE))
+    if per_device < LEAST_PER_DEVICE:
+        sys.exit(f"KERNELWRIGHT_PER_DEVICE={per_device} gives no rate; use at least {LEAST_PER_DEVICE}")
     settings = Settings(gpu=True) if cuda else QUICK
     works = _works("cuda" if cuda else "python", per_device * max(sizes))
     await judge_round(settings, works, max(sizes))

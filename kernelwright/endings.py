@@ -20,7 +20,9 @@ R = TypeVar("R")
 
 def own_command() -> str:
     """How the user can type this program: by name where it is on the path, else as it was started."""
-    return "kernelwright" if shutil.which("kernelwright") else sys.argv[0]
+    if shutil.which("kernelwright"):
+        return "kernelwright"
+    return f"{sys.executable} -m kernelwright" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
 
 
 class UserMistake(Exception):

@@ -61,15 +61,16 @@ class Bound(NamedTuple):
     def of(cls, rounding: Size, want: Size, factor: float, unit: float, count: int) -> "Bound":
         """The errors that rounding explains in `count` elements; `unit` is the floor relative to `want`."""
         norm = max(factor * rounding.norm, unit * want.norm)
-        usual_error = max(factor * rounding.usual, unit * want.usual, SLIGHT * norm / math.sqrt(count))
+        slight = SLIGHT * norm / math.sqrt(count) if math.isfinite(norm) else 0.0
+        usual = max(factor * rounding.usual, unit * want.usual, slight)
         slices = None
         if rounding.slices is not None and want.slices is not None:
             slack = SLICE_SLACK * norm / math.sqrt(len(want.slices))
             # In a single slice the reference may have had luck; what it usually loses, any kernel may.
-            usual = torch.nanmedian(rounding.slices / want.slices) * want.slices
-            own = torch.maximum(rounding.slices, usual.nan_to_num())
+            typical = torch.nanmedian(rounding.slices / want.slices) * want.slices
+            own = torch.maximum(rounding.slices, typical.nan_to_num())
             slices = torch.maximum(factor * own, unit * want.slices).clamp(min=slack)
-        return cls(max(factor * rounding.largest, unit * want.largest), norm, usual_error, slices)
+        return cls(max(factor * rounding.largest, unit * want.largest), norm, usual, slices)
 
 
 def pulled_back(got: torch.Tensor, want: torch.Tensor, moved: Sequence[torch.Tensor]) -> torch.Tensor:

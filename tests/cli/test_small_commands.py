@@ -1,8 +1,10 @@
 import json
 import os
+import sys
 
 import pytest
 
+from kernelwright.endings import own_command
 from tests.model_server import fenced
 from tests.texts import PROBLEM, RIGHT
 
@@ -152,3 +154,16 @@ def test_every_command_explains_itself_without_waiting_for_torch(kernelwright, c
     done = kernelwright(command, "--help")
     assert done.returncode == 0
     assert "Usage:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("started", "typed"),
+    [
+        ("/there/bin/kernelwright", "/there/bin/kernelwright"),
+        ("/there/__main__.py", f"{sys.executable} -m kernelwright"),
+    ],
+)
+def test_what_to_type_next_works_where_the_command_is_not_on_the_path(monkeypatch, tmp_path, started, typed):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [started])
+    assert own_command() == typed
