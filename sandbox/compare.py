@@ -123,7 +123,7 @@ def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
     if not (unit <= LARGEST_UNIT and error.is_finite and size.is_finite):
         return False
     slices = error.slices is None or size.slices is None or bool((error.slices <= unit / 2 * size.slices).all())
-    usual = error.usual <= unit / USUAL_SHARE * size.usual
+    usual = error.usual is None or size.usual is None or error.usual <= unit / USUAL_SHARE * size.usual
     return slices and usual and error.largest <= unit / 2 * size.largest and error.norm <= unit / 2 * size.norm
 
 
@@ -217,7 +217,7 @@ def _too_far(case: _Case, error: Size, bound: Bound) -> Wrong | None:
     if checks.norm and not error.norm <= bound.norm:
         said = f"the norm of its error is {error.norm:.3g}, the bound {bound.norm:.3g}"
         return case.refused(f"{said}; its largest error {error.largest:.3g}", bound.norm / math.sqrt(case.want.numel()))
-    if checks.usual and not error.usual <= bound.usual:
+    if checks.usual and error.usual is not None and bound.usual is not None and not error.usual <= bound.usual:
         said = f"its usual error is {error.usual:.3g}, the bound {bound.usual:.3g}"
         return case.refused(f"{said}; a few large elements hide it from other norms", bound.usual)
     if checks.slices and bound.slices is not None and error.slices is not None:

@@ -25,15 +25,22 @@ DEVICE_PIECE = 2**25
 """On a device memory is what bounds a piece: three of them in float64 take less than a gigabyte."""
 
 
+DENSE = 2.0
+"""Where the root mean square is at most so many times the mean magnitude, a quarter of the elements or more make up the
+norm, and it speaks for the usual one."""
+
+
 class Size(NamedTuple):
-    """The largest magnitude and the L2 norm of a tensor, its usual magnitude, and the norm of each slice of axis 0."""
+    """The largest magnitude, the L2 norm and the mean magnitude of a tensor, and the norm of each slice of axis 0."""
 
     largest: float
     norm: float
-    usual: float
-    """The square of the mean of the magnitudes' square roots: a few huge elements hardly move it."""
+    mean: float
     slices: torch.Tensor | None
     """None where slices are too small."""
+    usual: float | None = None
+    """The square of the mean of the magnitudes' square roots: a few huge elements hardly move it. None where what the
+    reference gives is dense: then the norm says as much."""
 
     @property
     def is_finite(self) -> bool:
@@ -54,7 +61,7 @@ class Bound(NamedTuple):
 
     largest: float
     norm: float
-    usual: float
+    usual: float | None
     slices: torch.Tensor | None
 
     @classmethod
@@ -62,7 +69,9 @@ class Bound(NamedTuple):
         """The errors that rounding explains in `count` elements; `unit` is the floor relative to `want`."""
         norm = max(factor * rounding.norm, unit * want.norm)
         slight = SLIGHT * norm / math.sqrt(count) if math.isfinite(norm) else 0.0
-        usual = max(factor * rounding.usual, unit * want.usual, slight)
+        usual = None
+        if rounding.usual is not None and want.usual is not None:
+            usual = max(factor * rounding.usual, unit * want.usual, slight)
         slices = None
         if rounding.slices is not None and want.slices is not None:
             slack = SLICE_SLACK * norm / math.sqrt(len(want.slices))
@@ -90,37 +99,63 @@ def pulled_back(got: torch.Tensor, want: torch.Tensor, moved: Sequence[torch.Ten
 
 def measure(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor) -> Distance:
     """Distances in float64 of three tensors of one shape and any dtypes, which are left as they are."""
-    return Distance(*_sizes((got, near), want))
+    (size,) = _sizes((), near)
+    return Distance(*_completed(_sizes((got, near), want), (got, near), want, size))
 
 
 def apart(got: torch.Tensor, near: torch.Tensor) -> tuple[Size, Size]:
     """Sizes of the difference of two such tensors, and of the second."""
-    difference, size = _sizes((got,), near)
+    sizes = _sizes((got,), near)
+    difference, size = _completed(sizes, (got,), near, sizes[-1])
     return difference, size
+
+
+def _completed(sizes: list[Size], others: Sequence[torch.Tensor], want: torch.Tensor, near: Size) -> list[Size]:
+    """With usual magnitudes, where `near`, the size of what the reference gives, is not dense."""
+    if near.norm <= DENSE * near.mean * math.sqrt(want.numel()):
+        return sizes
+    return [size._replace(usual=usual) for size, usual in zip(sizes, _usual(others, want), strict=True)]
 
 
 def _sizes(others: Sequence[torch.Tensor], want: torch.Tensor) -> list[Size]:
     """Of the difference of each of the others from `want`, and of `want` at last."""
     sliced = want.dim() > 1 and want.shape[0] > 1 and want[0].numel() >= SMALLEST_SLICE
     rows, count = want.shape[0] if sliced else 1, len(others) + 1
-    maxima, squares, roots = [torch.zeros(count, rows, dtype=torch.float64, device=want.device) for _ in range(3)]
-    matrices = [tensor.reshape(rows, -1) for tensor in (*others, want)]
-    # A root in float32 takes a quarter of the time, and holds what is off in anything narrower than float64.
-    root = torch.float64 if others[0].dtype == torch.float64 else torch.float32
-    for part, columns in _pieces(rows, matrices[0].shape[1], DEVICE_PIECE if want.is_cuda else PIECE):
-        # Copies, since what is float64 already would be changed itself.
-        *theirs, exact = (matrix[part, columns].to(torch.float64, copy=True) for matrix in matrices)
-        for which, tensor in enumerate((*(other.sub_(exact) for other in theirs), exact)):
+    maxima, squares, sums = [torch.zeros(count, rows, dtype=torch.float64, device=want.device) for _ in range(3)]
+    for part, tensors in _differences(others, want, rows):
+        for which, tensor in enumerate(tensors):
             squares[which, part] += torch.linalg.vector_norm(tensor, dim=1).square_()
             magnitudes = tensor.abs_()
             torch.maximum(maxima[which, part], magnitudes.amax(1), out=maxima[which, part])
-            roots[which, part] += magnitudes.to(root).sqrt_().sum(1)
-    norms, usual = squares.sqrt(), roots.sum(1).div_(want.numel()).square_().tolist()
-    return [_size(maxima[which], norms[which], usual[which], sliced) for which in range(count)]
+            sums[which, part] += magnitudes.sum(1)
+    norms, means = squares.sqrt(), (sums.sum(1) / want.numel()).tolist()
+    return [_size(maxima[which], norms[which], means[which], sliced) for which in range(count)]
 
 
-def _size(maxima: torch.Tensor, norms: torch.Tensor, usual: float, sliced: bool) -> Size:
-    return Size(float(maxima.max()), float(torch.linalg.vector_norm(norms)), usual, norms if sliced else None)
+def _size(maxima: torch.Tensor, norms: torch.Tensor, mean: float, sliced: bool) -> Size:
+    return Size(float(maxima.max()), float(torch.linalg.vector_norm(norms)), mean, norms if sliced else None)
+
+
+def _usual(others: Sequence[torch.Tensor], want: torch.Tensor) -> list[float]:
+    """Usual magnitudes of the same."""
+    # A root in float32 takes a quarter of the time, and holds what is off in anything narrower than float64.
+    root = torch.float64 if others[0].dtype == torch.float64 else torch.float32
+    sums = torch.zeros(len(others) + 1, dtype=torch.float64, device=want.device)
+    for _, tensors in _differences(others, want, 1):
+        for which, tensor in enumerate(tensors):
+            sums[which] += tensor.abs_().to(root).sqrt_().sum()
+    return sums.div_(want.numel()).square_().tolist()
+
+
+def _differences(
+    others: Sequence[torch.Tensor], want: torch.Tensor, rows: int
+) -> Iterator[tuple[slice, list[torch.Tensor]]]:
+    """By pieces of so many rows: which rows, the others less `want`, and `want`, in float64 and free to be changed."""
+    matrices = [tensor.reshape(rows, -1) for tensor in (*others, want)]
+    for part, columns in _pieces(rows, matrices[0].shape[1], DEVICE_PIECE if want.is_cuda else PIECE):
+        # Copies, since what is float64 already would be changed itself.
+        *theirs, exact = (matrix[part, columns].to(torch.float64, copy=True) for matrix in matrices)
+        yield part, [*(other.sub_(exact) for other in theirs), exact]
 
 
 def _pieces(rows: int, width: int, piece: int) -> Iterator[tuple[slice, slice]]:

@@ -33,7 +33,13 @@ def candidate(path):
     return Candidate(source=found.source, language=found.language)
 
 
-@pytest.fixture(scope="module", params=FIRST_FAILURE)
+LONGEST = "conv_transpose2d_strided_dilated"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.long) if name == LONGEST else name for name in FIRST_FAILURE],
+)
 def told(request):
     """A problem with a story, and a judge whose reference serves all the tests of that story."""
     with Judge(load_problem(request.param, "cpu"), QUICK) as judge:

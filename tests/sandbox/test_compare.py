@@ -362,7 +362,7 @@ def test_without_the_check_of_the_structure_nothing_passes_for_everything():
     st.integers(0, 2**32),
     st.floats(-9, -3),
     st.floats(-9, -4),
-    st.sampled_from([(4,), (3, 5), (6, 80), (2, 3, 64)]),
+    st.sampled_from([(4,), (3, 5), (6, 80), (2, 3, 64), (500,)]),
     st.sampled_from([torch.float32, torch.float64, torch.float16]),
     st.sampled_from([Tolerance(), Tolerance(factor=4.0), Tolerance(floor_ulp=8192.0), Tolerance(floor_ulp=1.0)]),
 )

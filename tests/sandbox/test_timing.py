@@ -92,6 +92,7 @@ def test_without_other_weights_they_could_be():
     assert verdict.evidence.without == ("weights",)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_compiled_baseline_is_measured_on_the_same_values():
     settings = SETTINGS.model_copy(update={"compiled": ("default",), "worker_pairs": 1, "min_pairs": 4, "max_pairs": 4})
