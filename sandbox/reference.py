@@ -72,8 +72,12 @@ class ReferenceSession:
         self.problem, self.settings, self.form = problem, settings, form
         self.compilation = Compilation(0, 0)
         self._folder = folder or WorkFolder()
-        self._session = open_session("reference", self._folder, settings)
         self._on_device: GpuSession | None = None
+        try:
+            self._session = open_session("reference", self._folder, settings)
+        except BaseException:
+            self._folder.close()
+            raise
         try:
             with device_held(settings):
                 self._session.greet()
@@ -258,8 +262,10 @@ class ReferenceSession:
 
     def close(self) -> None:
         """End the child."""
-        self._session.close()
-        self._folder.close()
+        try:
+            self._session.close()
+        finally:
+            self._folder.close()
 
 
 def _both_clocks(timed: Timed) -> tuple[float, float]:

@@ -96,6 +96,7 @@ def test_leaving_early_ends_every_process_and_removes_every_folder(problem, tmp_
     assert leftovers(tmp_path) == ([], []) and time.monotonic() - start < 50
 
 
+@pytest.mark.long
 def test_a_cancelled_task_ends_every_process_and_removes_every_folder(problem, tmp_path):
     async def work():
         async with Judging(4, QUICK) as judging:

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from problems import load_problem
 from sandbox import bubblewrap
+from sandbox.errors import MachineError
 from sandbox.leftovers import sweep
-from sandbox.workfolder import PLACES, HeldFolder
+from sandbox.reference import ReferenceSession
+from sandbox.settings import Settings
+from sandbox.workfolder import PLACES, HeldFolder, WorkFolder
 
 ROOT = Path(__file__).parents[2]
 HOLDING = (
@@ -162,3 +166,15 @@ def test_a_held_folder_goes_with_all_that_is_in_it_when_its_block_ends(tmp_path)
         (folder / "deep").mkdir()
         (folder / "deep" / "file").touch()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(jail="strict", jail_without=("namespaces",)), Settings(start_timeout_s=0.0005)],
+    ids=["jail", "time"],
+)
+def test_a_reference_that_does_not_start_leaves_no_folder(settings):
+    folder = WorkFolder()
+    with pytest.raises(MachineError):
+        ReferenceSession(load_problem("rms_norm", "cpu"), settings, folder=folder)
+    assert not folder.path.exists()
