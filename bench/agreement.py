@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from agent.providers.story import recorded_targets
 from bench.chosen import chosen
 from bench.recorded import recorded_source
+from evals.prompting import default_size
 from problems import catalog_names, load_problem
 from sandbox.gpu import driver
 from sandbox.judge import judge
@@ -63,7 +64,7 @@ def run() -> Agreement:
 
 
 def _measured(name: str, target: Literal["cpp", "cuda"]) -> Measurement | str:
-    problem = load_problem(name, "gpu" if target == "cuda" else "cpu")
+    problem = load_problem(name, default_size(name, target))
     verdict = judge(
         problem, Candidate(source=recorded_source(name, target), language=target), Settings(gpu=target == "cuda")
     )

@@ -105,8 +105,9 @@ class Scaling(NamedTuple):
         most = max(one.devices for one in self.rounds)
         return self._rate(most) / (most * self._rate(1))
 
-    def _rate(self, devices: int) -> float:
-        return statistics.fmean(one.a_minute for one in self.rounds if one.devices == devices)
+    def _rate(self, devices: int, whole: bool = False) -> float:
+        rounds = [one for one in self.rounds if one.devices == devices]
+        return statistics.fmean(one.whole_a_minute if whole else one.a_minute for one in rounds)
 
     def __str__(self) -> str:
         lines = [
@@ -121,8 +122,8 @@ class Scaling(NamedTuple):
         lines.append(f"  250 problems x 100 attempts on 64 devices: devices busy {self.goal.busy:.1%} of the time")
         what = "CUDA devices" if self.cuda else "parts of the processor"
         for devices in sorted({one.devices for one in self.rounds}):
-            whole = statistics.fmean(one.whole_a_minute for one in self.rounds if one.devices == devices)
-            rates = f"{self._rate(devices):.1f} candidates a minute, {whole:.1f} with a round's start and end"
+            steady, whole = self._rate(devices), self._rate(devices, whole=True)
+            rates = f"{steady:.1f} candidates a minute, {whole:.1f} with a round's start and end"
             lines.append(f"  {devices} {what}, builds cached: {rates}")
         lines.append(f"  the most of these against one: {self.linear:.2f} of linear, start and end left out")
         return "\n".join(lines)

@@ -21,13 +21,11 @@ MOVES = 3.5
 """What an element is allowed, over the root mean square of a few draws, which may be small by chance."""
 SLIGHT = 1e-9
 """A usual element may always be off by this share of what the norm allows each: a denormal may be taken for zero."""
-DEVICE_PIECE = 2**25
-"""On a device memory is what bounds a piece: three of them in float64 take less than a gigabyte."""
-
-
 DENSE = 2.0
 """Where the root mean square is at most so many times the mean magnitude, a quarter of the elements or more make up the
 norm, and it speaks for the usual one."""
+DEVICE_PIECE = 2**25
+"""On a device memory is what bounds a piece: three of them in float64 take less than a gigabyte."""
 
 
 class Size(NamedTuple):

@@ -8,8 +8,10 @@ from agent.learning import Lore, tally
 from agent.models import choose_model, stalls
 from agent.prices import Prices
 from agent.strategies.moves import untried
+from evals.prompting import default_size
 from problems import catalog_names, load_problem
 from prompts import Traits, applicable, idea_bank, traits_of
+from prompts.targets import TARGETS
 from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 from tests.agent.test_refine import view_of
 
@@ -134,6 +136,5 @@ def test_without_prices_the_bandit_goes_by_gain_and_tries_all():
 
 @pytest.mark.parametrize("idea", idea_bank(), ids=lambda idea: idea.name)
 def test_every_idea_is_offered_for_some_problem_of_the_catalog(idea):
-    sizes = {"cpp": "cpu", "cuda": "gpu", "triton": "gpu"}
-    asked = [traits_of(load_problem(name, size), target) for name in catalog_names() for target, size in sizes.items()]
-    assert any(applicable([idea], traits) for traits in asked)
+    asked = [(load_problem(name, default_size(name, target)), target) for name in catalog_names() for target in TARGETS]
+    assert any(applicable([idea], traits_of(problem, target)) for problem, target in asked)

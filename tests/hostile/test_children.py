@@ -111,21 +111,19 @@ def test_a_child_that_stands_still_uses_no_processor_at_all(worker, code):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("turn", range(5))
-@pytest.mark.parametrize("code", [WAKES_ITSELF, STOPS_ITSELF_AGAIN], ids=["goes on", "stops again"])
-def test_a_child_that_has_itself_woken_is_refused(worker, code, turn):
+@pytest.mark.parametrize(
+    ("code", "meet_again"),
+    [
+        pytest.param(WAKES_ITSELF, Session.nothing_ms, id="goes on"),
+        pytest.param(STOPS_ITSELF_AGAIN, Session.nothing_ms, id="stops again"),
+        pytest.param(WAKES_ITSELF, Session.refuse_work_done_meanwhile, id="after another side's turn"),
+    ],
+)
+def test_a_child_that_has_itself_woken_is_refused(worker, code, meet_again, turn):
     session = worker(code)
     wait_until_it_has_run(session)
     with pytest.raises(Misbehaved, match="the candidate ran while it was stopped"):
-        session.nothing_ms()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("turn", range(5))
-def test_it_is_refused_after_another_side_s_turn_too(worker, turn):
-    session = worker(WAKES_ITSELF)
-    wait_until_it_has_run(session)
-    with pytest.raises(Misbehaved, match="the candidate ran while it was stopped"):
-        session.refuse_work_done_meanwhile()
+        meet_again(session)
 
 
 @pytest.mark.slow
