@@ -1,4 +1,7 @@
-"""`python -m bench [NAME...]`: prints each comparison; exit code 1 if one breaks its promise."""
+"""`python -m bench [NAME [WORD...]...]`: prints each comparison; exit code 1 if one breaks its promise.
+
+Words that name no bench go to the one before them, such as the folder for `kernelbench`.
+"""
 
 import importlib
 import pkgutil
@@ -8,19 +11,27 @@ import bench
 
 MACHINERY = {"__main__", "chosen", "comparison", "recorded", "same_process", "serial_evaluator"}
 
+WITH_WORDS = {"kernelbench"}
+"""Those that need to be told what to look at; without names they are not run."""
+
 
 def main(names: list[str]) -> int:
     """Run the named benches, or all."""
     found = sorted({module.name for module in pkgutil.iter_modules(bench.__path__)} - MACHINERY)
-    unknown = [name for name in names if name not in found]
-    if unknown:
-        print(f"no bench {unknown[0]!r}; there are: {', '.join(found)}", file=sys.stderr)
-        return 2
+    wanted: list[list[str]] = []
+    for name in names:
+        if name in found:
+            wanted.append([name])
+        elif wanted and wanted[-1][0] in WITH_WORDS:
+            wanted[-1].append(name)
+        else:
+            print(f"no bench {name!r}; there are: {', '.join(found)}", file=sys.stderr)
+            return 2
     kept = True
-    for name in names or found:
+    for name, *words in wanted or [[name] for name in found if name not in WITH_WORDS]:
         module = importlib.import_module(f"bench.{name}")
         print((module.__doc__ or name).splitlines()[0])
-        comparison = module.run()
+        comparison = module.run(*words)
         print(comparison, flush=True)
         kept = kept and comparison.holds
     return 0 if kept else 1

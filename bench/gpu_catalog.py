@@ -23,7 +23,7 @@ from sandbox.settings import Settings
 from sandbox.statistics import Interval
 from sandbox.verdict import Candidate, Failed, Measurement
 
-SETTINGS = Settings(gpu=True, worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.01, time_budget_s=6)
+SETTINGS = Settings(device="cuda", worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.01, time_budget_s=6)
 LONG_MS, WITHIN = 0.05, 0.01
 HEADER = (
     f"{'problem':36} {'clock':6} {'self':>6} {'interval':>16} {'placebo':>16} {'bound':>8} {'events':>8} {'burst':>8} "

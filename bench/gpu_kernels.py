@@ -33,7 +33,7 @@ from sandbox.opening import device_held
 from sandbox.settings import CompileMode, Settings
 from sandbox.verdict import Candidate, Failed, Verdict
 
-SETTINGS = Settings(gpu=True, worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.02, time_budget_s=2)
+SETTINGS = Settings(device="cuda", worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.02, time_budget_s=2)
 BUILDERS = 8
 LIMIT_S = 60
 COMPILING_S = 600

@@ -23,7 +23,7 @@ def run() -> Report:
     words = filter(None, os.environ.get("KERNELWRIGHT_EXPECTED", "").split(","))
     expected = dict(word.split("=") for word in words)
     wrong = []
-    with Judges(Settings(gpu=True)) as judges:
+    with Judges(Settings(device="cuda")) as judges:
         todo = [(path.stem, load_problem(path.stem.split("__")[0], "gpu"), path.read_text()) for path in files]
         for name, verdict in judges.all_judged(todo):
             stage = "passed" if isinstance(verdict, Passed) else verdict.stage

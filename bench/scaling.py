@@ -228,7 +228,7 @@ async def judge_rounds(sizes: list[int], cuda: bool) -> list[Round]:
     per_device = int(os.environ.get("KERNELWRIGHT_PER_DEVICE", PER_DEVICE))
     if per_device < LEAST_PER_DEVICE:
         sys.exit(f"KERNELWRIGHT_PER_DEVICE={per_device} gives no rate; use at least {LEAST_PER_DEVICE}")
-    settings = Settings(gpu=True) if cuda else QUICK
+    settings = Settings(device="cuda") if cuda else QUICK
     works = _works("cuda" if cuda else "python", per_device * max(sizes))
     await judge_round(settings, works, max(sizes))
     rounds = []

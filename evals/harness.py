@@ -13,6 +13,8 @@ from sandbox.verdict import Record
 JUDGING = ("sandbox", "problems")
 """The packages whose code decides a verdict."""
 CODE = frozenset({".py", ".cpp", ".h"})
+NO_CONDITION = frozenset({"memory_bytes", "device_memory_bytes"})
+"""Settings that decide whether something can be judged, and never what the verdict is."""
 NOT_CODE = frozenset({"catalog", "__pycache__"})
 
 
@@ -64,7 +66,7 @@ class Conditions(Record):
     @classmethod
     def here(cls, device: str, settings: dict[str, Any]) -> "Conditions":
         """Those of this process for a device and a dumped `Settings`."""
-        text = json.dumps(settings, sort_keys=True)
+        text = json.dumps({key: value for key, value in settings.items() if key not in NO_CONDITION}, sort_keys=True)
         return cls(harness=harness_digest(), device=device, torch=torch_version(), settings=text)
 
     @cached_property

@@ -169,6 +169,6 @@ def run(
     config = SearchConfig.model_validate(chosen)
     gpu = TARGETS[config.target].device == "cuda"
     found = [one if isinstance(one, Problem) else load_problem(one, "gpu" if gpu else None) for one in problems]
-    plan = Plan(search=config, provider=answers, judging=Settings(gpu=gpu))
+    plan = Plan(search=config, provider=answers, judging=Settings(device="cuda" if gpu else "cpu"))
     with Running.start(new_folder(out), found, plan) as running:
         return asyncio.run(running.search_all(lambda event: None))

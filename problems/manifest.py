@@ -5,7 +5,16 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, StrictInt, StringConstraints, ValidationError, model_validator
 
-from problems.problem import Direction, OperatorPolicy, Origin, PrecisionPolicy, ProblemError, Tolerance
+from problems.problem import (
+    Direction,
+    Dtype,
+    OperatorPolicy,
+    Origin,
+    PrecisionPolicy,
+    ProblemError,
+    StatePolicy,
+    Tolerance,
+)
 
 DEFAULT_SIZE = "cpu"
 """The size that is loaded where none is asked for; so every manifest has it."""
@@ -25,6 +34,8 @@ class Manifest(BaseModel):
     precision: PrecisionPolicy = "strict"
     operators: OperatorPolicy = "any"
     direction: Direction = "forward"
+    dtype: Dtype | None = None
+    state: StatePolicy = "free"
     tolerance: Tolerance = Tolerance()
     origin: Origin | None = None
     sizes: dict[str, dict[str, StrictInt]]

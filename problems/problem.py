@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 PrecisionPolicy = Literal["strict", "tf32", "half"]
 OperatorPolicy = Literal["any", "no-library", "custom-only"]
 Direction = Literal["forward", "backward", "both"]
+Dtype = Literal["float32", "float16", "bfloat16"]
+StatePolicy = Literal["free", "followed"]
 
 
 class ProblemError(ValueError):
@@ -83,11 +85,23 @@ class Problem(BaseModel):
     operators: OperatorPolicy = "any"
     """Which operators a candidate may call: any; none of the vendor libraries; only its own kernels."""
     direction: Direction = "forward"
+    dtype: Dtype | None = None
+    """To which weights and floating inputs are cast once they are made; None: they stay as the source makes them."""
+    state: StatePolicy = "free"
+    """Whether buffers that forward changes, such as running statistics, must change as the reference's do."""
     tolerance: Tolerance = Tolerance()
     origin: Origin | None = None
     """None for a problem that was written for us."""
 
     @property
     def digest(self) -> str:
-        """sha256 over the whole record, as 64 hex digits; not remembered, since a changed copy would take it over."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """sha256 over the whole record, as 64 hex digits; not remembered, since a changed copy would take it over.
+
+        A field that came later counts where it says something, so that older records keep their digests.
+        """
+        silent = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
+        return hashlib.sha256(self.model_dump_json(exclude=silent).encode()).hexdigest()
+
+
+LATER = ("dtype", "state")
+"""Fields of `Problem` that came after records with digests had been written."""

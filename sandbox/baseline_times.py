@@ -51,7 +51,7 @@ class BaselineTimes:
         if not measurement.is_steady:
             return
         try:
-            device, versions = place_of(settings.gpu, settings.threads)
+            device, versions = place_of(settings)
         except MachineError:
             return
         for pairing in measurement.pairings:

@@ -226,6 +226,11 @@ class Child:
             return " (it filled the disk)" if what == "disk" else f" (its {what} grew above the limit)"
         return f" (exit code {what})" if kind == "exit" else ""
 
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether a limit on memory has ended it; known once it is found to have ended."""
+        return self.ending == "limit memory" or self._jail.ran_out_of_memory()
+
     def output(self) -> str:
         """What the child printed, head and tail; call after `close`."""
         return self._capture.text()

@@ -8,12 +8,13 @@ pass.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from problems import Problem, Tolerance
-from sandbox.distance import Bound, Size, apart, measure, pulled_back
+from sandbox.distance import Bound, Moved, Size, apart, finite, measure, worst
 from sandbox.patterns import describe_pattern, where
 from sandbox.trees import flatten, show
 from sandbox.values import RawTensor, Values
@@ -48,6 +49,8 @@ SHORT_FLOOR_ULP = 2.0
 """The floor for outputs of 16 bits: their sums run in float32, so only the last rounding is theirs."""
 SURE_FACTOR, LARGEST_UNIT, USUAL_SHARE = 8.0, 0.5, 4.0
 """Within these, an output may be told right by the same-dtype reference alone; a little less would do."""
+LOOKED_AT = 2**26
+"""Elements of an output that are looked at together for where and how they are wrong."""
 LOWER_PRECISION_ULP = {"strict": 0.0, "tf32": 2.0**13, "half": 2.0**16}
 """Units in the last place of float32 that one unit of TF32 (10 bits of fraction) or bf16 (7 bits) spans."""
 
@@ -69,8 +72,8 @@ class Truth(NamedTuple):
     """In float64."""
     same_dtype: Values
     """As it stands."""
-    shaken: tuple[Values, ...] = ()
-    """In float64 on inputs that are off by what the tolerance allows: as far off, an element is right too."""
+    moved: tuple[Moved, ...] = ()
+    """By output, how far it moves with inputs that are off by what the tolerance allows: as far off is right too."""
 
 
 def mismatch(
@@ -83,12 +86,12 @@ def mismatch(
 def mismatch_with(got: Values, truth: Truth, tolerance: Tolerance, checks: Checks = ALL) -> Wrong | None:
     """The first thing in which `got` is wrong, or None."""
     mine, true, rounded = flatten(got), flatten(truth.exact), flatten(truth.same_dtype)
-    moved = [flatten(values).tensors for values in truth.shaken]
     if checks.structure and mine.shape != rounded.shape:
         return Wrong(f"the structure of the result is {show(mine.shape)}, the reference's is {show(rounded.shape)}", "")
-    parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, *moved, strict=False)
-    for label, *tensors in parts:
-        wrong = _form(label, tensors[0], tensors[2], checks) or _values(label, tensors, tolerance, checks)
+    moved = truth.moved or (None,) * len(rounded.tensors)
+    parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, moved, strict=False)
+    for label, *tensors, more in parts:
+        wrong = _form(label, tensors[0], tensors[2], checks) or _values(label, tensors, more, tolerance, checks)
         if wrong:
             return wrong
     return None
@@ -115,7 +118,7 @@ def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance) -> bool:
 
 
 def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
-    got, near = _real(one.tensor()), _real(other.tensor())
+    got, near = real(one.tensor()), real(other.tensor())
     if not near.is_floating_point():
         return False
     unit = _floor(near, tolerance)
@@ -141,8 +144,10 @@ def _form(label: str, mine: RawTensor, reference: RawTensor, checks: Checks) -> 
     return None
 
 
-def _values(label: str, tensors: list[RawTensor], tolerance: Tolerance, checks: Checks) -> Wrong | None:
-    got, want, near, *moved = (_real(raw.tensor()) for raw in tensors)
+def _values(
+    label: str, tensors: list[RawTensor], moved: Moved | None, tolerance: Tolerance, checks: Checks
+) -> Wrong | None:
+    got, want, near = (real(raw.tensor()) for raw in tensors)
     got = got.expand(near.shape)
     if not near.is_floating_point():
         return _exact_values(label, got, want, near)
@@ -151,28 +156,32 @@ def _values(label: str, tensors: list[RawTensor], tolerance: Tolerance, checks: 
     unit = _floor(near, tolerance)
     distance = measure(got, near, want)
     if not all(size.is_finite for size in distance):
-        got, want, near = got.double(), want.double(), near.double()
-        wrong = _masks(label, got, want, near) if checks.masks else None
+        wrong = _all_masks(label, got, want, near) if checks.masks else None
         if wrong:
             return wrong
-        got, want, near = _finite(got, want, near)
-        distance, moved = measure(got, near, want), []
+        distance, moved = measure(got, near, want, settled=True), None
     bound = Bound.of(distance.rounding, distance.want, tolerance.factor, unit, want.numel())
-    counted = pulled_back(got, want, moved) if moved else got
-    error = measure(counted, near, want).error if moved else distance.error
-    return _too_far(_Case(label, got, counted, want, checks), error, bound)
+    counted = moved.pulled_back(got) if moved is not None else got
+    error = measure(counted, near, want).error if moved is not None else distance.error
+    return _too_far(_Case(label, got, counted, near, want, checks), error, bound)
 
 
-def _finite(got: torch.Tensor, want: torch.Tensor, near: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Where one reference is not finite the other stands for both; where neither is, the masks have decided."""
-    want = torch.where(torch.isfinite(want), want, near)
-    settled = ~torch.isfinite(got) | ~torch.isfinite(want)
-    near = torch.where(torch.isfinite(near), near, want)
-    return tuple(torch.where(settled, 0.0, tensor) for tensor in (got, want, near))
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones, along one more axis; others as they are."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _all_masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Tensor) -> Wrong | None:
+    """By parts of the first axis: what is noted for each element takes memory too."""
+    if got.numel() <= LOOKED_AT or not got.dim():
+        return _masks(label, got, want, near)
+    step = max(1, LOOKED_AT * got.shape[0] // got.numel())
+    for start in range(0, got.shape[0], step):
+        part = f"{label}[{start}:{start + step}]"
+        wrong = _masks(part, *(tensor[start : start + step] for tensor in (got, want, near)))
+        if wrong:
+            return wrong
+    return None
 
 
 def _masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Tensor) -> Wrong | None:
@@ -195,6 +204,7 @@ class _Case(NamedTuple):
     got: torch.Tensor
     counted: torch.Tensor
     """The same less what the rounding of inputs explains."""
+    near: torch.Tensor
     want: torch.Tensor
     checks: Checks
 
@@ -202,12 +212,27 @@ class _Case(NamedTuple):
         """The reason with the place of the largest error and the pattern of errors above `bound`."""
         if not self.checks.pattern:
             return Wrong(f"{self.label} is wrong: {said}", "", by_distance=True)
-        got, want = self.got.double(), self.want.double()
-        flat = (self.counted.double() - want).abs().argmax()
-        index = tuple(int(axis) for axis in torch.unravel_index(flat, want.shape))
-        place = f"at {list(index)}: got {float(got[index]):.7g}, want {float(want[index]):.7g}"
+        index = worst(self.counted, self.want)
+        place = f"at {list(index)}: got {float(self.got[index]):.7g}, want {float(self.want[index]):.7g}"
+        around = _around(index, self.want.shape)
+        got, near, want = (tensor[around].double() for tensor in (self.got, self.near, self.want))
+        got, _, want = finite(got, near, want)
         pattern = describe_pattern(got, want, bound)
+        if want.shape != self.want.shape:
+            pattern = f"{pattern}\n  (of the part from {[axis.start for axis in around]} on, counted from there)"
         return Wrong(f"{self.label} is wrong: {said}, {place}; {pattern.splitlines()[0]}", pattern, by_distance=True)
+
+
+def _around(index: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    """A part around an element that is small enough to be looked at in every way."""
+    left, found = math.prod(shape), []
+    for place, size in zip(index, shape, strict=True):
+        each = left // size
+        count = min(size, max(1, LOOKED_AT // each))
+        start = min(max(0, place - count // 2), size - count)
+        found.append(slice(start, start + count))
+        left = count * each
+    return tuple(found)
 
 
 def _too_far(case: _Case, error: Size, bound: Bound) -> Wrong | None:
@@ -229,13 +254,14 @@ def _slice_too_far(case: _Case, errors: torch.Tensor, bounds: torch.Tensor) -> W
     over = torch.nonzero(errors > bounds).flatten().tolist()
     if not over:
         return None
-    worst = max(over, key=lambda index: float(errors[index] / bounds[index]) if bounds[index] else math.inf)
-    limit = float(bounds[worst])
+    index = max(over, key=lambda index: float(errors[index] / bounds[index]) if bounds[index] else math.inf)
+    limit = float(bounds[index])
     said = (
-        f"{len(over)} of {len(errors)} indices of axis 0 are off for their own magnitude; at index {worst} the norm of "
-        f"the error is {float(errors[worst]):.3g}, the bound {limit:.3g}"
+        f"{len(over)} of {len(errors)} indices of axis 0 are off for their own magnitude; at index {index} the norm of "
+        f"the error is {float(errors[index]):.3g}, the bound {limit:.3g}"
     )
-    part = _Case(case.label, case.got[worst], case.counted[worst], case.want[worst], case.checks)
+    got, counted, near, want = (tensor[index] for tensor in (case.got, case.counted, case.near, case.want))
+    part = _Case(case.label, got, counted, near, want, case.checks)
     return part.refused(said, limit / math.sqrt(part.want.numel()))
 
 

@@ -8,6 +8,7 @@ that runs a candidate has no such folder at all.
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from problems import Problem
 from sandbox.building import require_python_header
@@ -16,6 +17,9 @@ from sandbox.place import place_of, processor_kind
 from sandbox.reference import Form, ReferenceSession
 from sandbox.settings import CompileMode, Settings
 from sandbox.workfolder import WorkFolder
+
+if TYPE_CHECKING:
+    from sandbox.gpu.inputs import SharedInputs
 
 LIMIT_BYTES = 2 * 2**30
 BOUNDS = Bounds(bytes=2**29, files=8192, depth=8)
@@ -60,13 +64,17 @@ class CompiledStore(FolderStore):
     @staticmethod
     def key(problem: Problem, settings: Settings, mode: CompileMode) -> str:
         """Problem, device, versions, mode; and the number of threads, which is written into code for processors."""
-        place = place_of(settings.gpu, settings.threads)
+        place = place_of(settings)
         facts = [FORMAT, problem.digest, mode, str(settings.threads), processor_kind(), place.device]
         return digest_of(facts + [f"{name}={value}" for name, value in sorted(place.versions.items())])
 
 
 def compiled_reference(
-    problem: Problem, settings: Settings, mode: CompileMode, store: CompiledStore | None = None
+    problem: Problem,
+    settings: Settings,
+    mode: CompileMode,
+    inputs: "SharedInputs | None" = None,
+    store: CompiledStore | None = None,
 ) -> ReferenceSession:
     """Start the reference under a mode of torch.compile; it has compiled, or found what was compiled before.
 
@@ -76,7 +84,7 @@ def compiled_reference(
     store = store or CompiledStore()
     key, folder = store.key(problem, settings, mode), CompilerFolder()
     store.restore(key, folder.compiler)
-    session = ReferenceSession(problem, settings, Form(compiled=mode), folder)
+    session = ReferenceSession(problem, settings, Form(compiled=mode), folder, inputs)
     try:
         session.compile()
         if session.compilation.is_new:

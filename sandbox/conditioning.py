@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 
 from problems import Tolerance
-from sandbox.compare import PLAIN, Truth, Wrong, mismatch, mismatch_with
+from sandbox.compare import PLAIN, Truth, Wrong, mismatch, mismatch_with, real
+from sandbox.distance import Moved
+from sandbox.trees import flatten
 from sandbox.values import RawTensor, Values
 
 DRAWS = 6
@@ -35,8 +37,17 @@ def mismatch_shaken(got: Values, asked: Asked, near: Values, tolerance: Toleranc
     wrong = mismatch(got, want, near, tolerance, PLAIN)
     if wrong is None or not wrong.by_distance:
         return wrong
-    shaken = tuple(asked.exact(shake(asked.inputs, tolerance.floor_ulp)) for _ in range(DRAWS))
-    return mismatch_with(got, Truth(want, near, shaken), tolerance)
+    return mismatch_with(got, Truth(want, near, _moved(asked, want, tolerance.floor_ulp)), tolerance)
+
+
+def _moved(asked: Asked, want: Values, units: float) -> tuple[Moved, ...]:
+    """By output, how far it moves; one draw after the other, since each result may take much memory."""
+    moved = tuple(Moved(real(raw.tensor())) for raw in flatten(want).tensors)
+    for _ in range(DRAWS):
+        found = flatten(asked.exact(shake(asked.inputs, units)))
+        for output, raw in zip(moved, found.tensors, strict=True):
+            output.note(real(raw.tensor()))
+    return moved
 
 
 def shake(values: Values, units: float) -> Values:

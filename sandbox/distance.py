@@ -80,25 +80,63 @@ class Bound(NamedTuple):
         return cls(max(factor * rounding.largest, unit * want.largest), norm, usual, slices)
 
 
-def pulled_back(got: torch.Tensor, want: torch.Tensor, moved: Sequence[torch.Tensor]) -> torch.Tensor:
-    """`got` in float64, each element nearer to `want` by what its inputs' rounding may have moved it.
+class Moved:
+    """How far each element of an output moves with its inputs' rounding: the root mean square over some draws."""
 
-    That is `MOVES` times the root mean square of how far this element lies from `want` in `moved`, results on inputs
-    that were rounded otherwise. Each element has its own allowance: one that hardly any rounding leaves where it is
-    must not excuse the others. What is not finite allows nothing.
+    def __init__(self, want: torch.Tensor) -> None:
+        """`want`: the float64 result, of any shape."""
+        self._want = want
+        self._root = torch.zeros(want.shape, dtype=torch.float32, device=want.device)
+        self._draws = 0
+
+    def note(self, other: torch.Tensor) -> None:
+        """The result on inputs that were rounded otherwise. What is not finite has not moved."""
+        self._draws += 1
+        for root, got, want in _flat_pieces(self._root, other, self._want):
+            error = (got.double() - want).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            root.copy_(torch.hypot(root, error.float()))
+
+    def pulled_back(self, got: torch.Tensor) -> torch.Tensor:
+        """`got` in float64, each element nearer to `want` by `MOVES` times what its inputs' rounding moves it.
+
+        Each element has its own allowance: one that hardly any rounding leaves where it is must not excuse the others.
+        """
+        nearer = torch.empty(got.shape, dtype=torch.float64, device=got.device)
+        share = MOVES / math.sqrt(self._draws)
+        for put, mine, want, root in _flat_pieces(nearer, got, self._want, self._root):
+            error = mine.double() - want
+            put.copy_(want + error.sign() * (error.abs() - share * root).clamp(min=0.0))
+        return nearer
+
+
+def measure(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor, settled: bool = False) -> Distance:
+    """Distances in float64 of three tensors of one shape and any dtypes, which are left as they are.
+
+    `settled`: what is not finite counts as `finite` says.
     """
-    squares = torch.zeros(want.shape, dtype=torch.float64, device=want.device)
-    for other in moved:
-        squares += (other.double() - want).square().nan_to_num(nan=0.0, posinf=0.0)
-    allowed = squares.div_(len(moved)).sqrt_().mul_(MOVES)
-    error = got.double() - want
-    return want + error.sign() * (error.abs() - allowed).clamp(min=0.0)
+    sizes = _sizes((got, near), want, settled)
+    size = sizes[-1] if settled else _sizes((), near)[0]
+    return Distance(*_completed(sizes, (got, near), want, size, settled))
 
 
-def measure(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor) -> Distance:
-    """Distances in float64 of three tensors of one shape and any dtypes, which are left as they are."""
-    (size,) = _sizes((), near)
-    return Distance(*_completed(_sizes((got, near), want), (got, near), want, size))
+def finite(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Where one reference is not finite the other stands for both; where neither is, or `got` is not, all are 0."""
+    want = torch.where(torch.isfinite(want), want, near.to(want.dtype))
+    settled = ~torch.isfinite(got) | ~torch.isfinite(want)
+    near = torch.where(torch.isfinite(near), near, want.to(near.dtype))
+    return tuple(torch.where(settled, 0.0, tensor) for tensor in (got, near, want))
+
+
+def worst(got: torch.Tensor, want: torch.Tensor) -> tuple[int, ...]:
+    """The index of the element that is off by most; what is not finite is passed over."""
+    most, place, before = -1.0, 0, 0
+    for mine, true in _flat_pieces(got, want):
+        errors = (mine.double() - true).abs_().nan_to_num(nan=0.0, posinf=0.0)
+        value, index = errors.max(0)
+        if float(value) > most:
+            most, place = float(value), before + int(index)
+        before += errors.numel()
+    return tuple(int(axis) for axis in torch.unravel_index(torch.tensor(place), want.shape))
 
 
 def apart(got: torch.Tensor, near: torch.Tensor) -> tuple[Size, Size]:
@@ -108,19 +146,21 @@ def apart(got: torch.Tensor, near: torch.Tensor) -> tuple[Size, Size]:
     return difference, size
 
 
-def _completed(sizes: list[Size], others: Sequence[torch.Tensor], want: torch.Tensor, near: Size) -> list[Size]:
+def _completed(
+    sizes: list[Size], others: Sequence[torch.Tensor], want: torch.Tensor, near: Size, settled: bool = False
+) -> list[Size]:
     """With usual magnitudes, where `near`, the size of what the reference gives, is not dense."""
     if near.norm <= DENSE * near.mean * math.sqrt(want.numel()):
         return sizes
-    return [size._replace(usual=usual) for size, usual in zip(sizes, _usual(others, want), strict=True)]
+    return [size._replace(usual=usual) for size, usual in zip(sizes, _usual(others, want, settled), strict=True)]
 
 
-def _sizes(others: Sequence[torch.Tensor], want: torch.Tensor) -> list[Size]:
+def _sizes(others: Sequence[torch.Tensor], want: torch.Tensor, settled: bool = False) -> list[Size]:
     """Of the difference of each of the others from `want`, and of `want` at last."""
     sliced = want.dim() > 1 and want.shape[0] > 1 and want[0].numel() >= SMALLEST_SLICE
     rows, count = want.shape[0] if sliced else 1, len(others) + 1
     maxima, squares, sums = [torch.zeros(count, rows, dtype=torch.float64, device=want.device) for _ in range(3)]
-    for part, tensors in _differences(others, want, rows):
+    for part, tensors in _differences(others, want, rows, settled):
         for which, tensor in enumerate(tensors):
             squares[which, part] += torch.linalg.vector_norm(tensor, dim=1).square_()
             magnitudes = tensor.abs_()
@@ -134,26 +174,37 @@ def _size(maxima: torch.Tensor, norms: torch.Tensor, mean: float, sliced: bool) 
     return Size(float(maxima.max()), float(torch.linalg.vector_norm(norms)), mean, norms if sliced else None)
 
 
-def _usual(others: Sequence[torch.Tensor], want: torch.Tensor) -> list[float]:
+def _usual(others: Sequence[torch.Tensor], want: torch.Tensor, settled: bool) -> list[float]:
     """Usual magnitudes of the same."""
     # A root in float32 takes a quarter of the time, and holds what is off in anything narrower than float64.
     root = torch.float64 if others[0].dtype == torch.float64 else torch.float32
     sums = torch.zeros(len(others) + 1, dtype=torch.float64, device=want.device)
-    for _, tensors in _differences(others, want, 1):
+    for _, tensors in _differences(others, want, 1, settled):
         for which, tensor in enumerate(tensors):
             sums[which] += tensor.abs_().to(root).sqrt_().sum()
     return sums.div_(want.numel()).square_().tolist()
 
 
 def _differences(
-    others: Sequence[torch.Tensor], want: torch.Tensor, rows: int
+    others: Sequence[torch.Tensor], want: torch.Tensor, rows: int, settled: bool
 ) -> Iterator[tuple[slice, list[torch.Tensor]]]:
     """By pieces of so many rows: which rows, the others less `want`, and `want`, in float64 and free to be changed."""
     matrices = [tensor.reshape(rows, -1) for tensor in (*others, want)]
     for part, columns in _pieces(rows, matrices[0].shape[1], DEVICE_PIECE if want.is_cuda else PIECE):
         # Copies, since what is float64 already would be changed itself.
         *theirs, exact = (matrix[part, columns].to(torch.float64, copy=True) for matrix in matrices)
+        if settled:
+            got, near = theirs
+            *theirs, exact = finite(got, near, exact)
         yield part, [*(other.sub_(exact) for other in theirs), exact]
+
+
+def _flat_pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same elements of all of them, piece after piece; those of a contiguous tensor are a view of it."""
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    piece = DEVICE_PIECE if flat[0].is_cuda else PIECE
+    for start in range(0, flat[0].numel(), piece):
+        yield tuple(tensor[start : start + piece] for tensor in flat)
 
 
 def _pieces(rows: int, width: int, piece: int) -> Iterator[tuple[slice, slice]]:

@@ -15,3 +15,7 @@ class BrokenProblem(SandboxError):
 
 class UnsupportedProblem(BrokenProblem):
     """The reference is in order for itself, but asks for what can not be judged here. Exit code 2."""
+
+
+class UnsupportedHere(UnsupportedProblem):
+    """It could be judged on a machine that has more memory; the text says how much it takes and how much there is."""

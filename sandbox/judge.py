@@ -1,7 +1,8 @@
 """The judge: from a candidate to a verdict, without ever importing the candidate."""
 
 import hashlib
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Self
 
 from problems import Problem
@@ -20,7 +21,7 @@ from sandbox.reference import ReferenceSession
 from sandbox.sessions import Refused, Session
 from sandbox.settings import Settings
 from sandbox.stages import Built, Stopped
-from sandbox.timing import Timing
+from sandbox.timing import DrawingReference, Timing
 from sandbox.verdict import Candidate, Evidence, Failed, Measurement, Passed, Verdict
 
 STORED = "taken from the store of finished builds"
@@ -55,7 +56,7 @@ class Judge:
         """End the reference children."""
         self._baselines.close()
         if self.settings.gpu:
-            from sandbox.gpu.session import free_cached_memory
+            from sandbox.gpu.relief import free_cached_memory
 
             free_cached_memory()
 
@@ -106,7 +107,7 @@ class Judge:
                     HeaderShelf(tools).learn(record.compilations)
 
     def _build_key(self, built: Built, tools: Toolchain | None) -> str:
-        arguments = self.reference.arguments
+        arguments = self._baselines.arguments
         digest = hashlib.sha256(repr(arguments.tree).encode())
         for raw in arguments.tensors:
             digest.update(repr((raw.dtype, raw.shape)).encode() + raw.on_host)
@@ -116,7 +117,7 @@ class Judge:
         return BuildStore.key(built.candidate.source, tools, **more)
 
     def _ask_to_build(self, built: Built, session: Session, tools: Toolchain | None) -> None:
-        arguments = self.reference.arguments
+        arguments = self._baselines.arguments
         target = architecture(self.settings)
         shortcuts = tools.plan(self.settings.memory_bytes, cuda_architectures=target) if tools else {}
         message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
@@ -136,13 +137,35 @@ class Judge:
             try:
                 if built.failure:
                     raise built.failure
-                with self._looking(built):
-                    measurement = self._measure(built)
+                with self._looking(built), self._memory_watched(built):
+                    measurement = self._measured(built)
             except Stopped as stop:
                 return Failed(stage=stop.stage, reason=stop.reason, log=stop.log, evidence=self._evidence(built))
             finally:
                 built.close()
             return Passed(measurement=measurement, evidence=self._evidence(built))
+
+    def _measured(self, built: Built) -> Measurement:
+        try:
+            return self._measure(built)
+        except DrawingReference:
+            self._baselines.is_seeded = True
+        for session in (built.worker, built.next):
+            if session is not None:
+                session.close()
+        built.worker = built.next = None
+        return self._measure(built)
+
+    @contextmanager
+    def _memory_watched(self, built: Built) -> Iterator[None]:
+        """Device memory that is missing here is the candidate's doing where it has more than it was granted."""
+        if not self.settings.gpu:
+            yield
+            return
+        from sandbox.gpu.shortage import explained
+
+        with explained(self.problem, self.settings, self._baselines, built):
+            yield
 
     def _measure(self, built: Built) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
@@ -151,8 +174,9 @@ class Judge:
             if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built)
             while not timing.is_enough:
+                is_next = built.worker is None
                 built.worker = session = built.worker or self._next_worker(built)
-                if timing.number > 0:
+                if is_next:
                     session.greet()
                 with built.stage("load"):
                     self._load(built, session, timing.baseline)
@@ -180,16 +204,18 @@ class Judge:
     def _timing(self) -> Timing:
         if not self.settings.gpu:
             return Timing(self._baselines, self.settings)
-        from sandbox.gpu.device import first_device
+        from sandbox.gpu.device import device_of
         from sandbox.gpu.timing import DeviceTiming
 
-        return DeviceTiming(self._baselines, self.settings, first_device(), self._floor)
+        return DeviceTiming(self._baselines, self.settings, device_of(self.settings), self._floor)
 
     def _floor(self) -> Floor | None:
         return self._floors.of(self._baselines.first)
 
     def _observe(self, built: Built) -> None:
         """See what runs in a call, in a process that is not timed; refuse what the problem's policy forbids."""
+        if not self.settings.side_by_side:
+            _ = self._baselines.status  # before a worker has memory of the device
         reference, gradients = self._baselines.first, self.problem.direction != "forward"
         built.worker = session = self._next_worker(built)
         session.greet()
@@ -197,7 +223,7 @@ class Judge:
         try:
             with built.stage("check"):
                 self._load(built, session, reference)
-                with meanwhile(lambda: reference.status, beside=self.settings.side_by_side):
+                with meanwhile(lambda: self._baselines.status, beside=self.settings.side_by_side):
                     observed = Observed.read(session.observe(values, gradients))
         except Stopped as stop:
             observed = Observed(error=stop.reason[:200] or "it ended without a word")
@@ -225,6 +251,7 @@ class Judge:
             "built": str(built.folder.path / "build"),
             "threads": self.settings.threads,
             "cores": list(self.settings.cores),
+            "dtype": self.problem.dtype,
         }
 
     def _load(self, built: Built, session: Session, reference: ReferenceSession) -> None:
@@ -241,7 +268,9 @@ class Judge:
             jail=self._layers,
             seconds={stage: round(seconds, 3) for stage, seconds in built.seconds.items()},
             authenticity=built.authenticity or read_authenticity(built.candidate.source),
-            problem_status=self._baselines.first.status if self._baselines.has_started else None,
+            problem_status=self._baselines.status if self._baselines.has_started else None,
+            exact=self._baselines.exact_ways,
+            device=self.settings.device,
             versions=versions(),
             deterministic=built.deterministic,
             builds=built.ways,
@@ -255,6 +284,7 @@ def judge(problem: Problem, candidate: Candidate, settings: Settings | None = No
 
     Without settings it is judged where its language runs; plain Python on a GPU where the problem's size is for one.
     """
-    chosen = settings or Settings(gpu=needs_device(candidate.language, problem.size))
+    device = "cuda" if needs_device(candidate.language, problem.size) else "cpu"
+    chosen = settings or Settings(device=device)
     with Judge(problem, chosen) as keeper:
         return keeper.judge(candidate)

@@ -50,11 +50,11 @@ ON_DEVICE = ("cuda", "triton")
 def needs_device(language: str, size: str) -> bool:
     """Whether a candidate of this language is judged on a GPU, for a problem of this size.
 
-    What is plain Python runs wherever torch does: on the device where the problem has the size for it and there is one.
+    What is plain Python runs wherever torch does: on a device where there is one, unless the size is for a processor.
     """
     from sandbox.gpu import driver
 
-    return language in ON_DEVICE or (language == "python" and size == "gpu" and driver.device_count() > 0)
+    return language in ON_DEVICE or (language == "python" and size != "cpu" and driver.device_count() > 0)
 
 
 def require_tools(language: str) -> None:

@@ -6,6 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 from sandbox.machine import cpu_facts, processor_name, versions
+from sandbox.settings import Settings
 
 KIND_OF_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part", "CPU variant")
 """Lines of /proc/cpuinfo that say what code a processor can run."""
@@ -19,12 +20,12 @@ class Place(NamedTuple):
     versions: dict[str, str]
 
 
-def place_of(gpu: bool, threads: int) -> Place:
-    """This machine's. Raises `MachineError` where a GPU is wanted and there is none."""
-    if gpu:
-        device, more = _device()
+def place_of(settings: Settings) -> Place:
+    """Where these settings judge on this machine. Raises `MachineError` where a GPU is wanted and there is none."""
+    if settings.gpu:
+        device, more = _device(settings.ordinal)
         return Place(device, versions() | dict(more))
-    return Place(f"{processor_name()}, {threads} threads", versions())
+    return Place(f"{processor_name()}, {settings.threads} threads", versions())
 
 
 def processor_kind() -> str:
@@ -34,13 +35,13 @@ def processor_kind() -> str:
 
 
 @cache
-def _device() -> tuple[str, tuple[tuple[str, str], ...]]:
+def _device(ordinal: int) -> tuple[str, tuple[tuple[str, str], ...]]:
     import torch
 
     from sandbox.gpu.clocks import Clocks
-    from sandbox.gpu.device import first_device
+    from sandbox.gpu.device import device_of
 
-    device = first_device()
+    device = device_of(Settings(device=f"cuda:{ordinal}"))
     clocks = Clocks(device.uuid)
     facts = clocks.facts()
     clocks.close()

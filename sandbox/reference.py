@@ -1,18 +1,23 @@
 """The problem's own code in its own child: arguments, weights, inputs, expected values and the baseline's time."""
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from problems import Problem
 from sandbox.children import ChildGone, ChildLate
+from sandbox.compare import PLAIN as UNDESCRIBED
 from sandbox.compare import mismatch, tolerance_of
-from sandbox.errors import BrokenProblem, UnsupportedProblem
+from sandbox.cutting import Cut, part
+from sandbox.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
 from sandbox.lint import quick_status
+from sandbox.memory import gib
 from sandbox.opening import device_held, open_session
 from sandbox.peek import PeekError
+from sandbox.planning import require_room
+from sandbox.room import LARGE_BYTES, Needs
 from sandbox.sessions import Misbehaved, Refused, Session, Timed
 from sandbox.settings import CompileMode, Settings
 from sandbox.values import RawTensor, Values
@@ -22,12 +27,22 @@ from sandbox.workfolder import WorkFolder
 
 if TYPE_CHECKING:
     from sandbox.gpu.buffers import Layout
+    from sandbox.gpu.exactly import ExactOnDevice
+    from sandbox.gpu.inputs import SharedInputs
     from sandbox.gpu.session import GpuSession
 
 PATIENCE = 10
 """A reference may take this many times a candidate's call limit: float64 is slow."""
 COMPILING_S = 1200
 """For all compilation by torch.compile, which may try out dozens of kernels."""
+SHIPPED = "shipped"
+"""The precision policy of torch's own defaults."""
+STATUS_BYTES = 2**28
+"""Of inputs and result that lazy answers are held against, where a part of them does."""
+RANDOM = (
+    "two calls on the same values differ by more than rounding (dropout, or another draw in forward), so both sides "
+    "are seeded alike before each call and only what draws in the same way can be right"
+)
 
 
 def operation(problem: Problem) -> str:
@@ -66,13 +81,25 @@ class ReferenceSession:
     """The problem's own code in its own child: constructor arguments, weights, inputs, expected values, baseline."""
 
     def __init__(
-        self, problem: Problem, settings: Settings, form: Form = PLAIN, folder: WorkFolder | None = None
+        self,
+        problem: Problem,
+        settings: Settings,
+        form: Form = PLAIN,
+        folder: WorkFolder | None = None,
+        inputs: "SharedInputs | None" = None,
     ) -> None:
-        """Of a compiled form, `compile` is due before the first call. The folder is removed with the child."""
+        """Of a compiled form, `compile` is due before the first call. The folder is removed with the child.
+
+        `inputs`: on a device, the memory that other references of the problem see too.
+        """
         self.problem, self.settings, self.form = problem, settings, form
         self.compilation = Compilation(0, 0)
+        self.plan: Needs | None = None
+        """What a call takes of memory, where that could be told beforehand."""
         self._folder = folder or WorkFolder()
         self._on_device: GpuSession | None = None
+        self._shared, self._own_inputs = inputs, inputs is None
+        self._forget: Callable[[], None] = lambda: None
         try:
             self._session = open_session("reference", self._folder, settings)
         except BaseException:
@@ -82,20 +109,23 @@ class ReferenceSession:
             with device_held(settings):
                 self._session.greet()
                 with self._translated():
-                    self._load()
+                    source = str(self._folder.write("reference.py", self.problem.source))
+                    self.plan = require_room(problem, settings, self._session, source)
+                    self._load(source)
                     self._lend()
         except BaseException:
             self.close()
             raise
 
-    def _load(self) -> None:
+    def _load(self, source: str) -> None:
         limit = self.settings.start_timeout_s
         message = {
             "op": "load",
-            "source": str(self._folder.write("reference.py", self.problem.source)),
+            "source": source,
             "seed": _seed(),
             "threads": self.settings.threads,
             "direction": self.problem.direction,
+            "dtype": self.problem.dtype,
         }
         made = self._session.fetch(self._session.ask(message, limit))
         arguments, weights, changing = made.tree["l"]
@@ -114,23 +144,69 @@ class ReferenceSession:
             self._sample = self.draw()
             self._session.lend(self._sample)
             return
+        from sandbox.gpu.device import device_of
+        from sandbox.gpu.inputs import SharedInputs
+        from sandbox.gpu.relief import register
         from sandbox.gpu.session import GpuSession
 
         assert isinstance(self._session, GpuSession)
         self._on_device = session = self._session
-        session.to_device(self.problem.precision)
+        # Whoever uses torch.compile has torch's defaults beside it.
+        session.to_device(SHIPPED if self.form.compiled else self.problem.precision)
         session.trust_results()
         self.layout: Layout = session.layout(_seed(), self._patience_s)
-        session.lend_layout(self.layout)
+        self._shared = self._shared or SharedInputs()
+        session.lend_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
         if not session.can_be_mapped():
-            session.lend_outputs(self.result_sizes[1])
+            session.lend_outputs(self.needs.exact)
+        self._forget = register(self.rest, self.settings.ordinal)
 
     @cached_property
-    def result_sizes(self) -> tuple[int, int]:
-        """On a device: bytes of a result, and of its float64 form."""
+    def needs(self) -> Needs:
+        """On a device: what a call takes of its memory, measured in one."""
         assert self._on_device is not None
         with self._translated():
-            return self._on_device.size(self.problem.direction != "forward", self.draw())
+            return self._on_device.needs(self.problem.direction != "forward", self.draw())
+
+    @cached_property
+    def _exact(self) -> "ExactOnDevice":
+        from sandbox.gpu.device import device_of
+        from sandbox.gpu.exactly import ExactOnDevice
+
+        assert self._on_device is not None
+        return ExactOnDevice(self._on_device, device_of(self.settings), self.needs, tolerance_of(self.problem))
+
+    @property
+    def exact_ways(self) -> tuple[str, ...]:
+        """On a device: how float64 results were computed so far: `whole`, in `parts`, on the `processor`."""
+        return tuple(sorted(self._exact.ways)) if "_exact" in self.__dict__ else ()
+
+    def rest(self) -> None:
+        """On a device: give back all memory that is kept for the next call only; that one is then preceded by another.
+
+        Nothing while a result is still to be read where it lies.
+        """
+        if self._on_device is not None:
+            with self._translated():
+                self._on_device.rest()
+
+    def let_go(self) -> None:
+        """The last result that was shown is no longer needed."""
+        if self._on_device is not None:
+            self._on_device.let_go()
+
+    def keep(self, output: Values) -> Values:
+        """A result of this child that stays what it is, whatever is asked next."""
+        if self._on_device is None:
+            return output
+        from sandbox.gpu.relief import with_relief
+
+        owned = with_relief(output.owned)
+        self._on_device.let_go()
+        return owned
+
+    shipped_switches: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
+    """On a device: the switches under which `shipped` was last called."""
 
     @property
     def switches(self) -> dict[str, Any]:
@@ -150,14 +226,17 @@ class ReferenceSession:
         """Fresh inputs under a seed from the operating system that nobody else learns."""
         with self._translated():
             if self._on_device is not None:
-                return self._on_device.draw(_seed(), self._patience_s)
+                drawn = self._on_device.draw(_seed(), self._patience_s)
+                if drawn.size > LARGE_BYTES:
+                    self._on_device.rest()
+                return drawn
             return self._session.fetch(self._session.ask({"op": "draw", "seed": _seed()}, self.settings.call_timeout_s))
 
     def admit(self, worker: Session) -> None:
         """Prepare a candidate's worker before its source runs: on a device, lend it memory like this child's."""
         if self._on_device is not None:
             assert isinstance(worker, type(self._on_device))
-            worker.admit(self.layout, self.result_sizes[0])
+            worker.admit(self.layout, self.needs.result)
 
     def equip(self, worker: Session) -> None:
         """Prepare it once its model stands and has its weights: lend it memory, or move the model to the device."""
@@ -170,23 +249,71 @@ class ReferenceSession:
     def call(self, values: Values) -> Timed:
         """The reference as it stands: the baseline's time, and what its dtype can reach."""
         with self._translated():
+            self._warm(values)
             return self._session.call(values, self._patience_s, operation(self.problem))
+
+    def show(self, values: Values) -> Timed:
+        """The same; on a device the result is read where it lies, until the next question: `keep` what must last."""
+        if self._on_device is None:
+            return self.call(values)
+        with self._translated():
+            self._warm(values)
+            return self._on_device.call(values, self._patience_s, operation(self.problem), in_place=True)
 
     def call_ms(self, values: Values) -> float:
         """The baseline's time alone."""
         with self._translated():
+            self._warm(values)
+            if self._on_device is not None:
+                return self._on_device.call_ms(values, self._patience_s, operation(self.problem))
             return self._session.call_ms(values, self._patience_s, operation(self.problem))
 
-    def exact(self, values: Values) -> Values:
-        """The reference in float64."""
+    def _warm(self, values: Values) -> None:
+        """Whoever has given memory back gets it again in a call that nobody times."""
+        if self._on_device is not None and self._on_device.is_cold:
+            self._on_device.call_ms(values, self._patience_s, operation(self.problem))
+
+    def shipped(self, values: Values) -> Timed:
+        """On a device: the same under torch's own precision switches, which are then put back."""
+        assert self._on_device is not None
+        with self._translated():
+            self._warm(values)
+            self.shipped_switches = self._on_device.policy(SHIPPED)
+            try:
+                return self._on_device.call(values, self._patience_s, operation(self.problem), in_place=True)
+            finally:
+                self._on_device.let_go()
+                self._on_device.policy(self.problem.precision)
+
+    def exact(self, values: Values, near: Values | None = None) -> Values:
+        """The reference in float64; `near`, where it is known, is the result as it stands, for when memory is short."""
+        with self._translated():
+            if self._on_device is not None:
+                return self._exact.result(values, near, operation(self.problem), self._patience_s)
+            return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
+
+    def exact_part(self, values: Values) -> Values:
+        """The same of fewer indices, for which memory is lent: nothing is cut any further."""
         with self._translated():
             return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
+
+    def state_after(self, worker: Session, values: Values) -> tuple[Values, Values]:
+        """What a call on `values` makes of the buffers of a candidate's model and of this one, both as they began."""
+        question = {"op": "weights", "names": self.weight_names}
+        limit = self.settings.start_timeout_s
+        worker.ask(question, limit, self.weights)
+        worker.call(values, self.settings.call_timeout_s, operation(self.problem))
+        with self._translated():
+            self._session.ask(question, limit, self.weights)
+            self._session.call(values, self._patience_s, operation(self.problem))
+            return worker.state(), self._session.state()
 
     def burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
         """On a device: as many calls in one go as there are values, the best of several runs.
 
         What the judge's clock shows beyond the device's events, and one call's part of these, in ms.
         """
+        from sandbox.gpu.device import device_of
         from sandbox.gpu.merging import merged
 
         session, whole = self._on_device, merged(values)
@@ -197,7 +324,8 @@ class ReferenceSession:
             try:
                 found = [_both_clocks(session.call(whole, self._patience_s, op)) for _ in range(1 + runs)][1:]
             finally:
-                session.lend_layout(self.layout)
+                assert self._shared is not None
+                session.lend_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
         return min(bound - events for bound, events in found), min(events for _, events in found) / len(values)
 
     def compile(self) -> None:
@@ -226,17 +354,27 @@ class ReferenceSession:
     @cached_property
     def status(self) -> ProblemStatus:
         """Whether trivial answers fail on this problem."""
-        values = self.draw()
-        self._refuse_chance(values, self.call(values).output)
-        return quick_status(self, tolerance_of(self.problem))
+        if self.is_random:
+            return ProblemStatus(status="weak", why=(RANDOM,))
+        values, tolerance = self.draw(), tolerance_of(self.problem)
+        if self._on_device is None or not self.needs.is_large:
+            return quick_status(self, tolerance)
+        near = self.call(values).output
+        cut = self._exact.cut(values, near, operation(self.problem), self._patience_s)
+        if cut is None:
+            return quick_status(self, tolerance)
+        call_bytes = self.needs.inputs + self.needs.result
+        step = max(2, min(self._exact.step(cut), cut.rows * STATUS_BYTES // max(1, call_bytes)))
+        with self._exact.lent(part(values, cut, 0, step)) as turn:
+            del values, near
+            return quick_status(PartOfReference(self, turn, cut, step), tolerance)
 
-    def _refuse_chance(self, values: Values, once: Values) -> None:
-        """A reference that answers the same values differently (dropout in training mode) has no right answer."""
-        if mismatch(self.call(values).output, once, once, tolerance_of(self.problem)):
-            raise UnsupportedProblem(
-                f"the reference of {self.problem.name} gives two answers for the same inputs, so no candidate can be "
-                "right; take dropout and other draws out of forward, or call eval() in its constructor"
-            )
+    @cached_property
+    def is_random(self) -> bool:
+        """Whether it answers the same values differently (dropout in training mode), so that no answer is the right."""
+        values = self.draw()
+        once, tolerance = self.call(values).output, tolerance_of(self.problem)
+        return mismatch(self.call(values).output, once, once, tolerance, UNDESCRIBED) is not None
 
     @contextmanager
     def _translated(self, how: str = "") -> Iterator[None]:
@@ -249,11 +387,33 @@ class ReferenceSession:
             smaller = remedy if how else "make the problem smaller"
             raise BrokenProblem(f"the reference of {name} did not answer in time{how}; {smaller}") from None
         except Refused as error:
+            if error.memory:
+                raise UnsupportedHere(f"{self._lacking(how)} ({error.reason[:400]})") from None
             if error.unsupported:
                 raise UnsupportedProblem(f"the problem {name} can not be judged: {error}") from None
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
         except (ChildGone, PeekError, Misbehaved) as error:
+            if isinstance(error, ChildGone) and self._session.ran_out_of_memory:
+                raise UnsupportedHere(self._lacking(how)) from None
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
+
+    def _lacking(self, how: str) -> str:
+        """The sentence for a reference that has not enough memory, in its own child or on the device."""
+        name = self.problem.name
+        plan = "" if self.plan is None else f" (by its shapes about {gib(self.plan.inputs + self.plan.peak)} a call)"
+        if self.settings.gpu:
+            from sandbox.gpu.device import device_of
+
+            there = gib(device_of(self.settings).total_bytes())
+            return (
+                f"the reference of {name} takes more memory{plan} than the device's {there} leave it{how}; use a "
+                "device with more, or make the problem smaller"
+            )
+        there = gib(self.settings.memory_bytes)
+        return (
+            f"the reference of {name} takes more memory{plan} than the {there} that a child may take here{how}; give "
+            "more with --memory, or use a machine that has more"
+        )
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -262,10 +422,45 @@ class ReferenceSession:
 
     def close(self) -> None:
         """End the child."""
+        self._forget()
+        self._forget = lambda: None
         try:
             self._session.close()
         finally:
+            if self._own_inputs and self._shared is not None:
+                self._shared.close()
             self._folder.close()
+
+
+class PartOfReference:
+    """A reference that is called on fewer indices of the first axis: enough to see which lazy answers pass.
+
+    A `sandbox.lint.Subject`; its child sees memory for so many, and `turn` shows it that for whole inputs.
+    """
+
+    def __init__(self, reference: ReferenceSession, turn: Callable[[], None], cut: Cut, step: int) -> None:
+        self._reference, self._turn, self._cut, self._step = reference, turn, cut, step
+        self.weights = reference.weights
+
+    def draw(self) -> Values:
+        """Fresh inputs, cut."""
+        self._turn()
+        try:
+            return part(self._reference.draw(), self._cut, 0, self._step).copied()
+        finally:
+            self._turn()
+
+    def call(self, values: Values) -> Timed:
+        """As of the whole."""
+        return self._reference.call(values)
+
+    def exact(self, values: Values) -> Values:
+        """In float64."""
+        return self._reference.exact_part(values)
+
+    def nothing_ms(self) -> float:
+        """As of the whole."""
+        return self._reference.nothing_ms()
 
 
 def _both_clocks(timed: Timed) -> tuple[float, float]:

@@ -32,6 +32,8 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "deterministic": evidence.deterministic,
         "jail": list(evidence.jail),
         "builds": list(evidence.builds),
+        "device": evidence.device,
+        "exact": list(evidence.exact),
         "look": evidence.look.model_dump(mode="json") if evidence.look else None,
         "without": list(evidence.without),
         "seconds": evidence.seconds,

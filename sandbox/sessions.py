@@ -30,6 +30,11 @@ class Refused(Exception):
         self.compiling = answer.get("compiling") is True
         self.unsupported = answer.get("unsupported") is True
         """A value that can not be handed over."""
+        self.memory = answer.get("memory") is True
+        """Memory was missing."""
+        room = answer.get("room")
+        self.room = room if type(room) is int and room > 0 else None
+        """Bytes of an output for which no room was lent."""
         super().__init__(self.reason)
 
 
@@ -49,6 +54,8 @@ class Timed(NamedTuple):
 
 ROOM, LEAST_BYTES = 4, 2**24
 """A result may be so many times as large as the reference's: enough to say what is wrong with it."""
+MOST_RESERVED = 2 * 2**30
+"""Where a result is larger, the time to write it hides that of getting its pages."""
 SPARE = 3
 """Memory that is made ready, as a multiple of what inputs and result take."""
 OBSERVING = 3
@@ -61,6 +68,11 @@ thread may still be leaving its core when the clock stops.
 """
 
 
+def question(op: str, values: Values) -> dict[str, Any]:
+    """The message that asks for a call on values that were put in place."""
+    return {"op": op, "arguments": values.tree} | ({} if values.seed is None else {"seed": values.seed})
+
+
 class Session:
     """One child and the memory lent to it. Between questions every thread of the child stands still.
 
@@ -71,7 +83,7 @@ class Session:
         self._kind, self._settings = kind, settings
         self._child = Child(kind, folder, settings)
         self._lent: Arena | None = None
-        self.result_bytes = settings.memory_bytes // 4
+        self.result_bytes = settings.memory_bytes
         """A result may take so much of the judge's memory; set lower where its size is known."""
         self._reserved = False
         self._stood: float | None = None
@@ -132,7 +144,7 @@ class Session:
         self.refuse_work_done_meanwhile()
         self._lent.write(values.tensors)
         before = self._cpu_ms()
-        answer, milliseconds = self._exchange({"op": op, "arguments": values.tree}, timeout_s)
+        answer, milliseconds = self._exchange(question(op, values), timeout_s)
         cpu_ms = self._cpu_ms() - before
         if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
             raise Misbehaved("the candidate keeps processes of its own running after a call")
@@ -145,8 +157,8 @@ class Session:
         """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
         assert self._lent is not None, "lend memory before calling"
         self._lent.write(values.tensors)
-        question = {"op": "observe", "arguments": values.tree, "gradients": gradients}
-        return self._exchange(question, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
+        asked = question("observe", values) | {"gradients": gradients}
+        return self._exchange(asked, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
 
     def expect(self, result_bytes: int) -> None:
         """Prepare for results of about this size: memory for them is at hand, and far larger ones are refused.
@@ -160,8 +172,12 @@ class Session:
             return
         self._reserved = True
         lent = self._lent.size if self._lent else 0
-        reserve = min(SPARE * (result_bytes + lent) + LEAST_BYTES, self._settings.memory_bytes // ROOM)
+        reserve = min(SPARE * (result_bytes + lent) + LEAST_BYTES, MOST_RESERVED, self._settings.memory_bytes // ROOM)
         self._exchange({"op": "reserve", "bytes": reserve}, self._settings.call_timeout_s)
+
+    def state(self) -> Values:
+        """The model's buffers as its calls have left them."""
+        return self.fetch(self.ask({"op": "state"}, self._settings.start_timeout_s))
 
     def nothing_ms(self) -> float:
         """The time of a question that asks for nothing: what the protocol itself costs."""
@@ -218,6 +234,11 @@ class Session:
 
     def _watches(self, defence: Defence) -> bool:
         return defence not in self._settings.without
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether a limit on memory has ended the child."""
+        return self._child.ran_out_of_memory
 
     @property
     def layers(self) -> tuple[str, ...]:

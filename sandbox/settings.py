@@ -1,10 +1,11 @@
 """What the judge may spend, and how sure it must be."""
 
 import os
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from sandbox.memory import child_limit_bytes
 from sandbox.verdict import Record
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -32,8 +33,8 @@ class Settings(Record):
     """`auto`: the best layers that the machine has; `strict`: refuse to run without a named set; `off`: none."""
     jail_without: tuple[Literal["namespaces"], ...] = ()
     """Layers to do without although they are to be had: for trying what the others stop."""
-    gpu: bool = False
-    """Whether children see the GPU's devices."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    """Where candidate and baselines run: `cpu`, `cuda` (the first CUDA device), or `cuda:N`."""
     threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Threads for torch and OpenMP, the same for candidate and baseline."""
     cores: tuple[int, ...] = Field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
@@ -48,8 +49,10 @@ class Settings(Record):
     """One call of the model. Also bounded by `call_factor`."""
     call_factor: float = 100
     """A call may take this many times the baseline's, and at least 5 s."""
-    memory_bytes: int = 8 * 2**30
-    """Private memory of each child."""
+    memory_bytes: int = Field(default_factory=child_limit_bytes, ge=2**20)
+    """Memory of the host that each child may take; by default three quarters of what this machine has."""
+    device_memory_bytes: int | None = Field(default=None, ge=2**20)
+    """Memory of the device that judge and children may take together; None for all that is free."""
     processes: int = 512
     """Processes and threads of each child tree."""
     folder_bytes: int = 4 * 2**30
@@ -76,6 +79,25 @@ class Settings(Record):
     """Whether what is right on a device is looked at by ncu too: the hardware's counters, as evidence."""
     without: tuple[Defence, ...] = ()
     """Defences of the judge to do without, for trying what each of them stops; named in the evidence."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_written_before(cls, given: Any) -> Any:
+        """Records from before devices had names say `gpu`."""
+        if isinstance(given, dict) and isinstance(given.get("gpu"), bool):
+            given = dict(given)
+            given.setdefault("device", "cuda" if given.pop("gpu") else "cpu")
+        return given
+
+    @property
+    def gpu(self) -> bool:
+        """Whether candidate and baselines run on a CUDA device."""
+        return self.device != "cpu"
+
+    @property
+    def ordinal(self) -> int:
+        """The number of the CUDA device among those that this process sees; 0 where none is named."""
+        return int(self.device.partition(":")[2] or 0)
 
     @property
     def side_by_side(self) -> bool:

@@ -1,6 +1,7 @@
 """Paired timing: a candidate's worker and its baselines in turn on the same fresh values, every output checked."""
 
 import random
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 from sandbox.baselines import Baselines
-from sandbox.compare import is_right_anyhow, tolerance_of
+from sandbox.compare import Wrong, is_right_anyhow, mismatch, tolerance_of
 from sandbox.conditioning import Asked, mismatch_shaken
 from sandbox.families import DRAWN, schedule, vary
 from sandbox.meanwhile import meanwhile
@@ -30,6 +31,10 @@ SETTLING_MS, MOST_SETTLING = 20.0, 8
 PLACEBO = "eager again"
 OVERRUN, FEWEST_WORKERS = 4, 2
 """Where the time budget is overrun this many times, so many worker pairs must do."""
+
+
+class DrawingReference(Exception):
+    """The reference itself draws in `forward`: results can be compared only where both sides are seeded alike."""
 
 
 class Samples:
@@ -116,7 +121,7 @@ class Timing:
         start, repeats = time.monotonic(), None
         values = self._values(DRAWN)
         for turn in range(self._settings.warm_up):
-            theirs = self.baseline.call(values)
+            theirs = self.baseline.show(values)
             if turn == 0:
                 self._expect(session, theirs.output.size)
             mine = self._call(session, values)
@@ -124,7 +129,9 @@ class Timing:
                 self._check(mine, theirs, values, DRAWN)
                 if turn == 0:
                     repeats = mine.output == self._call(session, values).output
+                    self._check_state(session, values)
                     self._baselines.start()
+                mine, theirs = _emptied(mine), _emptied(theirs)
                 values = self._values(DRAWN)
             for other in (self._other(), *self._baselines.compiled()):
                 if other is not None:
@@ -133,6 +140,15 @@ class Timing:
                 self._settle(session, values, (mine.milliseconds, theirs.milliseconds))
         self._spent_s += time.monotonic() - start if self.number > 0 else 0.0
         return repeats
+
+    def _check_state(self, session: Session, values: Values) -> None:
+        """Where the problem wants it, what a call makes of the model's buffers."""
+        if self._baselines.problem.state != "followed":
+            return
+        got, want = self.baseline.state_after(session, values)
+        wrong = mismatch(got, want, want, self._tolerance)
+        if wrong:
+            raise Stopped("check", f"a buffer of ModelNew after a call: {wrong.reason}", wrong.details)
 
     def _expect(self, session: Session, result_bytes: int) -> None:
         with meanwhile(lambda: self.baseline.expect(result_bytes), beside=self._settings.side_by_side):
@@ -182,7 +198,7 @@ class Timing:
             if isinstance(side, Session):
                 mine = self._call(side, values)
             elif side is self.baseline:
-                theirs = side.call(values)
+                theirs = side.show(values)
             else:
                 times[id(side)] = side.call_ms(values)
         session.refuse_work_done_meanwhile()  # while the others had their turns; after its last call nobody else asks
@@ -209,10 +225,8 @@ class Timing:
         return sides[::-1] if turn in BACKWARDS else sides
 
     def _other(self) -> ReferenceSession | None:
-        """Another process of the baseline, for the placebo; None where the settings have but one."""
-        if self._settings.worker_pairs == 1 or not self._has("placebo"):
-            return None
-        return self._baselines.eager(self.number + 1)
+        """Another process of the baseline, for the placebo; None where there is but one."""
+        return self._baselines.placebo(self.number)
 
     def _next(self) -> tuple[str, Values]:
         """A family and values of it that no call has seen; those drawn ahead, if there are any."""
@@ -231,13 +245,14 @@ class Timing:
     @property
     def _source(self) -> ReferenceSession:
         """Values are drawn in a process that is not timed on them: it would come to the call with warm caches."""
-        return self._baselines.eager(self.number + 2)
+        return self._baselines.source(self.number)
 
     def _values(self, family: str) -> Values:
         if not self._has("fresh_values"):
             self._only = self._only or self._source.draw()
             return self._only
-        return vary(self._source.draw(), family if self._has("families") else DRAWN)
+        values = vary(self._source.draw(), family if self._has("families") else DRAWN)
+        return values._replace(seed=secrets.randbits(62)) if self._baselines.is_seeded else values
 
     def _call(self, session: Session, values: Values) -> Timed:
         return session.call(values, self._call_limit_s(), self._operation)
@@ -245,9 +260,19 @@ class Timing:
     def _check(self, mine: Timed, theirs: Timed, values: Values, family: str) -> None:
         if is_right_anyhow(mine.output, theirs.output, self._tolerance):
             return
-        wrong = mismatch_shaken(mine.output, Asked(values, self.baseline.exact), theirs.output, self._tolerance)
-        if wrong:
-            raise Stopped("check", f"{wrong.reason} (on inputs {family})", wrong.details)
+        wrong = self._wrong(mine.output, self.baseline.keep(theirs.output), values)
+        if wrong is None:
+            return
+        if not self._baselines.is_seeded and self.baseline.is_random:
+            raise DrawingReference
+        raise Stopped("check", f"{wrong.reason} (on inputs {family})", wrong.details)
+
+    def _wrong(self, got: Values, near: Values, values: Values) -> Wrong | None:
+        """What is wrong with a result; `near` is the reference's. Seeded alike, float64 would draw something else."""
+        if self._baselines.is_seeded:
+            return mismatch(got, near, near, self._tolerance)
+        asked = Asked(values, lambda other: self.baseline.exact(other, near))
+        return mismatch_shaken(got, asked, near, self._tolerance)
 
     def _call_limit_s(self) -> float:
         longest = self._settings.call_timeout_s
@@ -273,3 +298,8 @@ class Timing:
         if is_clearly_slower(found):
             return True
         return effort >= 1 and (budgets > 1 or found.interval.half_width < settings.interval_target)
+
+
+def _emptied(timed: Timed) -> Timed:
+    """A call's times without its result, whose memory others may need."""
+    return timed._replace(output=Values({"v": None}, ()))

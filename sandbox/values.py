@@ -1,8 +1,12 @@
 """Values as the judge holds them: raw bytes and a tree, never an object that a child made."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+
+LOOK_BYTES = 2**28
+"""Device memory is compared in pieces: torch notes the outcome for each element before it says whether all are same."""
 
 PLAIN_DTYPES = frozenset(
     {
@@ -26,9 +30,31 @@ class DeviceBytes:
         return self.tensor.numel()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DeviceBytes) and torch.equal(self.tensor, other.tensor)
+        return isinstance(other, DeviceBytes) and same_bytes(self.tensor, other.tensor)
 
     __hash__ = None  # type: ignore[assignment]  # as of a bytearray
+
+
+class ShownBytes(DeviceBytes):
+    """Device bytes where a trusted child has them: they are gone when it is asked for something else."""
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of bytes are equal; takes little memory beside them."""
+    if one.numel() != other.numel():
+        return False
+    return all(torch.equal(*pair) for pair in _word_pieces(one, other))
+
+
+def _word_pieces(one: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both in pieces: as words of 8 bytes where they lie on such, the rest as bytes."""
+    even = all(tensor.data_ptr() % 8 == 0 and tensor.storage_offset() % 8 == 0 for tensor in (one, other))
+    body = one.numel() // 8 * 8 if even else 0
+    for start in range(0, body, LOOK_BYTES):
+        stop = min(start + LOOK_BYTES, body)
+        yield one[start:stop].view(torch.int64), other[start:stop].view(torch.int64)
+    for start in range(body, one.numel(), LOOK_BYTES // 8):
+        yield one[start : start + LOOK_BYTES // 8], other[start : start + LOOK_BYTES // 8]
 
 
 class RawTensor(NamedTuple):
@@ -68,8 +94,22 @@ class Values(NamedTuple):
 
     tree: dict[str, Any]
     tensors: tuple[RawTensor, ...]
+    seed: int | None = None
+    """Of arguments: under which a call makes its own draws; None where they are left to chance."""
+
+    def copied(self) -> "Values":
+        """The same in memory of its own, for values that are a part of larger ones."""
+        return self._replace(tensors=tuple(RawTensor.of(raw.tensor().clone()) for raw in self.tensors))
+
+    def owned(self) -> "Values":
+        """The same, with copies of what a child only shows."""
+        return self._replace(tensors=tuple(map(_owned, self.tensors)))
 
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
         return sum(len(raw.data) for raw in self.tensors)
+
+
+def _owned(raw: RawTensor) -> RawTensor:
+    return raw._replace(data=DeviceBytes(raw.data.tensor.clone())) if isinstance(raw.data, ShownBytes) else raw

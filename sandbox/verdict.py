@@ -173,6 +173,10 @@ class Evidence(Record):
     """How each extension was built: by which shortcut, if any, and in how many seconds. The builder's own words."""
     look: Look | None = None
     """What else was seen of it on a device: its kernels, and what the tools said that were asked for."""
+    device: str = "cpu"
+    """Where it was judged: `cpu`, `cuda`, or `cuda:N`."""
+    exact: tuple[str, ...] = ()
+    """On a device: how results in float64 were computed where they were asked for: `whole`, `parts`, `processor`."""
     without: tuple[str, ...] = ()
     """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
 

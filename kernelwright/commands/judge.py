@@ -74,7 +74,7 @@ def judge(
     given: dict[str, Any] = {"threads": threads, "min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     settings = Settings(
         jail=policy,
-        gpu=gpu,
+        device="cuda" if gpu else "cpu",
         compiled=modes,
         sanitize=sanitize,
         profile=profile,

@@ -120,7 +120,7 @@ def run(
     gpu = TARGETS[target].device == "cuda"
     check_tools(sanitize, profile, gpu, local=executor == "local")
     plan = Plan(
-        judging=Settings(jail=jail_policy(jail), gpu=gpu, sanitize=sanitize, profile=profile),
+        judging=Settings(jail=jail_policy(jail), device="cuda" if gpu else "cpu", sanitize=sanitize, profile=profile),
         executor=executor_choice(executor, address, devices, kind),
         search=checked_config(config),
         provider=answers,

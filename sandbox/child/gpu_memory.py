@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from sandbox.child.wire import WireError, refuse_unplain, resolved
+from sandbox.child.wire import NoRoom, refuse_unplain, resolved
 from sandbox.gpu import driver, sharing
 
 LENT = "lent"
@@ -32,6 +32,12 @@ class Borrowed:
         self._whole = torch.as_tensor(_Bytes(self._shared.address, self._shared.bytes), device="cuda")
         self.tensors = [self._tensor(spec) for spec in specs]
 
+    def close(self) -> None:
+        """Unmap it; no tensor in it may be used any more."""
+        self.tensors = []
+        del self._whole
+        self._shared.close()
+
     def _tensor(self, spec: dict[str, Any]) -> torch.Tensor:
         dtype = getattr(torch, spec["dtype"])
         count = 1
@@ -46,12 +52,15 @@ class Borrowed:
 class Spill:
     """Memory that the judge lends for outputs whose own memory it can not map; filled from the start in each call."""
 
-    def __init__(self, borrowed: Borrowed) -> None:
-        self._borrowed = borrowed
-        (self._room,) = borrowed.tensors
+    def __init__(self) -> None:
+        self._borrowed: Borrowed | None = None
         self.takes_all = False
         """Whether the judge can map nothing of this process."""
         self._used = 0
+
+    def lend(self, borrowed: Borrowed) -> None:
+        """From now on there is this much."""
+        self._borrowed = borrowed
 
     def clear(self) -> None:
         """A new call begins."""
@@ -60,10 +69,11 @@ class Spill:
     def take(self, tensor: torch.Tensor) -> dict[str, Any]:
         """Copy an output here; tells where. Part of the call's time."""
         size = tensor.numel() * tensor.element_size()
-        if self._used + size > self._room.numel():
-            raise WireError(f"an output of {size} bytes is larger than the reference's")
+        room = self._borrowed.tensors[0] if self._borrowed is not None else None
+        if room is None or self._used + size > room.numel():
+            raise NoRoom(size)
         offset, self._used = self._used, self._used + -(-size // ALIGNMENT) * ALIGNMENT
-        copied = self._room[offset : offset + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        copied = room[offset : offset + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         torch.cuda.synchronize()
         return _said(copied, LENT, offset)
 
@@ -95,6 +105,11 @@ def describe(tensor: torch.Tensor, spill: Spill | None = None) -> tuple[dict[str
 
 _handles: dict[tuple[int, int], str] = {}
 """By first address and size: naming an allocation takes a system call, which belongs to no later call's time."""
+
+
+def forget() -> None:
+    """Memory is given back: what comes next may lie at the same places under other names."""
+    _handles.clear()
 
 
 def _placed(tensor: torch.Tensor) -> dict[str, Any]:

@@ -6,18 +6,20 @@ import torch
 
 
 def fix_precision(policy: str) -> dict[str, Any]:
-    """Set torch's switches for `strict`, `tf32` or `half`; tells what they then are, for the record.
+    """Set torch's switches for `strict`, `tf32`, `half`, or `shipped`, which are torch's own defaults.
+
+    Tells what they then are, for the record.
 
     Only the older switches are used: torch refuses to read them once the newer ones were written, and candidates and
     torch.compile read them. cudnn.benchmark stays off, so that a call's algorithm does not depend on which candidates
     ran before; a candidate that changes a switch answers for it with its tolerance.
     """
-    lower = policy != "strict"
+    lower, shipped = policy in ("tf32", "half"), policy == "shipped"
     torch.set_float32_matmul_precision("high" if lower else "highest")
     torch.backends.cuda.matmul.allow_tf32 = lower
-    torch.backends.cudnn.allow_tf32 = lower
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = policy == "half"
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = policy == "half"
+    torch.backends.cudnn.allow_tf32 = lower or shipped
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = policy == "half" or shipped
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = policy == "half" or shipped
     torch.backends.cudnn.benchmark = False
     return told()
 

@@ -4,7 +4,6 @@ The candidate shares this process and may change all of it. Nothing here is reli
 itself, before it stops its clock and after.
 """
 
-import copy
 import os
 import time
 from collections.abc import Callable
@@ -14,12 +13,12 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sandbox.child import gpu_memory, wire
-from sandbox.child.exact import widened
+from sandbox.child.exact import widened, widened_value
 from sandbox.child.gpu_precision import fix_precision
 from sandbox.child.gpu_profile import kernels
 from sandbox.child.gpu_tool import Tools
 from sandbox.child.gradients import differentiate, weights_of
-from sandbox.child.worker import Handler, Message, Worker
+from sandbox.child.worker import Handler, Message, Worker, seed_draws
 
 WIDEST_ITEM = 8
 """Bytes of an element of the widest dtype that outputs come in, complex ones aside."""
@@ -39,7 +38,8 @@ class OnDevice:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self._borrowed: gpu_memory.Borrowed | None = None
-        self._spill: gpu_memory.Spill | None = None
+        self._spill: gpu_memory.Spill | None = None if hasattr(worker, "draw_values") else gpu_memory.Spill()
+        """Where outputs go that can not be mapped; a reference copies them to where they can."""
         self._events: tuple[Any, Any] | None = None
         self._nothing: torch.Tensor | None = None
         self._kept: list[torch.Tensor] = []
@@ -59,6 +59,8 @@ class OnDevice:
             "burst backward": self.burst_backward,
             "nothing": self.nothing,
             "kernels": self.kernels,
+            "state": self.state,
+            "rest": self.rest,
         }
 
     def to_device(self, message: Message, fds: list[int]) -> Message:
@@ -72,6 +74,8 @@ class OnDevice:
     def lend(self, message: Message, fds: list[int]) -> Message:
         """Map the device memory that inputs will appear in."""
         self.worker.lent = []
+        if hasattr(self.worker, "draw_values"):  # a candidate may keep a view of what it was lent, and is not trusted
+            self._give_back()
         self._borrowed = gpu_memory.Borrowed(fds[0], message["bytes"], message["specs"])
         os.close(fds[0])
         self.worker.lent = self._borrowed.tensors
@@ -79,9 +83,18 @@ class OnDevice:
         self._events = first, last
         return {}
 
+    def _give_back(self) -> None:
+        """Let go of the memory that was lent last: a mapping keeps it."""
+        self._kept, self.worker.results = [], None
+        if self._borrowed is not None:
+            torch.cuda.synchronize()
+            self._borrowed.close()
+            self._borrowed = None
+
     def lend_outputs(self, message: Message, fds: list[int]) -> Message:
         """Map device memory for outputs that the judge could not map where they are."""
-        self._spill = gpu_memory.Spill(gpu_memory.Borrowed(fds[0], message["bytes"], message["specs"]))
+        self._spill = self._spill or gpu_memory.Spill()
+        self._spill.lend(gpu_memory.Borrowed(fds[0], message["bytes"], message["specs"]))
         os.close(fds[0])
         return {}
 
@@ -122,6 +135,19 @@ class OnDevice:
         result = self._nothing
         return self.timed(lambda arguments: result.fill_(1), {"arguments": {"l": []}})
 
+    def state(self, message: Message, fds: list[int]) -> Message:
+        """The model's buffers as they are now, shown like outputs."""
+        self.worker.state(message, fds)
+        torch.cuda.synchronize()
+        return self._shown(self.worker.results)
+
+    def rest(self, message: Message, fds: list[int]) -> Message:
+        """Let go of the last result and of all memory that torch keeps for the next call."""
+        self._kept, self.worker.results = [], None
+        gpu_memory.forget()
+        torch.cuda.empty_cache()
+        return {}
+
     def kernels(self, message: Message, fds: list[int]) -> Message:
         """The kernels of a call on the lent inputs as they lie there."""
         arguments = wire.unpack(message["arguments"], self.worker.lent)
@@ -150,21 +176,27 @@ class OnDevice:
         self._kept, self.worker.results = [], None
         assert self._events is not None
         start, end = self._events
+        seed_draws(message)
         start.record()
         self.worker.results = run(arguments)
         end.record()
         marks.append(time.perf_counter_ns())
         torch.cuda.synchronize()
         marks.append(time.perf_counter_ns())
+        shown = self._shown(self.worker.results)
+        device_ms = start.elapsed_time(end)
+        marks.append(time.perf_counter_ns())
+        return shown | {"device_ms": device_ms, "marks": marks}
+
+    def _shown(self, value: Any) -> Message:
+        """The structure of a value and where its tensors lie, which stay there until the next question."""
         tensors: list[torch.Tensor] = []
-        tree = wire.pack(self.worker.results, tensors)
+        tree = wire.pack(value, tensors)
         if self._spill is not None:
             self._spill.clear()
         described = [gpu_memory.describe(tensor, self._spill) for tensor in tensors]
         self._kept = [kept for _, kept in described]
-        device_ms = start.elapsed_time(end)
-        marks.append(time.perf_counter_ns())
-        return {"tree": tree, "tensors": [said for said, _ in described], "device_ms": device_ms, "marks": marks}
+        return {"tree": tree, "tensors": [said for said, _ in described]}
 
 
 class Drawing:
@@ -173,7 +205,6 @@ class Drawing:
     def __init__(self, device: OnDevice) -> None:
         self._device = device
         self._reference: Any = device.worker
-        self._exact: torch.nn.Module | None = None
 
     def handlers(self) -> dict[str, Handler]:
         """What the judge may ask."""
@@ -183,13 +214,14 @@ class Drawing:
             "size": self.size,
             "exact call": self.exact_call,
             "exact backward": self.exact_backward,
-            "to device": self.to_device,
+            "exact call elsewhere": lambda message, fds: self.exact_call(message | {"elsewhere": True}, fds),
+            "exact backward elsewhere": lambda message, fds: self.exact_backward(message | {"elsewhere": True}, fds),
+            "policy": self.policy,
         }
 
-    def to_device(self, message: Message, fds: list[int]) -> Message:
-        """As of any worker; the float64 copy is made anew."""
-        self._exact = None
-        return self._device.to_device(message, fds)
+    def policy(self, message: Message, fds: list[int]) -> Message:
+        """Set torch's precision switches anew; tells what they are."""
+        return {"switches": fix_precision(message["precision"])}
 
     def layout(self, message: Message, fds: list[int]) -> Message:
         """The structure of the inputs with dtype and shape of each tensor."""
@@ -221,35 +253,59 @@ class Drawing:
         return tree_map(lambda leaf: leaf.to("cuda") if isinstance(leaf, torch.Tensor) else leaf, drawn)
 
     def size(self, message: Message, fds: list[int]) -> Message:
-        """Bytes of a result on the lent inputs, and of a float64 one, each tensor with some room."""
+        """Bytes that a call on the lent inputs takes.
+
+        Of its result and of a float64 one, each tensor with some room; of all that is alive at once in it; of weights.
+        """
         arguments = wire.unpack(message["arguments"], self._device.worker.lent)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
         with torch.set_grad_enabled(message["backward"]):
             results = self._device.answered(arguments, message["backward"])
+        torch.cuda.synchronize()
         tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
         room = gpu_memory.ALIGNMENT * len(tensors)
+        state = dict.fromkeys([*self._reference.model.parameters(), *self._reference.model.buffers()])
         return {
-            "bytes": room + sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            "result": room + sum(tensor.numel() * tensor.element_size() for tensor in tensors),
             "exact": room + sum(tensor.numel() * max(WIDEST_ITEM, tensor.element_size()) for tensor in tensors),
+            "peak": torch.cuda.max_memory_allocated() - before,
+            "weights": sum(tensor.numel() * tensor.element_size() for tensor in state),
         }
 
     def exact_call(self, message: Message, fds: list[int]) -> Message:
-        """One call of a float64 copy of the model, floating inputs widened."""
-        model = self._exact_model()
-        with torch.no_grad(), widened():
-            return self._device.timed(lambda arguments: model(*tree_map(_widened, arguments)), message)
+        """One call of the model in float64, floating inputs widened."""
+        with torch.no_grad():
+            return self._exact(lambda model, arguments: model(*arguments), message)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
         """The same forward and backward."""
-        model = self._exact_model()
-        weights = weights_of(model, self._reference.order)
-        with widened():
-            return self._device.timed(lambda values: differentiate(model, weights, tree_map(_widened, values)), message)
+        order = self._reference.order
+        return self._exact(lambda model, values: differentiate(model, weights_of(model, order), values), message)
 
-    def _exact_model(self) -> torch.nn.Module:
-        if self._exact is None:
-            self._exact = copy.deepcopy(self._reference.model).double()
-        return self._exact
+    def _exact(self, call: Callable[[Any, Any], Any], message: Message) -> Message:
+        """On the device, or on the processor where its memory does not do; then only the result comes to the device."""
+        model = self._reference.model
+
+        def here(arguments: Any) -> Any:
+            with widened(model):
+                return call(model, tree_map(widened_value, arguments))
+
+        try:
+            return self._device.timed(here, message) | {"where": "device"}
+        except torch.OutOfMemoryError:
+            if not message.get("elsewhere"):
+                raise
+        self._device.rest({}, [])
+        model.cpu()
+        try:
+            return self._device.timed(lambda arguments: _to("cuda", here(_to("cpu", arguments))), message) | {
+                "where": "processor"
+            }
+        finally:
+            model.to("cuda")
 
 
-def _widened(leaf: Any) -> Any:
-    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+def _to(device: str, tree: Any) -> Any:
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, tree)

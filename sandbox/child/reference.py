@@ -3,7 +3,6 @@
 `python -I -m sandbox.child.reference FD`. It runs the problem's own code and never meets a candidate.
 """
 
-import copy
 import os
 import socket
 import sys
@@ -13,7 +12,8 @@ from typing import Any
 import torch
 
 from sandbox.child import wire
-from sandbox.child.exact import widened
+from sandbox.child.casting import cast_inputs, cast_model
+from sandbox.child.exact import widened, widened_value
 from sandbox.child.gradients import differentiate, weights_of
 from sandbox.child.worker import Handler, Message, Worker, construct, place, run_source, serve, with_device
 
@@ -29,7 +29,7 @@ class Reference(Worker):
     def __init__(self) -> None:
         super().__init__()
         self.namespace: dict[str, Any] = {}
-        self.exact: torch.nn.Module | None = None
+        self.dtype: str | None = None
         self.drawn: Any = None
         self.is_differentiated = False
         self.gradients: list[tuple[torch.Size, torch.dtype]] | None = None
@@ -38,6 +38,7 @@ class Reference(Worker):
     def handlers(self) -> dict[str, Handler]:
         """What the judge may ask."""
         return super().handlers() | {
+            "plan": self.plan,
             "draw": self.draw,
             "trace": self.trace,
             "compile": self.compile,
@@ -45,6 +46,12 @@ class Reference(Worker):
             "exact call": self.exact_call,
             "exact backward": self.exact_backward,
         }
+
+    def plan(self, message: Message, fds: list[int]) -> Message:
+        """What the reference takes of memory, found before it runs for real; see `sandbox.child.plan`."""
+        from sandbox.child.plan import plan
+
+        return {"plan": plan(message["source"], message["dtype"], message["backward"])}
 
     def load(self, message: Message, fds: list[int]) -> Message:
         """Run the reference and construct `Model` under the given seed.
@@ -57,6 +64,8 @@ class Reference(Worker):
         arguments = self.namespace["get_init_inputs"]()
         self.model = construct(self.namespace["Model"], arguments)
         assert self.model is not None
+        self.dtype = message.get("dtype")
+        cast_model(self.model, self.dtype)
         self.run = self.model
         self.order = [(name, value.shape) for name, value in self.model.state_dict().items()]
         self.is_differentiated = message["direction"] != "forward"
@@ -94,7 +103,6 @@ class Reference(Worker):
     def weights(self, message: Message, fds: list[int]) -> Message:
         """Take other weights; tells them as the model holds them, which differs where two share their memory."""
         super().weights(message, fds)
-        self.exact = None
         assert self.model is not None
         self.drawn = dict(self.model.state_dict())
         return place(self.drawn)
@@ -107,7 +115,7 @@ class Reference(Worker):
     def draw_values(self, seed: int) -> list[Any]:
         """The inputs under a seed, on the device that new tensors go to; with gradients where they are asked for."""
         torch.manual_seed(seed)
-        inputs = list(self.namespace["get_inputs"]())
+        inputs = cast_inputs(list(self.namespace["get_inputs"]()), self.dtype)
         if not self.is_differentiated:
             return inputs
         if self.gradients is None:
@@ -128,30 +136,23 @@ class Reference(Worker):
         return differentiate(model, weights_of(model, self.order), values)
 
     def exact_call(self, message: Message, fds: list[int]) -> Message:
-        """Call a float64 copy of the model on the lent inputs, floating ones widened."""
+        """Call the model in float64 on the lent inputs, floating ones widened."""
+        assert self.model is not None
         self.results = None
-        with torch.no_grad(), widened():
-            self.results = self._exact_model()(*self._widened(message))
+        with torch.no_grad(), widened(self.model):
+            self.results = self.model(*self._widened(message))
         return place(self.results)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
         """The same for outputs and gradients."""
-        model, self.results = self._exact_model(), None
-        with widened():
+        model, self.results = self.model, None
+        assert model is not None
+        with widened(model):
             self.results = differentiate(model, weights_of(model, self.order), self._widened(message))
         return place(self.results)
 
-    def _exact_model(self) -> torch.nn.Module:
-        if self.exact is None:
-            self.exact = copy.deepcopy(self.model).double()  # type: ignore[union-attr]
-        return self.exact
-
     def _widened(self, message: Message) -> Any:
-        return wire.unpack(message["arguments"], [_widened(tensor) for tensor in self.lent])
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+        return wire.unpack(message["arguments"], [widened_value(tensor) for tensor in self.lent])
 
 
 def _changing(model: torch.nn.Module) -> list[str]:

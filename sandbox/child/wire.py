@@ -23,6 +23,14 @@ class WireError(ValueError):
     """A value or message that the wire does not carry."""
 
 
+class NoRoom(WireError):
+    """An output of `size` bytes lies where the judge can not look, and it has lent no memory to copy it to."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"an output of {size} bytes is larger than the memory that was lent for it")
+        self.size = size
+
+
 def send(channel: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
     """Send one message, with open descriptors if any."""
     data = json.dumps(message).encode()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from sandbox.child import inline, wire
+from sandbox.child.casting import cast_model
 from sandbox.child.gradients import differentiate, weights_of
 from sandbox.child.mapping import lent_tensors
 from sandbox.child.observe import observe
@@ -39,11 +40,20 @@ def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
         try:
             answer = handlers[message["op"]](message, fds)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a candidate are its failures, not our end
-            answer = failure(error, unsupported=isinstance(error, wire.WireError))
+            answer = failure(error, unsupported=isinstance(error, wire.WireError), **_wants(error))
         try:
             wire.send(channel, answer)
         except wire.WireError as error:
             wire.send(channel, failure(error, unsupported=True))
+
+
+def _wants(error: BaseException) -> Message:
+    """What kind of room the error says is missing: `memory`, or `room` for so many bytes of outputs."""
+    if isinstance(error, wire.NoRoom):
+        return {"room": error.size}
+    # torch tells of the host's memory in a RuntimeError like any other; there is nothing but its text to know it by.
+    refused = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return {"memory": True} if refused or isinstance(error, MemoryError | torch.OutOfMemoryError) else {}
 
 
 def failure(error: BaseException, **more: Any) -> Message:
@@ -74,6 +84,7 @@ class Worker:
             "call": self.call,
             "backward": self.backward,
             "reserve": self.reserve,
+            "state": self.state,
             "observe": self.observe,
             "nothing": lambda message, fds: {},
         }
@@ -92,6 +103,7 @@ class Worker:
             self.model = construct(namespace[message["entry"]], wire.unpack(message["arguments"], tensors))
         finally:
             os.sched_setaffinity(0, bound)
+        cast_model(self.model, message.get("dtype"))
         self.run = self.model
         return {}
 
@@ -136,8 +148,16 @@ class Worker:
         assert self.run is not None
         arguments = wire.unpack(message["arguments"], self.lent)
         self.results = None
+        seed_draws(message)
         with torch.no_grad():
             self.results = self.run(*arguments)
+        return place(self.results)
+
+    def state(self, message: Message, fds: list[int]) -> Message:
+        """The model's buffers as they are now, in the judge's order of weights: what calls have made of them."""
+        assert self.model is not None
+        own = dict(self.model.named_buffers(remove_duplicate=False))
+        self.results = [own[name] for name, _ in self.order if name in own]
         return place(self.results)
 
     def backward(self, message: Message, fds: list[int]) -> Message:
@@ -149,8 +169,15 @@ class Worker:
         assert self.model is not None and self.run is not None
         values = wire.unpack(message["arguments"], self.lent)
         self.results = None
+        seed_draws(message)
         self.results = differentiate(self.run, weights_of(self.model, self.order), values)
         return place(self.results)
+
+
+def seed_draws(message: Message) -> None:
+    """Seed what the call itself draws, where the judge says how: for references that draw in `forward`."""
+    if "seed" in message:
+        torch.manual_seed(message["seed"])
 
 
 def stock_small_chunks() -> None:

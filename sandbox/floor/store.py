@@ -94,6 +94,11 @@ def work_key(problem_digest: str) -> dict[str, Any]:
     return {"trace": TRACE, "problem": problem_digest, "torch": versions()["torch"]}
 
 
+def plan_key(problem_digest: str) -> dict[str, Any]:
+    """What a problem's need of memory depends on: the problem, and torch's operators."""
+    return {"problem": problem_digest, "torch": versions()["torch"]}
+
+
 def baseline_key(problem_digest: str, device: str, versions: Mapping[str, str], baseline: str) -> dict[str, Any]:
     """What a baseline's time depends on: the problem, the device with its driver, all versions, and the mode.
 

@@ -1,15 +1,16 @@
 """Device memory between judge and children: inputs that the judge owns and lends, outputs that children show.
 
-Inputs lie in one allocation whose descriptor goes to the child, beside a copy that only the judge has. Outputs lie in
-the child's own memory: it names the allocation, the judge maps it. What a child says about places is checked for form
-and bounds; a false place can only give wrong values.
+Inputs lie in one allocation whose descriptor goes to the child; the values themselves only the judge has. Outputs lie
+in the child's own memory: it names the allocation, the judge maps it. What a child says about places is checked for
+form and bounds; a false place can only give wrong values.
 """
 
 import math
 import os
 import secrets
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandbox.arena import ALIGNMENT
 from sandbox.gpu import driver, sharing
+from sandbox.gpu.relief import with_relief
 from sandbox.peek import PeekError, require_plain
-from sandbox.values import DeviceBytes, RawTensor
+from sandbox.values import DeviceBytes, RawTensor, ShownBytes, same_bytes
 
 POISON_WORD = 0x7FF87FF8
 """A NaN as float32 and float64 and, twice, as bfloat16; as float16 too. As an index it is far out of range."""
@@ -34,7 +36,7 @@ Layout = Sequence[tuple[str, Sequence[int]]]
 
 
 class Lent:
-    """Inputs on the device, with the judge's own copy of them. Close it."""
+    """Memory for inputs on the device, which children see. Several may: all that are trusted see one. Close it."""
 
     def __init__(self, layout: Layout, ordinal: int = 0) -> None:
         self._layout = [(dtype, tuple(shape)) for dtype, shape in layout]
@@ -47,20 +49,29 @@ class Lent:
             {"dtype": dtype, "shape": list(shape), "offset": offset}
             for (dtype, shape), offset in zip(self._layout, self._offsets, strict=True)
         ]
-        self._shared = sharing.Shared(ordinal, end)
+        self._shared = with_relief(lambda: sharing.Shared(ordinal, end))
         self.bytes, self.address = self._shared.bytes, self._shared.address
-        self._own = driver.allocate(self.bytes)
+        self._staged: list[torch.Tensor] = []
         self.fd = self._shared.export()
 
     def stage(self, tensors: Iterable[RawTensor]) -> None:
-        """Put the next values into the judge's copy, where no child can see them."""
-        for raw, offset, size in zip(tensors, self._offsets, self._sizes, strict=True):
+        """Take the next values, which stay where they are: no child can see them."""
+        staged = []
+        for raw, size in zip(tensors, self._sizes, strict=True):
             if len(raw.data) != size:
                 raise ValueError(f"{len(raw.data)} bytes for a place of {size}")
-            if isinstance(raw.data, DeviceBytes):
-                driver.copy(self._own + offset, raw.data.tensor.data_ptr(), size)
-            elif size:
-                driver.to_device(self._own + offset, raw.data, size)
+            staged.append(raw.data.tensor if isinstance(raw.data, DeviceBytes) else _on_device(raw.on_host))
+        self._staged = staged
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Within it something of the right size is staged, for learning what it takes to show it."""
+        one = with_relief(lambda: torch.empty(max(self._sizes, default=0), dtype=torch.uint8, device="cuda"))
+        self._staged = [one[:size] for size in self._sizes]
+        try:
+            yield
+        finally:
+            self._staged = []
 
     def spoil(self, stream: driver.Stream) -> None:
         """Issue a fill of what the child sees with one random word: what waits for inputs to appear takes these."""
@@ -68,7 +79,9 @@ class Lent:
 
     def reveal(self, stream: driver.Stream) -> None:
         """Issue the copy of what was staged to where the child sees it."""
-        stream.copy(self._shared.address, self._own, self.bytes)
+        for tensor, offset in zip(self._staged, self._offsets, strict=False):
+            if tensor.numel():
+                stream.copy(self._shared.address + offset, tensor.data_ptr(), tensor.numel())
 
     def taken(self) -> tuple[RawTensor, ...]:
         """A copy of what a trusted child has put where it sees inputs."""
@@ -80,15 +93,14 @@ class Lent:
 
     def changed(self) -> bool:
         """Whether what the child sees differs from what was staged."""
-        shown, own = (words(address, self.bytes) for address in (self._shared.address, self._own))
-        same: bool = torch.equal(shown, own)
-        return not same
+        places = zip(self._staged, self._offsets, strict=False)
+        return not all(same_bytes(seen(self._shared.address + offset, len(own)), own) for own, offset in places)
 
     def close(self) -> None:
         """Give both copies back; a child that still maps the lent one keeps it until it ends."""
         if self.fd >= 0:
             os.close(self.fd)
-            driver.free(self._own)
+            self._staged = []
             self._shared.close()
             self.fd = -1
 
@@ -170,11 +182,15 @@ class Allocations:
             self._mapped[handle] = base, size
         return self._mapped[handle]
 
-    def close(self) -> None:
-        """Unmap all."""
+    def forget(self) -> None:
+        """Unmap all: memory that a child has freed goes only when nobody maps it any more."""
         for base, _ in self._mapped.values():
             sharing.ipc_close(base)
         self._mapped.clear()
+
+    def close(self) -> None:
+        """Unmap all, and end what was lent."""
+        self.forget()
         if self.lent is not None:
             self.lent.close()
             self.lent = None
@@ -243,16 +259,20 @@ def comb(size: int, draw: int) -> tuple[int, int, int]:
 
 def copied(address: int, size: int) -> DeviceBytes:
     """A copy of device memory that is the judge's alone."""
-    own = torch.empty(size, dtype=torch.uint8, device="cuda")
+    own = with_relief(lambda: torch.empty(size, dtype=torch.uint8, device="cuda"))
     if size:
         driver.copy(own.data_ptr(), address, size)
     return DeviceBytes(own)
 
 
-def fetch(output: Shown) -> tuple[RawTensor, torch.Tensor]:
-    """A copy of the values, made contiguous, on the device; and the bytes as they lay."""
+def fetch(output: Shown, in_place: bool = False) -> tuple[RawTensor, torch.Tensor]:
+    """A copy of the values, made contiguous, on the device; and the bytes as they lay.
+
+    With `in_place`, for a child that is trusted to leave them alone, the values where they are, if they are contiguous.
+    """
     dtype = getattr(torch, output.dtype)
-    data = copied(output.address, output.bytes)
+    here = in_place and output.bytes > 0
+    data = ShownBytes(seen(output.address, output.bytes)) if here else copied(output.address, output.bytes)
     if not output.bytes:
         return RawTensor(output.dtype, output.shape, data), data.tensor
     whole = data.tensor.view(dtype).as_strided(output.shape, output.stride)
@@ -285,6 +305,13 @@ class _Bytes:
         return {"shape": (self._size,), "typestr": "|u1", "data": (self._address, False), "version": 3}
 
 
-def words(address: int, size: int) -> torch.Tensor:
-    """Device memory of this process as a tensor of 64-bit words (8 divides `size`), without a copy, by torch's CUDA."""
-    return torch.as_tensor(_Bytes(address, size), device="cuda").view(torch.int64)
+def seen(address: int, size: int) -> torch.Tensor:
+    """Device memory of this process as a tensor of bytes, without a copy, by torch's CUDA."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8, device="cuda")
+    return torch.as_tensor(_Bytes(address, size), device="cuda")
+
+
+def _on_device(data: bytearray) -> torch.Tensor:
+    """Host bytes as a tensor on the device."""
+    return torch.frombuffer(data, dtype=torch.uint8).to("cuda") if data else seen(0, 0)

@@ -1,5 +1,6 @@
 """The judge's hold on one device: exclusive, flushed before every call, and known to be idle when it should be."""
 
+import math
 import statistics
 import threading
 import time
@@ -13,6 +14,7 @@ from sandbox.gpu import driver
 from sandbox.gpu.buffers import Glancer, Lent, Shown, poison
 from sandbox.gpu.clocks import Clocks
 from sandbox.gpu.lock import DeviceLock
+from sandbox.settings import Settings
 
 FLUSH = 2
 """Times the L2 cache's size: as much is written between calls, so that nothing of them is left in it."""
@@ -67,6 +69,8 @@ class Device:
         except driver.CudaError as error:
             raise MachineError(f"no CUDA device {ordinal} can be used ({error}); see `kernelwright doctor`") from None
         self.glancer = Glancer(self.stream)
+        self.limit_bytes: int | None = None
+        """Of memory that may be used; None for all."""
         self._idle_ms: dict[int, float] = {}
         self._turn = 0
         self._threads = threading.RLock()
@@ -112,20 +116,25 @@ class Device:
         self._threads.release()
 
     def make_current(self) -> None:
-        """Use the device's context from the calling thread."""
+        """Use the device's context from the calling thread, also through torch."""
         self._context.make_current()
+        if self.ordinal:
+            import torch
+
+            torch.cuda.set_device(self.ordinal)
 
     def calibrate(self, lent: Lent) -> None:
         """Learn what `prepare` takes while no child has work: call it before the candidate's source has run."""
-        taken = [self._prepare(lent) for _ in range(CALIBRATIONS)]
+        with lent.rehearsal():
+            taken = [self._prepare(lent) for _ in range(CALIBRATIONS)]
         self._idle_ms[lent.bytes] = statistics.median(taken[CALIBRATIONS // 4 :])
 
     def prepare(self, lent: Lent, outputs: tuple[Shown, ...] = ()) -> Prepared:
         """All that goes before a call, while the child stands still: the clock may start when this returns.
 
         Poisons where the last outputs lie, makes the inputs of the last call unusable, looks whether the device is
-        idle, shows the staged inputs, gives pinned cache lines back and flushes the L2 cache. Needs `calibrate` for
-        inputs of this size.
+        idle, shows the staged inputs, gives pinned cache lines back and flushes the L2 cache. Without `calibrate` for
+        inputs of this size it is not known what that takes on an idle device.
         """
         driver.synchronize()
         for output in outputs:
@@ -135,7 +144,7 @@ class Device:
         answer = self._longest_answer_ms()
         if answer > ANSWER_MS:  # a busy host is late once; work on the device makes us wait again
             answer = min(answer, self._longest_answer_ms())
-        return Prepared(self._prepare(lent), self._idle_ms[lent.bytes], answer)
+        return Prepared(self._prepare(lent), self._idle_ms.get(lent.bytes, math.inf), answer)
 
     def is_busy(self) -> bool:
         """Whether something else runs on the device right now."""
@@ -164,8 +173,19 @@ class Device:
         return end.since(start)
 
     def free_bytes(self) -> int:
-        """Device memory that nobody has."""
-        return self._context.free_bytes()[0]
+        """Device memory that nobody has, as far as it may be used."""
+        free, total = self._context.free_bytes()
+        return max(0, free - (total - self.total_bytes()))
+
+    def used_bytes(self) -> int:
+        """Device memory that all processes together have."""
+        free, total = self._context.free_bytes()
+        return total - free
+
+    def total_bytes(self) -> int:
+        """All device memory that may be used: what there is, or `limit_bytes` if that is less."""
+        total = self._context.free_bytes()[1]
+        return total if self.limit_bytes is None else min(total, self.limit_bytes)
 
     def close(self) -> None:
         """Give everything back."""
@@ -181,7 +201,18 @@ class Device:
             self._flush = 0
 
 
-@cache
+def device_of(settings: Settings) -> Device:
+    """The one that these settings name, opened when first needed; they say how much of its memory may be used."""
+    device = _opened(settings.ordinal)
+    device.limit_bytes = settings.device_memory_bytes
+    return device
+
+
 def first_device() -> Device:
-    """The one that this process judges on: the first that it may see, opened when first needed."""
-    return Device(0)
+    """The first that this process may see, opened when first needed."""
+    return _opened(0)
+
+
+@cache
+def _opened(ordinal: int) -> Device:
+    return Device(ordinal)

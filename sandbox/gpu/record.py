@@ -48,6 +48,8 @@ class DeviceRecord(Record):
     """Torch's precision switches, by side, as its worker reported them."""
     copies_outputs: bool = False
     """Whether all outputs were copied within the clock, since the driver let the judge map nothing."""
+    shipped_is_eager: bool = False
+    """Whether torch's own precision switches change no bit of what eager gives, so that it is not timed under them."""
     bound_ms: dict[str, tuple[float, ...]]
     """By side, each sample on the judge's clock: an upper bound that nobody can fool."""
     device_ms: dict[str, tuple[float | None, ...]]

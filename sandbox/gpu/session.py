@@ -6,17 +6,17 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from sandbox.children import ChildGone, ChildLate
 from sandbox.errors import MachineError
 from sandbox.gpu import driver
 from sandbox.gpu.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
 from sandbox.gpu.clocks import ClockSample
 from sandbox.gpu.device import Device, Prepared
+from sandbox.gpu.relief import relieve
 from sandbox.jail import Kind
 from sandbox.peek import PeekError
-from sandbox.sessions import OBSERVING, Misbehaved, Refused, Session, Timed
+from sandbox.room import Needs
+from sandbox.sessions import OBSERVING, Misbehaved, Refused, Session, Timed, question
 from sandbox.settings import Settings
 from sandbox.trees import is_sound
 from sandbox.values import RawTensor, Values
@@ -30,6 +30,8 @@ AFTERMATH_S = 0.1
 """So long after a child has been killed its work has left the device."""
 NAMELESS = 2**30
 """A result of unknown size may take so much."""
+LENT_AHEAD = 2**28
+"""Room for outputs up to this size is lent before it is known whether it is needed."""
 
 
 class Witnessed(NamedTuple):
@@ -53,6 +55,7 @@ class GpuSession(Session):
         super().__init__(kind, folder, settings)
         self._device = device
         self._inputs: Lent | None = None
+        self._owns_inputs = True
         self._allocations = Allocations()
         self._outputs: tuple[Shown, ...] = ()
         self._calls = self._disturbed = 0
@@ -60,6 +63,11 @@ class GpuSession(Session):
         """Whether every output is copied to where the judge can see it: the driver lets it map nothing of the child."""
         self.switches: dict[str, Any] = {}
         """Torch's precision switches as the child reported them."""
+        self.is_cold = False
+        """Whether it has given back what a call needs, so that the next one has to get it anew."""
+        self._outputs_bytes = 0
+        self._is_showing = False
+        """Whether values of its last result are still to be read where they are."""
 
     def greet(self) -> None:
         """As of any child; it is then told that it works on the device."""
@@ -72,7 +80,12 @@ class GpuSession(Session):
     def admit(self, layout: Layout, result_bytes: int) -> None:
         """What must be done before the candidate's source runs: lend memory, and learn what an idle device takes."""
         self.lend_layout(layout)
-        self.lend_outputs(result_bytes)
+        self._outputs_bytes = result_bytes
+        self.copies_outputs = not self.can_be_mapped()
+        if self.copies_outputs or result_bytes <= LENT_AHEAD:
+            self.lend_outputs(result_bytes)
+        if self.copies_outputs:
+            self.ask({"op": "copy outputs"}, self._settings.start_timeout_s)
 
     def to_device(self, precision: str) -> None:
         """Move the model, once its weights are its own."""
@@ -88,27 +101,48 @@ class GpuSession(Session):
         """Lend device memory for inputs of this layout. No child may have work on the device meanwhile."""
         self._give_back()
         self._device.make_current()
+        lent = Lent(layout, self._device.ordinal)
         try:
-            self._inputs = Lent(layout, self._device.ordinal)
-            self._device.calibrate(self._inputs)
-        except driver.CudaError as error:
-            raise MachineError(f"no device memory can be lent ({error}); end what else uses the device") from None
-        message = {"op": "lend", "specs": self._inputs.specs, "bytes": self._inputs.bytes}
-        self._exchange(message, self._settings.start_timeout_s, self._inputs.fd)
+            self._device.calibrate(lent)
+            self.lend_memory(lent)
+        except BaseException:
+            lent.close()
+            raise
+        self._owns_inputs = True
+
+    def lend_memory(self, lent: Lent) -> None:
+        """Lend memory that others may see too; whoever made it closes it."""
+        self._give_back()
+        self._exchange(
+            {"op": "lend", "specs": lent.specs, "bytes": lent.bytes}, self._settings.start_timeout_s, lent.fd
+        )
+        self._inputs, self._owns_inputs = lent, False
+
+    @property
+    def inputs(self) -> Lent | None:
+        """The memory for inputs that the child sees now."""
+        return self._inputs
 
     def lend_outputs(self, size: int) -> None:
-        """Lend room for a call's outputs, for those whose own memory can not be mapped.
-
-        It is also tried whether this child's memory can be mapped at all. Where not, all outputs are copied, within the
-        clock; `copies_outputs` tells.
-        """
+        """Lend room for a call's outputs, for those whose own memory can not be mapped: they are copied in the call."""
         room = Lent([("uint8", (size,))], self._device.ordinal)
         self._allocations.lent = room
         message = {"op": "lend outputs", "specs": room.specs, "bytes": room.bytes}
         self._exchange(message, self._settings.start_timeout_s, room.fd)
-        if not self.can_be_mapped():
-            self.copies_outputs = True
-            self.ask({"op": "copy outputs"}, self._settings.start_timeout_s)
+
+    def rest(self) -> None:
+        """Have a trusted child give back all device memory that it keeps for its next call; its results go too."""
+        if self._is_showing:
+            return
+        self._device.make_current()
+        self._allocations.forget()
+        self._outputs = ()
+        self.ask({"op": "rest"}, self._settings.start_timeout_s)
+        self.is_cold = True
+
+    def let_go(self) -> None:
+        """What the last result holds is no longer read where it lies."""
+        self._is_showing = False
 
     def can_be_mapped(self) -> bool:
         """Whether the judge can map memory of this child."""
@@ -119,12 +153,13 @@ class GpuSession(Session):
             return False
         return True
 
-    def size(self, differentiated: bool, values: Values) -> tuple[int, int]:
-        """Bytes of a trusted child's result on these values, and of its float64 result."""
+    def needs(self, differentiated: bool, values: Values) -> Needs:
+        """What a call of a trusted child on these values takes of the device's memory."""
         self._show(values)
-        question = {"op": "size", "arguments": values.tree, "backward": differentiated}
-        answer = self.ask(question, OBSERVING * self._settings.call_timeout_s)
-        return int(answer["bytes"]), int(answer["exact"])
+        asked = question("size", values) | {"backward": differentiated}
+        answer = self.ask(asked, OBSERVING * self._settings.call_timeout_s)
+        taken = {name: int(answer[name]) for name in ("result", "exact", "peak", "weights")}
+        return Needs(inputs=sum(len(raw.data) for raw in values.tensors), **taken)
 
     def layout(self, seed: int, timeout_s: float) -> Layout:
         """Dtype and shape of a trusted child's inputs."""
@@ -144,10 +179,49 @@ class GpuSession(Session):
 
     def trust_results(self) -> None:
         """For a trusted child: results may be of any size."""
-        self.result_bytes = self._device.free_bytes()
+        self.result_bytes = self._device.total_bytes()
 
-    def call(self, values: Values, timeout_s: float, op: str = "call") -> Timed:
+    def policy(self, name: str) -> dict[str, Any]:
+        """Have a trusted child set torch's precision switches by this policy; tells what they then are."""
+        answer = self.ask({"op": "policy", "precision": name}, self._settings.start_timeout_s)
+        switches = answer.get("switches")
+        return switches if isinstance(switches, dict) else {}
+
+    def state(self) -> Values:
+        """The model's buffers as its calls have left them."""
+        self._device.make_current()
+        answer = self.ask({"op": "state"}, self._settings.start_timeout_s)
+        claims = answer.get("tensors")
+        shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
+        tree = answer.get("tree")
+        if not isinstance(tree, dict) or not is_sound(tree, len(shown)):
+            raise PeekError("the child described its buffers in a form that can not be read")
+        return Values(tree, tuple(fetch(output)[0] for output in shown))
+
+    def call(self, values: Values, timeout_s: float, op: str = "call", in_place: bool = False) -> Timed:
         """Call the model on `values` (or, with op `burst`, on each of a list made by `merged`).
+
+        With `in_place` a trusted child's result is not copied: it can be read until the child is asked again, or until
+        `let_go`. A call for which memory was missing is made once more when others have given theirs back.
+        """
+        try:
+            return self._called(values, timeout_s, op, in_place)
+        except Refused as refused:
+            if not self._can_make_room(refused):
+                raise
+        return self._called(values, timeout_s, op, in_place)
+
+    def _can_make_room(self, refused: Refused) -> bool:
+        """Whether what was missing in a call could be lent or freed."""
+        if refused.room is not None and self._allocations.lent is None and self._kind == "worker":
+            self.lend_outputs(self._outputs_bytes)
+            return True
+        if refused.memory:
+            relieve()
+        return refused.memory
+
+    def _called(self, values: Values, timeout_s: float, op: str, in_place: bool) -> Timed:
+        """One call, as `call` says.
 
         The inputs are shown and everything is flushed while the child stands still; then the clock starts. It stops
         when secret places of all outputs have been read. What they held must be what the outputs hold once every
@@ -161,13 +235,16 @@ class GpuSession(Session):
         self._refuse_disturbance(prepared)
         self._outputs = ()
         known, before = self._allocations.count, self._cpu_ms()
-        answer, looked, milliseconds, parts = self._clocked({"op": op, "arguments": values.tree}, timeout_s)
+        self.is_cold, self._is_showing = False, True
+        answer, looked, milliseconds, parts = self._clocked(question(op, values), timeout_s)
         clocks = self._device.clocks.sample()
         if "error" in answer:
+            self._is_showing = False
             raise Refused(answer)
         cpu_ms = self._cpu_ms() - before
         self._outputs = tuple(shown for shown, _ in looked)
-        output = self._taken(answer, looked)
+        output = self._taken(answer, looked, in_place)
+        self._is_showing = in_place
         self.refuse_work_done_meanwhile()
         if self._watches("offspring") and self._child.offspring():
             raise Misbehaved("the candidate keeps processes of its own running after a call")
@@ -185,8 +262,10 @@ class GpuSession(Session):
         return any(end > start for (_, end), (start, _) in itertools.pairwise(places))
 
     def call_ms(self, values: Values, timeout_s: float, op: str = "call") -> float:
-        """The same; only its time in ms."""
-        return self.call(values, timeout_s, op).milliseconds
+        """The same; only its time in ms. A trusted child's result is not read."""
+        found = self.call(values, timeout_s, op, in_place=self._kind == "reference")
+        self.let_go()
+        return found.milliseconds
 
     def nothing_ms(self) -> float:
         """The time of a call of a trusted child that computes next to nothing: what the protocol itself costs."""
@@ -199,8 +278,8 @@ class GpuSession(Session):
     def observe(self, values: Values, gradients: bool) -> Any:
         """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
         self._show(values)
-        question = {"op": "observe", "arguments": values.tree, "gradients": gradients}
-        return self._exchange(question, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
+        asked = question("observe", values) | {"gradients": gradients}
+        return self._exchange(asked, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
 
     def _show(self, values: Values) -> None:
         assert self._inputs is not None, "lend memory before calling"
@@ -229,7 +308,7 @@ class GpuSession(Session):
         parts = tuple((mark - start) / 1e6 for mark in (*said, answered, stop))
         return answer, looked, (stop - start) / 1e6, parts
 
-    def _taken(self, answer: dict[str, Any], looked: Sequence[tuple[Shown, Glance]]) -> Values:
+    def _taken(self, answer: dict[str, Any], looked: Sequence[tuple[Shown, Glance]], in_place: bool) -> Values:
         """The outputs' values, which must still be what was seen within the clock."""
         tree = answer.get("tree")
         if not isinstance(tree, dict) or not is_sound(tree, len(looked)):
@@ -238,7 +317,7 @@ class GpuSession(Session):
             raise PeekError(f"the outputs take more than {self.result_bytes} bytes")
         values: list[RawTensor] = []
         for index, (shown, glance) in enumerate(looked):
-            raw, data = fetch(shown)
+            raw, data = fetch(shown, in_place)
             if not glance.agrees(data):
                 raise Misbehaved(f"output {index} still changed after the candidate had said that it was done")
             values.append(raw)
@@ -254,19 +333,21 @@ class GpuSession(Session):
             return
         super().close()
         time.sleep(AFTERMATH_S)
+        said = (
+            f"the device was busy while no call was going on, before {self._disturbed} of {self._calls} calls (it "
+            f"took {prepared.taken_ms:.3g} ms for what takes {prepared.idle_ms:.3g} ms when idle, and "
+            f"{prepared.answer_ms:.3g} ms to answer)"
+        )
         if self._device.is_busy():
             raise MachineError(
-                f"the device was busy while no call was going on, before {self._disturbed} of {self._calls} calls, and "
-                "still is now that the candidate has been ended; end what else uses the device"
+                f"{said}, and still is now that the candidate has been ended; end what else uses the device"
             )
-        raise Misbehaved(
-            f"the device was busy while no call was going on, before {self._disturbed} of {self._calls} calls"
-        )
+        raise Misbehaved(said)
 
     def _give_back(self) -> None:
-        if self._inputs is not None:
+        if self._inputs is not None and self._owns_inputs:
             self._inputs.close()
-            self._inputs = None
+        self._inputs = None
 
     def close(self) -> str:
         """End the child, then let go of its memory and of what was lent."""
@@ -275,9 +356,3 @@ class GpuSession(Session):
         self._allocations.close()
         self._give_back()
         return said
-
-
-def free_cached_memory() -> None:
-    """Give back what torch keeps of the judge's own device memory."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from sandbox.baselines import Baselines
 from sandbox.errors import MachineError
@@ -18,11 +19,13 @@ from sandbox.gpu.session import GpuSession, Witnessed
 from sandbox.reference import ReferenceSession
 from sandbox.sessions import Refused, Session, Timed
 from sandbox.settings import Settings
-from sandbox.timing import PAIRS_A_WORKER, Samples, Timing
+from sandbox.timing import BACKWARDS, PAIRS_A_WORKER, PLACEBO, Samples, Timing
 from sandbox.values import Values
 from sandbox.verdict import Measurement
 
-CANDIDATE = "candidate"
+CANDIDATE, EAGER = "candidate", "eager"
+AS_SHIPPED = "eager as shipped"
+"""The baseline under torch's own precision switches: what a user has who changes nothing."""
 TRIES = 3
 """A pair that does not count is replaced, until so many times the wanted number have been tried."""
 BURST_MS, MOST_CALLS, FEWEST_CALLS = 30.0, 64, 2
@@ -46,6 +49,7 @@ class DeviceSamples(Samples):
         self.dropped: Counter[str] = Counter()
         self.switches: dict[str, dict[str, object]] = {}
         self.copies_outputs = False
+        self.shipped_is_eager = False
         self.burst: Burst | None = None
 
     @property
@@ -68,6 +72,7 @@ class DeviceSamples(Samples):
             driver=facts.driver if facts else "",
             switches=self.switches,
             copies_outputs=self.copies_outputs,
+            shipped_is_eager=self.shipped_is_eager,
             bound_ms={name: tuple(times) for name, times in self._sides()},
             device_ms={name: tuple(times) for name, times in self.events.items()},
             sm_mhz=tuple(sample.sm_mhz if sample else None for sample in self.clocks),
@@ -103,6 +108,15 @@ class DeviceTiming(Timing):
         self._device, self._floor = device, floor
         self.samples = DeviceSamples(device, self._is_impossible)
 
+    def warm_up(self, session: Session) -> bool | None:
+        """As elsewhere; the baseline also under torch's own precision switches, where these change anything."""
+        repeats = super().warm_up(session)
+        if self._baselines.shipped_differs:
+            values = self._values(DRAWN)
+            for _ in range(self._settings.warm_up):
+                self.baseline.shipped(values)
+        return repeats
+
     def measure(self, session: Session) -> None:
         """The timed calls of the present worker pair; after them a burst, unless an earlier one has confirmed."""
         assert isinstance(session, GpuSession)
@@ -113,7 +127,12 @@ class DeviceTiming(Timing):
                 break
         self._spent_s += time.monotonic() - start
         self.samples.protocol.append(statistics.median(self.baseline.nothing_ms() for _ in range(PROTOCOLS)))
-        self.samples.switches = {CANDIDATE: session.switches, "eager": self.baseline.switches}
+        self.samples.switches = {CANDIDATE: session.switches, EAGER: self.baseline.switches}
+        self.samples.shipped_is_eager = not self._baselines.shipped_differs
+        if self._baselines.shipped_differs:
+            self.samples.switches[AS_SHIPPED] = self.baseline.shipped_switches
+        for compiled in self._baselines.compiled():
+            self.samples.switches[compiled.form.baseline] = compiled.switches
         self.samples.copies_outputs = session.copies_outputs
         if self.samples.candidate and not self.samples.uses_events:
             self.samples.burst = self._burst(session) or self.samples.burst
@@ -137,21 +156,45 @@ class DeviceTiming(Timing):
         """All sides once on the same values, each checked; whether the times count."""
         family, values = self._draw()
         other = self._other() if turn % 2 == 0 else None
-        done: dict[int, Timed] = {}
-        for side in self._sides(session, other, turn):
-            done[id(side)] = side.call(values) if isinstance(side, ReferenceSession) else self._call(session, values)
+        done: dict[str, Timed] = {}
+        for name, call in self._calls_of(session, other, values, turn):
+            done[name] = call()
         session.refuse_work_done_meanwhile()
-        mine, theirs = done[id(session)], done[id(self.baseline)]
         if self._has("timed_check"):
-            self._check(mine, theirs, values, family)
+            self._check(done[CANDIDATE], done[EAGER], values, family)
+        self.baseline.let_go()
         fault = self._fault([timed.device for timed in done.values() if timed.device is not None])
         if fault:
             self.samples.dropped[fault] += 1
             return False
-        self._keep(mine, theirs, done[id(other)] if other else None)
-        for compiled in self._baselines.compiled():
-            self._note(compiled.form.baseline, done[id(compiled)])
+        self._keep(done.pop(CANDIDATE), done.pop(EAGER), done.pop(PLACEBO, None))
+        for name, timed in done.items():
+            self._note(name, timed)
         return True
+
+    def _calls_of(
+        self, session: GpuSession, other: ReferenceSession | None, values: Values, turn: int
+    ) -> list[tuple[str, Callable[[], Timed]]]:
+        """All sides by name in the order in which they are called in this turn.
+
+        The baseline's own process comes once more under torch's own precision switches, where these change anything.
+        Then its first result is no longer read where it lies.
+        """
+        baseline, shipped = self.baseline, self._baselines.shipped_differs
+        calls = [(CANDIDATE, lambda: self._call(session, values)), (EAGER, lambda: self._shown(baseline, values))]
+        calls += [(AS_SHIPPED, lambda: _unread(baseline.shipped(values)))] if shipped else []
+        calls += [
+            (compiled.form.baseline, partial(_called, compiled, values)) for compiled in self._baselines.compiled()
+        ]
+        calls += [(PLACEBO, partial(_called, other, values))] if other else []
+        return calls[::-1] if turn in BACKWARDS else calls
+
+    def _shown(self, baseline: ReferenceSession, values: Values) -> Timed:
+        """The baseline's call; its result stays in place where nothing else is asked of its child before the check."""
+        timed = baseline.show(values)
+        if self._baselines.shipped_differs:
+            return timed._replace(output=baseline.keep(timed.output))
+        return timed
 
     def _keep(self, mine: Timed, theirs: Timed, again: Timed | None) -> None:
         samples = self.samples
@@ -188,6 +231,8 @@ class DeviceTiming(Timing):
         of the last: then its events stay unconfirmed.
         """
         calls = self._calls()
+        if calls < FEWEST_CALLS:
+            return None
         try:
             session.lend(merged([self._values(DRAWN) for _ in range(calls)]))
             values, fastest = self._fastest_run(session, calls)
@@ -196,7 +241,7 @@ class DeviceTiming(Timing):
         if session.outputs_overlap:
             return None
         for one, result in zip(values, parted(fastest.output, calls), strict=True):
-            self._check(fastest._replace(output=result), self.baseline.call(one), one, DRAWN)
+            self._check(fastest._replace(output=result), self.baseline.show(one), one, DRAWN)
         overhead_ms, each_ms = self.baseline.burst(values, BURSTS)
         alone = statistics.median(ms or 0.0 for ms in self.samples.events[self.baseline.form.baseline])
         return Burst(
@@ -217,19 +262,34 @@ class DeviceTiming(Timing):
 
     def _run(self, session: GpuSession, calls: int) -> tuple[list[Values], Timed]:
         values = [self._values(DRAWN) for _ in range(calls)]
-        session.expect(calls * self.baseline.result_sizes[0])
+        session.expect(calls * self.baseline.needs.result)
         op = "burst" if self._operation == "call" else f"burst {self._operation}"
         return values, session.call(merged(values), self._settings.call_timeout_s, op)
 
     def _calls(self) -> int:
-        """How many calls a burst has: enough to share the protocol's cost, as far as the device's memory goes."""
+        """How many calls a burst has: enough to share the protocol's cost, as far as the device's memory goes.
+
+        Fewer than `FEWEST_CALLS` are none: calls so large are long, and the judge's clock is as good as events there.
+        """
         bound, protocol = statistics.median(self.samples.candidate), self.samples.protocol[-1]
         wanted = math.ceil(BURST_MS / max(bound - protocol, BURST_MS / MOST_CALLS))
         inputs = sum(len(raw.data) for raw in self._values(DRAWN).tensors)
-        # The values, twice lent, for two processes; their results, and the judge's copies of these.
-        each = 5 * inputs + 6 * self.baseline.result_sizes[0]
+        needs = self.baseline.needs
+        # The values and what is lent of them, for one process after the other; results, and the judge's copies.
+        each = 4 * inputs + 4 * needs.result + (needs.peak if needs.is_large else 0)
         fitting = int(MEMORY_SHARE * self._device.free_bytes() / each) if each else MOST_CALLS
-        return max(FEWEST_CALLS, min(wanted, fitting, MOST_CALLS))
+        return min(max(FEWEST_CALLS, wanted), fitting, MOST_CALLS)
+
+
+def _called(side: ReferenceSession, values: Values) -> Timed:
+    """A call whose result nobody reads."""
+    timed = side.show(values)
+    side.let_go()
+    return _unread(timed)
+
+
+def _unread(timed: Timed) -> Timed:
+    return timed._replace(output=Values({"v": None}, ()))
 
 
 def _events(timed: Timed) -> float | None:

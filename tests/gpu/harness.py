@@ -8,7 +8,7 @@ from sandbox.settings import Settings
 from sandbox.verdict import Candidate
 
 SETTINGS = Settings(
-    gpu=True, threads=2, call_timeout_s=10, worker_pairs=2, min_pairs=8, max_pairs=16, interval_target=0.02
+    device="cuda", threads=2, call_timeout_s=10, worker_pairs=2, min_pairs=8, max_pairs=16, interval_target=0.02
 )
 BUILDERS = 8
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sandbox.gpu import driver
-from sandbox.gpu.buffers import Lent, Shown, fetch, poison, words
+from sandbox.gpu.buffers import Lent, Shown, fetch, poison, seen
 from sandbox.gpu.doctor import gpu_findings
 from sandbox.gpu.lock import holder
 from sandbox.gpu.programs import program
@@ -61,6 +61,7 @@ def test_what_is_staged_is_not_shown_before_it_is_revealed(device, lent, place):
 
 def test_inputs_that_were_spoilt_are_other_ones(device, lent):
     device.calibrate(lent)
+    lent.stage([RawTensor.of(torch.randn(*shape, device="cuda")) for shape in ((1000, 1000), (7,))])
     device.prepare(lent)
     lent.spoil(device.stream)
     device.stream.wait()
@@ -115,7 +116,7 @@ def test_memory_of_the_judge_can_be_seen_as_a_tensor_without_a_copy(device):
     try:
         device.stream.fill(address, 5, 2**19)
         device.stream.wait()
-        assert (words(address, 2**21).view(torch.int32) == 5).all()
+        assert (seen(address, 2**21).view(torch.int32) == 5).all()
     finally:
         driver.free(address)
 

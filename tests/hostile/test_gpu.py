@@ -65,7 +65,7 @@ def test_a_cuda_candidate_builds_and_runs_in_the_jail(without):
         pytest.skip("this kernel has no landlock")
     folder = WorkFolder()
     try:
-        with Session("builder", folder, Settings(gpu=True, jail_without=without)) as session:
+        with Session("builder", folder, Settings(device="cuda", jail_without=without)) as session:
             session.greet()
             message = {
                 "op": "build",

@@ -1,0 +1,54 @@
+"""Whose doing it is that device memory is missing: the candidate's, or the problem's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from problems import Problem
+from sandbox.baselines import Baselines
+from sandbox.errors import UnsupportedHere
+from sandbox.gpu.device import Device, device_of
+from sandbox.gpu.driver import CudaError
+from sandbox.gpu.relief import OUT_OF_MEMORY, free_cached_memory
+from sandbox.memory import gib
+from sandbox.room import CONTEXT_BYTES, ON_DEVICE, refusal
+from sandbox.settings import Settings
+from sandbox.stages import Built, Stopped
+
+GRANTED = 1.5
+"""Times what a reference takes, that a candidate may take before it is to blame."""
+
+
+@contextmanager
+def explained(problem: Problem, settings: Settings, baselines: Baselines, built: Built) -> Iterator[None]:
+    """Judge inside. Where the judge's own memory on the device does not do, raises `Stopped` or `UnsupportedHere`."""
+    try:
+        yield
+        return
+    except torch.OutOfMemoryError:
+        pass
+    except CudaError as error:
+        if error.code != OUT_OF_MEMORY:
+            raise
+    device = device_of(settings)
+    taken = _taken_by_candidate(built, device)
+    needs = baselines.first.needs
+    granted = GRANTED * (needs.weights + needs.peak + CONTEXT_BYTES)
+    if taken > granted:
+        raise Stopped(
+            "run",
+            f"the candidate takes {gib(taken)} of the device's memory, more than {GRANTED:g} times what the reference "
+            f"does, and there is none left to judge it; {gib(granted)} can be granted",
+        )
+    raise UnsupportedHere(refusal(problem.name, needs, device.total_bytes(), ON_DEVICE))
+
+
+def _taken_by_candidate(built: Built, device: Device) -> int:
+    """What is free once its worker has ended, over what was free before."""
+    device.make_current()
+    free_cached_memory()
+    before = device.free_bytes()
+    if built.worker is not None:
+        built.worker.close()
+    return max(0, device.free_bytes() - before)
