@@ -111,3 +111,16 @@ def test_the_evidence_is_that_of_the_fresh_judge(log):
     searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "1.8", "1.9": "1.7"}))
     verdict = json.loads((write_best(log, PROBLEM.name) / "verdict.json").read_text())
     assert verdict["speedup"] == pytest.approx(1.8)
+
+
+class Noting(Scripted):
+    """Answers with a note that ends as a sentence does."""
+
+    async def complete(self, request, ask, prompt):
+        return (await super().complete(request, ask, prompt)).model_copy(update={"note": "Written by hand."})
+
+
+def test_a_note_and_a_reason_that_end_in_a_full_stop_get_no_second_one(log):
+    searched(log, provider=Noting())
+    readme = (write_best(log, PROBLEM.name) / "README.md").read_text()
+    assert "\nWritten by hand.\n" in readme and ".." not in readme
