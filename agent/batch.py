@@ -159,7 +159,7 @@ def expected_gain(view: View, config: SearchConfig) -> float:
     earned = list(gains(view).values())[-RECENT:]
     share = (sum(gain > math.log1p(config.gain) for gain in earned) + 1) / (len(earned) + 3)
     best = view.best
-    floor = floor_ms(best.verdict) if best else None
+    floor = floor_ms(best.ruling) if best else None
     if best is None or best.candidate_ms is None or floor is None:
         return UNKNOWN_ROOM * share
     return max(0.0, math.log(best.candidate_ms / floor)) * share

@@ -1,6 +1,7 @@
 """`best/PROBLEM/` of a run: the kept kernel with its evidence. Derived from the log; may be deleted and made again."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from problems import Problem
 from sandbox.report import report
 from sandbox.verdict import Passed
 
+FILES = ("candidate.py", "reference.py", "verdict.json", "README.md")
+"""What the folder holds; the kernel stands first."""
 JUDGE_AGAIN = "kernelwright judge reference.py candidate.py"
 
 
@@ -23,23 +26,17 @@ def best_folder(log: RunLog, problem_name: str) -> Path:
 
 
 def write_best(log: RunLog, problem_name: str) -> Path | None:
-    """Write the best kernel of a problem, its reference and its evidence; None, and nothing written, where none passed.
+    """Write the best kernel of a problem, its reference and its evidence; None where there is no best.
 
-    Raises `RunLogError` where the folder cannot be written.
+    Then what was written for one that a fresh judge has refused since goes away. Raises `RunLogError` where the folder
+    cannot be written.
     """
-    problem = log.problem(problem_name)
-    best = fold(problem_name, log.events(problem_name)).best
-    verdict = best and (best.confirmed or best.verdict)
-    if best is None or best.candidate is None or not isinstance(verdict, Passed):
-        return None
-    texts = {
-        "candidate.py": log.text(best.candidate.digest),
-        "reference.py": problem.source,
-        "verdict.json": json.dumps(_evidence(log, problem, best, verdict), indent=2) + "\n",
-        "README.md": _readme(log, problem, best, verdict),
-    }
     folder = best_folder(log, problem_name)
+    texts = _texts(log, problem_name)
     try:
+        if texts is None:
+            _clear(folder)
+            return None
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             write_atomically(folder / name, text)
@@ -50,6 +47,28 @@ def write_best(log: RunLog, problem_name: str) -> Path | None:
     return folder
 
 
+def _texts(log: RunLog, problem_name: str) -> dict[str, str] | None:
+    """By name, the files of `FILES`; None where there is no best."""
+    problem = log.problem(problem_name)
+    best = fold(problem_name, log.events(problem_name)).best
+    if best is None:
+        return None
+    verdict, found = best.ruling, best.candidate
+    assert isinstance(verdict, Passed) and found is not None, "only a candidate that passed is ranked"
+    evidence = json.dumps(_evidence(log, problem, best, verdict), indent=2) + "\n"
+    readme = _readme(log, problem, best, verdict)
+    return dict(zip(FILES, (log.text(found.digest), problem.source, evidence, readme), strict=True))
+
+
+def _clear(folder: Path) -> None:
+    """Take away what `write_best` wrote, the kernel first; what others put beside it stays."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # there is none, or something of others' is in it
+        folder.rmdir()
+        folder.parent.rmdir()
+
+
 def _evidence(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> dict[str, Any]:
     """The report of `judge --json`, with what it was about."""
     return report(verdict) | {
@@ -58,6 +77,7 @@ def _evidence(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> 
         "candidate_digest": best.candidate.digest if best.candidate else None,
         "run": log.header.run_id,
         "attempt": best.number,
+        "confirmed": best.confirmed is not None,
         "model": best.reply.model if best.reply else None,
         "device": log.header.device,
     }
@@ -65,7 +85,7 @@ def _evidence(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> 
 
 def _readme(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> str:
     model = best.reply.model if best.reply else best.ask.model
-    note = f"\n\n{best.reply.note}." if best.reply and best.reply.note else ""
+    note = f"\n\n{_sentence(best.reply.note)}" if best.reply and best.reply.note else ""
     return f"""# {problem.title}
 
 The best kernel that run `{log.header.run_id}` found for problem `{problem.name}` (size `{problem.size}`): attempt
@@ -89,6 +109,11 @@ Judge it again, here or on another machine:
 {_policy(problem)}"""
 
 
+def _sentence(text: str) -> str:
+    """The text with one full stop at its end, whether it brings one or not."""
+    return text.rstrip(". ") + "."
+
+
 def _how(best: Attempt) -> str:
     return " by a second judge, in new processes and with new seeds" if best.confirmed else ""
 
@@ -100,7 +125,9 @@ def _doubts(verdict: Passed) -> str:
         doubts.append("The machine was too noisy for this number: judge it again before you rely on it.")
     status = verdict.evidence.problem_status
     if status is not None and status.status == "weak":
-        doubts.append(f"The problem can not tell a lazy answer from a right one, so it is not ranked: {status.why[0]}.")
+        doubts.append(
+            "The problem can not tell a lazy answer from a right one, so it is not ranked: " + _sentence(status.why[0])
+        )
     return "".join(f"\n{doubt}\n" for doubt in doubts)
 
 

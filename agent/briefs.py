@@ -75,10 +75,10 @@ class BriefMaker:
         )
 
     def _evidence(self, attempt: Attempt) -> str:
-        if isinstance(attempt.verdict, Passed):
-            return timings(attempt.verdict)
-        if isinstance(attempt.verdict, Failed):
-            return said_once(attempt.verdict)
+        if isinstance(attempt.ruling, Passed):
+            return timings(attempt.ruling)
+        if isinstance(attempt.ruling, Failed):
+            return said_once(attempt.ruling)
         if isinstance(attempt.extraction, NotExtracted) and attempt.reply_digest:
             return self._refused(attempt.extraction, attempt.reply_digest)
         raise AssertionError(f"attempt {attempt.number} is not finished, so it can be no parent")

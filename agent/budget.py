@@ -88,7 +88,7 @@ def near_floor(view: View, share: float) -> str | None:
     best = view.best
     if best is None or best.candidate_ms is None:
         return None
-    floor = floor_ms(best.confirmed or best.verdict)
+    floor = floor_ms(best.ruling)
     if floor is None or floor < share * best.candidate_ms:
         return None
     return f"the best takes {best.candidate_ms:.3g} ms, and the floor is {floor:.3g} ms"
@@ -96,7 +96,7 @@ def near_floor(view: View, share: float) -> str | None:
 
 def _judge_s(attempt: Attempt) -> float:
     """Seconds of both verdicts, where they are its own."""
-    own = (attempt.verdict if attempt.same_as is None else None, attempt.confirmed)
+    own = (attempt.verdict, attempt.confirmed) if attempt.same_as is None else ()
     return sum(sum(verdict.evidence.seconds.values()) for verdict in own if verdict is not None)
 
 

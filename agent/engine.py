@@ -222,7 +222,7 @@ def next_to_confirm(view: View, count: int) -> Attempt | None:
 
     Where one attempt alone is right there was no choice that luck could have made.
     """
-    done = sum(1 for attempt in view.attempts if attempt.confirmed is not None)
+    done = sum(1 for attempt in view.attempts if attempt.confirmed is not None and not attempt.same_as)
     open_ones = [attempt for attempt in view.ranked if attempt.confirmed is None]
     if not open_ones or done + len(open_ones) < 2:
         return None

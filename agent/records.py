@@ -1,7 +1,6 @@
 """The records of a search: what was asked, what came back, and the `Attempt` that both belong to."""
 
 import hashlib
-import math
 from functools import cached_property
 from typing import Annotated
 
@@ -10,8 +9,9 @@ from pydantic import BeforeValidator, Field
 from agent.extraction import NotExtracted
 from agent.findings import Decision, FoundCandidate, Knob, KnownIdea, Note, Screening
 from agent.outline import PromptOutline, SectionSpan
+from agent.ranking import standing_of
 from prompts import Role, Target
-from sandbox.verdict import NOISE_LIMIT, Failed, Measurement, Passed, Record, Verdict
+from sandbox.verdict import Failed, Passed, Record, Verdict
 
 __all__ = [
     "Ask",
@@ -157,10 +157,11 @@ class Attempt(Record):
     notes: tuple[Note, ...] | None = None
     """What a reply of words said; None for other roles and before it is read."""
     verdict: Verdict | None = None
+    """The first one; see `ruling`."""
     same_as: int | None = None
     """The earlier attempt whose verdict was taken over, since its candidate was the same."""
     confirmed: Verdict | None = None
-    """A second verdict, by a fresh judge."""
+    """A second verdict, by a fresh judge; that of the earlier attempt where the candidate is the same."""
     screenings: tuple[Screening, ...] = ()
     """Of variants of its declared constants."""
     provider_failures: int = 0
@@ -207,9 +208,14 @@ class Attempt(Record):
         return self.verdict is not None or self.notes is not None or isinstance(self.extraction, NotExtracted)
 
     @property
+    def ruling(self) -> Verdict | None:
+        """The verdict that counts, for whatever is told of the attempt: the confirming one, else the first."""
+        return self.confirmed or self.verdict
+
+    @property
     def passed(self) -> bool:
-        """Whether the judge found the candidate right."""
-        return isinstance(self.verdict, Passed)
+        """Whether the candidate is right, by the verdict that counts."""
+        return isinstance(self.ruling, Passed)
 
     @property
     def failed(self) -> bool:
@@ -219,33 +225,23 @@ class Attempt(Record):
     @cached_property
     def speedup(self) -> float | None:
         """Median speedup against the better baseline; None unless it passed."""
-        return self.verdict.measurement.speedup if isinstance(self.verdict, Passed) else None
+        return self.ruling.measurement.speedup if isinstance(self.ruling, Passed) else None
 
     @cached_property
     def standing(self) -> float | None:
-        """The speedup to rank by; None unless it passed, and where a fresh judge refused it.
-
-        That of the fresh verdict where there is one. Where the measurement is too noisy to compare, the lower end of
-        its interval: noise must not win.
-        """
-        verdict = self.confirmed or self.verdict
-        if not isinstance(verdict, Passed):
-            return None
-        measured = verdict.measurement
-        if not _may_be_noisy(measured) or measured.comparison != "too_noisy":
-            return measured.speedup
-        return measured.interval.low
+        """The speedup to rank by; None unless it passed, and where a fresh judge refused it."""
+        return standing_of(self.ruling)
 
     @property
     def candidate_ms(self) -> float | None:
         """Median time in ms; None unless it passed."""
-        return self.verdict.measurement.candidate_ms if isinstance(self.verdict, Passed) else None
+        return self.ruling.measurement.candidate_ms if isinstance(self.ruling, Passed) else None
 
     @property
     def outcome(self) -> str:
         """`passed`, `failed at check`, `no candidate (truncated)`, `advice`, `not judged yet`, `not answered yet`."""
-        if isinstance(self.verdict, Failed):
-            return f"failed at {self.verdict.stage}"
+        if isinstance(self.ruling, Failed):
+            return f"failed at {self.ruling.stage}"
         if isinstance(self.extraction, NotExtracted):
             return f"no candidate ({self.extraction.kind})"
         if self.passed:
@@ -257,22 +253,10 @@ class Attempt(Record):
     @property
     def detail(self) -> str:
         """Why it failed, in one or a few lines; empty where it did not."""
-        if isinstance(self.verdict, Failed):
-            return self.verdict.reason
+        if isinstance(self.ruling, Failed):
+            return self.ruling.reason
         return self.extraction.detail if isinstance(self.extraction, NotExtracted) else ""
 
 
 def _digest(record: Record) -> str:
     return hashlib.sha256(record.model_dump_json().encode()).hexdigest()
-
-
-def _may_be_noisy(measured: Measurement) -> bool:
-    """Whether the interval could be too wide at all: a bootstrap interval of a median lies inside its samples' range.
-
-    Saves a thousand resamples for each quiet measurement.
-    """
-    if measured.placebo is not None:
-        return True
-    pairing = measured.closest
-    logs = [math.log(b / c) for b, c in zip(pairing.baseline_ms, pairing.candidate_ms, strict=True)]
-    return (max(logs) - min(logs)) / 2 > math.log1p(NOISE_LIMIT)

@@ -28,6 +28,7 @@ from agent.events import (
     Screened,
     Stopped,
 )
+from agent.ranking import ranked
 from agent.records import Attempt, FollowUp, KnownIdea
 from sandbox.verdict import Record
 
@@ -39,7 +40,7 @@ class View(Record):
     attempts: tuple[Attempt, ...] = ()
     """In order of their numbers, which run from 1 without a gap."""
     kept: int | None = None
-    """The attempt that the log last called the best."""
+    """The attempt that the log last called the best; a fresh judge may have refused it since."""
     stopped: str | None = None
     """Why the search ended; None while it goes on."""
     ideas: tuple[KnownIdea, ...] = ()
@@ -55,14 +56,14 @@ class View(Record):
 
     @cached_property
     def best(self) -> Attempt | None:
-        """The attempt with the highest standing, the earlier one of equals; see `Attempt.standing`."""
+        """The attempt with the highest standing, the earlier one of equals; all that show a best ask here."""
         return next(iter(self.ranked), None)
 
     @cached_property
     def ranked(self) -> tuple[Attempt, ...]:
         """The attempts that passed, by standing, the highest first. A source that came again counts once."""
-        passing = [attempt for attempt in self.attempts if attempt.standing is not None and not attempt.same_as]
-        return tuple(sorted(passing, key=lambda attempt: (-(attempt.standing or 0.0), attempt.number)))
+        first_ones = (attempt for attempt in self.attempts if not attempt.same_as)
+        return tuple(ranked(first_ones, lambda attempt: attempt.standing))
 
     @property
     def pending(self) -> tuple[Attempt, ...]:
@@ -166,9 +167,16 @@ class View(Record):
 
     def _advanced(self, body: OfAttempt) -> tuple[Attempt, ...]:
         old = self.attempt(body.attempt)
-        attempts = list(self.attempts)
-        attempts[body.attempt - 1] = Attempt.model_validate(_fields(old) | _news(old, body))
-        return tuple(attempts)
+        news = _news(old, body)
+        touched = {old.number}
+        if isinstance(body, Judged) and body.same_as is not None:
+            news |= {"confirmed": self.attempt(body.same_as).confirmed}
+        elif isinstance(body, Confirmed):
+            # One candidate, one ruling: else the same source would be refused here and recommended there.
+            touched |= {attempt.number for attempt in self.attempts if attempt.same_as == old.number}
+        return tuple(
+            Attempt.model_validate(_fields(one) | news) if one.number in touched else one for one in self.attempts
+        )
 
     def _with(self, **changes: Any) -> "View":
         return View.model_validate(_fields(self) | changes)

@@ -15,7 +15,7 @@ from agent.atomic import write_atomically
 from agent.events import RunLogError
 from agent.header import Header, read_header
 from agent.log import RunLog
-from agent.records import Attempt
+from agent.ranking import ranked, standing_of
 from evals.collecting import level_of
 from evals.harness import harness_digest
 from evals.measured import BUILT, Measured, measured
@@ -25,7 +25,7 @@ from problems import Problem
 from sandbox.verdict import Record
 
 DERIVED = "derived.json"
-FORMAT = 1
+FORMAT = 2
 HARNESS = "harness"
 """The key under which the versions of a run or verdict name the digest of the harness."""
 
@@ -154,21 +154,12 @@ def _problem_facts(problem: Problem, steps: Steps, reader: Reader, harness: str 
 
 
 def _best(name: str, steps: Steps, reader: Reader, harness: str | None) -> Kernel | None:
-    """The passing attempt with the highest standing, the earlier of equals; None where there is none.
-
-    The log says after each verdict which attempt is the best; where its writer was killed in between, only the last
-    verdict can be missing from that. A log that never says it, or ends with a second verdict, is read in whole.
-    """
-    passing = {seq: number for number, (seq, outcome) in steps.judged.items() if outcome == "passed"}
-    seq, kept = steps.kept or (0, 0)
-    told = kept and max(steps.confirmed.values(), default=0) < seq
-    later = [number for at, number in passing.items() if at > seq]
-    standings = _standings([kept, *later[-1:]] if told else passing.values(), steps, reader)
-    if not standings:
+    """The kernel of the attempt that `View.best` is; None where there is none."""
+    verdicts = {number: reader.verdict(steps.ruling(number).seq) for number in _eligible(steps)}
+    number = next(iter(ranked(verdicts, lambda one: standing_of(verdicts[one]))), None)
+    if number is None:
         return None
-    number = max(standings, key=lambda one: (standings[one], -one))
-    record = steps.confirmed.get(number, steps.judged[number][0])
-    verdict = reader.verdict(record)
+    record, verdict = steps.ruling(number).seq, verdicts[number]
     return Kernel(
         attempt=str(number),
         record=f"event {record}",
@@ -178,17 +169,20 @@ def _best(name: str, steps: Steps, reader: Reader, harness: str | None) -> Kerne
     )
 
 
-def _standings(numbers: Iterable[int], steps: Steps, reader: Reader) -> dict[int, float]:
-    """The standing of attempts, by their number, as the search itself defines it; those without one are left out."""
-    found = {}
-    for number in numbers:
-        again = steps.confirmed.get(number)
-        fields: dict[str, Any] = {"verdict": reader.verdict(steps.judged[number][0])}
-        fields["confirmed"] = reader.verdict(again) if again else None
-        standing = Attempt.model_construct(**fields).standing
-        if standing is not None:
-            found[number] = standing
-    return found
+def _eligible(steps: Steps) -> list[int]:
+    """The attempts, in order, of which one is the best if there is one.
+
+    The log says after each verdict which attempt is the best; where its writer was killed in between, only the last
+    verdict can be missing from that. A log that never says it, or ends with a second verdict, is read in whole.
+    """
+    first_ones = sorted(number for number in steps.judged if number not in steps.same_as)
+    passing = [number for number in first_ones if steps.ruling(number).outcome == "passed"]
+    seq, kept = steps.kept or (0, 0)
+    if not kept or max((found.seq for found in steps.confirmed.values()), default=0) > seq:
+        return passing
+    later = [number for number in passing if steps.judged[number].seq > seq]
+    last = sorted(later, key=lambda number: steps.judged[number].seq)[-1:]
+    return sorted({kept, *last})
 
 
 def all_facts(folders: Iterable[Path]) -> Iterator[RunFacts]:

@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agent.events import Asked, Event, Judged, NoCandidate, ProviderFailed, Resumed, Stopped
+from agent.events import Asked, Confirmed, Event, Judged, NoCandidate, ProviderFailed, Resumed, Stopped
 from agent.view import View, fold
 from evals.wording import verdict_words
 from sandbox.clean import clean
@@ -70,6 +70,8 @@ def line_of(event: Event, view: View) -> str:  # noqa: PLR0911 - one return for 
         case Judged(verdict=verdict):
             same = f" (as attempt {body.same_as})" if body.same_as else ""
             return f"{body.problem} attempt {body.attempt}: {verdict_words(verdict)}{same}"
+        case Confirmed(verdict=verdict):
+            return f"{body.problem} attempt {body.attempt}, judged afresh: {verdict_words(verdict)}"
         case NoCandidate(why=why):
             return f"{body.problem} attempt {body.attempt}: no candidate ({why.kind}): {why.detail}"
         case ProviderFailed(message=message):

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -29,14 +29,23 @@ def reading(folder: Path) -> Iterator["Reader"]:
         yield Reader(connection)
 
 
+class Found(NamedTuple):
+    """A verdict in the log."""
+
+    seq: int
+    outcome: str
+    """`passed` or the stage."""
+
+
 class Steps:
     """What happened to the attempts of one problem, by their numbers."""
 
     def __init__(self) -> None:
-        self.judged: dict[int, tuple[int, str]] = {}
-        """Seq of the event, and `passed` or the stage."""
-        self.confirmed: dict[int, int] = {}
-        """Seq of the second verdict of an attempt."""
+        self.judged: dict[int, Found] = {}
+        self.confirmed: dict[int, Found] = {}
+        """The second verdict of an attempt, by a fresh judge."""
+        self.same_as: dict[int, int] = {}
+        """By attempt, the earlier one with the same candidate, whose verdicts are its own too."""
         self.without: set[int] = set()
         self.tuned: set[int] = set()
         """Attempts that vary a candidate's constants: nobody was asked for them."""
@@ -45,10 +54,14 @@ class Steps:
         self.kept: tuple[int, int] | None = None
         """Seq of the last `kept` event, and its attempt."""
 
+    def ruling(self, number: int) -> Found:
+        """The verdict that counts of an attempt that has one, as `Attempt.ruling`."""
+        return self.confirmed.get(self.same_as.get(number, number)) or self.judged[number]
+
     @property
     def asked(self) -> dict[int, str]:
         """The outcome of each attempt that a model was asked for and that has a verdict."""
-        return {number: outcome for number, (_, outcome) in self.judged.items() if number not in self.tuned}
+        return {number: self.ruling(number).outcome for number in self.judged if number not in self.tuned}
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -79,15 +92,17 @@ class Reader:
     def steps(self) -> dict[str, Steps]:
         """By problem."""
         found: dict[str, Steps] = defaultdict(Steps)
-        query = """SELECT kind, problem, attempt, seq, CASE kind
-            WHEN 'judged' THEN coalesce(json_extract(payload, '$.verdict.stage'),
-                json_extract(payload, '$.verdict.outcome'))
-            WHEN 'asked' THEN json_extract(payload, '$.ask.role')
-            WHEN 'replied' THEN json_extract(payload, '$.reply.usage')
-            WHEN 'replied_again' THEN json_extract(payload, '$.reply.usage') END
+        query = """SELECT kind, problem, attempt, seq,
+            CASE WHEN kind = 'judged' THEN json_extract(payload, '$.same_as') END,
+            CASE WHEN kind IN ('judged', 'confirmed') THEN
+                coalesce(json_extract(payload, '$.verdict.stage'), json_extract(payload, '$.verdict.outcome'))
+            WHEN kind = 'asked' THEN json_extract(payload, '$.ask.role')
+            WHEN kind IN ('replied', 'replied_again') THEN json_extract(payload, '$.reply.usage') END
             FROM events WHERE attempt IS NOT NULL ORDER BY seq"""
-        for kind, problem, attempt, seq, value in self._rows(query):
-            _take(found[problem], kind, attempt, (seq, value))
+        for kind, problem, attempt, seq, same_as, value in self._rows(query):
+            if same_as is not None:
+                found[problem].same_as[attempt] = same_as
+            _take(found[problem], kind, attempt, Found(seq, value))
         return found
 
     def verdict(self, seq: int) -> Verdict:
@@ -114,13 +129,13 @@ class Reader:
 USAGE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 
-def _take(steps: Steps, kind: str, attempt: int, found: tuple[int, str]) -> None:
+def _take(steps: Steps, kind: str, attempt: int, found: Found) -> None:
     seq, value = found
     match kind:
         case "judged":
             steps.judged[attempt] = found
         case "confirmed":
-            steps.confirmed[attempt] = seq
+            steps.confirmed[attempt] = found
         case "replied" | "replied_again":
             _take_usage(steps, attempt, value)
         case "kept":

@@ -12,7 +12,10 @@ from sandbox.verdict import Passed
 
 
 def summary_rows(views: list[View], folder: Path) -> list[dict[str, Any]]:
-    """One flat object for each problem; `speedup` is against eager with its 95 % interval, None where none passed."""
+    """One flat object for each problem; `speedup` is the best attempt's by its verdict that counts, None without one.
+
+    `confirmed` says whether that verdict is a second one, by a fresh judge.
+    """
     return [_row(view, folder) for view in views]
 
 
@@ -25,15 +28,18 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
         "failures": view.failures,
         "stopped": view.stopped,
     }
-    row |= dict.fromkeys(("best_attempt", "speedup", "speedup_low", "speedup_high", "candidate_ms", "kept"))
-    if best is not None and isinstance(best.verdict, Passed):
-        found = best.verdict.measurement
+    row |= dict.fromkeys(
+        ("best_attempt", "speedup", "speedup_low", "speedup_high", "candidate_ms", "confirmed", "kept")
+    )
+    if best is not None and isinstance(best.ruling, Passed):
+        found = best.ruling.measurement
         row |= {
             "best_attempt": best.number,
             "speedup": found.speedup,
             "speedup_low": found.interval.low,
             "speedup_high": found.interval.high,
             "candidate_ms": found.candidate_ms,
+            "confirmed": best.confirmed is not None,
             "kept": str(folder / "best" / view.problem / "candidate.py"),
         }
     return row
@@ -53,8 +59,8 @@ def summary_table(views: list[View]) -> Table:
 
 def _outcome(view: View) -> str:
     """The best speedup; without one, what came out instead."""
-    if view.best and isinstance(view.best.verdict, Passed):
-        return speedup_words(view.best.verdict)
+    if view.best and isinstance(view.best.ruling, Passed):
+        return speedup_words(view.best.ruling)
     return ", ".join(f"{count} {outcome}" for outcome, count in view.failures.items()) or "-"
 
 

@@ -7,7 +7,6 @@ from rich.tree import Tree
 
 from agent.records import Attempt
 from agent.view import View
-from evals.inspector.model import best_of
 from sandbox.clean import clean, one_line
 from sandbox.verdict import Passed
 
@@ -18,7 +17,7 @@ def run_tree(title: str, views: Mapping[str, View]) -> Tree:
     """One branch for each problem, in it the attempts under their parents."""
     tree = Tree(Text(title, style="bold"))
     for name, view in views.items():
-        best = best_of(view)
+        best = view.best
         ended = f"; {view.stopped}" if view.stopped else ""
         passed = sum(1 for attempt in view.attempts if attempt.passed)
         branch = tree.add(Text(f"{name}: {passed} of {len(view.attempts)} attempts passed{ended}", style="bold"))
@@ -35,7 +34,7 @@ def attempt_words(attempt: Attempt, best: bool) -> Text:
     style = next((style for start, style in STYLES.items() if attempt.outcome.startswith(start)), "")
     words = Text(f"{attempt.number} {attempt.ask.role}{idea}: ")
     words.append(attempt.outcome, style=style)
-    if isinstance(attempt.verdict, Passed):
+    if isinstance(attempt.ruling, Passed):
         words.append(f", {attempt.speedup:.2f} x, {attempt.candidate_ms:.3g} ms")
     elif attempt.detail:
         words.append(f": {one_line(attempt.detail.partition(chr(10))[0], 100)}")

@@ -2,10 +2,11 @@
 
 import ast
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from problems.defining import bound_names
 from problems.problem import ProblemError
 
 ENTRY_POINTS = {
@@ -56,7 +57,7 @@ def check_reference(source: str, where: str, without: Collection[str] = ()) -> a
     Those named in `without` may be missing, since what the source comes from has something else in their place.
     """
     tree = parse(source, where)
-    defined = set(bound_names(tree.body))
+    defined = set(bound_names(tree))
     for name, remedy in ENTRY_POINTS.items():
         if name in without:
             continue
@@ -75,20 +76,6 @@ def parse(source: str, where: str) -> ast.Module:
         raise ProblemError(f"{where} has a syntax error on line {error.lineno}: {error.msg}; correct it") from error
     except (ValueError, RecursionError, MemoryError) as error:  # a NUL byte; nesting beyond the parser's depth
         raise ProblemError(f"{where} cannot be parsed as Python: {error or 'nested too deeply'}; correct it") from error
-
-
-def bound_names(statements: Iterable[ast.stmt]) -> Iterable[str]:
-    """Names that the module's own level binds: definitions, imports and assignments, also under `if` and `try`."""
-    for statement in statements:
-        match statement:
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
-                yield name
-            case ast.Import(names=names) | ast.ImportFrom(names=names):
-                yield from (alias.asname or alias.name for alias in names)
-            case ast.Assign(targets=targets):
-                yield from (target.id for target in targets if isinstance(target, ast.Name))
-            case ast.If(body=body, orelse=orelse) | ast.Try(body=body, orelse=orelse):
-                yield from bound_names([*body, *orelse])
 
 
 def title_of(tree: ast.Module) -> str | None:

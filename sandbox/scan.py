@@ -5,9 +5,12 @@ The scan refuses only what can not be run at all. It is no defence: what text ru
 
 import ast
 
+from problems.defining import Kind, bound_names
 from sandbox.clean import one_line
 
 SOURCE_BYTES = 1_000_000
+NO_CALL: frozenset[Kind] = frozenset({"module"})
+"""What can not be called as a class is. A function can, and so may what is imported from a package of one's own."""
 
 
 def refuse(source: str, entry: str = "ModelNew") -> str:
@@ -20,24 +23,7 @@ def refuse(source: str, entry: str = "ModelNew") -> str:
         return one_line(f"line {error.lineno}: {error.msg}: {error.text or ''}")
     except (ValueError, RecursionError, MemoryError) as error:
         return f"the source can not be parsed: {error}"
-    if entry in defined_names(tree):
+    names = bound_names(tree, without=NO_CALL)
+    if entry in names:
         return ""
-    return one_line(f"no class {entry} is defined; the file defines {', '.join(defined_names(tree)) or 'nothing'}")
-
-
-def defined_names(tree: ast.Module) -> list[str]:
-    """Names that module-level statements bind, also inside `if`, `try` and `with`."""
-    names: list[str] = []
-    blocks = list(tree.body)
-    while blocks:
-        node = blocks.pop(0)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            names.append(node.name)
-        elif isinstance(node, ast.Assign):
-            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
-        elif isinstance(node, ast.ImportFrom):
-            names += [alias.asname or alias.name for alias in node.names]
-        elif isinstance(node, ast.If | ast.Try | ast.With):
-            blocks += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-            blocks += [stmt for handler in getattr(node, "handlers", []) for stmt in handler.body]
-    return names
+    return one_line(f"no class {entry} is defined; the file defines {', '.join(names) or 'nothing'}")

@@ -5,11 +5,12 @@ import builtins
 import keyword
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from agent.extraction.strings import LONGEST_SOURCE, leaves_bracket_open, leaves_string_open
+from problems.defining import Binding, bindings, top_level
 
 PARSE_ALLOWANCE = 2_000_000
 """Characters that one extraction parses in all: some four seconds at worst, and far above any honest reply."""
@@ -18,7 +19,6 @@ FILENAME = "<kernelwright reply>"
 MOST_CUTS = 8
 """How often a text is cut at its first error in search of a prefix that parses."""
 _STATEMENT = re.compile(r"^[ \t]*(?:def|class|return|import|while|with)\b", re.MULTILINE)
-_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Module:
@@ -30,17 +30,26 @@ class Module:
 
     @cached_property
     def statements(self) -> tuple[ast.stmt, ...]:
-        """The statements of the module's own level, also those under `if`, `try` and `with`."""
-        return tuple(_top_level(self.tree))
+        """The statements of the module's own level."""
+        return tuple(top_level(self.tree))
+
+    @cached_property
+    def bindings(self) -> tuple[Binding, ...]:
+        """What the module's own level binds, and how."""
+        return tuple(bindings(self.statements))
 
     @cached_property
     def definitions(self) -> tuple[str, ...]:
         """Names of the top-level classes and functions, in order."""
-        return tuple(statement.name for statement in self.statements if isinstance(statement, _DEFINITIONS))
+        return tuple(binding.name for binding in self.bindings if binding.kind in ("class", "function"))
 
     def defines(self, entry: str) -> bool:
-        """Whether the top level has a class of that name, or assigns something to it."""
-        return any(entry in _entries(statement) for statement in self.statements)
+        """Whether the top level has a class of that name, or assigns something to it.
+
+        The scan, by the same bindings, takes a function or an import too. In a reply an import of the class is the use
+        of an answer that stands elsewhere, and for a function the repair prompt asks for a class.
+        """
+        return any(binding.name == entry and binding.kind in ("class", "value") for binding in self.bindings)
 
     @cached_property
     def imports(self) -> frozenset[str]:
@@ -50,7 +59,7 @@ class Module:
     @cached_property
     def binds(self) -> frozenset[str]:
         """Names that the module's own level gives a meaning."""
-        return frozenset(name for statement in self.statements for name in _bound(statement))
+        return frozenset(binding.name for binding in self.bindings)
 
     @cached_property
     def missing(self) -> frozenset[str]:
@@ -209,33 +218,6 @@ def is_prose(text: str) -> bool:
     if line.startswith("#") or not words or keyword.iskeyword(words[0]):
         return False
     return bool(re.match(r"\W*[\w'\u2019-]+(?:[,;]? [\w'\u2019(\"`-]+){2}|[A-Z][\w ]*[:.!]?$|[\w ]+:$|\d+\. ", line))
-
-
-def _top_level(tree: ast.Module) -> Iterator[ast.stmt]:
-    waiting: list[ast.stmt] = list(reversed(tree.body))
-    while waiting:
-        statement = waiting.pop()
-        yield statement
-        inner: list[ast.stmt] = []
-        if isinstance(statement, ast.With):
-            inner = statement.body
-        elif isinstance(statement, ast.If):
-            inner = [*statement.body, *statement.orelse]
-        elif isinstance(statement, ast.Try | ast.TryStar):
-            handlers = [line for handler in statement.handlers for line in handler.body]
-            inner = [*statement.body, *handlers, *statement.orelse, *statement.finalbody]
-        waiting.extend(reversed(inner))
-
-
-def _entries(statement: ast.stmt) -> Iterable[str]:
-    match statement:
-        case ast.ClassDef(name=name):
-            return (name,)
-        case ast.Assign(targets=targets):
-            return [target.id for target in targets if isinstance(target, ast.Name)]
-        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
-            return (name,)
-    return ()
 
 
 def _imported(statement: ast.stmt) -> Iterable[str]:

@@ -24,7 +24,10 @@ def is_run(folder: Path) -> bool:
 
 
 def run_outcomes(folder: Path) -> list[Outcome]:
-    """Every attempt of a run that has a verdict, in the order of problems and attempts. Raises `RunLogError`."""
+    """Every attempt of a run that has a verdict, each with the one that counts, in the order of problems and attempts.
+
+    Raises `RunLogError`.
+    """
     with RunLog.open(folder) as log:
         return list(_outcomes(log))
 
@@ -33,19 +36,19 @@ def _outcomes(log: RunLog) -> Iterator[Outcome]:
     times = {
         (event.problem, getattr(event.body, "attempt", None)): event.time
         for event in log.events()
-        if event.kind == "judged"
+        if event.kind in ("judged", "confirmed")
     }
     for name in log.header.problems:
         problem = log.problem(name)
         view: View = fold(name, log.events(name))
         for attempt in view.attempts:
-            if attempt.candidate is None or attempt.verdict is None:
+            if attempt.candidate is None or attempt.ruling is None:
                 continue
             candidate = Candidate(source=log.text(attempt.candidate.digest), language=attempt.candidate.language)
             # KernelBench counts samples from 0.
             sample = Sample(target=target_of(problem), number=attempt.number - 1, candidate=candidate)
             time = times.get((name, attempt.number), log.header.started)
-            yield Outcome(sample, attempt.verdict, problem, log.header.device, time, _facts(log, attempt))
+            yield Outcome(sample, attempt.ruling, problem, log.header.device, time, _facts(log, attempt))
 
 
 def _facts(log: RunLog, attempt: Attempt) -> dict[str, object]:
@@ -55,6 +58,7 @@ def _facts(log: RunLog, attempt: Attempt) -> dict[str, object]:
     return {
         "run": log.header.run_id,
         "attempt": attempt.number,
+        "confirmed": attempt.confirmed is not None,
         "role": attempt.ask.role,
         "parent": attempt.ask.parent,
         "idea": attempt.ask.idea,

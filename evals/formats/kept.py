@@ -1,12 +1,14 @@
 """The best kernel of each problem, each in a folder that can be used and checked without the run."""
 
 import json
-from collections.abc import Iterable
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 from agent.atomic import write_atomically
-from evals.formats.gathering import run_outcomes
-from evals.formats.samples import Outcome
+from evals.formats.samples import Outcome, best_of
 from problems.formats.reading import safe_name
 from problems.formats.writing import write_problem
 from sandbox.report import report
@@ -68,7 +70,7 @@ README = """# {title}
 The best kernel of run `{run}` for `{name}`: attempt {attempt}, by `{model}`.
 
 - {speedup:.2f} x [{low:.2f}, {high:.2f}] against the better baseline ({baselines})
-- candidate {candidate_ms:.4g} ms on {device}
+- candidate {candidate_ms:.4g} ms on {device}{how}
 - judged with: {versions}
 
 | file | is |
@@ -93,24 +95,28 @@ kernelwright judge ./problem candidate.py
 """
 
 
-def best_of(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
-    """By problem, the outcome with the highest lower end of the speedup's interval among those that passed."""
-    best: dict[str, Outcome] = {}
+def write_best(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
+    """A folder for the best kernel of each problem that has one; the folders.
+
+    Where a problem has none and an earlier export left a kernel that is refused now, that one goes away.
+    """
+    best = best_of(outcomes)
     for outcome in outcomes:
-        known = best.get(outcome.problem.name)
-        if outcome.passed and (known is None or _low(outcome) > _low(known)):
-            best[outcome.problem.name] = outcome
-    return best
+        if outcome.problem.name not in best:
+            _take_back(folder / safe_name(outcome.problem.name), outcome)
+    return [write_kept(folder / safe_name(name), outcome) for name, outcome in best.items()]
 
 
-def _low(outcome: Outcome) -> float:
-    assert isinstance(outcome.verdict, Passed)
-    return outcome.verdict.measurement.interval.low
-
-
-def write_best(folder: Path, run: Path) -> list[Path]:
-    """A folder for the best kernel of each problem of a run that has one; the folders."""
-    return [write_kept(folder / safe_name(name), outcome) for name, outcome in best_of(run_outcomes(run)).items()]
+def _take_back(folder: Path, refused: Outcome) -> None:
+    """Remove what `write_kept` wrote where it is of this candidate; what others put beside it stays."""
+    kernel = folder / "candidate.py"
+    if not kernel.is_file() or sha256(kernel.read_bytes()).hexdigest() != refused.sample.candidate.digest:
+        return
+    for name in ("candidate.py", "verdict.json", "use.py", "README.md"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "problem", ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def write_kept(folder: Path, outcome: Outcome) -> Path:
@@ -146,5 +152,6 @@ def _readme(outcome: Outcome, verdict: Passed, facts: dict[str, object]) -> str:
         baselines=", ".join(f"{name} {ms:.4g} ms" for name, ms in measurement.baselines_ms.items()),
         candidate_ms=measurement.candidate_ms,
         device=outcome.device,
+        how=", measured by a second judge, in new processes and with new seeds" if facts.get("confirmed") else "",
         versions=", ".join(f"{name} {version}" for name, version in verdict.evidence.versions.items()),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agent.atomic import write_atomically
+from agent.ranking import ranked
 from evals.formats.kernelbench import split
 from evals.formats.samples import Outcome, Sample, Samples, sample_of
 from problems import ProblemError
@@ -63,23 +64,19 @@ def submission_of(outcomes: Sequence[Outcome], metadata: Metadata) -> tuple[Subm
     Their board takes one sample a problem, number 0. Returns also why others are left out.
     """
     fitting, left = split(outcomes)
-    best: dict[tuple[int, int], Outcome] = {}
+    by_problem: dict[tuple[int, int], list[Outcome]] = {}
     for outcome in (one for level in sorted(fitting) for one in fitting[level]):
         assert outcome.sample.bench_id is not None
-        known = best.get(outcome.sample.bench_id)
-        if known is None or _speed(outcome) > _speed(known):
-            best[outcome.sample.bench_id] = outcome
+        by_problem.setdefault(outcome.sample.bench_id, []).append(outcome)
     kernels = {
-        f"level_{level}_problem_{number}_sample_0": outcome.sample.candidate.source
-        for (level, number), outcome in best.items()
+        f"level_{level}_problem_{number}_sample_0": _chosen(found).sample.candidate.source
+        for (level, number), found in by_problem.items()
     }
     return Submission(metadata=metadata, kernels=kernels), left
 
 
-def _speed(outcome: Outcome) -> float:
-    from sandbox.verdict import Passed
-
-    return outcome.verdict.measurement.interval.low if isinstance(outcome.verdict, Passed) else 0.0
+def _chosen(outcomes: Sequence[Outcome]) -> Outcome:
+    return next(iter(ranked(outcomes, lambda outcome: outcome.standing)), outcomes[0])
 
 
 def write_submission(path: Path, submission: Submission) -> None:

@@ -26,11 +26,15 @@ tags:
 One row a candidate. `source` is the candidate and `reference` the PyTorch program that it replaces, both as they were
 judged; `outcome` is `passed` or `failed`, with `stage` and `reason`; `speedup` is against the better baseline, with the
 ends of its 95 % interval; times are medians in ms; `report` is the judge's whole report as JSON, with every raw sample.
-What is not known is null. The texts were written by language models; say under which licence you publish them.
+`confirmed` says that a fresh judge gave this verdict, in the place of an earlier one. What is not known is null. The
+texts were written by language models; say under which licence you publish them.
 """
 SHORT = ("outcome", "stage", "reason", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms")
 
-FACTS = ("run", "attempt", "role", "parent", "idea", "model", "input_tokens", "output_tokens", "cost_usd", "latency_s")
+FACTS = (
+    "run", "attempt", "confirmed", "role", "parent", "idea", "model",
+    "input_tokens", "output_tokens", "cost_usd", "latency_s",
+)  # fmt: skip
 
 
 def row_of(outcome: Outcome) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Candidates with their addresses, and what came of them."""
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pydantic import AwareDatetime
 
+from agent.ranking import ranked, standing_of
 from evals.collecting import candidate_of
 from problems import Problem
 from sandbox.verdict import Candidate, Passed, Record, Verdict
@@ -43,7 +45,7 @@ class Samples(Record):
 
 
 class Outcome(NamedTuple):
-    """A candidate and its verdict, with the circumstances."""
+    """A candidate and the verdict that counts, with the circumstances."""
 
     sample: Sample
     verdict: Verdict
@@ -57,6 +59,20 @@ class Outcome(NamedTuple):
     def passed(self) -> bool:
         """Whether the candidate is right."""
         return isinstance(self.verdict, Passed)
+
+    @property
+    def standing(self) -> float | None:
+        """The speedup to rank by; None unless it passed."""
+        return standing_of(self.verdict)
+
+
+def best_of(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
+    """By problem, the best outcome where one passed: for those of a run, that of the attempt which is its best."""
+    by_problem: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_problem.setdefault(outcome.problem.name, []).append(outcome)
+    standing = {name: ranked(found, lambda outcome: outcome.standing) for name, found in by_problem.items()}
+    return {name: found[0] for name, found in standing.items() if found}
 
 
 def sample_of(target: str, source: str, number: int = 0, name: str = "", author: str = "") -> Sample:

@@ -12,6 +12,7 @@ from agent.records import Attempt
 from agent.view import View, fold
 from evals.collecting import level_of
 from evals.measured import EAGER
+from evals.wording import verdict_words
 from problems import Problem
 from sandbox.report import report
 from sandbox.verdict import Pairing, Passed, Verdict
@@ -62,8 +63,8 @@ class RunModel:
 
     def _problem(self, problem: Problem) -> Data:
         view = self.views[problem.name]
-        best = best_of(view)
-        verdict = _counted(best) if best else None
+        best = view.best
+        verdict = _passed(best) if best else None
         statuses = [_weak(one.verdict) for one in view.attempts if one.verdict]
         shown = ("name", "title", "family", "size", "digest", "precision", "operators", "direction")
         return {name: getattr(problem, name) for name in shown} | {
@@ -86,7 +87,7 @@ class RunModel:
         facts = attempt.reply
         usage = facts.usage.model_dump(exclude={"raw"}) if facts else {}
         why = attempt.extraction if isinstance(attempt.extraction, NotExtracted) else None
-        return _judged(attempt.verdict) | {
+        return _judged(attempt.ruling) | {
             "source": self.log.text(candidate.digest) if candidate else None,
             "language": candidate.language if candidate else None,
             "how": candidate.how if candidate else None,
@@ -103,7 +104,7 @@ class RunModel:
             "sections": self._sections(attempt),
             "parent": attempt.ask.parent,
             "same_as": attempt.same_as,
-            "confirmed": _confirmed(attempt.confirmed),
+            "first": verdict_words(attempt.verdict) if attempt.verdict and attempt.confirmed else None,
             "reproduce": reproduction(self.log.folder, problem, number),
         }
 
@@ -152,18 +153,8 @@ def source_of(log: RunLog, problem: str, number: int | None) -> str | None:
     return log.text(candidate.digest) if candidate else None
 
 
-def best_of(view: View) -> Attempt | None:
-    """The attempt that the log calls the best; in a log that calls none so, the fastest."""
-    if view.kept is not None:
-        return view.attempt(view.kept)
-    passing = [attempt for attempt in view.attempts if attempt.speedup is not None]
-    return max(passing, key=lambda attempt: attempt.speedup or 0.0, default=None)
-
-
-def _counted(attempt: Attempt) -> Passed | None:
-    """The verdict whose numbers count: the second one, where a fresh judge gave one."""
-    verdict = attempt.confirmed or attempt.verdict
-    return verdict if isinstance(verdict, Passed) else None
+def _passed(attempt: Attempt) -> Passed | None:
+    return attempt.ruling if isinstance(attempt.ruling, Passed) else None
 
 
 def _sides(verdict: Passed | None) -> Data:
@@ -182,8 +173,8 @@ def _weak(verdict: Verdict) -> list[str] | None:
 
 
 def _summary(attempt: Attempt) -> Data:
-    verdict = attempt.verdict
-    counted = _counted(attempt)
+    verdict = attempt.ruling
+    counted = _passed(attempt)
     costs = [reply.usage.cost_usd for reply in attempt.replies]
     tokens = [one for reply in attempt.replies for one in (reply.usage.input_tokens, reply.usage.output_tokens)]
     return {
@@ -232,15 +223,6 @@ def _samples(pairing: Pairing) -> Data:
         "candidate_ms": [_rounded(ms) for ms in pairing.candidate_ms],
         "baseline_ms": [_rounded(ms) for ms in pairing.baseline_ms],
     }
-
-
-def _confirmed(verdict: Verdict | None) -> str | None:
-    if verdict is None:
-        return None
-    found = report(verdict)
-    if found["outcome"] == "failed":
-        return f"failed at {found['stage']}: {found['reason']}"
-    return f"{found['speedup']:.2f} x [{found['speedup_low']:.2f}, {found['speedup_high']:.2f}]"
 
 
 def _rounded(value: float) -> float:

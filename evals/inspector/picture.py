@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 from agent.log import RunLog
 from agent.records import Attempt
 from agent.view import View
-from evals.inspector.model import RunModel, best_of
+from evals.inspector.model import RunModel
 from sandbox.verdict import Passed
 
 WIDTH, HEAD, ROW, FOOT = 900, 62, 46, 40
@@ -114,7 +114,7 @@ def _scale(axis: Axis, height: int) -> str:
 
 def _row(name: str, view: View, axis: Axis, top: int) -> str:
     middle = top + ROW // 2
-    best = best_of(view)
+    best = view.best
     parts = [_text(20, middle - 2, _shortened(name), "name"), _text(20, middle + 13, _ends(view.attempts), "quiet")]
     parts += [_way(view.attempts, axis, middle)]
     parts += [_point(attempt, axis, middle) for attempt in view.attempts if attempt is not best]
@@ -139,11 +139,8 @@ def _point(attempt: Attempt, axis: Axis, y: int) -> str:
 
 
 def _best(attempt: Attempt, axis: Axis, y: int) -> str:
-    # Where a fresh judge judged it again, that verdict is the one that counts.
-    verdict = attempt.confirmed if isinstance(attempt.confirmed, Passed) else attempt.verdict
-    if not isinstance(verdict, Passed):
-        return ""
-    found = verdict.measurement
+    assert isinstance(attempt.ruling, Passed), "only what passed is the best"
+    found = attempt.ruling.measurement
     ends = axis.at(found.interval.low), axis.at(found.interval.high)
     kind = found.comparison.replace("_", " ")
     said = f"{found.speedup:.2f} x [{found.interval.low:.2f}, {found.interval.high:.2f}], {kind}"

@@ -59,12 +59,11 @@ def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tupl
 
 
 def _best(folder: Path, outcomes: "list[Outcome]") -> bool:
-    from evals.formats.kept import best_of, write_kept
-    from problems.formats.reading import safe_name
+    from evals.formats.kept import write_best
 
-    found = best_of(outcomes)
-    for name, outcome in found.items():
-        print(write_kept(folder / safe_name(name), outcome))
+    found = write_best(folder, outcomes)
+    for kept in found:
+        print(kept)
     return bool(found)
 
 

@@ -67,23 +67,18 @@ def _boards(runs: "list[RunFacts]", verify: int) -> "list[Board]":
 
 
 def _show(found: "list[Board]") -> None:
-    from rich.box import SIMPLE
     from rich.console import Console
-    from rich.table import Table
 
-    from evals.board_formats import headings, row_cells, unranked
+    from evals.board_formats import unranked
+    from evals.board_tables import board_tables
     from kernelwright.commands.running import LOG_WIDTH
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)
     for board in found:
-        table = Table(title=board.device, title_justify="left", box=SIMPLE)
-        for heading in headings(board):
-            table.add_column(heading, overflow="fold")
-        for row in board.rows:
-            table.add_row(*row_cells(row, board))
-        console.print(table)
+        for table in board_tables(board, console.width):
+            console.print(table)
         if board.weak:
             print(unranked(board))
     stale = sum(row.stale for board in found for row in board.rows)

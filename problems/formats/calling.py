@@ -3,10 +3,11 @@
 import ast
 from typing import NamedTuple
 
+from problems.defining import bound_names
 from problems.formats.definition import Definition, Input, TensorSpec, Workload
 from problems.formats.reading import Unsupported
 from problems.problem import ProblemError
-from problems.reference import bound_names, parse
+from problems.reference import parse
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = {"int64": 1000, "int32": 1000, "int16": 1000, "int8": 128}
@@ -53,7 +54,7 @@ def source_of(call: Call) -> str:
     """The reference of a workload. Raises `ProblemError` and `Unsupported`."""
     definition = call.definition
     tree = parse(definition.reference, f"the reference of {definition.name}")
-    defined = set(bound_names(tree.body))
+    defined = set(bound_names(tree))
     if "run" not in defined:
         raise ProblemError(f"the reference of {definition.name} has no function run; add it")
     if taken := [name for name in RESERVED if name in defined]:

@@ -11,11 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from problems.defining import bound_names
 from problems.formats.definition import fault_of
 from problems.formats.libraries import library
 from problems.formats.reading import Entry, Reading, Unsupported, entry_of, safe_name
 from problems.problem import Origin, Problem, ProblemError
-from problems.reference import bound_names, parse, read_text
+from problems.reference import parse, read_text
 
 TASK, SUBMISSION, REFERENCE = "task.yml", "@SUBMISSION@", "reference.py"
 NEEDED = ("generate_input", "ref_kernel")
@@ -137,7 +138,7 @@ def _texts(task: Task, place: Path) -> dict[str, str]:
         found[name.removesuffix(".py")] = read_text(place / source)
     if "reference" not in found:
         raise ProblemError(f"{place / TASK} names no file {REFERENCE}; add it")
-    defined = set(bound_names(parse(found["reference"], str(place / REFERENCE)).body))
+    defined = set(bound_names(parse(found["reference"], str(place / REFERENCE))))
     if missing := [name for name in NEEDED if name not in defined]:
         raise ProblemError(f"{place / REFERENCE} has no {missing[0]}; add it")
     return {name: found[name] for name in _needed("reference", found)}

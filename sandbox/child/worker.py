@@ -57,8 +57,9 @@ def _wants(error: BaseException) -> Message:
 
 
 def failure(error: BaseException, **more: Any) -> Message:
-    """The message for an exception: its last line and the traceback's end."""
-    line = TENSOR_DUMP.sub("tensor(...)", traceback.format_exception_only(error)[-1].strip())
+    """The message for an exception: its last line and the traceback's end. The name of a class of ours says nothing."""
+    said = str(error) if isinstance(error, wire.WireError) else traceback.format_exception_only(error)[-1].strip()
+    line = TENSOR_DUMP.sub("tensor(...)", said)
     log = TENSOR_DUMP.sub("tensor(...)", "".join(traceback.format_exception(error)))
     return {"error": line[:2000], "log": log[-LOG_CHARACTERS:]} | more
 

@@ -111,3 +111,35 @@ def test_the_evidence_is_that_of_the_fresh_judge(log):
     searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "1.8", "1.9": "1.7"}))
     verdict = json.loads((write_best(log, PROBLEM.name) / "verdict.json").read_text())
     assert verdict["speedup"] == pytest.approx(1.8)
+
+
+class Noting(Scripted):
+    """Answers with a note that ends as a sentence does."""
+
+    async def complete(self, request, ask, prompt):
+        return (await super().complete(request, ask, prompt)).model_copy(update={"note": "Written by hand."})
+
+
+def test_a_note_and_a_reason_that_end_in_a_full_stop_get_no_second_one(log):
+    searched(log, provider=Noting())
+    readme = (write_best(log, PROBLEM.name) / "README.md").read_text()
+    assert "\nWritten by hand.\n" in readme and ".." not in readme
+
+
+def test_after_a_resume_in_which_the_kernel_is_refused_the_folder_is_of_the_next_one(log):
+    from tests.agent.search_parts import ReadingEvaluator
+
+    searched(log, config=CONFIG.model_copy(update={"confirm": 0}))
+    assert (write_best(log, PROBLEM.name) / "candidate.py").read_text().startswith("# judged: 2.0\n")
+    searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check"}))
+    assert (write_best(log, PROBLEM.name) / "candidate.py").read_text().startswith("# judged: 1.9\n")
+
+
+def test_after_a_resume_in_which_every_kernel_is_refused_there_is_no_folder(log):
+    from tests.agent.search_parts import ReadingEvaluator
+
+    searched(log, config=CONFIG.model_copy(update={"confirm": 0}))
+    folder = write_best(log, PROBLEM.name)
+    refusing = ReadingEvaluator(afresh=dict.fromkeys(("2.0", "1.9", "1.5", "1.2"), "check"))
+    view = searched(log, evaluator=refusing)
+    assert view.best is None and write_best(log, PROBLEM.name) is None and not folder.exists()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from agent.engine import search
+from agent.events import Event, Judged
 from agent.view import fold
 from tests.agent.search_parts import (
     CONFIG,
@@ -13,6 +14,7 @@ from tests.agent.search_parts import (
     Scripted,
     new_log,
     parts_of,
+    passed,
     reply_with,
     searched,
 )
@@ -159,6 +161,25 @@ def test_the_fastest_are_judged_afresh_before_the_best_is_named(log):
 def test_a_candidate_that_a_fresh_judge_refuses_is_not_the_best(log):
     view = searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check"}))
     assert view.best.number == 7
+
+
+def test_what_is_told_of_an_attempt_is_told_by_its_second_verdict(log):
+    view = searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check", "1.9": "1.4"}))
+    refused, slower = view.attempt(5), view.attempt(7)
+    assert (refused.outcome, refused.speedup, refused.detail) == ("failed at check", None, "went wrong at check")
+    assert (slower.speedup, slower.standing) == (pytest.approx(1.4), pytest.approx(1.4))
+
+
+def test_the_same_source_has_the_same_ruling_in_each_attempt(log):
+    view = searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check"}))
+    assert view.attempt(6).same_as == 5 and view.attempt(6).outcome == view.attempt(5).outcome == "failed at check"
+
+
+def test_a_source_that_comes_again_after_its_second_verdict_has_that_one_too(log):
+    view = searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check"}))
+    again = Judged(problem=PROBLEM.name, attempt=7, verdict=passed(2.0), same_as=5)
+    late = view.after(Event(seq=999, time=view.last_event, body=again))
+    assert late.attempt(7).outcome == "failed at check"
 
 
 def test_as_many_are_judged_afresh_as_was_asked_for(log):

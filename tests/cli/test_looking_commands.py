@@ -5,7 +5,10 @@ import json
 
 import pytest
 
+from agent.best import write_best
+from agent.log import RunLog
 from tests.evals.made_run import made_run
+from tests.evals.second_verdicts import write_run
 
 
 @pytest.fixture
@@ -82,6 +85,16 @@ def test_inspect_writes_one_file(kernelwright, runs):
     out = done(kernelwright, "inspect", "runs/a", "--export", "report.html")
     assert "needs no network" in out
     assert (runs / "report.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("untold", [False, True])
+def test_an_exported_best_kernel_is_the_kept_one_byte_for_byte(kernelwright, tmp_path, untold):
+    run = write_run(tmp_path / "run", untold=untold)
+    done(kernelwright, "export", "run", "--best", "out")
+    with RunLog.open(run) as log:
+        kept = [folder for name in log.header.problems if (folder := write_best(log, name))]
+    exported = {path.parent.name: path.read_bytes() for path in (tmp_path / "out").glob("*/candidate.py")}
+    assert exported == {folder.name: (folder / "candidate.py").read_bytes() for folder in kept} and len(kept) == 2
 
 
 MISTAKES = {

@@ -105,7 +105,9 @@ class Writer:
         self.best = None
         self.count = 0
 
-    def attempt(self, verdict=None, reply=None, parent=None, role="propose", source=None, cost=0.01, why=None):
+    def attempt(
+        self, verdict=None, reply=None, parent=None, role="propose", source=None, cost=0.01, why=None, same_as=None
+    ):
         """One finished attempt; without a verdict it is one without a candidate."""
         self.count += 1
         number, of = self.count, {"problem": self.name, "attempt": self.count}
@@ -144,7 +146,7 @@ class Writer:
             return number
         digest = hashlib.sha256(source.encode()).hexdigest()
         self.put(Extracted(**of, candidate=FoundCandidate(digest=digest, language="cpp", how="the only block")), source)
-        self.put(Judged(**of, verdict=verdict))
+        self.put(Judged(**of, verdict=verdict, same_as=same_as))
         speedup = verdict.measurement.speedup if isinstance(verdict, Passed) else None
         if speedup is not None and (self.best is None or speedup > self.best[0]):
             self.put(Kept(**of, speedup=speedup, previous=self.best and self.best[1]))

@@ -115,7 +115,7 @@ async function attemptPage(index, name, n, line) {
       ["speedup", detail.low !== null && `${times(detail.speedup)} [${detail.low.toFixed(2)}, ${detail.high.toFixed(2)}], ${detail.comparison.replace("_", " ")}`],
       ...Object.entries(detail.speedups).map(([label, ratio]) => [`against ${label}`, `${times(ratio)} (${number(detail.baselines_ms?.[label])} ms)`]),
       ["time", detail.candidate_ms && `${number(detail.candidate_ms)} ms`], ["of the floor", detail.floor_ms && percent(detail.floor_ms / detail.candidate_ms)],
-      ["judged again", detail.confirmed]]),
+      ["judged", detail.first && "twice; what stands here is the second verdict"], ["first verdict", detail.first]]),
     failure(detail),
     detail.pairings.length ? stripPlot(detail.pairings) : null,
     h("h2", {}, "Source"), sourceAndDiffs(problem, summary, detail),

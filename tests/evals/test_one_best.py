@@ -1,0 +1,125 @@
+"""Whatever names the best of a run names the same attempt with the same number, where the judges disagree."""
+
+import json
+import random
+
+import pytest
+
+from agent.best import best_folder, write_best
+from agent.budget import spent
+from agent.events import Confirmed
+from agent.log import RunLog
+from agent.prices import Prices
+from evals.facts import run_facts
+from evals.formats import kept
+from evals.formats.gathering import run_outcomes
+from evals.summary import summary_rows
+from tests.evals.made_run import Writer, failed, passed, problem, setting
+from tests.evals.second_verdicts import ATTEMPT, LUCKY, REFUSED, SPEEDUP, Told, write_run
+
+EVERYWHERE = (
+    "view", "summary", "table", "progress", "tree", "inspector", "inspected_attempt", "fastest_of_the_attempts",
+    "drawn", "facts", "board", "diff", "kept_folder", "kept_readme", "exported", "exported_readme", "rows",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["told in the log", "not told in the log"])
+def run(request, tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("work") / "run", untold=request.param)
+
+
+@pytest.fixture(scope="module")
+def told(run, tmp_path_factory):
+    with RunLog.open(run) as log:
+        names = list(log.header.problems)
+    return [Told(run, name, tmp_path_factory.mktemp("exported")) for name in names]
+
+
+@pytest.mark.parametrize("teller", EVERYWHERE)
+def test_each_part_tells_the_same_best(told, teller):
+    for one in told[:2]:
+        attempt, speedup = getattr(one, teller)()
+        assert attempt in (None, ATTEMPT) and speedup == pytest.approx(SPEEDUP)
+
+
+@pytest.mark.parametrize("teller", EVERYWHERE)
+def test_what_a_fresh_judge_refused_is_the_best_nowhere(told, teller):
+    assert getattr(told[2], teller)() in (None, (None, None))
+
+
+def test_other_benchmarks_formats_hold_the_same_best(told):
+    tree, definition, _ = told
+    assert tree.benched() == (ATTEMPT, pytest.approx(SPEEDUP))
+    assert tree.submitted() == (ATTEMPT, None)
+    assert definition.traced() == (ATTEMPT, pytest.approx(SPEEDUP))
+
+
+def test_a_candidate_that_was_refused_is_refused_in_each_row_of_it(told):
+    for one in told[:2]:
+        outcomes = {outcome.facts["attempt"]: outcome.passed for outcome in one.outcomes}
+        assert outcomes == {REFUSED: False, 2: True, 3: True, 4: False, 5: False}
+        assert [one["outcome"] for one in one.index["attempts"]].count("passed") == 2
+
+
+def test_the_counts_of_right_attempts_are_the_same(told, run):
+    right = [row["passed"] for row in summary_rows(told[0].views, run)]
+    assert right == [facts.passed for facts in run_facts(run).problems] == [2, 2, 0]
+
+
+def test_the_seconds_of_judging_are_those_of_the_verdicts_that_were_reached(told):
+    verdicts = [event.body.verdict for event in told[0].events if event.kind in ("judged", "confirmed")]
+    each = sum(verdicts[0].evidence.seconds.values())
+    reached = (4 + 2) * each  # of the twin no verdict was reached
+    view = next(view for view in told[0].views if view.problem == told[0].name)
+    assert spent(view, Prices()).judge_s == pytest.approx(reached)
+
+
+def test_the_pages_say_what_the_first_judge_said(told):
+    assert f"{LUCKY:.2f} x" in told[0].details[ATTEMPT - 1]["first"]
+    assert told[0].details[2]["first"] is None
+
+
+def test_the_kept_folders_say_that_a_second_judge_measured(told, run):
+    for folder in (run / "best" / told[0].name, told[0].folder / told[0].name):
+        told[0].exported()
+        assert "by a second judge" in (folder / "README.md").read_text()
+        assert json.loads((folder / "verdict.json").read_text())["confirmed"] is True
+
+
+@pytest.fixture
+def refused_later(tmp_path):
+    """A run that was broken off before the second verdicts, with its kept folder and an export; and how it goes on."""
+    run = tmp_path / "run"
+    with RunLog.create(run, [problem("one")], setting()) as log:
+        writer = Writer(log, "one", random.Random(0))
+        writer.attempt(passed(2.0, spread=0.0))
+        writer.flush()
+        write_best(log, "one")
+        kept.write_best(tmp_path / "out", run_outcomes(run))
+        writer.put(Confirmed(problem="one", attempt=1, verdict=failed()))
+        writer.flush()
+        yield log
+
+
+def test_a_kept_folder_goes_away_once_its_kernel_is_refused(refused_later):
+    assert best_folder(refused_later, "one").exists()
+    assert write_best(refused_later, "one") is None
+    assert not (refused_later.folder / "best").exists()
+
+
+def test_what_others_put_into_a_kept_folder_stays(refused_later):
+    folder = best_folder(refused_later, "one")
+    (folder / "notes.txt").write_text("mine")
+    write_best(refused_later, "one")
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_an_exported_folder_goes_away_once_its_kernel_is_refused(refused_later, tmp_path):
+    assert kept.write_best(tmp_path / "out", run_outcomes(refused_later.folder)) == []
+    assert not (tmp_path / "out/one").exists()
+
+
+def test_a_folder_of_another_kernel_is_left_alone(refused_later, tmp_path):
+    (tmp_path / "out/one/candidate.py").write_text("# of another run\n")
+    kept.write_best(tmp_path / "out", run_outcomes(refused_later.folder))
+    assert (tmp_path / "out/one/candidate.py").exists()
