@@ -7,10 +7,12 @@ and seconds. Lines are kept in `kernelbench-DTYPE.jsonl`, in the folder that `KE
 there is not judged again, so a run may be stopped at any time.
 
 `KERNELWRIGHT_BENCH=level1/22,level3/44` picks problems, `KERNELWRIGHT_DTYPE` casts them, `KERNELWRIGHT_DEVICE_GIB`
-bounds the device memory that may be used, `KERNELWRIGHT_MINUTES` ends it in time.
+bounds the device memory that may be used, `KERNELWRIGHT_MINUTES` ends it in time, `KERNELWRIGHT_PAIRS` says how many
+worker pairs the first look has, and `KERNELWRIGHT_LOG=DEBUG` tells what each call leaves of the device's memory.
 """
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -33,9 +35,10 @@ from sandbox.settings import Settings
 from sandbox.verdict import Candidate, Passed
 
 LEVELS = ("level1", "level2", "level3")
-FIRST: dict[str, Any] = {"worker_pairs": 2, "min_pairs": 8, "max_pairs": 16, "interval_target": 0.02}
+PAIRS = int(os.environ.get("KERNELWRIGHT_PAIRS", "2"))
+FIRST: dict[str, Any] = {"worker_pairs": PAIRS, "min_pairs": 4 * PAIRS, "max_pairs": 8 * PAIRS, "interval_target": 0.02}
 AGAIN: dict[str, Any] = {"worker_pairs": 4, "min_pairs": 16, "max_pairs": 48, "interval_target": 0.01}
-"""With two worker pairs an interval is too narrow at times: what is not called the same is judged once more."""
+"""With few worker pairs an interval is too narrow at times: what is not called the same is judged once more."""
 SAMPLE_S = 0.02
 PART = "KERNELWRIGHT_BENCH_PART"
 HEADER = (
@@ -47,6 +50,7 @@ def run(*words: str) -> Report:
     """A line for each problem that has none yet; then counts by outcome."""
     if len(words) != 1:
         return Report("  give the folder of KernelBench: python -m bench kernelbench TREE", holds=False)
+    logging.basicConfig(level=os.environ.get("KERNELWRIGHT_LOG", "WARNING"))
     count = driver.device_count()
     if count == 0:
         return NO_DEVICE
@@ -79,16 +83,7 @@ def _go_through(tree: str) -> None:
     for entry in entries[int(number) :: int(count)]:
         if entry.id in known or (picked and entry.id not in picked) or time.monotonic() > end:
             continue
-        if os.environ.get("KERNELWRIGHT_PROFILE") and entry.problem is not None:
-            import cProfile
-            import pstats
-
-            profile = cProfile.Profile()
-            profile.enable()
-            row = {"problem": entry.id} | judged(entry.problem.model_copy(update={"dtype": _dtype()}))
-            profile.disable()
-            pstats.Stats(profile).sort_stats("cumulative").print_stats("sandbox", 70)
-        elif entry.problem is None:
+        if entry.problem is None:
             row = {"problem": entry.id, "outcome": entry.status, "why": entry.why}
         else:
             row = {"problem": entry.id} | judged(entry.problem.model_copy(update={"dtype": _dtype()}))

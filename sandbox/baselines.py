@@ -92,7 +92,7 @@ class Baselines:
 
     def _needs_and_room(self) -> tuple[Needs | None, int]:
         if not self._settings.gpu:
-            return self.first.plan, free_bytes()
+            return None if self.first.is_small else self.first.plan, free_bytes()
         from sandbox.gpu.device import device_of
 
         return self.first.needs, device_of(self._settings).total_bytes()

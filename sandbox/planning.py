@@ -3,16 +3,17 @@
 from pydantic import ValidationError
 
 from problems import Problem
+from problems.formats.memory import input_bytes
 from sandbox.errors import UnsupportedHere
 from sandbox.floor.store import Store, plan_key
 from sandbox.memory import free_bytes
 from sandbox.record import Record
-from sandbox.room import ON_DEVICE, ON_HOST, Needs, child_bytes, child_refusal, references_kept, refusal
+from sandbox.room import ON_HOST, Needs, child_bytes, child_refusal, references_kept, refusal
 from sandbox.sessions import Refused, Session
 from sandbox.settings import Settings
 
-CATALOG_SIZES = ("cpu", "gpu")
-"""Sizes that were chosen to fit; those of other people's files were not."""
+CERTAIN_BYTES = 2**28
+"""Inputs and weights below this are no reason to look closer before something runs: to look takes seconds."""
 
 
 class _Kept(Record):
@@ -25,31 +26,25 @@ class _Kept(Record):
     peak: int
 
 
-def require_room(problem: Problem, settings: Settings, session: Session, source: str) -> Needs | None:
-    """What a call takes by its shapes; None where that can not be told, or need not be.
+def require_room(problem: Problem, settings: Settings, session: Session, source: str) -> None:
+    """Raise `UnsupportedHere` where a reference with large inputs takes more of the host's memory than there is.
 
-    Asked of a child that has loaded nothing yet; `source` is the path of the reference. Raises `UnsupportedHere` where
-    it is more than there is.
+    Asked of a child that has loaded nothing yet; `source` is the path of the reference. On a device what a call takes
+    is measured in one, which is quicker.
     """
-    if problem.size in CATALOG_SIZES:
-        return None
-    needs = _plan(problem, settings, session, source)
+    if settings.gpu or input_bytes(problem.source) < CERTAIN_BYTES:
+        return
+    needs = planned(problem, session, source, settings.start_timeout_s)
     if needs is None:
-        return None
-    if settings.gpu:
-        from sandbox.gpu.device import device_of
-
-        there = device_of(settings).total_bytes()
-        if references_kept(needs, 1, there, ON_DEVICE) == 0:
-            raise UnsupportedHere(refusal(problem.name, needs, there, ON_DEVICE))
-    elif child_bytes(needs) > settings.memory_bytes:
+        return
+    if child_bytes(needs) > settings.memory_bytes:
         raise UnsupportedHere(child_refusal(problem.name, needs, settings.memory_bytes))
-    elif references_kept(needs, 1, there := free_bytes(), ON_HOST) == 0:
+    if references_kept(needs, 1, there := free_bytes(), ON_HOST) == 0:
         raise UnsupportedHere(refusal(problem.name, needs, there, ON_HOST))
-    return needs
 
 
-def _plan(problem: Problem, settings: Settings, session: Session, source: str) -> Needs | None:
+def planned(problem: Problem, session: Session, source: str, timeout_s: float) -> Needs | None:
+    """What a call takes by its shapes, computed by a child and remembered; None where that can not be told."""
     store, key = Store("plans"), plan_key(problem.digest)
     kept = store.get(key)
     if kept is None:
@@ -60,7 +55,7 @@ def _plan(problem: Problem, settings: Settings, session: Session, source: str) -
             "backward": problem.direction != "forward",
         }
         try:
-            kept = session.ask(question, settings.start_timeout_s).get("plan")
+            kept = session.ask(question, timeout_s).get("plan")
         except Refused:
             kept = {}
         store.put(key, kept if isinstance(kept, dict) else {})

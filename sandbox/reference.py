@@ -16,7 +16,7 @@ from sandbox.lint import quick_status
 from sandbox.memory import gib
 from sandbox.opening import device_held, open_session
 from sandbox.peek import PeekError
-from sandbox.planning import require_room
+from sandbox.planning import CERTAIN_BYTES, planned, require_room
 from sandbox.room import LARGE_BYTES, Needs
 from sandbox.sessions import Misbehaved, Refused, Session, Timed
 from sandbox.settings import CompileMode, Settings
@@ -94,8 +94,6 @@ class ReferenceSession:
         """
         self.problem, self.settings, self.form = problem, settings, form
         self.compilation = Compilation(0, 0)
-        self.plan: Needs | None = None
-        """What a call takes of memory, where that could be told beforehand."""
         self._folder = folder or WorkFolder()
         self._on_device: GpuSession | None = None
         self._shared, self._own_inputs = inputs, inputs is None
@@ -110,7 +108,7 @@ class ReferenceSession:
                 self._session.greet()
                 with self._translated():
                     source = str(self._folder.write("reference.py", self.problem.source))
-                    self.plan = require_room(problem, settings, self._session, source)
+                    require_room(problem, settings, self._session, source)
                     self._load(source)
                     self._lend()
         except BaseException:
@@ -160,6 +158,20 @@ class ReferenceSession:
         if not session.can_be_mapped():
             session.lend_outputs(self.needs.exact)
         self._forget = register(self.rest, self.settings.ordinal)
+
+    @cached_property
+    def plan(self) -> Needs | None:
+        """What a call takes of memory, by its shapes; None where that can not be told. The first time takes seconds."""
+        try:
+            source = str(self._folder.path / "reference.py")
+            return planned(self.problem, self._session, source, self.settings.start_timeout_s)
+        except (ChildGone, ChildLate, Refused, OSError):
+            return None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether weights and inputs are so small that many such children fit on any machine."""
+        return self._on_device is None and self.weights.size + self._sample.size < CERTAIN_BYTES
 
     @cached_property
     def needs(self) -> Needs:

@@ -63,6 +63,10 @@ class Lent:
             staged.append(raw.data.tensor if isinstance(raw.data, DeviceBytes) else _on_device(raw.on_host))
         self._staged = staged
 
+    def stage_nothing(self) -> None:
+        """Let go of what was staged, whose memory others may need."""
+        self._staged = []
+
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Within it something of the right size is staged, for learning what it takes to show it."""

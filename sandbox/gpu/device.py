@@ -164,9 +164,11 @@ class Device:
     def _prepare(self, lent: Lent) -> float:
         start, end = self._events
         self._context.reset_persisting_l2()
+        self._turn += 1
+        # The device is at this while all that follows is issued: how fast the host is shall not be in the time.
+        self.stream.fill(self._flush, -self._turn % 2**32, self._flush_bytes // 4)
         self.stream.record(start)
         lent.reveal(self.stream)
-        self._turn += 1
         self.stream.fill(self._flush, self._turn, self._flush_bytes // 4)
         self.stream.record(end)
         self.stream.wait()

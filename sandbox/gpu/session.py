@@ -1,6 +1,7 @@
 """The judge's side of a worker on a GPU: inputs appear on a quiet device, outputs are looked at within the clock."""
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from sandbox.gpu.clocks import ClockSample
 from sandbox.gpu.device import Device, Prepared
 from sandbox.gpu.relief import relieve
 from sandbox.jail import Kind
+from sandbox.memory import gib
 from sandbox.peek import PeekError
 from sandbox.room import Needs
 from sandbox.sessions import OBSERVING, Misbehaved, Refused, Session, Timed, question
@@ -22,6 +24,7 @@ from sandbox.trees import is_sound
 from sandbox.values import RawTensor, Values
 from sandbox.workfolder import WorkFolder
 
+LOG = logging.getLogger(__name__)
 DISTURBED_AT_LEAST, DISTURBED_SHARE = 3, 0.5
 """So often, and in such a share of the calls, the device must have been busy before somebody is blamed for it.
 
@@ -213,6 +216,7 @@ class GpuSession(Session):
 
     def _can_make_room(self, refused: Refused) -> bool:
         """Whether what was missing in a call could be lent or freed."""
+        LOG.info("%s refused a call for want of memory: %s", self._kind, refused.reason)
         if refused.room is not None and self._allocations.lent is None and self._kind == "worker":
             self.lend_outputs(self._outputs_bytes)
             return True
@@ -244,12 +248,14 @@ class GpuSession(Session):
         cpu_ms = self._cpu_ms() - before
         self._outputs = tuple(shown for shown, _ in looked)
         output = self._taken(answer, looked, in_place)
+        LOG.debug("%s %s: %s of the device are used", self._kind, op, gib(self._device.used_bytes()))
         self._is_showing = in_place
         self.refuse_work_done_meanwhile()
         if self._watches("offspring") and self._child.offspring():
             raise Misbehaved("the candidate keeps processes of its own running after a call")
         if self._watches("input_check") and self._inputs.changed():
             raise Misbehaved("the call changed an input in place")
+        self._inputs.stage_nothing()
         said = answer.get("device_ms")
         device_ms = float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
         witnessed = Witnessed(device_ms, prepared, clocks, self._allocations.count > known, parts)
@@ -288,6 +294,7 @@ class GpuSession(Session):
         driver.synchronize()
         self._inputs.reveal(self._device.stream)
         self._device.stream.wait()
+        self._inputs.stage_nothing()
 
     def _clocked(
         self, message: dict[str, Any], timeout_s: float
