@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator
 
 from problems import Problem
+from sandbox.exhausted import within_memory
 from sandbox.judge import Judge
 from sandbox.machine import require_tools
 from sandbox.settings import Settings
@@ -67,7 +68,7 @@ class LocalEvaluator:
         async with self._device:
             if problem.digest not in self._judges:
                 self._judges[problem.digest] = judge = Judge(problem, self._settings)
-                await asyncio.to_thread(lambda: judge.reference)
+                await asyncio.to_thread(within_memory, problem, lambda: judge.reference)
             return self._judges[problem.digest]
 
     async def _judged_apart(self, problem: Problem, candidate: Candidate, settings: Settings) -> Verdict:
@@ -79,14 +80,14 @@ class LocalEvaluator:
 
     async def _judged(self, judge: Judge, candidate: Candidate) -> Verdict:
         async with self._build_turn():
-            built = await asyncio.to_thread(judge.build, candidate)
+            built = await asyncio.to_thread(within_memory, judge.problem, lambda: judge.build(candidate))
         try:
             await self._device.acquire()
         except BaseException:
             built.close()
             raise
         try:
-            return await asyncio.to_thread(judge.evaluate, built)
+            return await asyncio.to_thread(within_memory, judge.problem, lambda: judge.evaluate(built))
         finally:
             self._device.release()
 

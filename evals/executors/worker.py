@@ -15,7 +15,8 @@ from evals.executors.order import Order
 from evals.executors.protocol import Answer, Question, Work
 from evals.executors.warmth import KEPT
 from problems import Problem
-from sandbox.errors import BrokenProblem, MachineError, SandboxError
+from sandbox.errors import BrokenProblem, MachineError, SandboxError, UnsupportedProblem
+from sandbox.exhausted import within_memory
 from sandbox.judge import Judge
 from sandbox.machine import require_tools
 from sandbox.settings import Settings
@@ -52,9 +53,13 @@ class Worker:
         """Never raises for what a candidate, a problem or this machine does: that is an answer too."""
         try:
             require_tools(question.work.candidate.language)
-            return self._build(question.work) if question.stage == "build" else self._run(question)
+            work = question.work
+            begin = (lambda: self._build(work)) if question.stage == "build" else (lambda: self._run(question))
+            return within_memory(work.problem, begin)
         except BrokenProblem as error:
-            return Answer(trouble=str(error), broken_problem=True)
+            self._forget(question.work.problem)
+            unsupported = isinstance(error, UnsupportedProblem)
+            return Answer(trouble=str(error), broken_problem=True, unsupported=unsupported)
         except SandboxError as error:
             return Answer(trouble=str(error), machine_lacks=isinstance(error, MachineError))
         except Exception as error:  # one candidate, whatever it met, must not end a batch of thousands

@@ -88,11 +88,12 @@ def run(
 ) -> None:
     """Search for a faster kernel for each problem. With no model, play back the recorded answers, judged afresh.
 
-    Exit code 1 if a problem got no right kernel.
+    Exit code 1 if a problem got no right kernel, be it that it could not be judged.
     """
     from agent.prices import load_prices
     from evals.prompting import default_size
     from evals.running import FOR_RECORDED, Plan, Running, new_folder
+    from evals.suites import left_out
     from evals.suites import suite as problems_of
     from problems import load_problem
     from prompts import SECTION_NAMES
@@ -124,6 +125,7 @@ def run(
         executor=executor_choice(executor, address, devices, kind),
         search=checked_config(config),
         provider=answers,
+        left_out=left_out(suite) if suite else (),
     )
     place = new_folder(out)
     with Running.start(place, found, plan) as running:

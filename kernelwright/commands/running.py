@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 
 def go(running: "Running", folder: Path, as_json: bool) -> None:
-    """Search all problems of the run and print what came of it. Exit code 1 if a problem got no right kernel."""
+    """Search all problems of the run and print what came of it. Exit code 1 if a problem got no right kernel.
+
+    A problem that could not be judged is one of those, and so is an entry of a suite that could not be read.
+    """
     from rich.console import Console
+    from rich.text import Text
 
     from evals.executors.choosing import Choice
     from evals.progress import Progress
+    from evals.wording import ending_words
     from sandbox.own_process import become_a_judge, protect_this_process
 
     if running.plan.executor == Choice():
@@ -36,11 +41,14 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
     count = "1 problem" if len(names) == 1 else f"{len(names)} problems"
     intro = f"run {folder}: {count}, target {plan.target}, answers from {plan.model}"
     console.print(intro, highlight=False, soft_wrap=True)
+    left_out = running.left_out()
+    for view in left_out:
+        console.print(Text(f"{view.problem}: {ending_words(view)}"), soft_wrap=True)
     try:
         with Progress(names, console) as progress:
             for name in names:
                 progress.take_over(name, list(running.log.events(name)))
-            views = asyncio.run(running.search_all(progress.event))
+            views = asyncio.run(running.search_all(progress.event)) + left_out
     except KeyboardInterrupt:
         end(INTERRUPTED, f"stopped; what is done is kept, go on with: {own_command()} resume {folder}")
     except Exception:
