@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.running import go
+from kernelwright.commands.running import go, set_up
 
 
 def resume(
@@ -21,4 +21,5 @@ def resume(
     from evals.running import Running
 
     with Running.resume(folder) as running:
+        set_up(running.plan)
         go(running, folder, as_json)

@@ -8,7 +8,7 @@ import typer
 from kernelwright.commands.answering import Answering, answering
 from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_tools, executor_choice
 from kernelwright.commands.policies import jail_policy
-from kernelwright.commands.running import go
+from kernelwright.commands.running import go, set_up
 from kernelwright.commands.searching import checked_config, search_options
 from kernelwright.endings import UserMistake
 
@@ -128,5 +128,6 @@ def run(
         left_out=left_out(suite) if suite else (),
     )
     place = new_folder(out)
+    set_up(plan)
     with Running.start(place, found, plan) as running:
         go(running, place, as_json)

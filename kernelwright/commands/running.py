@@ -15,7 +15,19 @@ LOG_WIDTH = 180
 
 if TYPE_CHECKING:
     from agent.view import View
-    from evals.running import Running
+    from evals.running import Plan, Running
+
+
+def set_up(plan: "Plan") -> None:
+    """Make this process what the plan needs. Call it before a run is started: that imports torch, for its version."""
+    from evals.executors.choosing import Choice
+    from sandbox.own_process import become_a_judge, protect_this_process, rest_between_loops
+
+    if plan.executor == Choice():
+        become_a_judge(plan.judging.threads)
+    else:  # judged elsewhere; the keys to models are here
+        rest_between_loops()
+        protect_this_process()
 
 
 def go(running: "Running", folder: Path, as_json: bool) -> None:
@@ -26,15 +38,9 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from evals.executors.choosing import Choice
     from evals.progress import Progress
     from evals.wording import ending_words
-    from sandbox.own_process import become_a_judge, protect_this_process
 
-    if running.plan.executor == Choice():
-        become_a_judge(running.plan.judging.threads)
-    else:  # judged elsewhere; the keys to models are here
-        protect_this_process()
     console = Console(stderr=as_json)
     names = tuple(problem.name for problem in running.problems)
     plan = running.plan.search
