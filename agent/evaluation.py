@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from typing import Any
 
 from problems import Problem
 from sandbox.exhausted import within_memory
@@ -17,8 +18,18 @@ from sandbox.machine import require_tools
 from sandbox.settings import Settings
 from sandbox.verdict import Candidate, Passed, Verdict
 
-QUICK_PAIRS = 4
-"""Pairs that a screening times: enough to see that a variant is slower."""
+SCREENING: dict[str, Any] = {
+    "min_pairs": 4,
+    "max_pairs": 4,
+    "worker_pairs": 1,
+    "compiled": (),
+    "sanitize": False,
+    "profile": False,
+}
+"""What the settings become for a screening: enough to see whether a candidate is right, and about how fast.
+
+No tools: they cost some ten seconds a candidate, and nobody reads what they say of a variant that is not judged.
+"""
 
 
 class LocalEvaluator:
@@ -41,10 +52,7 @@ class LocalEvaluator:
 
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
         """Median ms of a few pairs each, all against one reference; None where one failed."""
-        quick = self._settings.model_copy(
-            update={"min_pairs": QUICK_PAIRS, "max_pairs": QUICK_PAIRS, "worker_pairs": 1, "compiled": ()}
-        )
-        judge = Judge(problem, quick)
+        judge = Judge(problem, self._settings.model_copy(update=SCREENING))
         try:
             verdicts = [await self._judged(judge, candidate) for candidate in candidates]
         finally:
