@@ -8,6 +8,7 @@ cores, a build beside its timing would disturb it too, so there they take turns.
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from sandbox.exhausted import within_memory
 from sandbox.judge import Judge
 from sandbox.machine import require_tools
 from sandbox.settings import Settings
+from sandbox.stages import Built
 from sandbox.verdict import Candidate, Passed, Verdict
 
 SCREENING: dict[str, Any] = {
@@ -88,7 +90,7 @@ class LocalEvaluator:
 
     async def _judged(self, judge: Judge, candidate: Candidate) -> Verdict:
         async with self._build_turn():
-            built = await asyncio.to_thread(within_memory, judge.problem, lambda: judge.build(candidate))
+            built = await _built(judge, candidate)
         try:
             await self._device.acquire()
         except BaseException:
@@ -103,3 +105,27 @@ class LocalEvaluator:
     async def _build_turn(self) -> AsyncIterator[None]:
         async with self._builds if self._spare else self._device:
             yield
+
+
+async def _built(judge: Judge, candidate: Candidate) -> Built:
+    """Build in a thread. That can not be stopped: where nobody waits for it any more, it closes what it has made."""
+    choosing, made, abandoned = threading.Lock(), list[Built](), threading.Event()
+
+    def build() -> Built:
+        built = within_memory(judge.problem, lambda: judge.build(candidate))
+        with choosing:
+            made.append(built)
+            late = abandoned.is_set()
+        if late:
+            built.close()
+        return built
+
+    try:
+        return await asyncio.to_thread(build)
+    except asyncio.CancelledError:
+        with choosing:
+            abandoned.set()
+            in_time = list(made)
+        for built in in_time:
+            built.close()
+        raise

@@ -1,10 +1,12 @@
 """The references of one problem: as many eager processes as there are worker pairs, and one for each compiled mode."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from problems import Problem
 from sandbox.baseline_times import BaselineTimes
 from sandbox.compiled import compiled_reference
+from sandbox.errors import MachineError
 from sandbox.reference import Form, ReferenceSession
 from sandbox.settings import CompileMode, Settings
 from sandbox.verdict import Measurement
@@ -22,13 +24,22 @@ class Baselines:
         self.problem, self._settings = problem, settings
         self._eager: dict[int, ReferenceSession] = {}
         self._compiled: dict[CompileMode, ReferenceSession] = {}
+        self._choosing = threading.Lock()
+        self._closed = False
 
     def eager(self, number: int) -> ReferenceSession:
         """The baseline of worker pair `number`; pairs beyond the settings' `worker_pairs` start over with the first."""
         index = number % self._settings.worker_pairs
         if index not in self._eager:
             changed = index != AS_CONSTRUCTED and "weights" not in self._settings.without
-            self._eager[index] = ReferenceSession(self.problem, self._settings, Form(changed_weights=changed))
+            session = ReferenceSession(self.problem, self._settings, Form(changed_weights=changed))
+            with self._choosing:
+                late = self._closed
+                if not late:
+                    self._eager[index] = session
+            if late:  # a thread that nobody waits for any more started it
+                session.close()
+                raise MachineError(f"the judging of {self.problem.name} was ended")
         return self._eager[index]
 
     def start(self) -> None:
@@ -63,6 +74,8 @@ class Baselines:
 
     def close(self) -> None:
         """End all of them."""
+        with self._choosing:
+            self._closed = True
         for session in (*self._eager.values(), *self._compiled.values()):
             session.close()
         self._eager.clear()

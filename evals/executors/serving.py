@@ -18,6 +18,7 @@ from evals.executors.order import Order
 from evals.executors.protocol import Answer, Question
 from sandbox.child import keeper
 from sandbox.own_process import become_a_judge
+from sandbox.workfolder import close_all
 
 if TYPE_CHECKING:
     from evals.executors.worker import Worker
@@ -102,6 +103,8 @@ def main() -> None:
             break  # the driver was killed while it wrote
         serving.take(json.loads(line))
     serving.stop()
+    end_children()
+    close_all()  # what a thread that hangs, or is late on a busy machine, would have removed
     os._exit(0)  # a thread that hangs must not keep us; the children's keepers end them once this process is gone
 
 
