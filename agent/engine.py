@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.config import SearchConfig
 from agent.deciding import Decider
-from agent.events import Equipped, Event, Fault, Kept, RunLogError
+from agent.events import AtFault, Equipped, Event, Kept, RunLogError
 from agent.events import Stopped as SearchStopped
 from agent.journal import Journal
 from agent.learning import Lore
@@ -190,7 +190,7 @@ class _Search:
 
     def conclude(self) -> None:
         """Log why the search ends; raise what ended it, unless it is an ordinary end."""
-        fault: Fault | None = None
+        fault: AtFault | None = None
         match self.trouble:
             case NoMoreAnswers() | None:
                 reason = USED_UP if self.trouble else self.stop.reason if self.stop else None
@@ -208,7 +208,7 @@ class _Search:
             raise self.trouble
 
 
-def _fault_of(error: SandboxError) -> Fault:
+def _fault_of(error: SandboxError) -> AtFault:
     if isinstance(error, UnsupportedProblem):
         return "unsupported"
     return "broken" if isinstance(error, BrokenProblem) else "machine"

@@ -11,7 +11,7 @@ from agent.outline import PromptOutline
 from agent.records import Ask, ReplyFacts
 from sandbox.verdict import Record, Verdict
 
-Fault = Literal["broken", "unsupported", "machine"]
+AtFault = Literal["broken", "unsupported", "machine"]
 """What kept a problem from being judged: its own reference, a limit of the judge, or this machine."""
 
 
@@ -161,7 +161,7 @@ class Stopped(OfProblem):
 
     kind: Literal["stopped"] = "stopped"
     reason: str
-    fault: Fault | None = None
+    fault: AtFault | None = None
     """None for an end that is the search's own; otherwise no candidate could be judged for the reason that is told."""
 
 

@@ -10,11 +10,11 @@ from agent.config import SearchConfig
 from agent.events import (
     Asked,
     AskedAgain,
+    AtFault,
     Confirmed,
     Equipped,
     Event,
     Extracted,
-    Fault,
     Granted,
     Judged,
     Kept,
@@ -43,7 +43,7 @@ class View(Record):
     """The attempt that the log last called the best."""
     stopped: str | None = None
     """Why the search ended; None while it goes on."""
-    fault: Fault | None = None
+    fault: AtFault | None = None
     """What was at fault where it ended since no candidate could be judged."""
     ideas: tuple[KnownIdea, ...] = ()
     """Those that apply to the problem, in the order in which to try them; empty before the search has begun."""

@@ -159,5 +159,6 @@ class LineProcess:
         for task in (self._reader, self._watcher):
             task.cancel()
         await asyncio.gather(self._reader, self._watcher, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):  # of whoever else holds its pipes
-            await asyncio.wait_for(self._process.wait(), LOOK_S)
+        # There is no other way to let go of a pipe that somebody else still holds.
+        self._process._transport.close()  # type: ignore[attr-defined]
+        await asyncio.sleep(0)  # in which it does

@@ -1,6 +1,6 @@
 """Named selections of problems."""
 
-from agent.events import Fault
+from agent.events import AtFault
 from agent.providers.recorded import recorded_targets
 from problems import ProblemError, catalog_names
 from problems.formats import collections
@@ -39,7 +39,7 @@ class LeftOut(Record):
     problem: str
     """Its address."""
     why: str
-    fault: Fault
+    fault: AtFault
 
 
 def suite(name: str, target: str) -> tuple[str, ...]:

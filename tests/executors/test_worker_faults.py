@@ -17,6 +17,7 @@ from evals.executors.protocol import Answer, Lost, Question, Unjudged
 from evals.executors.searching import ExecutorEvaluator
 from evals.executors.serving import Serving
 from evals.executors.simulated import VERDICT
+from evals.executors.worker import Worker
 from evals.judgements import Judgements
 from evals.line_process import HALF_LOOKS, LOOK_S, Ended, LineProcess
 from evals.scoring import Batch
@@ -182,3 +183,15 @@ def test_a_worker_whose_driver_is_killed_while_it_writes_ends_in_order():
     done = subprocess.run(words, input=b'{"id": 0, "quest', capture_output=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
     assert b"Traceback" not in done.stderr
+
+
+def test_a_lock_that_can_not_be_taken_is_told_and_waited_for_by_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    worker = Worker(Order(chosen={}))
+    with worker._turn():
+        pass
+    (lock,) = tmp_path.iterdir()
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(MachineError, match=r"the lock .* can not be used"), worker._turn():
+        pass
