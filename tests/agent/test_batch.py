@@ -9,6 +9,7 @@ from agent.engine import Parts
 from agent.log import RunLog, Setting
 from agent.providers.batchfile import Deferred
 from agent.providers.protocol import Waiting
+from agent.replaying import replay
 from agent.simulation.clock import run_simulated
 from agent.simulation.landscape import Assumptions
 from agent.simulation.many import SOURCE, run_many
@@ -195,3 +196,9 @@ def test_a_machine_that_can_judge_nothing_ends_the_run(tmp_path):
 def test_a_run_without_any_verdict_for_want_of_the_machine_is_the_machines(tmp_path):
     with pytest.raises(MachineError, match="for made_up_0"):
         ran(tmp_path / "run", CONFIG, problems=PROBLEMS[:1], evaluator=lacking("made_up_0"))
+
+
+def test_a_run_with_problems_that_could_not_be_judged_replays(tmp_path):
+    ran(tmp_path / "run", CONFIG, evaluator=Refusing(TWO_REFUSED))
+    with RunLog.open(tmp_path / "run") as log:
+        assert replay(log, tmp_path / "again").digest == log.digest()
