@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from agent.budget import NOTHING, Spent, exceeded, floor_ms, out_of_attempts, spent
 from agent.config import Budget, SearchConfig
 from agent.engine import Parts, search
-from agent.events import Granted
+from agent.events import Confirmed, Event, Granted, Judged
 from agent.learning import Lore
 from agent.log import RunLog
 from agent.models import gains
@@ -20,10 +20,13 @@ from agent.prices import Prices, load_prices
 from agent.providers.protocol import Waiting
 from agent.view import View, fold
 from problems import Problem
+from sandbox.errors import BrokenProblem, MachineError
 
 GRANT = 4
 """Attempts that are handed over at once."""
 RECENT = 6
+LACKING = 3
+"""Problems that one after the other, without a verdict between them, end for want of the machine: then it is broken."""
 UNKNOWN_ROOM = math.log(2)
 """The room to the floor, as a logarithm, where the floor is not known: enough for a gain of two."""
 
@@ -40,6 +43,49 @@ class Account:
     expected_gain: float
 
 
+class Troubles:
+    """What ended searches of a run, told apart: a problem's own trouble, or one of the run as a whole.
+
+    A machine that lacks something may lack it for one problem alone, such as memory. It is taken for broken where
+    `LACKING` problems end so one after the other, or where none of the run had a verdict.
+    """
+
+    def __init__(self) -> None:
+        self._waits: Waiting | None = None
+        self._lacking: list[MachineError] = []
+        """Since the last verdict."""
+        self._judged = False
+
+    def hear(self, event: Event) -> None:
+        """Take notice of verdicts: they show that the machine can judge."""
+        if isinstance(event.body, Confirmed) or (isinstance(event.body, Judged) and event.body.same_as is None):
+            self._judged = True
+            self._lacking.clear()
+
+    def take(self, errors: Iterable[BaseException | None]) -> None:
+        """What ended some searches; raises the first error that concerns the run."""
+        others: list[BaseException] = []
+        for error in errors:
+            match error:
+                case None | BrokenProblem():
+                    pass
+                case Waiting():
+                    self._waits = error
+                case MachineError() if len(self._lacking) + 1 < LACKING:
+                    self._lacking.append(error)
+                case _:
+                    others.append(error)
+        if others:
+            raise others[0]
+
+    def conclude(self) -> None:
+        """At the run's end: raise what kept it from being done."""
+        if self._waits is not None:
+            raise self._waits
+        if self._lacking and not self._judged:
+            raise self._lacking[-1]
+
+
 @dataclass
 class Batch:
     """The searches of one run."""
@@ -50,17 +96,18 @@ class Batch:
     ended: Callable[[Problem], None] = lambda problem: None
     """Called each time that the search for a problem has ended: to keep its best, to free what it holds."""
     accounts: dict[str, Account] = field(default_factory=dict)
+    troubles: Troubles = field(default_factory=Troubles)
 
     async def search(self, problems: Sequence[Problem]) -> None:
         """Search for all of them; the first error ends the run once it is raised, and what is in flight is dropped.
 
-        A problem whose answers are to come later holds up no other one: `Waiting` is raised at the end.
+        Two kinds of error concern their own problem alone. One whose answers are to come later: `Waiting` is raised at
+        the end. One that can not be judged, as its search has logged; see `Troubles` for what is the machine's.
         """
         purse = Purse(self.config.batch, load_prices(self.config.prices))
         lore = Lore(self.log, self.config)
         queue = list(problems)
         running: set[asyncio.Task[None]] = set()
-        waits: Waiting | None = None
         try:
             while True:
                 while len(running) < self.config.problems_at_once and (problem := self._next(queue)) is not None:
@@ -68,16 +115,22 @@ class Batch:
                 if not running:
                     break
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                waits = _waiting(done) or waits
+                self.troubles.take(task.exception() for task in done)
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        if waits is not None:
-            raise waits
+        self.troubles.conclude()
 
     async def _search_one(self, problem: Problem, purse: "Purse", lore: Lore) -> None:
-        parts = replace(self.parts_for(problem), lore=lore, limit=purse.limit)
+        parts = self.parts_for(problem)
+        tell = parts.on_event
+
+        def on_event(event: Event) -> None:
+            self.troubles.hear(event)
+            tell(event)
+
+        parts = replace(parts, lore=lore, limit=purse.limit, on_event=on_event)
         try:
             view = await search(problem, parts)
         finally:
@@ -100,23 +153,6 @@ class Batch:
         # While it runs, what it was granted is spent.
         self.accounts[chosen.problem.name] = replace(chosen, left=chosen.left - more, hungry=False)
         return chosen.problem
-
-
-def _waiting(done: Iterable[asyncio.Task[None]]) -> Waiting | None:
-    """The last of these that waits for answers; raises the first error that is another."""
-    waits: Waiting | None = None
-    others: list[BaseException] = []
-    for task in done:
-        match task.exception():
-            case None:
-                pass
-            case Waiting() as error:
-                waits = error
-            case error:
-                others.append(error)
-    if others:
-        raise others[0]
-    return waits
 
 
 class Purse:

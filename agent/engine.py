@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.config import SearchConfig
 from agent.deciding import Decider
-from agent.events import Equipped, Event, Kept, RunLogError
+from agent.events import AtFault, Equipped, Event, Kept, RunLogError
 from agent.events import Stopped as SearchStopped
 from agent.journal import Journal
 from agent.learning import Lore
@@ -26,6 +26,7 @@ from agent.tuning import to_screen
 from agent.view import View
 from problems import Problem
 from prompts import Brief
+from sandbox.errors import BrokenProblem, SandboxError, UnsupportedProblem
 
 __all__ = ["Evaluator", "Parts", "next_to_confirm", "search"]
 
@@ -65,7 +66,8 @@ async def search(problem: Problem, parts: Parts) -> View:
     Goes on where the log ends: what was asked and not answered is asked again, word for word; what was answered is not.
     Before the end the fastest are judged afresh. Raises `ProviderError` once the provider cannot go on (`Waiting` where
     answers are to come later), whatever the evaluator raises, `RunLogError` and `StrategyError`; what is in flight then
-    is finished and logged first. When cancelled, what is in flight is dropped, and a later search does it again.
+    is finished and logged first. A `SandboxError` of the evaluator is logged as the end of this problem's search: a
+    later search tries to judge again. When cancelled, what is in flight is dropped, and a later search does it again.
     """
     return await _Search(problem, parts).run()
 
@@ -188,6 +190,7 @@ class _Search:
 
     def conclude(self) -> None:
         """Log why the search ends; raise what ended it, unless it is an ordinary end."""
+        fault: AtFault | None = None
         match self.trouble:
             case NoMoreAnswers() | None:
                 reason = USED_UP if self.trouble else self.stop.reason if self.stop else None
@@ -195,12 +198,20 @@ class _Search:
                 reason = None
             case ProviderError():
                 reason = str(self.trouble)
+            case SandboxError():
+                reason, fault = str(self.trouble), _fault_of(self.trouble)
             case trouble:
                 raise trouble
-        if reason is not None and self.view.stopped != reason:
-            self.journal.write(SearchStopped(problem=self.problem.name, reason=reason))
-        if isinstance(self.trouble, ProviderError):
+        if reason is not None and (fault or self.view.stopped != reason):
+            self.journal.write(SearchStopped(problem=self.problem.name, reason=reason, fault=fault))
+        if isinstance(self.trouble, ProviderError | SandboxError):
             raise self.trouble
+
+
+def _fault_of(error: SandboxError) -> AtFault:
+    if isinstance(error, UnsupportedProblem):
+        return "unsupported"
+    return "broken" if isinstance(error, BrokenProblem) else "machine"
 
 
 def _gravity(trouble: BaseException | None) -> int:

@@ -8,16 +8,30 @@ cores, a build beside its timing would disturb it too, so there they take turns.
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 from problems import Problem
+from sandbox.exhausted import within_memory
 from sandbox.judge import Judge
 from sandbox.machine import require_tools
 from sandbox.settings import Settings
+from sandbox.stages import Built
 from sandbox.verdict import Candidate, Passed, Verdict
 
-QUICK_PAIRS = 4
-"""Pairs that a screening times: enough to see that a variant is slower."""
+SCREENING: dict[str, Any] = {
+    "min_pairs": 4,
+    "max_pairs": 4,
+    "worker_pairs": 1,
+    "compiled": (),
+    "sanitize": False,
+    "profile": False,
+}
+"""What the settings become for a screening: enough to see whether a candidate is right, and about how fast.
+
+No tools: they cost some ten seconds a candidate, and nobody reads what they say of a variant that is not judged.
+"""
 
 
 class LocalEvaluator:
@@ -40,10 +54,7 @@ class LocalEvaluator:
 
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
         """Median ms of a few pairs each, all against one reference; None where one failed."""
-        quick = self._settings.model_copy(
-            update={"min_pairs": QUICK_PAIRS, "max_pairs": QUICK_PAIRS, "worker_pairs": 1, "compiled": ()}
-        )
-        judge = Judge(problem, quick)
+        judge = Judge(problem, self._settings.model_copy(update=SCREENING))
         try:
             verdicts = [await self._judged(judge, candidate) for candidate in candidates]
         finally:
@@ -67,7 +78,7 @@ class LocalEvaluator:
         async with self._device:
             if problem.digest not in self._judges:
                 self._judges[problem.digest] = judge = Judge(problem, self._settings)
-                await asyncio.to_thread(lambda: judge.reference)
+                await asyncio.to_thread(within_memory, problem, lambda: judge.reference)
             return self._judges[problem.digest]
 
     async def _judged_apart(self, problem: Problem, candidate: Candidate, settings: Settings) -> Verdict:
@@ -79,14 +90,14 @@ class LocalEvaluator:
 
     async def _judged(self, judge: Judge, candidate: Candidate) -> Verdict:
         async with self._build_turn():
-            built = await asyncio.to_thread(judge.build, candidate)
+            built = await _built(judge, candidate)
         try:
             await self._device.acquire()
         except BaseException:
             built.close()
             raise
         try:
-            return await asyncio.to_thread(judge.evaluate, built)
+            return await asyncio.to_thread(within_memory, judge.problem, lambda: judge.evaluate(built))
         finally:
             self._device.release()
 
@@ -94,3 +105,27 @@ class LocalEvaluator:
     async def _build_turn(self) -> AsyncIterator[None]:
         async with self._builds if self._spare else self._device:
             yield
+
+
+async def _built(judge: Judge, candidate: Candidate) -> Built:
+    """Build in a thread. That can not be stopped: where nobody waits for it any more, it closes what it has made."""
+    choosing, made, abandoned = threading.Lock(), list[Built](), threading.Event()
+
+    def build() -> Built:
+        built = within_memory(judge.problem, lambda: judge.build(candidate))
+        with choosing:
+            made.append(built)
+            late = abandoned.is_set()
+        if late:
+            built.close()
+        return built
+
+    try:
+        return await asyncio.to_thread(build)
+    except asyncio.CancelledError:
+        with choosing:
+            abandoned.set()
+            in_time = list(made)
+        for built in in_time:
+            built.close()
+        raise

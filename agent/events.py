@@ -11,6 +11,9 @@ from agent.outline import PromptOutline
 from agent.records import Ask, ReplyFacts
 from sandbox.verdict import Record, Verdict
 
+AtFault = Literal["broken", "unsupported", "machine"]
+"""What kept a problem from being judged: its own reference, a limit of the judge, or this machine."""
+
 
 class RunLogError(Exception):
     """A run's record that cannot be read or written; the message is one sentence with the remedy."""
@@ -158,6 +161,8 @@ class Stopped(OfProblem):
 
     kind: Literal["stopped"] = "stopped"
     reason: str
+    fault: AtFault | None = None
+    """None for an end that is the search's own; otherwise no candidate could be judged for the reason that is told."""
 
 
 class Resumed(OfProblem):

@@ -131,8 +131,8 @@ class RunLog:
 
     def extend(self, entries: Sequence[tuple[Body, Iterable[str]]]) -> list[Event]:
         """Commit several events, each with its texts, all of them or none; return them as they were logged."""
-        time = datetime.now(UTC)
         with self._writing() as connection:
+            time = datetime.now(UTC)  # with the lock held: times are in the order of the events
             return [_insert(connection, time, body, blobs) for body, blobs in entries]
 
     def digest(self) -> str:

@@ -10,6 +10,7 @@ from agent.config import SearchConfig
 from agent.events import (
     Asked,
     AskedAgain,
+    AtFault,
     Confirmed,
     Equipped,
     Event,
@@ -43,6 +44,8 @@ class View(Record):
     """The attempt that the log last called the best; a fresh judge may have refused it since."""
     stopped: str | None = None
     """Why the search ended; None while it goes on."""
+    fault: AtFault | None = None
+    """What was at fault where it ended since no candidate could be judged."""
     ideas: tuple[KnownIdea, ...] = ()
     """Those that apply to the problem, in the order in which to try them; empty before the search has begun."""
     config: SearchConfig | None = None
@@ -134,15 +137,17 @@ class View(Record):
         fields: dict[str, Any]
         match event.body:
             case Asked() as asked:
-                fields = {"attempts": (*self.attempts, self._opened(asked)), "stopped": None}
+                fields = {"attempts": (*self.attempts, self._opened(asked)), "stopped": None, "fault": None}
             case Kept(attempt=number):
                 fields = {"kept": self.attempt(number).number}
-            case Stopped() | Resumed() as body:
-                fields = {"stopped": body.reason if isinstance(body, Stopped) else None}
+            case Stopped(reason=reason, fault=fault):
+                fields = {"stopped": reason, "fault": fault}
+            case Resumed():
+                fields = {"stopped": None, "fault": None}
             case Equipped(ideas=ideas, config=config):
                 fields = {"ideas": ideas, "config": config}
             case Granted(attempts=more):
-                fields = {"granted": self.granted + more, "stopped": None}
+                fields = {"granted": self.granted + more, "stopped": None, "fault": None}
             case OfAttempt() as body:
                 fields = {"attempts": self._advanced(body)}
             case other:

@@ -122,6 +122,14 @@ def batch_table(done: Sequence[Scored], problems: Mapping[str, Problem]) -> Tabl
     return table
 
 
+def unjudged_lines(done: Sequence[Scored]) -> list[str]:
+    """One line for each problem and reason that left files without a verdict: `level1/3, 4 files: not judged: ...`."""
+    counts = Counter((one.file.problem, scored_words(one)) for one in done if one.measured is None)
+    return [
+        f"{problem}, {count} {'file' if count == 1 else 'files'}: {words}" for (problem, words), count in counts.items()
+    ]
+
+
 def _cells(results: Sequence[Result]) -> list[str]:
     curve = metrics.fast_curve(results)
     speedups = [result.speedup for result in results if result.speedup is not None]

@@ -1,4 +1,8 @@
-"""A process of ours beside this one that answers JSON lines with JSON lines, many at once."""
+"""A process of ours beside this one that answers JSON lines with JSON lines, many at once.
+
+Nothing that it does leaves a question unanswered. Where it ends, closes a pipe, writes what is no answer or stops in
+the middle of one, it is lost: whoever waits hears of it within about a second, and it is killed.
+"""
 
 import asyncio
 import contextlib
@@ -11,13 +15,20 @@ from pathlib import Path
 from typing import Any, Self
 
 LINE_BYTES = 256 * 2**20
+CHUNK_BYTES = 2**16
 ENDING_S = 20.0
 """How long it may take to clean up before it is killed."""
+KILLED_S = 5.0
+"""How long a killed process may take to be gone; one that hangs in the kernel is left to itself."""
+LOOK_S = 0.2
+HALF_LOOKS = 4
+"""Looks at an answer of which a part has come and nothing more comes: its writer has been stopped. Looks and not
+seconds, for where this process was busy meanwhile, the rest may be there unread."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
 class Ended(Exception):
-    """The process ended before it answered; its words are on standard error."""
+    """The process was lost before it answered: the text says how. Its own words are on standard error."""
 
 
 class LineProcess:
@@ -31,7 +42,13 @@ class LineProcess:
         self._process, self._input, self._output = process, process.stdin, process.stdout
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
+        self._lost = False
+        self._closing = False
+        self._half = bytearray()
+        """Of the line that is being read, what has come."""
+        self._chunks = 0
         self._reader = asyncio.create_task(self._read())
+        self._watcher = asyncio.create_task(self._watch())
 
     @classmethod
     async def start(cls, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Self:
@@ -42,7 +59,6 @@ class LineProcess:
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
             env=os.environ | dict(environment or {}),
-            limit=LINE_BYTES,
             start_new_session=True,
         )
         return cls(process)
@@ -50,7 +66,7 @@ class LineProcess:
     @property
     def has_ended(self) -> bool:
         """Whether it will answer nothing more."""
-        return self._reader.done() or self._process.returncode is not None
+        return self._lost or self._process.returncode is not None
 
     @property
     def pid(self) -> int | None:
@@ -71,37 +87,78 @@ class LineProcess:
         self._waiting[number] = answered
         try:
             self._tell(message | {"id": number})
-            await self._input.drain()
             return await answered
-        except (BrokenPipeError, ConnectionResetError):
-            raise Ended("the process has ended") from None
         except asyncio.CancelledError:
-            with contextlib.suppress(OSError, RuntimeError):
+            if not self.has_ended:
                 self._tell({"cancel": number})
             raise
         finally:
             self._waiting.pop(number, None)
 
     def _tell(self, message: dict[str, Any]) -> None:
-        self._input.write(json.dumps(message).encode() + b"\n")
+        """Nobody waits until the pipe has room: a process that does not read must not keep us from hearing its end."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._input.write(json.dumps(message).encode() + b"\n")
 
     async def _read(self) -> None:
-        while line := await self._output.readline():
-            said = json.loads(line)
-            answered = self._waiting.get(said.pop("id"))
-            if answered is not None and not answered.done():
-                answered.set_result(said)
+        try:
+            while chunk := await self._output.read(CHUNK_BYTES):
+                self._chunks += 1
+                *ends, rest = chunk.split(b"\n")
+                for end in ends:
+                    line, self._half = self._half + end, bytearray()
+                    self._take(line)
+                self._half += rest
+                if len(self._half) > LINE_BYTES:
+                    raise ValueError("the line is too long")
+        except (ValueError, RecursionError):  # of json, for a line that is none
+            self.lose("the process wrote what is no answer")
+        self.lose("the process has ended")
+
+    def _take(self, line: bytearray) -> None:
+        said = json.loads(line)
+        if not isinstance(said, dict) or not isinstance(said.get("id"), int):
+            raise ValueError("no answer to a question")
+        answered = self._waiting.get(said.pop("id"))
+        if answered is not None and not answered.done():
+            answered.set_result(said)
+
+    async def _watch(self) -> None:
+        """See what reading alone does not show: its end while others hold its pipe, and a writer that has stopped."""
+        looks = seen = 0
+        while self._process.returncode is None:
+            await asyncio.sleep(LOOK_S)
+            looks = looks + 1 if self._half and self._chunks == seen else 0
+            seen = self._chunks
+            if looks >= HALF_LOOKS:
+                self.lose("the process stopped in the middle of an answer")
+            if self._input.is_closing() and not self._closing:
+                self.lose("the process no longer listens")
+        await asyncio.wait([self._reader], timeout=LOOK_S)  # what it has written before its end
+        self.lose("the process has ended")
+
+    def lose(self, why: str) -> None:
+        """Believe nothing more of it: tell whoever waits, and kill it. Once only."""
+        if self._lost:
+            return
+        self._lost = True
         for answered in self._waiting.values():
             if not answered.done():
-                answered.set_exception(Ended("the process has ended"))
+                answered.set_exception(Ended(why))
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     async def close(self) -> None:
         """End its input, so that it ends itself with all that it started; kill it where that takes too long."""
+        self._closing = True
         with contextlib.suppress(OSError):
             self._input.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), ENDING_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        await self._reader
+        await asyncio.wait([self._watcher], timeout=ENDING_S)
+        self.lose("the process was closed")
+        await asyncio.wait([self._watcher], timeout=KILLED_S)
+        for task in (self._reader, self._watcher):
+            task.cancel()
+        await asyncio.gather(self._reader, self._watcher, return_exceptions=True)
+        # There is no other way to let go of a pipe that somebody else still holds.
+        self._process._transport.close()  # type: ignore[attr-defined]
+        await asyncio.sleep(0)  # in which it does

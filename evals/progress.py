@@ -10,7 +10,7 @@ from rich.text import Text
 
 from agent.events import Asked, Confirmed, Event, Judged, NoCandidate, ProviderFailed, Resumed, Stopped
 from agent.view import View, fold
-from evals.wording import verdict_words
+from evals.wording import ending_words, verdict_words
 from sandbox.clean import clean
 
 
@@ -76,8 +76,8 @@ def line_of(event: Event, view: View) -> str:  # noqa: PLR0911 - one return for 
             return f"{body.problem} attempt {body.attempt}: no candidate ({why.kind}): {why.detail}"
         case ProviderFailed(message=message):
             return f"{body.problem} attempt {body.attempt}: the provider failed: {message}"
-        case Stopped(reason=reason):
-            return f"{body.problem}: done, {reason}"
+        case Stopped(reason=reason, fault=fault):
+            return f"{body.problem}: {ending_words(view) if fault else f'done, {reason}'}"
         case Resumed():
             return f"{body.problem}: going on after {len(view.attempts)} attempts"
     return ""

@@ -28,6 +28,7 @@ from evals.executors.choosing import Choice, Evaluating, evaluating, settled
 from evals.facts import HARNESS, run_facts
 from evals.harness import harness_digest
 from evals.origin import commit, own_version
+from evals.suites import LeftOut
 from problems import Problem, load_problem
 from problems.faults import first_fault
 from prompts import TargetVersions
@@ -52,6 +53,8 @@ class Plan(Record):
     judging: Settings = Settings()
     executor: Choice = Choice()
     """Where it is judged."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What a suite names and nothing could be read of."""
 
 
 class Running:
@@ -101,7 +104,10 @@ class Running:
         self.log.close()
 
     async def search_all(self, on_event: Callable[[Event], None]) -> list[View]:
-        """Search for the problems; keep the best of each on disk. Views in the order of the problems."""
+        """Search for the problems; keep the best of each on disk. Views in the order of the problems.
+
+        A problem that can not be judged ends its own search: its view says why. See `Batch.search` for what is raised.
+        """
         async with self._judging() as evaluator, providing(self.plan.provider, self.log) as provider:
 
             def parts_for(problem: Problem) -> Parts:
@@ -126,6 +132,10 @@ class Running:
             await Batch(self.log, self.plan.search, parts_for, ended).search(self.problems)
             run_facts(self.log.folder)  # keeps what a leaderboard will ask, so that it need not be derived then
             return views_of(self.log)
+
+    def left_out(self) -> list[View]:
+        """What was to be searched and could not be read, as views that say why, to stand beside the others."""
+        return [View(problem=one.problem, stopped=one.why, fault=one.fault) for one in self.plan.left_out]
 
     def _config_for(self, problem: Problem) -> SearchConfig:
         """For recorded answers the story says how many drafts and attempts there are."""

@@ -1,8 +1,11 @@
 """Named selections of problems."""
 
+from agent.events import AtFault
 from agent.providers.recorded import recorded_targets
 from problems import ProblemError, catalog_names
+from problems.formats import collections
 from problems.formats.collections import HOMES, addresses
+from sandbox.verdict import Record
 
 SUITES = ("demo", "recorded", "catalog", "seeds")
 """`recorded`: the problems that ship with recorded answers; `demo`: as many of them as two cores judge in some minutes;
@@ -30,6 +33,15 @@ SEEDS = (
 )
 
 
+class LeftOut(Record):
+    """An entry of a suite that there is no problem of."""
+
+    problem: str
+    """Its address."""
+    why: str
+    fault: AtFault
+
+
 def suite(name: str, target: str) -> tuple[str, ...]:
     """The problems of a suite, in order; `ProblemError` for an unknown name."""
     if name in ("demo", "recorded"):
@@ -39,6 +51,19 @@ def suite(name: str, target: str) -> tuple[str, ...]:
         return catalog_names()
     if name == "seeds":
         return SEEDS
-    if ":" in name or name in HOMES:
+    if _is_foreign(name):
         return addresses(name)
     raise ProblemError(f"no suite {name!r}; there are: {', '.join(SUITES)}")
+
+
+def left_out(name: str) -> tuple[LeftOut, ...]:
+    """The entries of a suite that can not be loaded; `suite` does without them."""
+    entries = collections.left_out(name) if _is_foreign(name) else {}
+    return tuple(
+        LeftOut(problem=address, why=entry.why, fault="broken" if entry.status == "broken" else "unsupported")
+        for address, entry in entries.items()
+    )
+
+
+def _is_foreign(name: str) -> bool:
+    return ":" in name or name in HOMES

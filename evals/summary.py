@@ -5,9 +5,10 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.table import Table
+from rich.text import Text
 
 from agent.view import View
-from evals.wording import speedup_words
+from evals.wording import ending_words, speedup_words
 from sandbox.verdict import Passed
 
 
@@ -27,6 +28,7 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
         "passed": sum(1 for attempt in view.attempts if attempt.passed),
         "failures": view.failures,
         "stopped": view.stopped,
+        "fault": view.fault,
     }
     row |= dict.fromkeys(
         ("best_attempt", "speedup", "speedup_low", "speedup_high", "candidate_ms", "confirmed", "kept")
@@ -53,15 +55,17 @@ def summary_table(views: list[View]) -> Table:
     table.add_column("best speedup [95 %]")
     for view in views:
         passed = sum(1 for attempt in view.attempts if attempt.passed)
-        table.add_row(view.problem, f"{passed} of {_judged(view)}", _outcome(view))
+        table.add_row(view.problem, f"{passed} of {_judged(view)}", Text(_outcome(view)))
     return table
 
 
 def _outcome(view: View) -> str:
-    """The best speedup; without one, what came out instead."""
+    """The best speedup; without one, what came out instead. Why a problem could not be judged, or not to the end."""
     if view.best and isinstance(view.best.ruling, Passed):
-        return speedup_words(view.best.ruling)
-    return ", ".join(f"{count} {outcome}" for outcome, count in view.failures.items()) or "-"
+        came = speedup_words(view.best.ruling)
+    else:
+        came = ", ".join(f"{count} {outcome}" for outcome, count in view.failures.items())
+    return "; ".join(filter(None, (came, ending_words(view) if view.fault else ""))) or "-"
 
 
 def _judged(view: View) -> int:

@@ -7,6 +7,7 @@ from rich.tree import Tree
 
 from agent.records import Attempt
 from agent.view import View
+from evals.wording import ending_words
 from sandbox.clean import clean, one_line
 from sandbox.verdict import Passed
 
@@ -18,7 +19,7 @@ def run_tree(title: str, views: Mapping[str, View]) -> Tree:
     tree = Tree(Text(title, style="bold"))
     for name, view in views.items():
         best = view.best
-        ended = f"; {view.stopped}" if view.stopped else ""
+        ended = f"; {ending_words(view)}" if view.stopped else ""
         passed = sum(1 for attempt in view.attempts if attempt.passed)
         branch = tree.add(Text(f"{name}: {passed} of {len(view.attempts)} attempts passed{ended}", style="bold"))
         nodes: dict[int | None, Tree] = {None: branch}

@@ -1,5 +1,7 @@
 """Verdicts in the words of the tables."""
 
+from agent.view import View
+from sandbox.clean import one_line
 from sandbox.verdict import Passed, Verdict
 
 
@@ -17,3 +19,12 @@ def speedup_words(verdict: Passed) -> str:
     """`2.34 x [2.20, 2.41]`."""
     found = verdict.measurement
     return f"{found.speedup:.2f} x [{found.interval.low:.2f}, {found.interval.high:.2f}]"
+
+
+def ending_words(view: View) -> str:
+    """Why the search for a problem ended, `not judged: ...` where no candidate of it could be; empty while it goes on.
+
+    A reason may quote what a reference has raised, so it is made fit for a terminal.
+    """
+    reason = one_line(view.stopped or "")
+    return f"not judged: {reason}" if view.fault else reason

@@ -1,12 +1,14 @@
 """The references of one problem: as many eager processes as there are worker pairs, and one for each compiled mode."""
 
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from problems import Problem
 from sandbox.baseline_times import BaselineTimes
 from sandbox.compiled import compiled_reference
+from sandbox.errors import MachineError
 from sandbox.memory import free_bytes
 from sandbox.reference import Form, ReferenceSession
 from sandbox.room import ON_DEVICE, ON_HOST, Needs, references_kept
@@ -43,18 +45,34 @@ class Baselines:
         self._ways: set[str] = set()
         self.is_seeded = False
         """Whether the reference draws in `forward`, so that both sides are seeded alike before each call."""
+        self._choosing = threading.Lock()
+        self._closed = False
 
     def eager(self, number: int) -> ReferenceSession:
         """The baseline of worker pair `number`; pairs beyond the settings' `worker_pairs` start over with the first."""
         index = number % self._settings.worker_pairs
-        found = self._eager.pop(index, None)
+        found = self._living(index)
         if found is None:
             while self._eager and len(self._eager) >= self.kept:
                 self._end(next(iter(self._eager)))
             changed = index != AS_CONSTRUCTED and "weights" not in self._settings.without
             form = Form(changed_weights=changed)
             found = ReferenceSession(self.problem, self._settings, form, inputs=self._shared_inputs())
-        self._eager[index] = found
+            with self._choosing:
+                late = self._closed
+                if not late:
+                    self._eager[index] = found
+            if late:  # a thread that nobody waits for any more started it
+                found.close()
+                raise MachineError(f"the judging of {self.problem.name} was ended")
+        return found
+
+    def _living(self, index: int) -> ReferenceSession | None:
+        """The one of this number, which is now the most recently used."""
+        with self._choosing:
+            found = self._eager.pop(index, None)
+            if found is not None:
+                self._eager[index] = found
         return found
 
     def placebo(self, number: int) -> ReferenceSession | None:
@@ -165,12 +183,15 @@ class Baselines:
         return bool(self._eager)
 
     def _end(self, index: int) -> None:
-        session = self._eager.pop(index)
+        with self._choosing:
+            session = self._eager.pop(index)
         self._ways |= set(session.exact_ways)
         session.close()
 
     def close(self) -> None:
         """End all of them."""
+        with self._choosing:
+            self._closed = True
         for index in tuple(self._eager):
             self._end(index)
         for session in self._compiled.values():

@@ -14,11 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sandbox.errors import MachineError
-from sandbox.flocks import taken
+from sandbox.flocks import open_own, taken
 
 WAIT_S = 600.0
 POLL_S = 0.02
-OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 @contextmanager
@@ -40,7 +39,7 @@ def measuring(wait_s: float = WAIT_S) -> Iterator[None]:
 @contextmanager
 def _locked(name: str, how: int, wait_s: float) -> Iterator[None]:
     path = Path(tempfile.gettempdir()) / f"kernelwright-{os.getuid()}-processor.{name}"
-    fd = os.open(path, OPEN, 0o600)
+    fd = open_own(path)
     end = time.monotonic() + wait_s
     try:
         while not taken(fd, how):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from sandbox import diagnose
 from sandbox.children import ChildGone, ChildLate
@@ -60,7 +60,8 @@ class Built:
 
     def close(self) -> None:
         """End the workers and remove the work folder."""
-        for session in (self.worker, self.next):
-            if session is not None:
-                session.close()
-        self.folder.close()
+        with ExitStack() as all_of_it:
+            all_of_it.callback(self.folder.close)
+            for session in (self.next, self.worker):
+                if session is not None:
+                    all_of_it.callback(session.close)

@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,9 @@ STEADY = {
 }
 LEAST_FREE_BYTES = 512 * 2**20
 """With less a build would fill the disk, and the candidate would be blamed."""
+GONE_S, AGAIN_S = 3.0, 0.02
+"""How long a folder is tried to be removed. What was killed in it may still be on its way out: the processes of a jail
+go when its first one has gone, and a compiler among them writes until then."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -41,6 +45,7 @@ class HeldFolder:
         self._fd = os.open(self.path, FOLDER)
         with contextlib.suppress(OSError):  # on a disk without locks nobody can take it for a left-over either
             taken(self._fd)
+        _held.add(self)
 
     def __enter__(self) -> Path:
         return self.path
@@ -50,10 +55,26 @@ class HeldFolder:
 
     def close(self) -> None:
         """Remove the folder with all that is in it; its children must have ended."""
-        if self._fd >= 0:
+        if self._fd < 0:
+            return
+        _held.discard(self)
+        end = time.monotonic() + GONE_S
+        remove(self.path)
+        while self.path.exists() and time.monotonic() < end:
+            time.sleep(AGAIN_S)
             remove(self.path)
-            os.close(self._fd)
-            self._fd = -1
+        os.close(self._fd)
+        self._fd = -1
+
+
+_held: set[HeldFolder] = set()
+"""Those that this process holds."""
+
+
+def close_all() -> None:
+    """Remove every folder that this process holds: right before it ends, when its children have been killed."""
+    for folder in list(_held):
+        folder.close()
 
 
 def is_held_kind(name: str) -> bool:
@@ -77,8 +98,12 @@ class WorkFolder:
         try:
             self._held = HeldFolder("work", place)
             self.path = self._held.path
-            for name in PLACES:
-                (self.path / name).mkdir(mode=0o700)
+            try:
+                for name in PLACES:
+                    (self.path / name).mkdir(mode=0o700)
+            except OSError:
+                self._held.close()
+                raise
         except OSError as error:
             raise MachineError(
                 f"no work folder can be made in {place} ({error.strerror}); free some space or set TMPDIR"

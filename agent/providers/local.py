@@ -3,6 +3,7 @@
 The server is a child process that ends with this one. It is asked through the same client as any other server.
 """
 
+import asyncio
 import importlib.util
 import subprocess
 import sys
@@ -26,14 +27,20 @@ START_S = 120.0
 class LocalServer:
     """A server of the weights in a file, on a free port. Close it; it also ends with this process."""
 
-    def __init__(self, model: Path, threads: int = 1) -> None:
-        require_runtime()
-        # -P: nothing that lies beside the script, or where the user happens to be, may pass for a module.
-        command = [sys.executable, "-P", str(SERVER), str(model), "--threads", str(threads)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+    def __init__(self, model: Path, threads: int = 1, process: "subprocess.Popen[str] | None" = None) -> None:
+        """Wait until it can answer, for `START_S` at most; `process` is one that was begun already."""
+        self._process = process or _begun(model, threads)
         self.base_url = self._announced(model)
+
+    @classmethod
+    async def start(cls, model: Path) -> "LocalServer":
+        """The same while other tasks go on. Where whoever waits is cancelled the child is ended."""
+        process = _begun(model)
+        try:
+            return await asyncio.to_thread(cls, model, process=process)
+        except asyncio.CancelledError:
+            process.kill()
+            raise
 
     def close(self) -> None:
         """End the child."""
@@ -63,6 +70,15 @@ class LocalServer:
         return line
 
 
+def _begun(model: Path, threads: int = 1) -> "subprocess.Popen[str]":
+    require_runtime()
+    # -P: nothing that lies beside the script, or where the user happens to be, may pass for a module.
+    command = [sys.executable, "-P", str(SERVER), str(model), "--threads", str(threads)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+
+
 class Local:
     """See the module. The server starts with the first request."""
 
@@ -75,11 +91,12 @@ class Local:
             raise ProviderError(f"there is no model file {self._model}; check the path")
         self._api: Api = api
         self._server: LocalServer | None = None
+        self._starting = asyncio.Lock()
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """See `Provider.complete`."""
         asked = request if request.max_tokens else request.model_copy(update={"max_tokens": LONGEST})
-        reply = await self._asked().complete(asked, ask, prompt)
+        reply = await (await self._asked()).complete(asked, ask, prompt)
         return reply.model_copy(update={"provider": self.name})
 
     def close(self) -> None:
@@ -88,8 +105,9 @@ class Local:
             self._server.close()
             self._server = None
 
-    def _asked(self) -> OpenAIProvider:
-        self._server = self._server or LocalServer(self._model)
+    async def _asked(self) -> OpenAIProvider:
+        async with self._starting:
+            self._server = self._server or await LocalServer.start(self._model)
         return OpenAIProvider(OpenAISettings(base_url=self._server.base_url, api_key_env="", api=self._api))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from evals.executors.protocol import Device, ExecutorError
 from evals.harness import Conditions
 from sandbox.errors import MachineError
+from sandbox.flocks import open_own
 from sandbox.machine import processor_name
 from sandbox.settings import Settings
 
@@ -98,7 +99,7 @@ def _cuda_names() -> list[str]:
 def device_turn(kind: str, part: str = "") -> Iterator[None]:
     """Wait until no other process of this user times on the device: two at once would slow each other.
 
-    A part of a device is taken beside its other parts, but never beside the whole.
+    A part of a device is taken beside its other parts, but never beside the whole. Raises `MachineError`.
     """
     with ExitStack() as held:
         _lock(held, kind, fcntl.LOCK_SH if part else fcntl.LOCK_EX)
@@ -110,5 +111,6 @@ def device_turn(kind: str, part: str = "") -> Iterator[None]:
 def _lock(held: ExitStack, name: str, how: int) -> None:
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"kernelwright-{os.getuid()}-{digest}.turn"
-    file = held.enter_context(path.open("a"))
-    fcntl.flock(file, how)
+    fd = open_own(path)
+    held.callback(os.close, fd)
+    fcntl.flock(fd, how)

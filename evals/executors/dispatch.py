@@ -207,7 +207,8 @@ class Dispatcher:
             if not job.future.done():
                 job.future.set_result(DeviceVerdict(answer.verdict, device))
             return
-        error = Unjudged(answer.trouble or "the worker gave no reason", answer.broken_problem, answer.machine_lacks)
+        why = answer.trouble or "the worker gave no reason"
+        error = Unjudged(why, answer.broken_problem, answer.machine_lacks, answer.unsupported)
         if error.whole_problem:
             self._broken[job.work.problem.digest] = error
         _fail(job, error)

@@ -3,9 +3,14 @@
 import asyncio
 from collections.abc import Mapping
 
+from pydantic import ValidationError
+
 from evals.executors.order import Order
 from evals.executors.protocol import Answer, Lost, Question
 from evals.line_process import Ended, LineProcess
+
+SERVING = "evals.executors.serving"
+"""The module that the process runs."""
 
 
 class WorkerProcess:
@@ -31,22 +36,26 @@ class WorkerProcess:
         return self._process.asked if self._process is not None else 0
 
     async def ask(self, question: Question) -> Answer:
-        """The worker's answer. Raises `Lost` where its process ends before that."""
+        """The worker's answer. Raises `Lost` where its process ends before that, or says what is none."""
         process = await self.start()
         try:
             said = await process.ask({"question": question.model_dump(mode="json")})
-        except Ended:
-            raise Lost("the worker's process has ended") from None
-        return Answer.model_validate(said["answer"])
+            return Answer.model_validate(said.get("answer"))
+        except Ended as error:
+            raise Lost(f"its worker was lost: {error}") from None
+        except ValidationError:
+            process.lose("the process wrote what is no answer")
+            raise Lost("its worker was lost: the process wrote what is no answer") from None
 
     async def start(self) -> LineProcess:
         """The process, which has just been started where it was not running; asking does this too."""
         async with self._starting:
-            if self._process is None or self._process.has_ended:
+            if self._process is not None and self._process.has_ended:
+                await self._process.close()
+                self._process = None
+            if self._process is None:
                 arguments = str(self._threads), self._order.model_dump_json()
-                self._process = await LineProcess.start(
-                    "evals.executors.serving", *arguments, environment=self._environment
-                )
+                self._process = await LineProcess.start(SERVING, *arguments, environment=self._environment)
             return self._process
 
     async def close(self) -> None:

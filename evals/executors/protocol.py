@@ -39,12 +39,16 @@ class ProductGone(Lost):
 class Unjudged(Exception):
     """There is no verdict: the problem or the machine can not be used. Not the candidate's fault; one sentence."""
 
-    def __init__(self, message: str, whole_problem: bool = False, machine_lacks: bool = False) -> None:
+    def __init__(
+        self, message: str, whole_problem: bool = False, machine_lacks: bool = False, unsupported: bool = False
+    ) -> None:
         super().__init__(message)
         self.whole_problem = whole_problem
         """Whether no candidate of the problem can have one."""
         self.machine_lacks = machine_lacks
         """Whether another machine could give one."""
+        self.unsupported = unsupported
+        """Whether the problem is sound for itself."""
 
 
 class Device(Record):
@@ -92,6 +96,8 @@ class Answer(Record):
     """Why there is no verdict, in one sentence."""
     broken_problem: bool = False
     """Whether the trouble is the problem's own."""
+    unsupported: bool = False
+    """Whether the problem is sound for itself, and asks for more than can be judged here."""
     machine_lacks: bool = False
     """Whether the trouble is that the worker's machine lacks something."""
 

@@ -13,7 +13,7 @@ from evals.executors.order import Order
 from evals.executors.parcel import is_kept, pack, unpack
 from evals.executors.protocol import Question
 from sandbox.machine import processor_name
-from sandbox.own_process import become_a_judge
+from sandbox.own_process import become_a_judge, rest_between_loops
 
 if TYPE_CHECKING:
     from evals.executors.worker import Worker
@@ -27,6 +27,7 @@ class DeviceWorker:
 
     def __init__(self, chosen: dict[str, Any], counts: dict[str, int], kinds: list[str]) -> None:
         """`counts`: devices by node; `kinds`: declared ones by ordinal, empty for what is there."""
+        rest_between_loops()  # a GPU's name, which the order holds, is asked of torch
         context = importlib.import_module("ray").get_runtime_context()
         node, ids = context.get_node_id(), context.get_accelerator_ids().get("GPU", [])
         ordinal = int(ids[0]) if ids and ids[0].isdigit() else 0

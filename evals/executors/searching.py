@@ -3,7 +3,7 @@
 from evals.executors.dispatch import Dispatcher
 from evals.executors.protocol import Unjudged, Work
 from problems import Problem
-from sandbox.errors import BrokenProblem, MachineError
+from sandbox.errors import BrokenProblem, MachineError, UnsupportedProblem
 from sandbox.verdict import Candidate, Passed, Verdict
 
 
@@ -19,7 +19,8 @@ class ExecutorEvaluator:
         try:
             return (await self._dispatcher.judge(work)).verdict
         except Unjudged as error:
-            raise (BrokenProblem if error.whole_problem else MachineError)(str(error)) from None
+            broken = UnsupportedProblem if error.unsupported else BrokenProblem
+            raise (broken if error.whole_problem else MachineError)(str(error)) from None
 
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
         """Median ms of a check of each, one after the other; None where one failed."""

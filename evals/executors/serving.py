@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any
 
 from evals.executors.order import Order
-from evals.executors.protocol import Question
+from evals.executors.protocol import Answer, Question
 from sandbox.child import keeper
 from sandbox.own_process import become_a_judge
+from sandbox.workfolder import close_all
 
 if TYPE_CHECKING:
     from evals.executors.worker import Worker
@@ -45,14 +46,24 @@ class Serving:
         self._pool.submit(self._answer, message["id"], message["question"])
 
     def _answer(self, number: int, question: dict[str, Any]) -> None:
-        if number not in self._cancelled:
+        try:
+            if number not in self._cancelled:
+                line = json.dumps({"id": number, "answer": self._answered(question)})
+                # A driver that no longer reads has lost this process: it ends its input too, or kills it.
+                with self._writing, contextlib.suppress(OSError):
+                    self._out.write(line + "\n")
+                    self._out.flush()
+        finally:
+            self._cancelled.discard(number)
+            self._working.discard(number)
+
+    def _answered(self, question: dict[str, Any]) -> dict[str, Any]:
+        """As JSON. A question that can not be answered is answered too: somebody waits for each."""
+        try:
             answer = self._worker.answer(Question.model_validate(question))
-            line = json.dumps({"id": number, "answer": answer.model_dump(mode="json", exclude_none=True)})
-            with self._writing, contextlib.suppress(BrokenPipeError):
-                self._out.write(line + "\n")
-                self._out.flush()
-        self._cancelled.discard(number)
-        self._working.discard(number)
+        except Exception as error:
+            answer = Answer(trouble=f"the question could not be answered ({type(error).__name__}); please report it")
+        return answer.model_dump(mode="json", exclude_none=True)
 
     def stop(self) -> bool:
         """End every child, so that each thread comes to its own end and cleans up; whether all did in time."""
@@ -88,8 +99,12 @@ def main() -> None:
 
     serving = Serving(int(sys.argv[1]), Worker(order), out)
     for line in sys.stdin:
+        if not line.endswith("\n"):
+            break  # the driver was killed while it wrote
         serving.take(json.loads(line))
     serving.stop()
+    end_children()
+    close_all()  # what a thread that hangs, or is late on a busy machine, would have removed
     os._exit(0)  # a thread that hangs must not keep us; the children's keepers end them once this process is gone
 
 

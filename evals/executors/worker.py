@@ -8,21 +8,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
+from agent.evaluation import SCREENING
 from evals.executors.devices import device_of, device_turn
 from evals.executors.order import Order
 from evals.executors.protocol import Answer, Question, Work
 from evals.executors.warmth import KEPT
 from problems import Problem
-from sandbox.errors import BrokenProblem, MachineError, SandboxError
+from sandbox.errors import BrokenProblem, MachineError, SandboxError, UnsupportedProblem
+from sandbox.exhausted import within_memory
 from sandbox.judge import Judge
 from sandbox.machine import require_tools
 from sandbox.settings import Settings
 from sandbox.verdict import Verdict
 
-CHECKING: dict[str, Any] = {"min_pairs": 4, "max_pairs": 4, "worker_pairs": 1, "compiled": ()}
-"""What the settings become for a check: enough to see whether a candidate is right, and about how fast."""
 GIVING_UP_S = 0.02
 
 
@@ -52,9 +51,13 @@ class Worker:
         """Never raises for what a candidate, a problem or this machine does: that is an answer too."""
         try:
             require_tools(question.work.candidate.language)
-            return self._build(question.work) if question.stage == "build" else self._run(question)
+            work = question.work
+            begin = (lambda: self._build(work)) if question.stage == "build" else (lambda: self._run(question))
+            return within_memory(work.problem, begin)
         except BrokenProblem as error:
-            return Answer(trouble=str(error), broken_problem=True)
+            self._forget(question.work.problem)
+            unsupported = isinstance(error, UnsupportedProblem)
+            return Answer(trouble=str(error), broken_problem=True, unsupported=unsupported)
         except SandboxError as error:
             return Answer(trouble=str(error), machine_lacks=isinstance(error, MachineError))
         except Exception as error:  # one candidate, whatever it met, must not end a batch of thousands
@@ -83,7 +86,7 @@ class Worker:
     def _run(self, question: Question) -> Answer:
         work, settings = question.work, self.settings
         if question.stage == "check":
-            settings = settings.model_copy(update=CHECKING)
+            settings = settings.model_copy(update=SCREENING)
         if work.fresh or question.stage == "check":
             with Judge(work.problem, settings) as judge:
                 with self._device:
@@ -108,15 +111,22 @@ class Worker:
         kind = device.kind if device else device_of(self.settings)
         part = "" if device is None or self.order.alone else str(device.ordinal)
 
+        failed: list[MachineError] = []
+
         def hold() -> None:
-            with device_turn(kind, part):
-                granted.set()
-                done.wait()
+            try:
+                with device_turn(kind, part):
+                    granted.set()
+                    done.wait()
+            except MachineError as error:
+                failed.append(error)
 
         waiting = threading.Thread(target=hold, daemon=True)
         waiting.start()
         try:
             while not granted.wait(GIVING_UP_S):
+                if failed:
+                    raise failed[0]
                 if self._stopping.is_set() or not waiting.is_alive():
                     raise MachineError("the judging was stopped before its turn on the device came")
             yield

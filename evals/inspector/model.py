@@ -12,7 +12,7 @@ from agent.records import Attempt
 from agent.view import View, fold
 from evals.collecting import level_of
 from evals.measured import EAGER
-from evals.wording import verdict_words
+from evals.wording import ending_words, verdict_words
 from problems import Problem
 from sandbox.report import report
 from sandbox.verdict import Pairing, Passed, Verdict
@@ -57,6 +57,7 @@ class RunModel:
                 "model": str(search.get("model", "unknown")),
                 "strategy": str(search.get("strategy", "unknown")),
                 "target": str(search.get("target", "unknown")),
+                "left_out": header.config.get("left_out") or [],
             },
             "problems": [self._problem(problem) for problem in self.problems.values()],
         }
@@ -69,7 +70,8 @@ class RunModel:
         shown = ("name", "title", "family", "size", "digest", "precision", "operators", "direction")
         return {name: getattr(problem, name) for name in shown} | {
             "level": level_of(problem.name),
-            "stopped": view.stopped,
+            "stopped": ending_words(view) or None,
+            "fault": view.fault,
             "weak": next((status for status in statuses if status is not None), None),
             "best": best.number if best else None,
             "speedups": _sides(verdict),

@@ -121,7 +121,7 @@ def _row(name: str, view: View, axis: Axis, top: int) -> str:
     if best is not None:
         parts += [_best(best, axis, middle)]
     else:
-        parts += [_text(RIGHT + 16, middle + 4, "none right yet", "quiet")]
+        parts += [_text(RIGHT + 16, middle + 4, "not judged" if view.fault else "none right yet", "quiet")]
     return "\n".join(part for part in parts if part)
 
 

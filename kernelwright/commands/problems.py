@@ -78,10 +78,12 @@ def check(
     """Run each problem, and hold trivial answers against it. Exit code 1 unless all are ok."""
     from problems import ProblemError, catalog_names, load_problem
     from sandbox.errors import BrokenProblem, UnsupportedProblem
+    from sandbox.own_process import become_a_judge
     from sandbox.settings import Settings
 
     wanted = paths or list(catalog_names())
     _require_named(wanted, size)
+    become_a_judge()
     counts: dict[str, int] = {}
     collections, loose = _parted(wanted)
     for path in collections:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.running import go
+from kernelwright.commands.running import go, set_up
 
 
 def resume(
@@ -14,8 +14,12 @@ def resume(
         bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
     ] = False,
 ) -> None:
-    """Go on where a run was stopped. What is done is not done again. Exit code 1 if a problem got no right kernel."""
+    """Go on where a run was stopped. What is done is not done again; what could not be judged is tried again.
+
+    Exit code 1 if a problem got no right kernel.
+    """
     from evals.running import Running
 
     with Running.resume(folder) as running:
+        set_up(running.plan)
         go(running, folder, as_json)

@@ -8,7 +8,7 @@ import typer
 from kernelwright.commands.answering import Answering, answering
 from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_tools, executor_choice
 from kernelwright.commands.policies import jail_policy
-from kernelwright.commands.running import go
+from kernelwright.commands.running import go, set_up
 from kernelwright.commands.searching import checked_config, search_options
 from kernelwright.endings import UserMistake
 
@@ -88,11 +88,12 @@ def run(
 ) -> None:
     """Search for a faster kernel for each problem. With no model, play back the recorded answers, judged afresh.
 
-    Exit code 1 if a problem got no right kernel.
+    Exit code 1 if a problem got no right kernel, be it that it could not be judged.
     """
     from agent.prices import load_prices
     from evals.prompting import default_size
     from evals.running import FOR_RECORDED, Plan, Running, new_folder
+    from evals.suites import left_out
     from evals.suites import suite as problems_of
     from problems import load_problem
     from prompts import SECTION_NAMES
@@ -124,7 +125,9 @@ def run(
         executor=executor_choice(executor, address, devices, kind),
         search=checked_config(config),
         provider=answers,
+        left_out=left_out(suite) if suite else (),
     )
     place = new_folder(out)
+    set_up(plan)
     with Running.start(place, found, plan) as running:
         go(running, place, as_json)

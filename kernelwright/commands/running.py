@@ -15,32 +15,46 @@ LOG_WIDTH = 180
 
 if TYPE_CHECKING:
     from agent.view import View
-    from evals.running import Running
+    from evals.running import Plan, Running
+
+
+def set_up(plan: "Plan") -> None:
+    """Make this process what the plan needs. Call it before a run is started: that imports torch, for its version."""
+    from evals.executors.choosing import Choice
+    from sandbox.own_process import become_a_judge, protect_this_process, rest_between_loops
+
+    if plan.executor == Choice():
+        become_a_judge(plan.judging.threads)
+    else:  # judged elsewhere; the keys to models are here
+        rest_between_loops()
+        protect_this_process()
 
 
 def go(running: "Running", folder: Path, as_json: bool) -> None:
-    """Search all problems of the run and print what came of it. Exit code 1 if a problem got no right kernel."""
+    """Search all problems of the run and print what came of it. Exit code 1 if a problem got no right kernel.
+
+    A problem that could not be judged is one of those, and so is an entry of a suite that could not be read.
+    """
     from rich.console import Console
+    from rich.text import Text
 
-    from evals.executors.choosing import Choice
     from evals.progress import Progress
-    from sandbox.own_process import become_a_judge, protect_this_process
+    from evals.wording import ending_words
 
-    if running.plan.executor == Choice():
-        become_a_judge(running.plan.judging.threads)
-    else:  # judged elsewhere; the keys to models are here
-        protect_this_process()
     console = Console(stderr=as_json)
     names = tuple(problem.name for problem in running.problems)
     plan = running.plan.search
     count = "1 problem" if len(names) == 1 else f"{len(names)} problems"
     intro = f"run {folder}: {count}, target {plan.target}, answers from {plan.model}"
     console.print(intro, highlight=False, soft_wrap=True)
+    left_out = running.left_out()
+    for view in left_out:
+        console.print(Text(f"{view.problem}: {ending_words(view)}"), soft_wrap=True)
     try:
         with Progress(names, console) as progress:
             for name in names:
                 progress.take_over(name, list(running.log.events(name)))
-            views = asyncio.run(running.search_all(progress.event))
+            views = asyncio.run(running.search_all(progress.event)) + left_out
     except KeyboardInterrupt:
         end(INTERRUPTED, f"stopped; what is done is kept, go on with: {own_command()} resume {folder}")
     except Exception:

@@ -76,6 +76,7 @@ def score(
     files, strangers = collect_candidates(candidates, {**collected.problems, **collected.broken})
     chosen = [file for file in files if part is None or part.has(file)]
     _tell_strangers(candidates, files, strangers)
+    _tell_unread(collected, files)
     gpu = on_device(chosen, size)
     if gpu and size is None:
         collected = collect_problems(problems, "gpu" if problems in catalog_names() else None)
@@ -151,16 +152,28 @@ def _tell_strangers(folder: Path, files: "list[CandidateFile]", strangers: list[
         typer.echo(f"kernelwright: {len(strangers)} files belong to no problem ({shown}); {rule}", err=True)
 
 
+def _tell_unread(collected: "Collected", files: "list[CandidateFile]") -> None:
+    """A word on problem files that can not be read and have no candidate whose line would say so."""
+    named = {file.problem for file in files}
+    unread = [f"{name}: {why}" for name, why in collected.broken.items() if name not in named]
+    if unread:
+        shown = "; ".join(unread[:3]) + ("; ..." if len(unread) > 3 else "")
+        typer.echo(f"kernelwright: {len(unread)} files are no problem that can be read ({shown})", err=True)
+
+
 def _tell(progress: "BatchProgress", collected: "Collected", out: Path) -> None:
     from rich.console import Console
+    from rich.text import Text
 
-    from evals.batch_tables import batch_table
+    from evals.batch_tables import batch_table, unjudged_lines
     from kernelwright.commands.running import LOG_WIDTH
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)
     console.print(batch_table(progress.done, collected.problems))
+    for line in unjudged_lines(progress.done):
+        console.print(Text(line), soft_wrap=True)
     unjudged = sum(1 for one in progress.done if one.measured is None)
     if unjudged:
         files = "1 file has" if unjudged == 1 else f"{unjudged} files have"

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from problems.formats import flashinfer, kernelbench, kernelbot, robust
-from problems.formats.reading import Format, Reading
+from problems.formats.reading import Entry, Format, Reading
 from problems.formats.selection import select
 from problems.problem import Problem, ProblemError
 
@@ -75,13 +75,23 @@ def addresses(suite: str) -> tuple[str, ...]:
 
     Raises `ProblemError`, also where a chosen problem can not be judged.
     """
-    place, _, selection = suite.rpartition(":") if ":" in suite else (suite, "", "")
-    path = find_collection(place)
-    chosen = select(_reading(path, _changed(path)).entries, selection)
+    path, chosen = _chosen(suite)
     for entry in chosen:
         if entry.problem is None and len(chosen) == 1:
             raise ProblemError(f"{entry.id} of {path} is {entry.status}: {entry.why}")
     return tuple(f"{path}{SEPARATOR}{entry.id}" for entry in chosen if entry.problem is not None)
+
+
+def left_out(suite: str) -> dict[str, Entry]:
+    """By address, what the same selection names and `addresses` leaves out: each entry's `status` and `why` tell."""
+    path, chosen = _chosen(suite)
+    return {f"{path}{SEPARATOR}{entry.id}": entry for entry in chosen if entry.problem is None}
+
+
+def _chosen(suite: str) -> tuple[Path, list[Entry]]:
+    place, _, selection = suite.rpartition(":") if ":" in suite else (suite, "", "")
+    path = find_collection(place)
+    return path, select(_reading(path, _changed(path)).entries, selection)
 
 
 def load_address(address: str) -> Problem:

@@ -9,6 +9,7 @@ from agent.engine import Parts
 from agent.log import RunLog, Setting
 from agent.providers.batchfile import Deferred
 from agent.providers.protocol import Waiting
+from agent.replaying import replay
 from agent.simulation.clock import run_simulated
 from agent.simulation.landscape import Assumptions
 from agent.simulation.many import SOURCE, run_many
@@ -16,6 +17,7 @@ from agent.simulation.parts import SimulatedEvaluator, SimulatedProvider
 from agent.strategies import load_strategy
 from problems import Problem
 from prompts import TargetVersions, cpu_sheet
+from sandbox.errors import BrokenProblem, MachineError, UnsupportedProblem
 
 CONFIG = SearchConfig(model="m", attempts=6, drafts=2, patience=3, problems_at_once=2, runner_up=0)
 PROBLEMS = [
@@ -29,7 +31,7 @@ def ran(folder, config, problems=PROBLEMS, **changes):
         parts = Parts(
             strategy=load_strategy(config.strategy, config),
             provider=changes.get("provider") or SimulatedProvider(),
-            evaluator=SimulatedEvaluator(seconds=2.0),
+            evaluator=changes.get("evaluator") or SimulatedEvaluator(seconds=2.0),
             log=log,
             config=config,
             brief_for=BriefMaker(cpu_sheet("simulated", 2, [], {}), TargetVersions(), log),
@@ -118,3 +120,85 @@ class Broken(SimulatedProvider):
 def test_an_error_goes_before_a_wait(tmp_path):
     with pytest.raises(NotImplementedError):
         ran(tmp_path / "run", CONFIG.model_copy(update={"problems_at_once": 4}), provider=Broken())
+
+
+class Refusing(SimulatedEvaluator):
+    """Can not judge some problems."""
+
+    def __init__(self, errors):
+        super().__init__(seconds=2.0)
+        self.errors = errors
+
+    async def evaluate(self, problem, candidate, *, fresh=False):
+        if problem.name in self.errors:
+            raise self.errors[problem.name]
+        return await super().evaluate(problem, candidate, fresh=fresh)
+
+
+class TooLarge(UnsupportedProblem):
+    """Any kind of refusal that is told apart later."""
+
+
+TWO_REFUSED = {
+    "made_up_1": BrokenProblem("the reference does not run; correct the problem file"),
+    "made_up_2": TooLarge("it needs more memory than there is; use a smaller size"),
+}
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_problem_that_can_not_be_judged_ends_its_own_search_alone(tmp_path, at_once):
+    config = CONFIG.model_copy(update={"problems_at_once": at_once})
+    views, events, _ = ran(tmp_path / "run", config, evaluator=Refusing(TWO_REFUSED))
+    assert [view.fault for view in views] == [None, "broken", "unsupported", None]
+    assert [view.stopped for view in views][1:3] == [str(error) for error in TWO_REFUSED.values()]
+    assert [bool(view.best) for view in views] == [True, False, False, True]
+    assert [event.body.fault for event in events if event.kind == "stopped"].count(None) == 2
+
+
+def test_what_could_not_be_judged_is_tried_again_by_a_later_search(tmp_path):
+    ran(tmp_path / "run", CONFIG, evaluator=Refusing(TWO_REFUSED))
+    views = gone_on(tmp_path / "run", Refusing({"made_up_2": TWO_REFUSED["made_up_2"]}))
+    assert [view.fault for view in views] == [None, None, "unsupported", None]
+    assert views[1].best is not None
+
+
+def gone_on(folder, evaluator):
+    with RunLog.open(folder) as log:
+        parts = Parts(
+            strategy=load_strategy(CONFIG.strategy, CONFIG),
+            provider=SimulatedProvider(),
+            evaluator=evaluator,
+            log=log,
+            config=CONFIG,
+            brief_for=BriefMaker(cpu_sheet("simulated", 2, [], {}), TargetVersions(), log),
+        )
+        run_simulated(Batch(log, CONFIG, lambda problem: parts).search(PROBLEMS))
+        return views_of(log)
+
+
+def lacking(*names):
+    return Refusing({name: MachineError(f"no memory can be lent for {name}; end what uses it") for name in names})
+
+
+def test_what_the_machine_lacks_for_one_problem_ends_no_other(tmp_path):
+    views, *_ = ran(tmp_path / "run", CONFIG, evaluator=lacking("made_up_3"))
+    assert [view.fault for view in views] == [None, None, None, "machine"]
+
+
+def test_a_machine_that_can_judge_nothing_ends_the_run(tmp_path):
+    one_by_one = CONFIG.model_copy(update={"problems_at_once": 1})
+    with pytest.raises(MachineError, match="for made_up_2"):
+        ran(tmp_path / "run", one_by_one, evaluator=lacking(*(problem.name for problem in PROBLEMS)))
+    with RunLog.open(tmp_path / "run") as log:
+        assert [view.fault for view in views_of(log)] == ["machine"] * 3 + [None]
+
+
+def test_a_run_without_any_verdict_for_want_of_the_machine_is_the_machines(tmp_path):
+    with pytest.raises(MachineError, match="for made_up_0"):
+        ran(tmp_path / "run", CONFIG, problems=PROBLEMS[:1], evaluator=lacking("made_up_0"))
+
+
+def test_a_run_with_problems_that_could_not_be_judged_replays(tmp_path):
+    ran(tmp_path / "run", CONFIG, evaluator=Refusing(TWO_REFUSED))
+    with RunLog.open(tmp_path / "run") as log:
+        assert replay(log, tmp_path / "again").digest == log.digest()

@@ -105,6 +105,62 @@ def gone(pid):
     return False
 
 
+SLOW_SERVER = """
+import sys, time
+from pathlib import Path
+
+gate = Path(sys.argv[1])
+while gate.read_text() == "closed":
+    time.sleep(0.01)
+print(gate.read_text(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def slow_start(tmp_path, monkeypatch):
+    """The model's file, which a stand-in for the server takes for a gate: it starts once there is an address in it."""
+    (tmp_path / "server.py").write_text(SLOW_SERVER)
+    (tmp_path / "gate").write_text("closed")
+    monkeypatch.setattr("agent.providers.local.SERVER", tmp_path / "server.py")
+    monkeypatch.setattr("agent.providers.local.RUNTIME", "json")
+    monkeypatch.setattr("agent.providers.local.START_S", 20.0)
+    return tmp_path / "gate"
+
+
+def test_other_problems_go_on_while_the_server_starts(slow_start, model_server):
+    """What opens the gate is another task: did the loop stand still, the server would never start."""
+
+    async def both():
+        asking = [asyncio.create_task(provider.complete(QUESTION, ASK, PROMPT)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        slow_start.write_text(model_server("hello").base_url)
+        return await asyncio.gather(*asking)
+
+    provider = Local(slow_start)
+    replies = asyncio.run(both())
+    process = provider._server._process
+    provider.close()
+    assert [reply.text for reply in replies] == ["hello"] * 2
+    assert process.poll() is not None
+
+
+def test_a_run_that_is_stopped_while_the_server_starts_ends_it(slow_start, monkeypatch):
+    begun = []
+    popen = subprocess.Popen
+    monkeypatch.setattr("subprocess.Popen", lambda *words, **more: begun.append(popen(*words, **more)) or begun[-1])
+
+    async def stopped():
+        asking = asyncio.create_task(Local(slow_start).complete(QUESTION, ASK, PROMPT))
+        while not begun:
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    asyncio.run(stopped())
+    assert begun[0].wait(10) != 0
+
+
 def test_a_file_that_is_no_model_is_told(tmp_path):
     pytest.importorskip("xllamacpp")
     (tmp_path / "model.gguf").write_text("no model")

@@ -5,12 +5,16 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from agent.events import Kept, Resumed, Stopped
-from agent.log import RunLog, RunLogError
+from agent.log import DATABASE, RunLog, RunLogError
 from tests.agent.search_parts import PROBLEM, SETTING, new_log, searched
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +132,17 @@ def test_a_write_takes_the_write_lock_before_anything_else(log):
     log._connection.set_trace_callback(statements.append)
     log.append(Resumed(problem=PROBLEM.name), blobs=["text"])
     assert (statements[0], statements[-1]) == ("BEGIN IMMEDIATE", "COMMIT")
+
+
+def test_an_event_bears_the_time_at_which_it_could_be_written(log):
+    """Else events of two processes that write at once would not be in the order of their times."""
+    with closing(sqlite3.connect(log.folder / DATABASE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        waiting = ThreadPoolExecutor(1).submit(log.append, Stopped(problem=PROBLEM.name, reason="done"))
+        time.sleep(0.2)
+        let_go = datetime.now(UTC)
+        other.execute("COMMIT")
+    assert waiting.result().time >= let_go
 
 
 def test_the_file_is_in_wal_mode(log):

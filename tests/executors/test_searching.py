@@ -9,7 +9,7 @@ from evals.executors.protocol import Answer, ExecutorError
 from evals.executors.searching import ExecutorEvaluator
 from evals.executors.simulated import VERDICT, SimulatedExecutor, Times
 from problems import Problem
-from sandbox.errors import BrokenProblem, MachineError
+from sandbox.errors import BrokenProblem, MachineError, UnsupportedProblem
 from sandbox.machine import processor_name
 from sandbox.settings import Settings
 from sandbox.verdict import Candidate
@@ -50,6 +50,11 @@ def test_the_engine_gets_the_verdict():
 def test_the_engine_hears_whether_the_problem_or_the_machine_is_at_fault(whole, error):
     with pytest.raises(error, match="no compiler"):
         evaluated(Answer(trouble="no compiler", broken_problem=whole))
+
+
+def test_the_engine_hears_that_a_sound_problem_asks_for_too_much():
+    with pytest.raises(UnsupportedProblem, match="too large"):
+        evaluated(Answer(trouble="too large", broken_problem=True, unsupported=True))
 
 
 def test_a_candidate_that_fails_a_check_has_no_time():

@@ -178,3 +178,41 @@ def test_a_reference_that_does_not_start_leaves_no_folder(settings):
     with pytest.raises(MachineError):
         ReferenceSession(load_problem("rms_norm", "cpu"), settings, folder=folder)
     assert not folder.path.exists()
+
+
+def test_a_folder_to_which_something_is_written_while_it_is_removed_is_removed(tmp_path, monkeypatch):
+    """Killed processes of a jail are on their way out for a moment, longer on a busy machine, and write until then."""
+    late, remove_folder = [f"object-{number}.o" for number in range(3)], Path.rmdir
+
+    def rmdir(path):
+        if path.parent == tmp_path and late:
+            (path / late.pop()).touch()
+        remove_folder(path)
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    HeldFolder("work", str(tmp_path)).close()
+    assert (list(tmp_path.iterdir()), late) == ([], [])
+
+
+def test_a_work_folder_that_can_not_be_laid_out_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sandbox.workfolder.PLACES", ("home", "home"))
+    with pytest.raises(MachineError, match="no work folder can be made"):
+        WorkFolder()
+    assert list(tmp_path.iterdir()) == []
+
+
+CLOSING = """
+import os, sys
+from sandbox.workfolder import WorkFolder, close_all
+
+first, second = WorkFolder(), WorkFolder()
+first.close()
+close_all()
+os._exit(0)
+"""
+
+
+def test_a_process_that_ends_with_work_in_its_threads_removes_its_folders(tmp_path):
+    subprocess.run([sys.executable, "-c", CLOSING], cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, check=True)
+    assert list(tmp_path.iterdir()) == []

@@ -29,6 +29,7 @@ function runPage(index) {
       ["tokens", sum(attempts.map((one) => one.tokens))?.toLocaleString("en")], ["commit", run.commit]]),
     h("div", { class: "pair" }, fastCurve(problems), histogram(counts)),
     h("h2", {}, "Problems"), problemTable(problems),
+    run.left_out.map((one) => h("p", { class: "warning" }, `${one.problem} was left out: ${one.why}`)),
     h("h2", {}, "Attempts"), attemptTable(attempts, true),
     fold("Configuration and versions", () => h("pre", { tabindex: 0 }, jsonText({ config: run.config, versions: run.versions }))),
   ];
@@ -84,6 +85,7 @@ async function problemPage(index, name) {
   return [
     h("p", { class: "trail" }, h("a", { href: "#/" }, index.run.id)),
     h("h1", {}, problem.name), h("p", {}, problem.title),
+    problem.fault ? h("p", { class: "warning" }, problem.stopped) : null,
     problem.weak?.length ? h("p", { class: "warning" }, `A weak problem, not ranked: ${problem.weak.join("; ")}.`) : null,
     facts([["family", problem.family], ["size", problem.size], ["precision", problem.precision], ["operators", problem.operators], ["direction", problem.direction],
       ["best", problem.best === null ? "none" : h("a", { href: link(problem.best) }, `attempt ${problem.best}, ${times(problem.speedups.best)}`)],

@@ -1,0 +1,100 @@
+"""What has to hold before torch is imported holds in each command that judges, and in each process that it starts."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.model_server import fenced
+from tests.texts import PROBLEM, RIGHT
+
+pytestmark = pytest.mark.slow
+WATCH = """
+import ctypes, json, os, sys
+
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch._C":  # what finds torch and does not import it never asks for this
+            get_dumpable = 3
+            dumpable = ctypes.CDLL(None).prctl(get_dumpable, 0, 0, 0, 0)
+            said = {"argv": sys.argv, "policy": os.environ.get("OMP_WAIT_POLICY"), "dumpable": dumpable}
+            with open(os.environ["TORCH_IMPORTS"], "a") as file:
+                file.write(json.dumps(said) + chr(10))
+
+
+sys.meta_path.insert(0, Watch())
+"""
+
+
+@pytest.fixture
+def watched(kernelwright, tmp_path):
+    """Runs a command; how each process of ours stood when it imported torch. Jailed children are not watched."""
+    (tmp_path / "watch").mkdir()
+    (tmp_path / "watch/sitecustomize.py").write_text(WATCH)
+    for name, text in {
+        "problem.py": PROBLEM,
+        "right.py": RIGHT,
+        "tasks/sum.py": PROBLEM,
+        "ours/sum/a.py": RIGHT,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def call(*words):
+        seen = tmp_path / "imports"
+        seen.write_text("")
+        root = str(Path(__file__).parent.parent.parent)
+        path = os.pathsep.join([str(tmp_path / "watch"), root, os.environ.get("PYTHONPATH", "")])
+        done = kernelwright(*words, PYTHONPATH=path, TORCH_IMPORTS=str(seen))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [json.loads(line) for line in seen.read_text().splitlines()]
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def no_policy_of_the_users(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+
+
+def stood_ready(imports):
+    assert imports, "no process imported torch, so nothing is shown"
+    for one in imports:
+        assert (one["policy"], one["dumpable"]) == ("passive", 0), one
+
+
+COMMANDS = {
+    "judge": ("judge", "problem.py", "right.py"),
+    "score": ("score", "tasks", "ours"),
+    "problems check": ("problems", "check", "problem.py"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_judges_is_set_up_before_it_imports_torch(watched, name):
+    stood_ready(watched(*COMMANDS[name]))
+
+
+@pytest.fixture
+def asking(model_server):
+    server = model_server(fenced(RIGHT))
+    return ("--model", "m", "--base-url", server.base_url, "--attempts", 1, "--out", "out")
+
+
+def test_a_run_is_set_up_before_it_imports_torch_and_so_is_what_goes_on_with_it(watched, asking):
+    stood_ready(watched("run", "problem.py", *asking))
+    stood_ready(watched("resume", "out"))
+    stood_ready(watched("leaderboard", "out", "--verify", 1))
+
+
+def test_a_run_on_workers_of_its_own_sets_them_up_and_itself(watched, asking):
+    imports = watched("run", "problem.py", "--devices", 1, *asking)
+    stood_ready(imports)
+    assert len(imports) > 1
+
+
+def test_a_replay_judges_nothing(watched, asking):
+    watched("run", "problem.py", *asking)
+    assert watched("replay", "out") == []

@@ -1,0 +1,67 @@
+"""A problem that could not be judged, in every place that shows a run."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from agent.events import Resumed, Stopped
+from agent.log import RunLog
+from agent.view import fold
+from evals.inspector.model import RunModel
+from evals.inspector.picture import picture
+from evals.progress import Progress, line_of
+from evals.suites import LeftOut
+from evals.summary import summary_rows, summary_table
+from tests.agent.search_parts import PROBLEM, SETTING
+
+WHY = "the reference of doubled does not run: no [room] \x1b[2J; correct the problem file"
+TOLD = "not judged: the reference of doubled does not run: no [room] \\x1b[2J; correct the problem file"
+LEFT_OUT = LeftOut(problem="tree::level1/2", why="it has no Model", fault="broken")
+
+
+@pytest.fixture
+def log(tmp_path):
+    setting = SETTING.model_copy(update={"config": {"left_out": [LEFT_OUT.model_dump()]}})
+    with RunLog.create(tmp_path / "run", [PROBLEM], setting) as log:
+        log.append(Stopped(problem=PROBLEM.name, reason=WHY, fault="broken"))
+        yield log
+
+
+def view_of(log):
+    return fold(PROBLEM.name, log.events())
+
+
+def test_the_table_has_a_row_that_says_why(log):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(summary_table([view_of(log)]))
+    assert TOLD in console.file.getvalue()
+
+
+def test_the_row_for_programs_says_why_and_what_was_at_fault(log):
+    (row,) = summary_rows([view_of(log)], log.folder)
+    assert (row["stopped"], row["fault"], row["speedup"]) == (WHY, "broken", None)
+
+
+def test_progress_has_a_line(log):
+    last = list(log.events())[-1]
+    assert line_of(last, view_of(log)) == f"doubled: {TOLD}"
+    console = Console(file=io.StringIO(), width=200)
+    with Progress((PROBLEM.name,), console) as progress:
+        progress.event(last)
+    assert TOLD in console.file.getvalue()
+
+
+def test_the_inspector_says_why_and_what_was_left_out(log):
+    index = RunModel(log).index()
+    assert (index["problems"][0]["stopped"], index["problems"][0]["fault"]) == (TOLD, "broken")
+    assert index["run"]["left_out"] == [LEFT_OUT.model_dump()]
+
+
+def test_a_search_that_goes_on_is_not_at_fault(log):
+    log.append(Resumed(problem=PROBLEM.name))
+    assert (view_of(log).stopped, view_of(log).fault) == (None, None)
+
+
+def test_the_picture_says_so(log):
+    assert "not judged" in picture(RunModel(log))
