@@ -162,6 +162,10 @@ class Child:
         except OSError:
             raise ChildGone(f"the child closed its channel{self._how_it_ended()}") from None
 
+    def has_spoken(self, timeout_s: float) -> bool:
+        """Whether there is a message, or its end, to be received; waits for so long."""
+        return _readable(self._channel.fileno(), timeout_s)
+
     def receive(self, deadline: float) -> dict[str, Any]:
         """The next message, before `deadline` on the monotonic clock."""
         if not _readable(self._channel.fileno(), deadline - time.monotonic()):
@@ -199,6 +203,10 @@ class Child:
         seen = self._alien(quick_processes_of(self._root, self._starter))
         return seen or self._alien(self._tree())
 
+    def processes(self) -> list[int]:
+        """All of the child and of its jail, quickly: one that is just being started may be missing."""
+        return quick_processes_of(self._root, self._starter)
+
     def _alien(self, pids: Iterable[int]) -> list[int]:
         return [pid for pid in pids if pid not in self._own]
 
@@ -225,6 +233,10 @@ class Child:
         if kind == "limit":
             return " (it filled the disk)" if what == "disk" else f" (its {what} grew above the limit)"
         return f" (exit code {what})" if kind == "exit" else ""
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether that has cost a process of the child's its life; known only where a control group bounds it."""
+        return self._jail.ran_out_of_memory()
 
     def output(self) -> str:
         """What the child printed, head and tail; call after `close`."""

@@ -32,6 +32,7 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "deterministic": evidence.deterministic,
         "jail": list(evidence.jail),
         "builds": list(evidence.builds),
+        "hidden_builds": list(evidence.hidden_builds),
         "look": evidence.look.model_dump(mode="json") if evidence.look else None,
         "without": list(evidence.without),
         "seconds": evidence.seconds,
