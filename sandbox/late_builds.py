@@ -36,7 +36,7 @@ def built_by(built: Built, tools: Toolchain | None, settings: Settings) -> Itera
         if tools is not None:
             made = read_record(folder)
             built.ways = (*built.ways, *made.ways[before:])
-            _learn(built, HeaderShelf(tools), made.compilations[before:])
+            learn(built, HeaderShelf(tools), made.compilations[before:])
 
 
 def with_late_builds(built: Built, settings: Settings, measure: Callable[[], T]) -> T:
@@ -71,7 +71,7 @@ def shortcuts_for(tools: Toolchain | None, settings: Settings) -> dict[str, Any]
     return tools.plan(settings.memory_bytes, cuda_architectures=architecture(settings)) if tools else {}
 
 
-def _learn(built: Built, shelf: HeaderShelf, compilations: tuple[Compilation, ...]) -> None:
+def learn(built: Built, shelf: HeaderShelf, compilations: tuple[Compilation, ...]) -> None:
     """Count what would have used a header, and make one that is worth it. That is no part of the candidate's build."""
     start = time.perf_counter()
     if shelf.learn(compilations):

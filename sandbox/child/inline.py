@@ -7,6 +7,7 @@ Nothing in the index names the work folder, so what one builder made serves a wo
 """
 
 import builtins
+import contextlib
 import importlib.util
 import json
 import os
@@ -155,13 +156,11 @@ def is_replayed(error: BaseException) -> bool:
 
 def replayed(entry: Entry) -> BaseException:
     """The error that a call met, as its nearest type that Python itself has."""
-    kind = getattr(builtins, entry["error"], RuntimeError)
-    try:
-        error = kind(entry["text"])
-    except TypeError:  # a type that wants more than words
-        error = None
-    if not isinstance(error, BaseException):
-        error = RuntimeError(entry["text"])
+    kind = vars(builtins).get(entry["error"])
+    error: BaseException = RuntimeError(entry["text"])
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        with contextlib.suppress(TypeError):  # a type that wants more than words
+            error = kind(entry["text"])
     error.of_a_build = True  # type: ignore[attr-defined]
     return error
 
