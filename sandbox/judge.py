@@ -179,6 +179,7 @@ class Judge:
         ahead, built.next = built.next, None
         built.worker = session = ahead or open_session("worker", built.folder, self.settings)
         session.greet()
+        self._layers = session.layers
         return session
 
     def _timing(self) -> Timing:

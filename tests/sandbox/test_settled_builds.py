@@ -210,10 +210,15 @@ def test_a_compiler_at_work_is_waited_for_longer():
     assert time.monotonic() - start >= 8
 
 
-def test_a_build_for_another_process_starts_no_worker_and_can_still_be_evaluated_here(scaled_rows):
-    built = scaled_rows.build(candidate("ONE = built(RIGHT)"), ahead=False)
-    assert built.failure is None and built.worker is None
-    assert isinstance(scaled_rows.evaluate(built), Passed)
+def test_a_build_for_another_process_starts_no_worker_and_can_still_be_evaluated_here():
+    source = candidate("ONE = built(RIGHT)")
+    for _ in range(2):  # compiled, and then found
+        with Judge(SCALED_ROWS, QUICK) as judge:
+            built = judge.build(source, ahead=False)
+            assert built.failure is None and built.worker is None
+            verdict = judge.evaluate(built)
+        assert isinstance(verdict, Passed), verdict
+        assert verdict.evidence.jail
 
 
 def test_a_build_in_a_pool_starts_no_worker(monkeypatch):
