@@ -162,6 +162,10 @@ class Child:
         except OSError:
             raise ChildGone(f"the child closed its channel{self._how_it_ended()}") from None
 
+    def has_spoken(self, timeout_s: float) -> bool:
+        """Whether there is a message, or its end, to be received; waits for so long."""
+        return _readable(self._channel.fileno(), timeout_s)
+
     def receive(self, deadline: float) -> dict[str, Any]:
         """The next message, before `deadline` on the monotonic clock."""
         if not _readable(self._channel.fileno(), deadline - time.monotonic()):
@@ -198,6 +202,10 @@ class Child:
         # The whole of /proc takes a while to read, in which one could still finish its work.
         seen = self._alien(quick_processes_of(self._root, self._starter))
         return seen or self._alien(self._tree())
+
+    def processes(self) -> list[int]:
+        """All of the child and of its jail, quickly: one that is just being started may be missing."""
+        return quick_processes_of(self._root, self._starter)
 
     def _alien(self, pids: Iterable[int]) -> list[int]:
         return [pid for pid in pids if pid not in self._own]

@@ -9,14 +9,17 @@ from problems import Problem
 from sandbox import diagnose, quiet, scan
 from sandbox.authenticity import Observed, judge_authenticity, read_authenticity, refusal
 from sandbox.baselines import Baselines
-from sandbox.building import BuildStore, HeaderShelf, Toolchain, read_record, require_headers, toolchain
+from sandbox.building import BuildStore, Toolchain, require_headers, toolchain
+from sandbox.building.failures import read_failures
 from sandbox.floor.bound import Floor
 from sandbox.floor.keeping import Floors
 from sandbox.gpu.findings import Look
+from sandbox.late_builds import built_by, shortcuts_for, with_late_builds
 from sandbox.linked import needed_symbols
 from sandbox.machine import needs_device, versions
 from sandbox.meanwhile import meanwhile
 from sandbox.opening import architecture, device_held, open_session
+from sandbox.patience import Patience
 from sandbox.reference import ReferenceSession
 from sandbox.sessions import Refused, Session
 from sandbox.settings import Settings
@@ -64,15 +67,18 @@ class Judge:
         """Scan, build, load, run, check and time one candidate."""
         return self.evaluate(self.build(candidate))
 
-    def build(self, candidate: Candidate) -> Built:
-        """Scan and compile, in a child of its own; needs no device and may run beside other builds."""
+    def build(self, candidate: Candidate, ahead: bool = True) -> Built:
+        """Scan and compile, in a child of its own; needs no device and may run beside other builds.
+
+        `ahead`: whether the first worker is started meanwhile; without, where the build is not evaluated here.
+        """
         built = Built(candidate)
         try:
             with built.stage("scan"):
                 refusal = scan.refuse(candidate.source)
             if refusal:
                 raise Stopped("scan", refusal)
-            self._compile(built)
+            self._compile(built, ahead)
         except Stopped as stop:
             built.failure = stop
         except BaseException:
@@ -80,31 +86,28 @@ class Judge:
             raise
         return built
 
-    def _compile(self, built: Built) -> None:
+    def _compile(self, built: Built, ahead: bool) -> None:
         """Have the builder compile, or take what the same source has given before."""
         require_headers(built.candidate.source)
-        built.worker = open_session("worker", built.folder, self.settings)
+        built.worker = open_session("worker", built.folder, self.settings) if ahead else None
         tools = toolchain() if self.settings.shortcuts else None
-        store, built.key = BuildStore(), self._build_key(built, tools)
+        built.key = self._build_key(built, tools)
         with built.stage("build"):
-            if tools is not None and store.restore(built.key, built.folder.path / "build"):
-                built.worker.greet()
-                self._layers, built.ways = built.worker.layers, (STORED,)
+            if tools is not None and BuildStore().restore(built.key, built.folder.path / "build"):
+                self._greet_ahead(built)
+                built.ways, built.failed_builds = (STORED,), read_failures(built.folder.path / "build")
                 return
-            try:
-                with Session("builder", built.folder, self.settings) as session:
-                    self._layers = session.layers
-                    # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
-                    built.worker.greet()
-                    session.greet()
-                    self._ask_to_build(built, session, tools)
-                if tools is not None:
-                    store.keep(built.key, built.folder.path / "build")
-            finally:
-                if tools is not None:
-                    record = read_record(built.folder.path)
-                    built.ways = record.ways
-                    HeaderShelf(tools).learn(record.compilations)
+        with built_by(built, tools, self.settings) as session:
+            self._layers = session.layers
+            # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
+            self._greet_ahead(built)
+            session.greet()
+            self._ask_to_build(built, session, tools)
+
+    def _greet_ahead(self, built: Built) -> None:
+        if built.worker is not None:
+            built.worker.greet()
+            self._layers = built.worker.layers
 
     def _build_key(self, built: Built, tools: Toolchain | None) -> str:
         arguments = self._baselines.arguments
@@ -118,11 +121,10 @@ class Judge:
 
     def _ask_to_build(self, built: Built, session: Session, tools: Toolchain | None) -> None:
         arguments = self._baselines.arguments
-        target = architecture(self.settings)
-        shortcuts = tools.plan(self.settings.memory_bytes, cuda_architectures=target) if tools else {}
+        shortcuts = shortcuts_for(tools, self.settings)
         message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
         try:
-            session.ask(message, self.settings.build_timeout_s, arguments)
+            session.ask(message, Patience.of(self.settings), arguments)
         except Refused as error:
             if error.compiling:
                 log = error.log
@@ -138,9 +140,10 @@ class Judge:
                 if built.failure:
                     raise built.failure
                 with self._looking(built), self._memory_watched(built):
-                    measurement = self._measured(built)
+                    measurement = with_late_builds(built, self.settings, lambda: self._measured(built))
             except Stopped as stop:
-                return Failed(stage=stop.stage, reason=stop.reason, log=stop.log, evidence=self._evidence(built))
+                log = built.log_after(stop)
+                return Failed(stage=stop.stage, reason=stop.reason, log=log, evidence=self._evidence(built))
             finally:
                 built.close()
             return Passed(measurement=measurement, evidence=self._evidence(built))
@@ -150,10 +153,7 @@ class Judge:
             return self._measure(built)
         except DrawingReference:
             self._baselines.is_seeded = True
-        for session in (built.worker, built.next):
-            if session is not None:
-                session.close()
-        built.worker = built.next = None
+        built.end_workers()
         return self._measure(built)
 
     @contextmanager
@@ -174,10 +174,7 @@ class Judge:
             if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built)
             while not timing.is_enough:
-                is_next = built.worker is None
-                built.worker = session = built.worker or self._next_worker(built)
-                if is_next:
-                    session.greet()
+                session = built.worker or self._next_worker(built)
                 with built.stage("load"):
                     self._load(built, session, timing.baseline)
                 with built.stage("run"):
@@ -198,8 +195,12 @@ class Judge:
         built.next = open_session("worker", built.folder, self.settings)
 
     def _next_worker(self, built: Built) -> Session:
+        """The one that was started ahead, or else is now; it has greeted."""
         ahead, built.next = built.next, None
-        return ahead or open_session("worker", built.folder, self.settings)
+        built.worker = session = ahead or open_session("worker", built.folder, self.settings)
+        session.greet()
+        self._layers = session.layers
+        return session
 
     def _timing(self) -> Timing:
         if not self.settings.gpu:
@@ -217,8 +218,7 @@ class Judge:
         if not self.settings.side_by_side:
             _ = self._baselines.status  # before a worker has memory of the device
         reference, gradients = self._baselines.first, self.problem.direction != "forward"
-        built.worker = session = self._next_worker(built)
-        session.greet()
+        session = self._next_worker(built)
         values = reference.draw()
         try:
             with built.stage("check"):
@@ -258,7 +258,7 @@ class Judge:
         limit = self.settings.start_timeout_s
         message = self._load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
         reference.admit(session)
-        session.ask(message, limit, reference.arguments)
+        session.ask(message, Patience.of(self.settings), reference.arguments)
         if reference.weights.tensors:
             session.ask({"op": "weights", "names": reference.weight_names}, limit, reference.weights)
         reference.equip(session)
@@ -274,6 +274,7 @@ class Judge:
             versions=versions(),
             deterministic=built.deterministic,
             builds=built.ways,
+            hidden_builds=tuple(failed.line for failed in built.failed_builds),
             look=built.look,
             without=self.settings.without,
         )

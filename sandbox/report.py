@@ -34,6 +34,7 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "builds": list(evidence.builds),
         "device": evidence.device,
         "exact": list(evidence.exact),
+        "hidden_builds": list(evidence.hidden_builds),
         "look": evidence.look.model_dump(mode="json") if evidence.look else None,
         "without": list(evidence.without),
         "seconds": evidence.seconds,

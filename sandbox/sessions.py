@@ -8,6 +8,7 @@ from sandbox.children import Child, ChildGone, ChildLate
 from sandbox.clean import clean, one_line
 from sandbox.errors import MachineError
 from sandbox.jail import Kind
+from sandbox.patience import Patience
 from sandbox.peek import PeekError, read_tensors
 from sandbox.settings import Defence, Settings
 from sandbox.standing import TELLS_REST
@@ -36,6 +37,10 @@ class Refused(Exception):
         self.room = room if type(room) is int and room > 0 else None
         """Bytes of an output for which no room was lent."""
         super().__init__(self.reason)
+
+
+class Unbuilt(Exception):
+    """The candidate asks for an extension that was not built before. The child goes no further, and has to be ended."""
 
 
 class Misbehaved(Exception):
@@ -76,7 +81,7 @@ def question(op: str, values: Values) -> dict[str, Any]:
 class Session:
     """One child and the memory lent to it. Between questions every thread of the child stands still.
 
-    Questions raise `Refused` (the child's own error), `ChildGone`, `ChildLate`, `PeekError` or `Misbehaved`.
+    Questions raise `Refused` (the child's own error), `ChildGone`, `ChildLate`, `PeekError`, `Misbehaved` or `Unbuilt`.
     """
 
     def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings) -> None:
@@ -106,7 +111,7 @@ class Session:
         except ChildGone as error:
             raise MachineError(f"{error}; see `kernelwright doctor`, or try --jail off to find the layer") from None
 
-    def ask(self, message: dict[str, Any], timeout_s: float, values: Values | None = None) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any], timeout_s: float | Patience, values: Values | None = None) -> dict[str, Any]:
         """One untimed question; tensors that go with it are lent for as long as the child keeps them mapped."""
         if values is None or not values.tensors:
             return self._exchange(message, timeout_s)[0]
@@ -190,17 +195,29 @@ class Session:
             raise PeekError("the child described its result in a form that can not be read")
         return Values(tree, read_tensors(self._child.pid, claims, self.result_bytes))
 
-    def _exchange(self, message: dict[str, Any], timeout_s: float, *fds: int) -> tuple[dict[str, Any], float]:
+    def _exchange(
+        self, message: dict[str, Any], timeout_s: float | Patience, *fds: int
+    ) -> tuple[dict[str, Any], float]:
         self.refuse_work_done_meanwhile()
         start = time.perf_counter_ns()
         self._release()
         self._child.send(message, *fds)
-        answer = self._child.receive(time.monotonic() + timeout_s)
+        answer = self._hear(timeout_s)
         self._stop()
         milliseconds = (time.perf_counter_ns() - start) / 1e6
         if "error" in answer:
             raise Refused(answer)
         return answer, milliseconds
+
+    def _hear(self, timeout_s: float | Patience) -> dict[str, Any]:
+        """The child's answer."""
+        if isinstance(timeout_s, Patience):
+            timeout_s.wait(self._child)
+            timeout_s = 0.0
+        answer = self._child.receive(time.monotonic() + timeout_s)
+        if answer.get("unbuilt") is True:
+            raise Unbuilt
+        return answer
 
     def _release(self) -> None:
         self._stood = None
@@ -237,7 +254,7 @@ class Session:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether a limit on memory has ended the child."""
+        """Whether a limit on memory has ended the child, or a compiler that it had started; ask before it is closed."""
         return self._child.ran_out_of_memory
 
     @property

@@ -42,9 +42,11 @@ class Settings(Record):
     shortcuts: bool = True
     """Whether builds may use precompiled headers, and finished builds of the same source."""
     build_timeout_s: float = 300
-    """From the start of the builder to its answer: all compilation of the candidate."""
+    """All compilation of the candidate, with the imports and the constructor around it."""
+    import_timeout_s: float = Field(default=30, gt=0)
+    """The candidate's imports and its constructor, in one process, without the time that compilers are at work."""
     start_timeout_s: float = 120
-    """From the start of a worker until its model stands: imports and constructor, not compilation."""
+    """From the start of a child until it can be asked, and each step of making a model ready once it stands."""
     call_timeout_s: float = 30
     """One call of the model. Also bounded by `call_factor`."""
     call_factor: float = 100

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from sandbox import diagnose
+from sandbox.building.failures import FailedBuild
 from sandbox.children import ChildGone, ChildLate
 from sandbox.gpu.findings import Look
+from sandbox.patience import CandidateLate
 from sandbox.peek import PeekError
 from sandbox.sessions import Misbehaved, Refused, Session
 from sandbox.verdict import Authenticity, Candidate, Stage
@@ -35,8 +37,13 @@ class Built:
         self.key = ""
         """Under which digest the store of finished builds keeps it; empty before it is known."""
         self.seconds: dict[str, float] = {}
+        """By stage; `headers` is no stage of it, but what the judge made for candidates to come."""
         self.ways: tuple[str, ...] = ()
         """How its extensions were built, as the builder tells it."""
+        self.failed_builds: tuple[FailedBuild, ...] = ()
+        """Those of its extensions that could not be built, as the builder tells it."""
+        self.late_builds = 0
+        """Extensions that were asked for only in a worker."""
         self.deterministic: bool | None = None
         self.authenticity: Authenticity | None = None
         """From a run that was observed; None until there was one."""
@@ -50,7 +57,11 @@ class Built:
         try:
             yield
         except Refused as error:
+            if error.compiling:
+                raise Stopped("build", diagnose.build_reason(error.log), diagnose.trim_build_log(error.log)) from None
             raise Stopped(name, error.reason, diagnose.trim_traceback(error.log)) from None
+        except CandidateLate as error:
+            raise Stopped("load", str(error)) from None
         except ChildLate:
             raise Stopped(name, f"no answer within {time.perf_counter() - start:.0f} s") from None
         except (ChildGone, PeekError, Misbehaved) as error:
@@ -58,10 +69,22 @@ class Built:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
+    def log_after(self, stop: "Stopped") -> str:
+        """The log of the failure, and what a build that was hidden said, since that may be why."""
+        if stop.stage == "build":
+            self.failed_builds = ()  # nothing was hidden: it is told as the failure
+        return "\n".join([part for part in (stop.log, *(failed.log for failed in self.failed_builds[:1])) if part])
+
+    def end_workers(self) -> None:
+        """End the one that is there and the one that was started ahead."""
+        with ExitStack() as all_of_it:
+            for session in (self.next, self.worker):
+                if session is not None:
+                    all_of_it.callback(session.close)
+            self.worker = self.next = None
+
     def close(self) -> None:
         """End the workers and remove the work folder."""
         with ExitStack() as all_of_it:
             all_of_it.callback(self.folder.close)
-            for session in (self.next, self.worker):
-                if session is not None:
-                    all_of_it.callback(session.close)
+            all_of_it.callback(self.end_workers)

@@ -161,7 +161,8 @@ class Evidence(Record):
     jail: tuple[str, ...]
     """The isolation layers that were active, outermost first."""
     seconds: dict[str, float]
-    """Wall seconds by stage: those that were reached."""
+    """Wall seconds by stage: those that were reached. `headers` is what the judge took meanwhile to make a precompiled
+    header for candidates to come."""
     authenticity: Authenticity
     problem_status: ProblemStatus | None
     """None where the judging ended before the reference ran."""
@@ -171,6 +172,9 @@ class Evidence(Record):
     """Whether the same values gave the same bytes twice; None where that was not reached."""
     builds: tuple[str, ...] = ()
     """How each extension was built: by which shortcut, if any, and in how many seconds. The builder's own words."""
+    hidden_builds: tuple[str, ...] = ()
+    """Extensions that could not be built while the candidate went on without them, each with the deciding line. The
+    builder's own words too."""
     look: Look | None = None
     """What else was seen of it on a device: its kernels, and what the tools said that were asked for."""
     device: str = "cpu"

@@ -77,7 +77,7 @@ class Worker:
 
     def _build(self, work: Work) -> Answer:
         with self._judge_of(work.problem) as judge:
-            built = judge.build(work.candidate)
+            built = judge.build(work.candidate, ahead=False)
             if built.failure is not None:
                 return Answer(verdict=judge.evaluate(built))
             built.close()

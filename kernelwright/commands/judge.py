@@ -127,6 +127,7 @@ def words(found: dict[str, Any]) -> str:
         lines.append(f"weak problem: {'; '.join(status['why'])}")
     authenticity = found["authenticity"]
     lines.append(f"kernel: {authenticity['label']} ({'; '.join(authenticity['evidence'])})")
+    lines += [f"a build failed and was hidden: {line}" for line in found["hidden_builds"]]
     lines += _look(found["look"])
     lines.append("jail: " + (", ".join(found["jail"]) or "nothing was run"))
     lines.append("seconds: " + ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in found["seconds"].items()))

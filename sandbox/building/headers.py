@@ -75,8 +75,10 @@ class HeaderShelf:
         wanted = kinds.relevant([*self._toolchain.own_flags, *flags])
         return wanted is not None and self._make(wanted, header)
 
-    def learn(self, compilations: Iterable[Compilation]) -> None:
+    def learn(self, compilations: Iterable[Compilation]) -> bool:
         """Count what compilations would have used, and make the first header that is worth it; takes its time then.
+
+        Whether it was tried to make one.
 
         Call it in a build's turn, when nothing is timed on these cores. The compilations are those of one candidate, as
         its child claims: flags are checked again, none counts twice, and the worst that false claims of several
@@ -88,6 +90,7 @@ class HeaderShelf:
         worth_it = [one for one in missing if self._count(*one) >= WORTH_IT]
         if worth_it:
             self._make(*worth_it[0])
+        return bool(worth_it)
 
     def size_bytes(self) -> int:
         """What all headers take, of other toolchains too."""

@@ -29,6 +29,8 @@ class Compilation(Record):
     failed: tuple[Way, ...] = ()
     """Ways that were tried before and did not compile."""
     seconds: float
+    compiled: bool = True
+    """False where no way led to the end."""
     flags: tuple[str, ...] | None = None
     """What a header for this file has to be compiled with; None where none would do."""
     header: Header = "whole"
@@ -44,7 +46,10 @@ class BuildRecord(Record):
     def ways(self) -> tuple[str, ...]:
         """One phrase for each compilation: what was compiled, how, and in how many seconds."""
         return tuple(
-            one_line(f"{run.extension} {run.file}: {run.way}, {run.seconds:.1f} s", LONGEST_WAY)
+            one_line(
+                f"{run.extension} {run.file}: {run.way}, {run.seconds:.1f} s{'' if run.compiled else ', failed'}",
+                LONGEST_WAY,
+            )
             for run in self.compilations
         )
 

@@ -18,7 +18,7 @@ INDEX = "built.json"
 LIMIT_BYTES = 4 * 2**30
 BUILD_BYTES, BUILD_FILES, BUILD_DEPTH = 2**29, 4096, 8
 """A build above these is not kept."""
-FORMAT = "1"
+FORMAT = "2"
 
 
 class BuildStore(FolderStore):
@@ -40,13 +40,23 @@ class BuildStore(FolderStore):
         """Copy a finished build folder in; the builder must have ended. False where it is not fit to be kept."""
         return (self._cache.use(key) is not None or _is_complete(folder)) and super().keep(key, folder)
 
+    def keep_more(self, key: str, folder: Path) -> bool:
+        """The same, in place of what there is under this key: something was built that is not in it."""
+        if not _is_complete(folder):
+            return False
+        self.forget(key)
+        return self.keep(key, folder)
+
 
 def _is_complete(build: Path) -> bool:
-    """Whether all that the builder has noted lies in the build folder: else a worker elsewhere could not load it."""
+    """Whether all that the builder has made lies in the build folder: else a worker elsewhere could not load it.
+
+    What could not be built is replayed from its words, and needs nothing more.
+    """
     try:
         with open(os.open(build / INDEX, READING), "rb") as file:
             built = json.loads(file.read(BUILD_BYTES))
-        names = [entry["path"] for entry in built.values()]
+        names = [entry["path"] for entry in built.values() if "error" not in entry]
         return all(".." not in Path(name).parts and (build / name).is_file() for name in names)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False

@@ -114,7 +114,7 @@ class Toolchain(NamedTuple):
         ours = Path(__file__).parent.parent
         for package in ("sandbox", "sandbox/child"):
             _put(self.folder / "lib" / package / "__init__.py", "", 0o644)
-        for name in ("compiling.py", "flags.py"):
+        for name in ("compiling.py", "flags.py", "siblings.py"):
             _put(self.folder / "lib/sandbox/child" / name, (ours / "child" / name).read_text(), 0o644)
 
 

@@ -4,7 +4,8 @@ A C++ file that starts with torch/extension.h is compiled with a precompiled hea
 where that does not compile, the whole one, which is the same text as without us. What was compiled with a lean one is
 linked with the binding that lies beside it. A CUDA file gets a narrow torch/extension.h
 first on its include path, then the whole one. A link gets the fast linker, then the usual one. So whatever builds the
-stock way builds here, and what does not is told in the words of the whole header.
+stock way builds here, and what does not is told in the words of the whole header. Where one file does not compile, the
+others of the same build are ended: what becomes of them is of no use.
 
 `main(["cxx" or "nvcc", ARGUMENTS...])`; the plan is in the environment. Standard library only.
 """
@@ -90,9 +91,13 @@ def _try_in_turn(real: str, words: list[str], ways: dict[str, list[str]], plan: 
         failed.append(way)
         way = "stock"
         done = subprocess.run([real, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        from sandbox.child.siblings import end_siblings  # only what fails needs it
+
+        end_siblings()
     if "-c" in words:
         _note_binding(words, ways[way][-1] if way == "lean" else None)
-    _report(plan, words, way, failed, time.perf_counter() - start)
+    _report(plan, words, (way, failed, done.returncode == 0), time.perf_counter() - start)
     sys.stdout.buffer.write(done.stdout)
     sys.stdout.flush()
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
@@ -135,8 +140,12 @@ def _source(words: list[str]) -> str:
         return ""
 
 
-def _report(plan: dict[str, Any], words: list[str], way: str, failed: list[str], seconds: float) -> None:
-    """One line for the record; ninja may run several of us at once, and short appended lines stay whole."""
+def _report(plan: dict[str, Any], words: list[str], outcome: tuple[str, list[str], bool], seconds: float) -> None:
+    """One line for the record; ninja may run several of us at once, and short appended lines stay whole.
+
+    The outcome: the last way, those that failed before, and whether the last did not.
+    """
+    way, failed, compiled = outcome
     path = words[words.index("-c") + 1] if "-c" in words[:-1] else words[words.index("-o") + 1]
     entry: dict[str, Any] = {
         "extension": os.path.basename(os.getcwd()),  # noqa: PTH109, PTH119
@@ -144,6 +153,7 @@ def _report(plan: dict[str, Any], words: list[str], way: str, failed: list[str],
         "way": way,
         "failed": failed,
         "seconds": round(seconds, 3),
+        "compiled": compiled,
     }
     text = _source(words)
     if "-c" in words and flags.starts_with_extension_h(text):

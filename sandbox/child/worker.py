@@ -7,11 +7,12 @@ no expected value, so there is nothing here to steal.
 import ctypes
 import os
 import re
+import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -40,7 +41,8 @@ def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
         try:
             answer = handlers[message["op"]](message, fds)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a candidate are its failures, not our end
-            answer = failure(error, unsupported=isinstance(error, wire.WireError), **_wants(error))
+            is_ours = isinstance(error, wire.WireError)
+            answer = failure(error, unsupported=is_ours, compiling=inline.is_replayed(error), **_wants(error))
         try:
             wire.send(channel, answer)
         except wire.WireError as error:
@@ -56,18 +58,32 @@ def _wants(error: BaseException) -> Message:
     return {"memory": True} if refused or isinstance(error, MemoryError | torch.OutOfMemoryError) else {}
 
 
+def wait_for_a_build(channel: socket.socket) -> NoReturn:
+    """In the midst of a question: tell the judge that a call of the candidate's has been noted, and go no further."""
+    wire.send(channel, {"unbuilt": True})
+    while True:
+        signal.pause()
+
+
 def failure(error: BaseException, **more: Any) -> Message:
-    """The message for an exception: its last line and the traceback's end. The name of a class of ours says nothing."""
-    said = str(error) if isinstance(error, wire.WireError) else traceback.format_exception_only(error)[-1].strip()
-    line = TENSOR_DUMP.sub("tensor(...)", said)
+    """The message for an exception: its last line and the traceback's end.
+
+    Exceptions of ours come without the name of their class, which says nothing to who has to mend the candidate.
+    """
+    kind = type(error)
+    inner = f"{kind.__module__}.{kind.__qualname__}: " if kind.__module__.startswith("sandbox.") else ""
+    line = TENSOR_DUMP.sub("tensor(...)", traceback.format_exception_only(error)[-1].strip()).removeprefix(inner)
     log = TENSOR_DUMP.sub("tensor(...)", "".join(traceback.format_exception(error)))
+    log = log.replace(inner, "") if inner else log
     return {"error": line[:2000], "log": log[-LOG_CHARACTERS:]} | more
 
 
 class Worker:
     """Holds one model and the tensors that the judge lends."""
 
-    def __init__(self) -> None:
+    def __init__(self, unbuilt: Callable[[], object] = lambda: None) -> None:
+        self.unbuilt = unbuilt
+        """Called where the candidate asks for an extension that was not built before."""
         self.model: torch.nn.Module | None = None
         self.run: Callable[..., Any] | None = None
         """What is called: the model, or a compiled form of it."""
@@ -93,7 +109,7 @@ class Worker:
     def load(self, message: Message, fds: list[int]) -> Message:
         """Run the source and construct the model; constructor tensors, if any, come in the descriptor."""
         torch.set_num_threads(message["threads"])
-        inline.reuse(message["built"])
+        inline.reuse(message["built"], self.unbuilt)
         tensors = lent_tensors(fds[0], message["specs"]) if fds else []
         # torch's OpenMP has bound this thread to its core. A second OpenMP library that the candidate brings counts the
         # cores while it is loaded, and must see them all.
@@ -255,7 +271,7 @@ def with_device(worker: Worker) -> dict[str, Handler]:
 def main() -> None:
     """Serve on the inherited channel, then leave without running the candidate's exit handlers."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    serve(channel, with_device(Worker()))
+    serve(channel, with_device(Worker(lambda: wait_for_a_build(channel))))
     os._exit(0)
 
 

@@ -303,7 +303,7 @@ class GpuSession(Session):
         self._child.send(message)  # it stands still, and finds this when it goes on
         start = time.perf_counter_ns()
         self._release()
-        answer = self._child.receive(time.monotonic() + timeout_s)
+        answer = self._hear(timeout_s)
         answered = time.perf_counter_ns()
         claims = answer.get("tensors")
         shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []

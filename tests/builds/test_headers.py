@@ -8,6 +8,9 @@ import pytest
 from sandbox.building import HeaderShelf
 from sandbox.building.record import Compilation
 from sandbox.building.toolchain import Toolchain
+from sandbox.late_builds import learn
+from sandbox.stages import Built
+from sandbox.verdict import Candidate
 
 COMPILER = """#!/bin/sh
 while [ $# -gt 0 ]; do
@@ -40,6 +43,18 @@ def test_a_header_is_made_when_it_would_have_been_used_for_the_second_time(toolc
     assert not shelf.has(FLAGS, "lean")
     shelf.learn([wanted])
     assert shelf.has(FLAGS, "lean") and not shelf.has(FLAGS, "narrow")
+
+
+def test_the_time_of_making_a_header_is_booked_apart_from_the_candidates_build(toolchain_of):
+    shelf, built = HeaderShelf(toolchain_of("a")), Built(Candidate(source=""))
+    wanted = (Compilation(extension="x", file="main.cpp", way="stock", seconds=20, flags=FLAGS, header="lean"),)
+    try:
+        for _ in range(2):
+            assert built.seconds == {}
+            learn(built, shelf, wanted)
+        assert list(built.seconds) == ["headers"]
+    finally:
+        built.close()
 
 
 def test_a_lean_header_comes_with_what_its_sources_are_linked_with(toolchain_of):

@@ -17,6 +17,14 @@ def test_each_compilation_is_told_with_its_way_and_its_seconds(tmp_path):
     assert (only.extension, only.way, only.seconds) == ("ext", "narrow", 4.2)
 
 
+def test_a_compilation_that_failed_is_told_as_such(tmp_path):
+    lines = [json.dumps(LINE), json.dumps(LINE | {"compiled": False})]
+    assert read_record(folder_with(tmp_path, *lines)).ways == (
+        "ext main.cpp: narrow, 4.2 s",
+        "ext main.cpp: narrow, 4.2 s, failed",
+    )
+
+
 def test_lines_that_are_no_claims_are_left_out(tmp_path):
     lines = ["{", json.dumps(LINE | {"way": "magic"}), json.dumps(LINE | {"more": 1}), "[" * 9999, json.dumps(LINE)]
     assert len(read_record(folder_with(tmp_path, *lines)).compilations) == 1

@@ -80,6 +80,24 @@ def test_a_build_whose_products_lie_elsewhere_is_not_kept(store, build):
     assert not store.keep(KEY, build)
 
 
+def test_a_build_of_which_a_part_failed_is_kept_with_the_words_of_the_failure(store, build, empty):
+    failure = {"extension": "other", "error": "RuntimeError", "text": "error: it is wrong"}
+    index = json.loads((build / "built.json").read_text()) | {"other": failure}
+    (build / "built.json").write_text(json.dumps(index))
+    assert store.keep(KEY, build)
+    assert store.restore(KEY, empty)
+    assert json.loads((empty / "built.json").read_text()) == index
+
+
+def test_a_build_to_which_more_has_come_takes_the_place_of_the_one_before(store, build, empty):
+    store.keep(KEY, build)
+    (build / "late").mkdir()
+    (build / "late" / "more.so").write_bytes(b"more")
+    assert store.keep_more(KEY, build)
+    assert store.restore(KEY, empty)
+    assert (empty / "late" / "more.so").read_bytes() == b"more"
+
+
 @pytest.mark.parametrize("index", ["", "[]", '{"a": 1}', '{"a": {"path": "ext/none.so"}}'])
 def test_a_build_without_a_sound_index_is_not_kept(store, build, index):
     (build / "built.json").write_text(index)

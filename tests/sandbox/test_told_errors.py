@@ -1,0 +1,32 @@
+"""What a child tells of an exception."""
+
+import pytest
+import torch
+
+from sandbox.child.wire import WireError, refuse_unplain
+from sandbox.child.worker import failure
+
+
+class OwnError(Exception):
+    """An exception of a candidate's."""
+
+
+def told(error):
+    try:
+        raise error
+    except Exception as caught:
+        return failure(caught)
+
+
+def test_an_exception_of_ours_is_told_without_the_name_of_its_class():
+    with pytest.raises(WireError) as caught:
+        refuse_unplain(torch.zeros(1), "cuda")
+    found = failure(caught.value)
+    assert found["error"] == "a tensor on cpu was returned where one on cuda is wanted"
+    assert found["log"].splitlines()[-1] == found["error"]
+
+
+def test_exceptions_of_python_and_of_torch_keep_their_names():
+    assert told(KeyError("size"))["error"] == "KeyError: 'size'"
+    assert told(torch.OutOfMemoryError("CUDA out of memory"))["error"] == "torch.OutOfMemoryError: CUDA out of memory"
+    assert told(OwnError("it is wrong"))["error"].endswith("OwnError: it is wrong")
