@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from problems.values import Narrowing
+
 PrecisionPolicy = Literal["strict", "tf32", "half"]
 OperatorPolicy = Literal["any", "no-library", "custom-only"]
 Direction = Literal["forward", "backward", "both"]
@@ -84,6 +86,8 @@ class Problem(BaseModel):
     """Which operators a candidate may call: any; none of the vendor libraries; only its own kernels."""
     direction: Direction = "forward"
     tolerance: Tolerance = Tolerance()
+    values: Narrowing = Narrowing()
+    """Which families of input values it is not judged on."""
     origin: Origin | None = None
     """None for a problem that was written for us."""
 

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from problems import Problem
 from sandbox.baseline_times import BaselineTimes
 from sandbox.compiled import compiled_reference
+from sandbox.domain import Domain
 from sandbox.reference import Form, ReferenceSession
 from sandbox.settings import CompileMode, Settings
 from sandbox.verdict import Measurement
@@ -22,6 +23,8 @@ class Baselines:
         self.problem, self._settings = problem, settings
         self._eager: dict[int, ReferenceSession] = {}
         self._compiled: dict[CompileMode, ReferenceSession] = {}
+        self.domain = Domain(problem.values.without)
+        """The families of values that candidates are judged on."""
 
     def eager(self, number: int) -> ReferenceSession:
         """The baseline of worker pair `number`; pairs beyond the settings' `worker_pairs` start over with the first."""
@@ -39,6 +42,11 @@ class Baselines:
             return
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self.eager, range(self._settings.worker_pairs)))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The families that it is not judged on, so far as is known: the problem's own word first."""
+        return (*self.problem.values.without, *self.domain.outside)
 
     def compiled(self) -> list[ReferenceSession]:
         """One for each mode of torch.compile that the settings name, its compilation done."""

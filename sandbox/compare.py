@@ -14,6 +14,7 @@ import torch
 
 from problems import Problem, Tolerance
 from sandbox.distance import Bound, Size, apart, measure, pulled_back
+from sandbox.errors import BrokenProblem
 from sandbox.patterns import describe_pattern, where
 from sandbox.trees import flatten, show
 from sandbox.values import RawTensor, Values
@@ -42,6 +43,8 @@ class Checks(NamedTuple):
     slices: bool = True
     pattern: bool = True
     """Whether the pattern of what is wrong is looked for, which costs more than to see that it is wrong."""
+    undefined: bool = True
+    """Places where float64 gives NaN; not on values outside of what the problem is defined for."""
 
 
 SHORT_FLOOR_ULP = 2.0
@@ -86,12 +89,23 @@ def mismatch_with(got: Values, truth: Truth, tolerance: Tolerance, checks: Check
     moved = [flatten(values).tensors for values in truth.shaken]
     if checks.structure and mine.shape != rounded.shape:
         return Wrong(f"the structure of the result is {show(mine.shape)}, the reference's is {show(rounded.shape)}", "")
-    parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, *moved, strict=False)
+    _refuse_other_counts(len(rounded.tensors), len(true.tensors), *map(len, moved))
+    # Of one structure are as many; and without that check, nothing stands for everything.
+    parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, *moved, strict=checks.structure)
     for label, *tensors in parts:
         wrong = _form(label, tensors[0], tensors[2], checks) or _values(label, tensors, tolerance, checks)
         if wrong:
             return wrong
     return None
+
+
+def _refuse_other_counts(count: int, *exact: int) -> None:
+    """A reference that gives fewer tensors in float64 would leave outputs that nobody compares."""
+    for other in exact:
+        if other != count:
+            raise BrokenProblem(
+                f"the reference gives {count} tensors in its own dtype and {other} in float64; let it give as many"
+            )
 
 
 def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance) -> bool:
@@ -133,6 +147,14 @@ def _floor(near: torch.Tensor, tolerance: Tolerance) -> float:
     return float(floor * torch.finfo(near.dtype).eps)
 
 
+def _nothing(near: torch.Tensor) -> float:
+    """What an element may always be off by: twice the smallest normal number, of float32 for narrower dtypes.
+
+    A denormal may be taken for zero, and exponentials that are computed by hand end a little above it.
+    """
+    return 2 * torch.finfo(torch.promote_types(near.dtype, torch.float32)).tiny
+
+
 def _form(label: str, mine: RawTensor, reference: RawTensor, checks: Checks) -> Wrong | None:
     if checks.shape and mine.shape != reference.shape:
         return Wrong(f"{label} has shape {list(mine.shape)}, the reference's is {list(reference.shape)}", "")
@@ -152,12 +174,15 @@ def _values(label: str, tensors: list[RawTensor], tolerance: Tolerance, checks: 
     distance = measure(got, near, want)
     if not all(size.is_finite for size in distance):
         got, want, near = got.double(), want.double(), near.double()
+        if not checks.undefined:
+            got, want, near = (torch.where(want.isnan(), 0.0, tensor) for tensor in (got, want, near))
         wrong = _masks(label, got, want, near) if checks.masks else None
         if wrong:
             return wrong
         got, want, near = _finite(got, want, near)
         distance, moved = measure(got, near, want), []
     bound = Bound.of(distance.rounding, distance.want, tolerance.factor, unit, want.numel())
+    bound = bound.at_least(_nothing(near), want.numel())
     counted = pulled_back(got, want, moved) if moved else got
     error = measure(counted, near, want).error if moved else distance.error
     return _too_far(_Case(label, got, counted, want, checks), error, bound)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from problems import Tolerance
-from sandbox.compare import PLAIN, Truth, Wrong, mismatch, mismatch_with
+from sandbox.compare import PLAIN, Checks, Truth, Wrong, mismatch, mismatch_with
 from sandbox.values import RawTensor, Values
 
 DRAWS = 6
@@ -24,6 +24,8 @@ class Asked(NamedTuple):
 
     inputs: Values
     exact: Callable[[Values], Values]
+    defines_nan: bool = True
+    """Whether the values lie in the problem's domain, so that a NaN of the reference has to be met."""
 
 
 def mismatch_shaken(got: Values, asked: Asked, near: Values, tolerance: Tolerance) -> Wrong | None:
@@ -32,11 +34,11 @@ def mismatch_shaken(got: Values, asked: Asked, near: Values, tolerance: Toleranc
     `near` is the reference as it stands on the same inputs.
     """
     want = asked.exact(asked.inputs)
-    wrong = mismatch(got, want, near, tolerance, PLAIN)
+    wrong = mismatch(got, want, near, tolerance, PLAIN._replace(undefined=asked.defines_nan))
     if wrong is None or not wrong.by_distance:
         return wrong
     shaken = tuple(asked.exact(shake(asked.inputs, tolerance.floor_ulp)) for _ in range(DRAWS))
-    return mismatch_with(got, Truth(want, near, shaken), tolerance)
+    return mismatch_with(got, Truth(want, near, shaken), tolerance, Checks(undefined=asked.defines_nan))
 
 
 def shake(values: Values, units: float) -> Values:

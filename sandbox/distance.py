@@ -79,6 +79,12 @@ class Bound(NamedTuple):
             slices = torch.maximum(factor * own, unit * want.slices).clamp(min=slack)
         return cls(max(factor * rounding.largest, unit * want.largest), norm, usual, slices)
 
+    def at_least(self, each: float, count: int) -> "Bound":
+        """As wide as if each of `count` elements might be off by so much."""
+        usual = None if self.usual is None else max(self.usual, each)
+        slices = None if self.slices is None else self.slices.clamp(min=each * math.sqrt(count / len(self.slices)))
+        return Bound(max(self.largest, each), max(self.norm, each * math.sqrt(count)), usual, slices)
+
 
 def pulled_back(got: torch.Tensor, want: torch.Tensor, moved: Sequence[torch.Tensor]) -> torch.Tensor:
     """`got` in float64, each element nearer to `want` by what its inputs' rounding may have moved it.

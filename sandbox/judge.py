@@ -150,7 +150,8 @@ class Judge:
         with quiet.timing(), self._timing() as timing:
             if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built)
-            while not timing.is_enough:
+            is_enough = False
+            while not is_enough:
                 built.worker = session = built.worker or self._next_worker(built)
                 if timing.number > 0:
                     session.greet()
@@ -162,6 +163,9 @@ class Judge:
                     built.deterministic = repeats
                 with built.stage("time"):
                     timing.measure(session)
+                    is_enough = timing.is_enough
+                    if is_enough:
+                        timing.meet_the_rest(session)
                 built.worker = None
                 timing.retire(session)
         self._observe(built)
@@ -246,6 +250,7 @@ class Judge:
             deterministic=built.deterministic,
             builds=built.ways,
             look=built.look,
+            families_left_out=self._baselines.left_out,
             without=self.settings.without,
         )
 

@@ -228,7 +228,7 @@ class ReferenceSession:
         """Whether trivial answers fail on this problem."""
         values = self.draw()
         self._refuse_chance(values, self.call(values).output)
-        return quick_status(self, tolerance_of(self.problem))
+        return quick_status(self, tolerance_of(self.problem), self.problem.values.without)
 
     def _refuse_chance(self, values: Values, once: Values) -> None:
         """A reference that answers the same values differently (dropout in training mode) has no right answer."""

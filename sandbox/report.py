@@ -33,6 +33,7 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "jail": list(evidence.jail),
         "builds": list(evidence.builds),
         "look": evidence.look.model_dump(mode="json") if evidence.look else None,
+        "families_left_out": list(evidence.families_left_out),
         "without": list(evidence.without),
         "seconds": evidence.seconds,
         "versions": evidence.versions,

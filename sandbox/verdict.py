@@ -173,6 +173,8 @@ class Evidence(Record):
     """How each extension was built: by which shortcut, if any, and in how many seconds. The builder's own words."""
     look: Look | None = None
     """What else was seen of it on a device: its kernels, and what the tools said that were asked for."""
+    families_left_out: tuple[str, ...] = ()
+    """Families of values that it was not judged on: the problem leaves them out, or float64 gives nothing but NaN."""
     without: tuple[str, ...] = ()
     """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
 
