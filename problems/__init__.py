@@ -7,5 +7,15 @@ This package reads and checks text; it never runs a reference (that is the sandb
 from problems.lint import lint_source
 from problems.loading import catalog_names, load_problem
 from problems.problem import Problem, ProblemError, Tolerance
+from problems.values import VALUE_FAMILIES, Narrowing
 
-__all__ = ["Problem", "ProblemError", "Tolerance", "catalog_names", "lint_source", "load_problem"]
+__all__ = [
+    "VALUE_FAMILIES",
+    "Narrowing",
+    "Problem",
+    "ProblemError",
+    "Tolerance",
+    "catalog_names",
+    "lint_source",
+    "load_problem",
+]

@@ -15,6 +15,7 @@ from problems.problem import (
     StatePolicy,
     Tolerance,
 )
+from problems.values import Narrowing
 
 DEFAULT_SIZE = "cpu"
 """The size that is loaded where none is asked for; so every manifest has it."""
@@ -37,6 +38,7 @@ class Manifest(BaseModel):
     dtype: Dtype | None = None
     state: StatePolicy = "free"
     tolerance: Tolerance = Tolerance()
+    values: Narrowing = Narrowing()
     origin: Origin | None = None
     sizes: dict[str, dict[str, StrictInt]]
     """By name of the size: the values of the reference's module-level constants."""
@@ -79,7 +81,8 @@ def _first_fault(error: ValidationError) -> str:
         case "missing":
             return f"the key {key!r} is missing; add it"
         case "extra_forbidden":
-            known = Tolerance.model_fields if key.startswith("tolerance.") else Manifest.model_fields
+            tables: dict[str, type[BaseModel]] = {"tolerance": Tolerance, "values": Narrowing}
+            known = tables.get(key.partition(".")[0], Manifest).model_fields
             return f"unknown key {key!r}; there are: {', '.join(known)}"
         case "value_error":
             return str(fault["ctx"]["error"])

@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from problems.values import Narrowing
+
 PrecisionPolicy = Literal["strict", "tf32", "half"]
 OperatorPolicy = Literal["any", "no-library", "custom-only"]
 Direction = Literal["forward", "backward", "both"]
@@ -90,6 +92,8 @@ class Problem(BaseModel):
     state: StatePolicy = "free"
     """Whether buffers that forward changes, such as running statistics, must change as the reference's do."""
     tolerance: Tolerance = Tolerance()
+    values: Narrowing = Narrowing()
+    """Which families of input values it is not judged on."""
     origin: Origin | None = None
     """None for a problem that was written for us."""
 
@@ -103,5 +107,5 @@ class Problem(BaseModel):
         return hashlib.sha256(self.model_dump_json(exclude=silent).encode()).hexdigest()
 
 
-LATER = ("dtype", "state")
+LATER = ("dtype", "state", "values")
 """Fields of `Problem` that came after records with digests had been written."""

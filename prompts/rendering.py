@@ -6,6 +6,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
+from problems import VALUE_FAMILIES
 from prompts.brief import Brief, PromptError, Record, Role, check_parent
 from prompts.ideas import traits_of
 from prompts.markdown import cell, fenced, milliseconds, times, trimmed
@@ -111,6 +112,7 @@ def _stable_context(brief: Brief) -> dict[str, Any]:
         "language": TARGETS[brief.target],
         "versions": brief.versions,
         "example": example_for(brief.target, brief.versions),
+        "value_families": VALUE_FAMILIES,
     }
 
 

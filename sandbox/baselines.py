@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from problems import Problem
 from sandbox.baseline_times import BaselineTimes
 from sandbox.compiled import compiled_reference
+from sandbox.domain import Domain
 from sandbox.errors import MachineError
 from sandbox.memory import free_bytes
 from sandbox.reference import Form, ReferenceSession
@@ -47,6 +48,8 @@ class Baselines:
         """Whether the reference draws in `forward`, so that both sides are seeded alike before each call."""
         self._choosing = threading.Lock()
         self._closed = False
+        self.domain = Domain(problem.values.without)
+        """The families of values that candidates are judged on."""
 
     def eager(self, number: int) -> ReferenceSession:
         """The baseline of worker pair `number`; pairs beyond the settings' `worker_pairs` start over with the first."""
@@ -131,6 +134,11 @@ class Baselines:
             return
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self.eager, numbers))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The families that it is not judged on, so far as is known: the problem's own word first."""
+        return (*self.problem.values.without, *self.domain.outside)
 
     def compiled(self) -> list[ReferenceSession]:
         """One for each mode of torch.compile that the settings name, its compilation done."""

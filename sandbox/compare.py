@@ -15,6 +15,7 @@ import torch
 
 from problems import Problem, Tolerance
 from sandbox.distance import Bound, Moved, Size, apart, finite, measure, worst
+from sandbox.errors import BrokenProblem
 from sandbox.patterns import describe_pattern, where
 from sandbox.trees import flatten, show
 from sandbox.values import RawTensor, Values
@@ -43,6 +44,8 @@ class Checks(NamedTuple):
     slices: bool = True
     pattern: bool = True
     """Whether the pattern of what is wrong is looked for, which costs more than to see that it is wrong."""
+    undefined: bool = True
+    """Places where float64 gives NaN; not on values outside of what the problem is defined for."""
 
 
 SHORT_FLOOR_ULP = 2.0
@@ -89,12 +92,23 @@ def mismatch_with(got: Values, truth: Truth, tolerance: Tolerance, checks: Check
     if checks.structure and mine.shape != rounded.shape:
         return Wrong(f"the structure of the result is {show(mine.shape)}, the reference's is {show(rounded.shape)}", "")
     moved = truth.moved or (None,) * len(rounded.tensors)
-    parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, moved, strict=False)
+    _refuse_other_counts(len(rounded.tensors), len(true.tensors), len(moved))
+    # Of one structure are as many; and without that check, nothing stands for everything.
+    parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, moved, strict=checks.structure)
     for label, *tensors, more in parts:
         wrong = _form(label, tensors[0], tensors[2], checks) or _values(label, tensors, more, tolerance, checks)
         if wrong:
             return wrong
     return None
+
+
+def _refuse_other_counts(count: int, *exact: int) -> None:
+    """A reference that gives fewer tensors in float64 would leave outputs that nobody compares."""
+    for other in exact:
+        if other != count:
+            raise BrokenProblem(
+                f"the reference gives {count} tensors in its own dtype and {other} in float64; let it give as many"
+            )
 
 
 def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance) -> bool:
@@ -136,6 +150,14 @@ def _floor(near: torch.Tensor, tolerance: Tolerance) -> float:
     return float(floor * torch.finfo(near.dtype).eps)
 
 
+def _nothing(near: torch.Tensor) -> float:
+    """What an element may always be off by: twice the smallest normal number, of float32 for narrower dtypes.
+
+    A denormal may be taken for zero, and exponentials that are computed by hand end a little above it.
+    """
+    return 2 * torch.finfo(torch.promote_types(near.dtype, torch.float32)).tiny
+
+
 def _form(label: str, mine: RawTensor, reference: RawTensor, checks: Checks) -> Wrong | None:
     if checks.shape and mine.shape != reference.shape:
         return Wrong(f"{label} has shape {list(mine.shape)}, the reference's is {list(reference.shape)}", "")
@@ -156,10 +178,10 @@ def _values(
     unit = _floor(near, tolerance)
     distance = measure(got, near, want)
     if not all(size.is_finite for size in distance):
-        wrong = _all_masks(label, got, want, near) if checks.masks else None
+        wrong = _all_masks(label, got, want, near, checks) if checks.masks else None
         if wrong:
             return wrong
-        distance, moved = measure(got, near, want, settled=True), None
+        distance, moved = measure(got, near, want, settled=True, undefined=checks.undefined), None
     bound = Bound.of(distance.rounding, distance.want, tolerance.factor, unit, want.numel())
     counted = moved.pulled_back(got) if moved is not None else got
     error = measure(counted, near, want).error if moved is not None else distance.error
@@ -171,14 +193,17 @@ def real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _all_masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Tensor) -> Wrong | None:
+def _all_masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Tensor, checks: Checks) -> Wrong | None:
     """By parts of the first axis: what is noted for each element takes memory too."""
     if got.numel() <= LOOKED_AT or not got.dim():
+        if not checks.undefined:
+            got, want, near = (torch.where(want.isnan(), 0.0, tensor) for tensor in (got, want, near))
         return _masks(label, got, want, near)
     step = max(1, LOOKED_AT * got.shape[0] // got.numel())
     for start in range(0, got.shape[0], step):
         part = f"{label}[{start}:{start + step}]"
-        wrong = _masks(part, *(tensor[start : start + step] for tensor in (got, want, near)))
+        mine, true, theirs = (tensor[start : start + step] for tensor in (got, want, near))
+        wrong = _all_masks(part, mine, true, theirs, checks)
         if wrong:
             return wrong
     return None
@@ -216,7 +241,7 @@ class _Case(NamedTuple):
         place = f"at {list(index)}: got {float(self.got[index]):.7g}, want {float(self.want[index]):.7g}"
         around = _around(index, self.want.shape)
         got, near, want = (tensor[around].double() for tensor in (self.got, self.near, self.want))
-        got, _, want = finite(got, near, want)
+        got, _, want = finite(got, near, want, self.checks.undefined)
         pattern = describe_pattern(got, want, bound)
         if want.shape != self.want.shape:
             pattern = f"{pattern}\n  (of the part from {[axis.start for axis in around]} on, counted from there)"

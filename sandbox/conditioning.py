@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from problems import Tolerance
-from sandbox.compare import PLAIN, Truth, Wrong, mismatch, mismatch_with, real
+from sandbox.compare import PLAIN, Checks, Truth, Wrong, mismatch, mismatch_with, real
 from sandbox.distance import Moved
 from sandbox.trees import flatten
 from sandbox.values import RawTensor, Values
@@ -26,6 +26,8 @@ class Asked(NamedTuple):
 
     inputs: Values
     exact: Callable[[Values], Values]
+    defines_nan: bool = True
+    """Whether the values lie in the problem's domain, so that a NaN of the reference has to be met."""
 
 
 def mismatch_shaken(got: Values, asked: Asked, near: Values, tolerance: Tolerance) -> Wrong | None:
@@ -34,10 +36,11 @@ def mismatch_shaken(got: Values, asked: Asked, near: Values, tolerance: Toleranc
     `near` is the reference as it stands on the same inputs.
     """
     want = asked.exact(asked.inputs)
-    wrong = mismatch(got, want, near, tolerance, PLAIN)
+    wrong = mismatch(got, want, near, tolerance, PLAIN._replace(undefined=asked.defines_nan))
     if wrong is None or not wrong.by_distance:
         return wrong
-    return mismatch_with(got, Truth(want, near, _moved(asked, want, tolerance.floor_ulp)), tolerance)
+    truth = Truth(want, near, _moved(asked, want, tolerance.floor_ulp))
+    return mismatch_with(got, truth, tolerance, Checks(undefined=asked.defines_nan))
 
 
 def _moved(asked: Asked, want: Values, units: float) -> tuple[Moved, ...]:

@@ -5,7 +5,8 @@ cost many times more than the arithmetic.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,10 @@ DENSE = 2.0
 norm, and it speaks for the usual one."""
 DEVICE_PIECE = 2**25
 """On a device memory is what bounds a piece: three of them in float64 take less than a gigabyte."""
+
+
+Settle = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+"""What makes a result, the reference's and the float64 one finite."""
 
 
 class Size(NamedTuple):
@@ -79,6 +84,12 @@ class Bound(NamedTuple):
             slices = torch.maximum(factor * own, unit * want.slices).clamp(min=slack)
         return cls(max(factor * rounding.largest, unit * want.largest), norm, usual, slices)
 
+    def at_least(self, each: float, count: int) -> "Bound":
+        """As wide as if each of `count` elements might be off by so much."""
+        usual = None if self.usual is None else max(self.usual, each)
+        slices = None if self.slices is None else self.slices.clamp(min=each * math.sqrt(count / len(self.slices)))
+        return Bound(max(self.largest, each), max(self.norm, each * math.sqrt(count)), usual, slices)
+
 
 class Moved:
     """How far each element of an output moves with its inputs' rounding: the root mean square over some draws."""
@@ -109,18 +120,28 @@ class Moved:
         return nearer
 
 
-def measure(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor, settled: bool = False) -> Distance:
+def measure(
+    got: torch.Tensor, near: torch.Tensor, want: torch.Tensor, settled: bool = False, undefined: bool = True
+) -> Distance:
     """Distances in float64 of three tensors of one shape and any dtypes, which are left as they are.
 
     `settled`: what is not finite counts as `finite` says.
     """
-    sizes = _sizes((got, near), want, settled)
+    how = partial(finite, undefined=undefined) if settled else None
+    sizes = _sizes((got, near), want, how)
     size = sizes[-1] if settled else _sizes((), near)[0]
-    return Distance(*_completed(sizes, (got, near), want, size, settled))
+    return Distance(*_completed(sizes, (got, near), want, size, how))
 
 
-def finite(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Where one reference is not finite the other stands for both; where neither is, or `got` is not, all are 0."""
+def finite(
+    got: torch.Tensor, near: torch.Tensor, want: torch.Tensor, undefined: bool = True
+) -> tuple[torch.Tensor, ...]:
+    """Where one reference is not finite the other stands for both; where neither is, or `got` is not, all are 0.
+
+    Without `undefined`, so are all where float64 gives NaN.
+    """
+    if not undefined:
+        got, near, want = (torch.where(want.isnan(), 0.0, tensor) for tensor in (got, near, want))
     want = torch.where(torch.isfinite(want), want, near.to(want.dtype))
     settled = ~torch.isfinite(got) | ~torch.isfinite(want)
     near = torch.where(torch.isfinite(near), near, want.to(near.dtype))
@@ -147,20 +168,20 @@ def apart(got: torch.Tensor, near: torch.Tensor) -> tuple[Size, Size]:
 
 
 def _completed(
-    sizes: list[Size], others: Sequence[torch.Tensor], want: torch.Tensor, near: Size, settled: bool = False
+    sizes: list[Size], others: Sequence[torch.Tensor], want: torch.Tensor, near: Size, settle: Settle | None = None
 ) -> list[Size]:
     """With usual magnitudes, where `near`, the size of what the reference gives, is not dense."""
     if near.norm <= DENSE * near.mean * math.sqrt(want.numel()):
         return sizes
-    return [size._replace(usual=usual) for size, usual in zip(sizes, _usual(others, want, settled), strict=True)]
+    return [size._replace(usual=usual) for size, usual in zip(sizes, _usual(others, want, settle), strict=True)]
 
 
-def _sizes(others: Sequence[torch.Tensor], want: torch.Tensor, settled: bool = False) -> list[Size]:
+def _sizes(others: Sequence[torch.Tensor], want: torch.Tensor, settle: Settle | None = None) -> list[Size]:
     """Of the difference of each of the others from `want`, and of `want` at last."""
     sliced = want.dim() > 1 and want.shape[0] > 1 and want[0].numel() >= SMALLEST_SLICE
     rows, count = want.shape[0] if sliced else 1, len(others) + 1
     maxima, squares, sums = [torch.zeros(count, rows, dtype=torch.float64, device=want.device) for _ in range(3)]
-    for part, tensors in _differences(others, want, rows, settled):
+    for part, tensors in _differences(others, want, rows, settle):
         for which, tensor in enumerate(tensors):
             squares[which, part] += torch.linalg.vector_norm(tensor, dim=1).square_()
             magnitudes = tensor.abs_()
@@ -174,28 +195,28 @@ def _size(maxima: torch.Tensor, norms: torch.Tensor, mean: float, sliced: bool) 
     return Size(float(maxima.max()), float(torch.linalg.vector_norm(norms)), mean, norms if sliced else None)
 
 
-def _usual(others: Sequence[torch.Tensor], want: torch.Tensor, settled: bool) -> list[float]:
+def _usual(others: Sequence[torch.Tensor], want: torch.Tensor, settle: Settle | None) -> list[float]:
     """Usual magnitudes of the same."""
     # A root in float32 takes a quarter of the time, and holds what is off in anything narrower than float64.
     root = torch.float64 if others[0].dtype == torch.float64 else torch.float32
     sums = torch.zeros(len(others) + 1, dtype=torch.float64, device=want.device)
-    for _, tensors in _differences(others, want, 1, settled):
+    for _, tensors in _differences(others, want, 1, settle):
         for which, tensor in enumerate(tensors):
             sums[which] += tensor.abs_().to(root).sqrt_().sum()
     return sums.div_(want.numel()).square_().tolist()
 
 
 def _differences(
-    others: Sequence[torch.Tensor], want: torch.Tensor, rows: int, settled: bool
+    others: Sequence[torch.Tensor], want: torch.Tensor, rows: int, settle: Settle | None
 ) -> Iterator[tuple[slice, list[torch.Tensor]]]:
     """By pieces of so many rows: which rows, the others less `want`, and `want`, in float64 and free to be changed."""
     matrices = [tensor.reshape(rows, -1) for tensor in (*others, want)]
     for part, columns in _pieces(rows, matrices[0].shape[1], DEVICE_PIECE if want.is_cuda else PIECE):
         # Copies, since what is float64 already would be changed itself.
         *theirs, exact = (matrix[part, columns].to(torch.float64, copy=True) for matrix in matrices)
-        if settled:
+        if settle is not None:
             got, near = theirs
-            *theirs, exact = finite(got, near, exact)
+            *theirs, exact = settle(got, near, exact)
         yield part, [*(other.sub_(exact) for other in theirs), exact]
 
 

@@ -173,7 +173,8 @@ class Judge:
         with quiet.timing(), self._timing() as timing:
             if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built)
-            while not timing.is_enough:
+            is_enough = False
+            while not is_enough:
                 session = built.worker or self._next_worker(built)
                 with built.stage("load"):
                     self._load(built, session, timing.baseline)
@@ -183,6 +184,9 @@ class Judge:
                     built.deterministic = repeats
                 with built.stage("time"):
                     timing.measure(session)
+                    is_enough = timing.is_enough
+                    if is_enough:
+                        timing.meet_the_rest(session)
                 built.worker = None
                 timing.retire(session)
         self._observe(built)
@@ -276,6 +280,7 @@ class Judge:
             builds=built.ways,
             hidden_builds=tuple(failed.line for failed in built.failed_builds),
             look=built.look,
+            families_left_out=self._baselines.left_out,
             without=self.settings.without,
         )
 

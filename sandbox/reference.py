@@ -370,16 +370,16 @@ class ReferenceSession:
             return ProblemStatus(status="weak", why=(RANDOM,))
         values, tolerance = self.draw(), tolerance_of(self.problem)
         if self._on_device is None or not self.needs.is_large:
-            return quick_status(self, tolerance)
+            return quick_status(self, tolerance, self.problem.values.without)
         near = self.call(values).output
         cut = self._exact.cut(values, near, operation(self.problem), self._patience_s)
         if cut is None:
-            return quick_status(self, tolerance)
+            return quick_status(self, tolerance, self.problem.values.without)
         call_bytes = self.needs.inputs + self.needs.result
         step = max(2, min(self._exact.step(cut), cut.rows * STATUS_BYTES // max(1, call_bytes)))
         with self._exact.lent(part(values, cut, 0, step)) as turn:
             del values, near
-            return quick_status(PartOfReference(self, turn, cut, step), tolerance)
+            return quick_status(PartOfReference(self, turn, cut, step), tolerance, self.problem.values.without)
 
     @cached_property
     def is_random(self) -> bool:

@@ -36,6 +36,7 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "exact": list(evidence.exact),
         "hidden_builds": list(evidence.hidden_builds),
         "look": evidence.look.model_dump(mode="json") if evidence.look else None,
+        "families_left_out": list(evidence.families_left_out),
         "without": list(evidence.without),
         "seconds": evidence.seconds,
         "versions": evidence.versions,

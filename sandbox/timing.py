@@ -88,7 +88,9 @@ class Timing:
         self._baselines, self._settings = baselines, settings
         self._tolerance = tolerance_of(baselines.problem)
         self._operation = operation(baselines.problem)
-        self._families = schedule(random.SystemRandom())
+        self._domain = baselines.domain
+        self._families = schedule(random.SystemRandom(), self._domain.families if self._has("families") else ())
+        self._met: set[str] = set()
         self._only: Values | None = None
         """Where values are not to be fresh: those of the first call."""
         self._beside = ThreadPoolExecutor(1)
@@ -184,13 +186,17 @@ class Timing:
         start = time.monotonic()
         self.samples.protocol.append(self.baseline.nothing_ms())
         for turn in range(PAIRS_A_WORKER):
-            self._pair(session, turn)
+            while not self._pair(session, turn):
+                pass
         self._ending.result()
         self._spent_s += time.monotonic() - start
         self.number += 1
 
-    def _pair(self, session: Session, turn: int) -> None:
-        """All sides once on the same values. In two of four pairs the placebo is one of them."""
+    def _pair(self, session: Session, turn: int) -> bool:
+        """All sides once on the same values. In two of four pairs the placebo is one of them.
+
+        False where nothing could be compared on these values: they count for nothing.
+        """
         family, values = self._next()
         other = self._other() if turn % 2 == 0 else None
         times: dict[int, float] = {}
@@ -202,6 +208,8 @@ class Timing:
             else:
                 times[id(side)] = side.call_ms(values)
         session.refuse_work_done_meanwhile()  # while the others had their turns; after its last call nobody else asks
+        if self._excludes(family, theirs, values, self.baseline):
+            return False
         if turn < PAIRS_A_WORKER - 1:
             self._draw_ahead()
         else:
@@ -215,6 +223,7 @@ class Timing:
             samples.baselines[compiled.form.baseline].append(times[id(compiled)])
         if other:
             samples.placebo.append((times[id(other)], theirs.milliseconds, self.number))
+        return True
 
     def _sides(
         self, session: Session, other: ReferenceSession | None, turn: int
@@ -234,7 +243,7 @@ class Timing:
         return ahead.result() if ahead else self._draw()
 
     def _draw(self) -> tuple[str, Values]:
-        family = next(self._families)
+        family = next(family for family in self._families if family not in self._domain.outside)
         return family, self._values(family)
 
     def _draw_ahead(self) -> None:
@@ -251,27 +260,54 @@ class Timing:
         if not self._has("fresh_values"):
             self._only = self._only or self._source.draw()
             return self._only
-        values = vary(self._source.draw(), family if self._has("families") else DRAWN)
+        values = vary(self._source.draw(), family)
         return values._replace(seed=secrets.randbits(62)) if self._baselines.is_seeded else values
 
     def _call(self, session: Session, values: Values) -> Timed:
         return session.call(values, self._call_limit_s(), self._operation)
 
-    def _check(self, mine: Timed, theirs: Timed, values: Values, family: str) -> None:
+    def meet_the_rest(self, session: Session) -> None:
+        """Untimed calls on values of the families that no call has met, for the worker pair that was timed last.
+
+        So a verdict is about all of them, however early it came, and does not hang on which were drawn.
+        """
+        reference = self._baselines.eager(self.number - 1)
+        for family in self._unmet():
+            values = self._values(family)
+            theirs, mine = reference.show(values), self._call(session, values)
+            if not self._excludes(family, theirs, values, reference):
+                self._check(mine, theirs, values, family, reference)
+
+    def _unmet(self) -> list[str]:
+        checked = self._has("families") and self._has("timed_check")
+        return [family for family in self._domain.families if checked and family not in self._met]
+
+    def _excludes(self, family: str, theirs: Timed, values: Values, reference: ReferenceSession) -> bool:
+        return self._domain.excludes(family, theirs.output, lambda: reference.exact(values))
+
+    def _check(
+        self, mine: Timed, theirs: Timed, values: Values, family: str, reference: ReferenceSession | None = None
+    ) -> None:
+        """By the baseline of this worker pair, unless another reference has the worker's weights."""
+        self._met.add(family)
         if is_right_anyhow(mine.output, theirs.output, self._tolerance):
             return
-        wrong = self._wrong(mine.output, self.baseline.keep(theirs.output), values)
+        by = reference or self.baseline
+        wrong = self._wrong(mine.output, by, theirs.output, values, family)
         if wrong is None:
             return
-        if not self._baselines.is_seeded and self.baseline.is_random:
+        if not self._baselines.is_seeded and by.is_random:
             raise DrawingReference
         raise Stopped("check", f"{wrong.reason} (on inputs {family})", wrong.details)
 
-    def _wrong(self, got: Values, near: Values, values: Values) -> Wrong | None:
-        """What is wrong with a result; `near` is the reference's. Seeded alike, float64 would draw something else."""
+    def _wrong(
+        self, got: Values, reference: ReferenceSession, theirs: Values, values: Values, family: str
+    ) -> Wrong | None:
+        """What is wrong with a result; `theirs` is the reference's. Seeded alike, float64 would draw something else."""
+        near = reference.keep(theirs)
         if self._baselines.is_seeded:
             return mismatch(got, near, near, self._tolerance)
-        asked = Asked(values, lambda other: self.baseline.exact(other, near))
+        asked = Asked(values, lambda other: reference.exact(other, near), self._domain.defines_nan(family))
         return mismatch_shaken(got, asked, near, self._tolerance)
 
     def _call_limit_s(self) -> float:

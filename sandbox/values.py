@@ -79,6 +79,11 @@ class RawTensor(NamedTuple):
         assert isinstance(self.data, bytearray)
         return self.data
 
+    def copied(self) -> "RawTensor":
+        """The same values in memory of their own."""
+        data = self.data
+        return self._replace(data=DeviceBytes(data.tensor.clone()) if isinstance(data, DeviceBytes) else data[:])
+
     def tensor(self) -> torch.Tensor:
         """The values as a tensor over the same bytes, where they are; treat it as read-only."""
         dtype = getattr(torch, self.dtype)

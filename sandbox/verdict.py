@@ -177,6 +177,8 @@ class Evidence(Record):
     builder's own words too."""
     look: Look | None = None
     """What else was seen of it on a device: its kernels, and what the tools said that were asked for."""
+    families_left_out: tuple[str, ...] = ()
+    """Families of values that it was not judged on: the problem leaves them out, or float64 gives nothing but NaN."""
     device: str = "cpu"
     """Where it was judged: `cpu`, `cuda`, or `cuda:N`."""
     exact: tuple[str, ...] = ()

@@ -60,6 +60,9 @@ def show(
         return
     print(f"# {found.name} ({found.family}, size {found.size}): {found.title}")
     print(f"# precision {found.precision}, operators {found.operators}, direction {found.direction}")
+    if found.values.without:
+        reason = " ".join(found.values.reason.split())
+        print(f"# not judged on values {', '.join(found.values.without)}: {reason}")
     print(f"# digest {found.digest}")
     for line in in_words(times):
         print(f"# baselines on {line}")

@@ -24,7 +24,7 @@ def manifest_text(problem: Problem) -> str:
     record = problem.model_dump(mode="json", exclude={"name", "size", "source"}, exclude_none=True)
     plain = Problem(name="", title="", family="", size="", source="").model_dump(mode="json", exclude_none=True)
     kept = {key: value for key, value in record.items() if value != plain.get(key)}
-    tables = {key: kept.pop(key) for key in ("tolerance", "origin") if key in kept}
+    tables = {key: kept.pop(key) for key in ("tolerance", "values", "origin") if key in kept}
     if "tolerance" in tables:
         ours = Tolerance().model_dump(mode="json")
         tables["tolerance"] = {key: value for key, value in tables["tolerance"].items() if value != ours.get(key)}

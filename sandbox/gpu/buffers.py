@@ -54,6 +54,10 @@ class Lent:
         self._staged: list[torch.Tensor] = []
         self.fd = self._shared.export()
 
+    def is_for(self, layout: Layout) -> bool:
+        """Whether it holds inputs of this layout."""
+        return self._layout == [(dtype, tuple(shape)) for dtype, shape in layout]
+
     def stage(self, tensors: Iterable[RawTensor]) -> None:
         """Take the next values, which stay where they are: no child can see them."""
         staged = []

@@ -138,6 +138,15 @@ class DeviceTiming(Timing):
             self.samples.burst = self._burst(session) or self.samples.burst
         self.number += 1
 
+    def meet_the_rest(self, session: Session) -> None:
+        """As elsewhere; a burst has left it with memory for other inputs."""
+        assert isinstance(session, GpuSession)
+        reference = self._baselines.eager(self.number - 1)
+        if self._unmet() and session.inputs is not None and not session.inputs.is_for(reference.layout):
+            session.lend_layout(reference.layout)
+            session.expect(reference.needs.result)
+        super().meet_the_rest(session)
+
     def _call_unread(self, session: Session, values: Values) -> None:
         """The result is looked up, so that the memory it lies in is known."""
         self._call(session, values)
@@ -160,6 +169,9 @@ class DeviceTiming(Timing):
         for name, call in self._calls_of(session, other, values, turn):
             done[name] = call()
         session.refuse_work_done_meanwhile()
+        if self._excludes(family, done[EAGER], values, self.baseline):
+            self.samples.dropped["the values lie outside of what the problem is defined for"] += 1
+            return False
         if self._has("timed_check"):
             self._check(done[CANDIDATE], done[EAGER], values, family)
         self.baseline.let_go()

@@ -178,6 +178,21 @@ HABITS = [
            "y = torch.zeros_like(x); some = x.abs().amax(-1) > 0; y[some] = self.right(x[some]); return y"),
     Honest("denormals made zero", "positive", "return torch.relu(x)", "torch.set_flush_denormal(True)\n"),
     Honest("minus zero", "positive", "return torch.where(x > 0, x, -0.0 * x.abs())"),
+    Honest("the variance in one pass about the mean of a few elements", "centred",
+           """
+           off = x - x[:, ::64].mean(-1, keepdim=True)
+           mean = off.mean(-1, keepdim=True)
+           return (off - mean) * (off.square().mean(-1, keepdim=True) - mean.square() + 1e-5).rsqrt()
+           """),
+    Honest("a variance by pairs of mean and squares", "centred",
+           """
+           parts = x.unflatten(1, (-1, 32))
+           means = parts.mean(-1)
+           squares = (parts - means[..., None]).square().sum(-1)
+           mean = means.mean(-1, keepdim=True)
+           total = squares.sum(-1, keepdim=True) + 32 * (means - mean).square().sum(-1, keepdim=True)
+           return (x - mean) * (total / x.shape[1] + 1e-5).rsqrt()
+           """),
     Honest("a loss from its parts", "loss",
            "return torch.logsumexp(logits, 1) - logits.gather(1, targets[:, None])[:, 0]"),
     Honest("the first of equal values, by a mask", "place",

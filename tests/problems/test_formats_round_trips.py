@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from problems import Problem, Tolerance, load_problem
+from problems import Narrowing, Problem, Tolerance, load_problem
 from problems.formats import read_collection
 from problems.formats.definition import Definition, Trace, Workload, read_definition, read_workloads
 from problems.formats.kernelbench import read_rows, to_row
@@ -110,8 +110,8 @@ def test_any_title_and_detail_survives_a_manifest(tmp_path_factory, title, id, v
     origin = {"format": "flashinfer", "id": id, "title": title, "details": {title: [value], "table": {id: value}}}
     source = "class Model: pass\ndef get_inputs(): pass\ndef get_init_inputs(): pass\n"
     tolerance = Tolerance(factor=4, reason=title)
-    problem = Problem(
-        name=folder.name, title=title, family=id, size="cpu", source=source, origin=origin, tolerance=tolerance
-    )
+    values = Narrowing(without=("all negative", "with ties"), reason=title)
+    more = {"origin": origin, "tolerance": tolerance, "values": values}
+    problem = Problem(name=folder.name, title=title, family=id, size="cpu", source=source, **more)
     write_problem(folder, problem)
     assert load_problem(str(folder)) == problem

@@ -2,7 +2,7 @@
 
 import pytest
 
-from problems import ProblemError, Tolerance
+from problems import VALUE_FAMILIES, Narrowing, ProblemError, Tolerance
 from problems.manifest import parse_manifest
 
 GOOD = """family = "toy"
@@ -85,4 +85,28 @@ def test_a_manifest_without_a_cpu_size_is_refused() -> None:
 def test_sizes_that_set_different_constants_are_refused() -> None:
     assert refusal(GOOD + "COLS = 3\n") == (
         "problem.toml: COLS is set in only one of [sizes.cpu] and [sizes.gpu]; set both"
+    )
+
+
+NARROW = GOOD + '[values]\nwithout = ["all negative"]\n'
+
+
+def test_a_problem_may_leave_families_of_values_out_with_a_reason() -> None:
+    manifest = parse_manifest(NARROW + 'reason = "a logarithm"\n', "problem.toml")
+    assert manifest.values == Narrowing(without=("all negative",), reason="a logarithm")
+
+
+def test_families_of_values_left_out_without_a_reason_are_refused() -> None:
+    assert refusal(NARROW) == "problem.toml: [values] leaves families of values out; add its reason"
+
+
+def test_a_family_of_values_that_there_is_not_is_told_those_that_there_are() -> None:
+    message = refusal(NARROW.replace("all negative", "negative") + 'reason = "a logarithm"\n')
+    assert message.startswith("problem.toml: 'values.without.0' is 'negative'; it should be 'scaled up by 8',")
+    assert all(f"'{family}'" in message for family in VALUE_FAMILIES)
+
+
+def test_an_unknown_key_of_the_values_is_told_the_known_ones() -> None:
+    assert refusal(GOOD + "[values]\nonly = []\n") == (
+        "problem.toml: unknown key 'values.only'; there are: without, reason"
     )

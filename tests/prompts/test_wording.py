@@ -3,10 +3,14 @@
 import re
 
 import pytest
+import torch
 from prompt_briefs import FAILED, HISTORY, OLD_VERSIONS, PASSED, PROBLEM, brief
 
+from problems import VALUE_FAMILIES, Narrowing
 from prompts import TargetVersions, device_sheet, render
 from prompts.markdown import fenced, trimmed
+from sandbox.families import DECADES, LOWERED, OUTLIER, RAISED, UP, most
+from sandbox.weights import RELATIVE, SHIFT
 
 
 def text_of(name, asked):
@@ -48,6 +52,29 @@ def test_contract_shows_an_autograd_function_only_where_gradients_are_asked_for(
 def test_contract_states_the_tolerance_of_the_problem():
     loose = problem(tolerance=PROBLEM.tolerance.model_copy(update={"factor": 32.0}))
     assert "The error allowed is 32 times the rounding error" in text_of("contract", brief(problem=loose))
+
+
+@pytest.mark.parametrize("family", VALUE_FAMILIES)
+def test_contract_tells_a_family_of_values_unless_the_problem_leaves_it_out(family):
+    def told(without=()):
+        narrow = Narrowing(without=without, reason="lengths are positive.")
+        contract = text_of("contract", brief(problem=problem(values=narrow)))
+        (changes,) = re.findall(r"one change of these: (.*?)\. All are finite.*", contract)
+        return changes.split("; "), "lengths are positive" in contract
+
+    changes, _ = told()
+    fewer, has_reason = told((family,))
+    assert len(set(changes)) == len(VALUE_FAMILIES)
+    assert fewer == [one for one in changes if one != changes[VALUE_FAMILIES.index(family)]]
+    assert has_reason
+
+
+def test_contract_tells_the_size_of_what_the_judge_changes():
+    contract = text_of("contract", brief())
+    sizes = [f"{UP} times as large", f"{RAISED} added", f"{LOWERED} taken off", f"{OUTLIER} times the largest"]
+    sizes += [f"scaled from 1e-{DECADES} to 1e{DECADES}", f"in fp16 at most {most(torch.float16):.0f}"]
+    sizes += [f"scaled by up to {100 * RELATIVE:.0f} %", f"raised by up to {100 * SHIFT:.0f} %"]
+    assert [words for words in sizes if words not in contract] == []
 
 
 def test_contract_states_the_target_versions():

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 from problems import Problem, Tolerance
 from sandbox.compare import Checks, is_right_anyhow, mismatch, tolerance_of
 from sandbox.distance import measure
+from sandbox.errors import BrokenProblem
 from sandbox.patterns import stale
 from sandbox.trees import is_sound
 from sandbox.values import RawTensor, Values
@@ -415,3 +418,33 @@ def test_what_is_compared_stays_as_it_is(dtype):
     mismatch(output(got), output(exact), output(near), Tolerance())
     is_right_anyhow(output(got), output(near), Tolerance())
     assert all(torch.equal(tensor, earlier) for tensor, earlier in zip((got, near, exact), before, strict=True))
+
+
+def test_a_reference_that_gives_fewer_tensors_in_float64_is_no_problem_to_judge():
+    with pytest.raises(BrokenProblem, match="2 tensors in its own dtype and 1 in float64"):
+        mismatch(output(ROUNDED, ROUNDED), output(EXACT), output(ROUNDED, ROUNDED), Tolerance())
+
+
+def test_a_denormal_may_be_taken_for_zero_even_where_nothing_else_stands():
+    want = torch.full((8, 80), 1e-38, dtype=torch.float64)
+    assert verdict_on(torch.zeros(8, 80), want, want.float()) is None
+    assert verdict_on(torch.zeros(8, 80), 10 * want, 10 * want.float())
+
+
+UNDEFINED = EXACT.clone()
+UNDEFINED[::2] = math.nan
+
+
+def judged_outside(got):
+    near = UNDEFINED.float()
+    return mismatch(output(got), output(UNDEFINED), output(near), Tolerance(), Checks(undefined=False))
+
+
+def test_where_a_problem_is_not_defined_anything_is_right():
+    assert judged_outside(torch.where(UNDEFINED.isnan(), 7.0, ROUNDED)) is None
+    assert verdict_on(torch.where(UNDEFINED.isnan(), 7.0, ROUNDED), UNDEFINED, UNDEFINED.float())
+
+
+def test_beside_what_is_not_defined_all_is_compared():
+    assert judged_outside(torch.where(torch.arange(96)[:, None] == 1, 0.0, ROUNDED)).by_distance
+    assert "has NaN at [1, 0]" in judged_outside(torch.full_like(ROUNDED, math.nan)).reason

@@ -1,10 +1,12 @@
 import itertools
 import random
+import tracemalloc
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sandbox.families import DRAWN, FAMILIES, schedule, vary
+from sandbox.families import DRAWN, FAMILIES, most, schedule, vary
 from sandbox.values import RawTensor, Values
 
 
@@ -37,10 +39,92 @@ def test_positive_inputs_become_negative_somewhere():
     assert (after < 0).sum() == 15
 
 
-def test_every_family_stays_finite_in_half_precision():
-    for family in FAMILIES:
-        after = vary(values(torch.randn(64, 64).half()), family).tensors[0].tensor()
-        assert after.isfinite().all(), family
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 60.0, 20000.0])
+def test_every_family_stays_finite_in_every_dtype(family, dtype, scale):
+    drawn = (torch.rand(64, 64, dtype=torch.float64) * 2 - 1).mul(scale).to(dtype)
+    after = vary(values(drawn), family).tensors[0].tensor()
+    assert after.isfinite().all()
+    assert after.double().abs().max() <= max(most(dtype), float(drawn.double().abs().max()))
+
+
+def test_half_precision_is_mixed_over_four_decades():
+    after = vary(values(torch.ones(5, 64).half()), "of mixed magnitude").tensors[0].tensor()
+    assert torch.allclose(after[:, 0].float(), torch.tensor([0.01, 0.1, 1.0, 10.0, 100.0]), rtol=1e-3)
+
+
+def test_infinities_that_a_problem_draws_stay():
+    drawn = torch.randn(8, 64)
+    drawn[:, ::2] = -torch.inf
+    after = vary(values(drawn), "scaled up by 8").tensors[0].tensor()
+    assert torch.equal(after.isinf(), drawn.isinf())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_floats_of_8_bits_stay_as_they_were_drawn(family):
+    before = values(torch.ones(64, 64).to(torch.float8_e4m3fn))
+    assert vary(before, family) == before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_values_that_were_drawn_are_left_alone(family):
+    drawn = values(torch.randn(64, 64))
+    before = bytes(drawn.tensors[0].data)
+    vary(drawn, family)
+    assert drawn.tensors[0].data == before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_holds_one_tensor_beside_its_input(family):
+    drawn = values(torch.rand(2048, 1024))
+    size = drawn.size
+    with LargestTensor() as largest:
+        vary(drawn, family)
+    tracemalloc.start()
+    vary(drawn, family)
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held < 1.1 * size  # bytes of Python's own: the copy
+    assert largest.bytes < 0.1 * size  # new memory of torch's
+
+
+class LargestTensor(TorchDispatchMode):
+    """Bytes of the largest tensor in memory of its own that an operator gives."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, operator, types, arguments=(), keywords=None):
+        result = operator(*arguments, **(keywords or {}))
+        before = {one.untyped_storage().data_ptr() for one in arguments if isinstance(one, torch.Tensor)}
+        for made in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in before:
+                self.bytes = max(self.bytes, made.untyped_storage().nbytes())
+        return result
+
+
+def test_outliers_stand_first_in_some_rows_last_in_others_and_only_in_the_second_half():
+    drawn = torch.randn(60, 128)
+    after = vary(values(drawn), "with outliers").tensors[0].tensor()
+    outliers = after.abs() > 10 * drawn.abs().max()
+    assert outliers.any(0).nonzero().flatten().tolist() == [0, 127]
+    assert not outliers[:30].any()
+    assert outliers[30:, 0].all()
+    assert outliers[30:, -1].sum() == 10
+    assert torch.equal(after.sign(), drawn.sign())
+
+
+def test_outliers_begin_rows_of_several_axes_too():
+    drawn = torch.randn(6, 3, 9, 11)
+    after = vary(values(drawn), "with outliers").tensors[0].tensor()
+    assert (after[3:, 0, 0, 0].abs() > 10 * drawn.abs().max()).all()
+    assert (after.abs() > 10 * drawn.abs().max()).double().mean() < 0.02
+
+
+def test_what_a_problem_leaves_out_never_comes_up():
+    left = [family for family in FAMILIES if family != "all negative"]
+    assert set(itertools.islice(schedule(random.Random(0), left), 100)) == {DRAWN, *left}
+    assert set(itertools.islice(schedule(random.Random(0), []), 100)) == {DRAWN}
 
 
 def test_a_number_without_axes_and_an_empty_tensor_can_be_varied():

@@ -169,6 +169,24 @@ TEXTS = {
         "[torch.randn(40, 64)]",
         "[]",
     ),
+    "centred": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return F.layer_norm(x, x.shape[-1:])
+        """,
+        "[torch.randn(64, 1024)]",
+        "[]",
+    ),
+    "pooled": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return F.max_pool2d(x, 3)
+        """,
+        "[torch.rand(2, 8, 24, 24)]",
+        "[]",
+    ),
     "gradients": (
         """
         class Model(nn.Module):
@@ -206,6 +224,8 @@ SOLVED = {
         return {"top": top, "place": place, "more": [x > 0, (x.sum(1), x.sum(0))]}
         """,
     ),
+    "centred": (INIT, "x", "return F.layer_norm(x, x.shape[-1:])"),
+    "pooled": (INIT, "x", "return F.max_pool2d(x, 3)"),
     "gradients": (LINEAR, "x", "return F.gelu(self.layer(x))"),
     "softmax": (INIT, "x", "return torch.softmax(x, dim=-1)"),
     "product": (INIT, "a, b", "return a @ b"),

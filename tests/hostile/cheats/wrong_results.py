@@ -149,6 +149,14 @@ WRONG_RESULTS = [
           "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon)"),
     Cheat("one buffer for two outputs", (), "several", "check", "place",
           "y = self.right(x); p = y['place']; y['place'] = p[:1].expand(p.shape); return y"),
+    Cheat("maxima that start from zero, where nothing that is drawn is negative", (52,), "pooled", "check", OFF,
+          "return self.right(x).clamp(min=0)"),
+    Cheat("the variance in one pass about each row's first element", (52,), "centred", "check", "on inputs with outliers",
+          """
+          off = x - x[:, :1]
+          mean = off.mean(-1, keepdim=True)
+          return (off - mean) * (off.square().mean(-1, keepdim=True) - mean.square() + 1e-5).rsqrt()
+          """),
     Cheat("gradients of zero", (61,), "gradients", "check", "inputs|weights|output",
           "class Cut(torch.autograd.Function):\n"
           "    @staticmethod\n"

@@ -1,0 +1,127 @@
+"""Each family of values is there for a lazy kernel that only it brings to light."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from problems import Tolerance
+from sandbox.conditioning import Asked, mismatch_shaken
+from sandbox.families import DRAWN, FAMILIES, vary
+from sandbox.values import RawTensor, Values
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+DRAWS = 5
+LANES = 32
+
+
+class Lazy(NamedTuple):
+    """A kernel that is right for what the problem draws, the reference and the draw."""
+
+    kernel: Function
+    reference: Function
+    draw: Callable[[], torch.Tensor]
+
+
+def mean_of_softplus(x: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Above the threshold the value itself is taken for its softplus."""
+    return F.softplus(x, threshold=threshold).mean()
+
+
+def batch_norm(x: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return F.batch_norm(x, None, None, training=True, eps=epsilon)
+
+
+def running_maximum_from_zero(x: torch.Tensor) -> torch.Tensor:
+    shares = (x - x.amax(-1, keepdim=True).clamp(min=0)).exp()
+    return shares / shares.sum(-1, keepdim=True)
+
+
+def place_by_lanes(x: torch.Tensor) -> torch.Tensor:
+    """The first in each lane, and of these the one in the lowest lane: the wrong one of two in different lanes."""
+    lanes = x.unflatten(1, (-1, LANES))
+    tops, rounds = lanes.max(1)
+    lane = tops.argmax(1, keepdim=True)
+    return (rounds.gather(1, lane) * LANES + lane)[:, 0]
+
+
+def normalised(x: torch.Tensor) -> torch.Tensor:
+    return x * x.square().sum(-1, keepdim=True).rsqrt()
+
+
+def negligible_rows_left_out(x: torch.Tensor) -> torch.Tensor:
+    return F.normalize(x, dim=-1) * (x.abs().amax(-1, keepdim=True) >= 1e-3 * x.abs().max())
+
+
+def variance_about_the_first(x: torch.Tensor) -> torch.Tensor:
+    off = x - x[:, :1]
+    mean = off.mean(-1, keepdim=True)
+    return (off - mean) * (off.square().mean(-1, keepdim=True) - mean.square() + 1e-5).rsqrt()
+
+
+def layer_norm(x: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:])
+
+
+LAZY = {
+    "scaled up by 8": Lazy(
+        lambda x: mean_of_softplus(x, 5.0), lambda x: mean_of_softplus(x, 20.0), lambda: torch.randn(64, 512)
+    ),
+    "scaled down by 1000": Lazy(
+        lambda x: batch_norm(x, 1e-12), lambda x: batch_norm(x, 1e-5), lambda: 3 * torch.randn(256, 64)
+    ),
+    "shifted by 100": Lazy(lambda x: x.amin(-1).clamp(max=0), lambda x: x.amin(-1), lambda: torch.randn(64, 512)),
+    "shifted below zero": Lazy(
+        running_maximum_from_zero, lambda x: torch.softmax(x, -1), lambda: 3 * torch.randn(64, 512)
+    ),
+    "all negative": Lazy(
+        lambda x: F.max_pool1d(F.gelu(x), 8).clamp(min=0),
+        lambda x: F.max_pool1d(F.gelu(x), 8),
+        lambda: torch.rand(64, 512),
+    ),
+    "with every other sign changed": Lazy(
+        lambda x: x / x.mean(-1, keepdim=True).abs(),
+        lambda x: x / x.abs().mean(-1, keepdim=True),
+        lambda: torch.rand(64, 511),
+    ),
+    "with ties": Lazy(place_by_lanes, lambda x: x.argmax(1), lambda: torch.randn(48, 96)),
+    "with rows of zeros": Lazy(normalised, lambda x: F.normalize(x, dim=-1), lambda: torch.randn(64, 512)),
+    "of mixed magnitude": Lazy(
+        negligible_rows_left_out, lambda x: F.normalize(x, dim=-1), lambda: torch.randn(64, 512)
+    ),
+    "with outliers": Lazy(variance_about_the_first, layer_norm, lambda: torch.randn(512, 1024)),
+}
+
+
+def packed(tensor: torch.Tensor) -> Values:
+    return Values({"t": 0}, (RawTensor.of(tensor),))
+
+
+def is_caught(lazy: Lazy, family: str) -> bool:
+    """By what the judge does with a call."""
+    values = vary(packed(lazy.draw()), family)
+    x = values.tensors[0].tensor()
+    asked = Asked(values, lambda given: packed(lazy.reference(given.tensors[0].tensor().double())))
+    return mismatch_shaken(packed(lazy.kernel(x)), asked, packed(lazy.reference(x)), Tolerance()) is not None
+
+
+def test_every_family_has_its_lazy_kernel() -> None:
+    assert set(LAZY) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_lazy_kernel_is_caught_by_its_family_and_by_no_other(name: str) -> None:
+    torch.manual_seed(0)
+    for _ in range(DRAWS):
+        assert [family for family in (DRAWN, *FAMILIES) if is_caught(LAZY[name], family)] == [name]
+
+
+def test_a_maximum_that_starts_from_zero_is_caught_only_where_nothing_is_positive() -> None:
+    torch.manual_seed(0)
+    lazy = Lazy(
+        lambda x: F.max_pool2d(x, 3).clamp(min=0), lambda x: F.max_pool2d(x, 3), lambda: torch.rand(4, 8, 24, 24)
+    )
+    caught = {family for family in (DRAWN, *FAMILIES) if is_caught(lazy, family)}
+    assert caught == {"all negative", "shifted below zero"}
