@@ -183,6 +183,7 @@ def _values(
             return wrong
         distance, moved = measure(got, near, want, settled=True, undefined=checks.undefined), None
     bound = Bound.of(distance.rounding, distance.want, tolerance.factor, unit, want.numel())
+    bound = bound.at_least(_nothing(near), want.numel())
     counted = moved.pulled_back(got) if moved is not None else got
     error = measure(counted, near, want).error if moved is not None else distance.error
     return _too_far(_Case(label, got, counted, near, want, checks), error, bound)
