@@ -202,9 +202,10 @@ def _all_masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Te
         return _masks(label, got, want, near)
     step = max(1, LOOKED_AT * got.shape[0] // got.numel())
     for start in range(0, got.shape[0], step):
-        part = f"{label}[{start}:{start + step}]"
-        mine, true, theirs = (tensor[start : start + step] for tensor in (got, want, near))
-        wrong = _all_masks(part, mine, true, theirs, checks)
+        # A single index may still be too much, and is then parted along the next axis.
+        part, name = (slice(start, start + step), f"{start}:{start + step}") if step > 1 else (start, f"{start}")
+        mine, true, theirs = (tensor[part] for tensor in (got, want, near))
+        wrong = _all_masks(f"{label}[{name}]", mine, true, theirs, checks)
         if wrong:
             return wrong
     return None
