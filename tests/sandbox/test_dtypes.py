@@ -86,8 +86,11 @@ def judged(dtype, request):
     with Judge(problem, QUICK.model_copy(update={"worker_pairs": 2})) as judge:
         assert {raw.dtype for raw in judge.reference.draw().tensors} == {dtype}
         assert {raw.dtype for raw in judge.reference.weights.tensors} <= {dtype}
-        yield request.param, lambda lines: judge.judge(
-            Candidate(source=SOURCE.format(name="ModelNew", constructor=constructor, forward=lines))
+        yield (
+            request.param,
+            lambda lines: judge.judge(
+                Candidate(source=SOURCE.format(name="ModelNew", constructor=constructor, forward=lines))
+            ),
         )
 
 
