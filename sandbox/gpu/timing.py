@@ -240,9 +240,9 @@ class DeviceTiming(Timing):
         """The fastest of some bursts, each on values of its own; its results are checked. The worker's last task.
 
         None where the candidate can not hold so many results at once, for want of memory or since each takes the place
-        of the last: then its events stay unconfirmed.
+        of the last, and where each call would have to be seeded: then its events stay unconfirmed.
         """
-        calls = self._calls()
+        calls = 0 if self._baselines.is_seeded else self._calls()
         if calls < FEWEST_CALLS:
             return None
         try:
