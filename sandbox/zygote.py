@@ -49,8 +49,6 @@ class Form(NamedTuple):
     environment: tuple[tuple[str, str], ...]
     cores: tuple[int, ...]
     torch: tuple[int, ...]
-    far: bool = False
-    """Whether it also knows what tracing a reference needs."""
 
 
 class Zygote:
@@ -61,7 +59,6 @@ class Zygote:
         self._capture = Capture()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = [str(theirs.fileno()), str(os.getpid()), ",".join(map(str, form.cores))]
-        arguments += ["far"] if form.far else []
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", START, *arguments],
@@ -135,15 +132,12 @@ class Zygotes:
         self.obstacle = ""
         """Why children are no longer forked; empty while they are."""
         self._registered = False
-        self.goes_far = False
-        """Whether those that are started from now on know what tracing needs: worth it where many problems come."""
 
     def find(self, environment: Mapping[str, str]) -> Zygote | None:
         """The zygote for children with this environment in common and the calling thread's cores; None: do without."""
         if self.obstacle:
             return None
-        cores = tuple(sorted(os.sched_getaffinity(0)))
-        form = Form(tuple(sorted(environment.items())), cores, _torch_identity(), self.goes_far)
+        form = Form(tuple(sorted(environment.items())), tuple(sorted(os.sched_getaffinity(0))), _torch_identity())
         with self._lock:
             found = self._found.pop(form, None)
             if found is not None and not found.is_fit:

@@ -1,9 +1,8 @@
 """The zygote: a process that has imported torch once, and is forked for every child that is asked for.
 
-`main([CONTROL, JUDGE, CORES, FAR])`: CONTROL is a descriptor of packets, each an order (see `birth.born`) with its own;
+`main([CONTROL, JUDGE, CORES])`: CONTROL is a descriptor of packets, each an order (see `birth.born`) with descriptors;
 JUDGE is the number of the process that gives them, and CORES are those that its children may use, divided by commas.
-With FAR, which may be left out, it also comes to know what tracing a reference needs: seconds, once, for a process that
-judges many problems. It ends when the judge closes the other end of CONTROL, or dies.
+It ends when the judge closes the other end of CONTROL, or dies.
 
 It is trusted and not confined: it runs nothing of a candidate, reads nothing that a candidate wrote, and its
 environment is scrubbed. It has one thread, since a fork takes only the calling one with it, and never touches CUDA,
@@ -59,8 +58,7 @@ def main(arguments: list[str]) -> None:
         parent = os.pidfd_open(judge)
         if os.getppid() != judge:
             raise UnfitError("the judge has gone")
-        cores = frozenset(int(core) for core in arguments[2].split(","))
-        zygote = _prepared(cores, far="far" in arguments[3:])
+        zygote = _prepared(frozenset(int(core) for core in arguments[2].split(",")))
     except (UnfitError, ImportError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(UNFIT)
@@ -69,12 +67,10 @@ def main(arguments: list[str]) -> None:
     os._exit(0)
 
 
-def _prepared(cores: frozenset[int], far: bool) -> Zygote:
+def _prepared(cores: frozenset[int]) -> Zygote:
     os.sched_setaffinity(0, cores)
     for name in IMPORTED:
         importlib.import_module(name)
-    if far:
-        _trace_something()
     del sys.path[0]  # `sandbox` is imported, and what lies beside it is not for a child
     _settle()
     bound = frozenset(os.sched_getaffinity(0))
@@ -84,15 +80,6 @@ def _prepared(cores: frozenset[int], far: bool) -> Zygote:
     gc.freeze()  # a collection in a child would write to, and so copy, every page of what was imported
     _gather_memory()
     return Zygote(bound, cores)
-
-
-def _trace_something() -> None:
-    """Torch imports hundreds of modules when fake tensors are first computed with."""
-    import torch
-
-    from sandbox.floor.trace import trace
-
-    trace(torch.nn.Linear(4, 4), [torch.ones(2, 4)])
 
 
 def _settle() -> None:
