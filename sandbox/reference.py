@@ -487,17 +487,17 @@ def _seed() -> int:
 def _own(tree: dict[str, object], made: Values) -> Values:
     """A part of a bigger value with only its own tensors, renumbered."""
     tensors: list[RawTensor] = []
+    return Values(_renumbered(tree, made, tensors), tuple(tensors))
 
-    def renumber(node: dict[str, object]) -> dict[str, object]:
-        ((kind, body),) = node.items()
-        if kind == "t":
-            tensors.append(made.tensors[int(str(body))])
-            return {"t": len(tensors) - 1}
-        if kind in ("l", "p") and isinstance(body, list):
-            return {kind: [renumber(item) for item in body]}
-        if kind == "d" and isinstance(body, list):
-            return {"d": [[key, renumber(item)] for key, item in body]}
-        return node
 
-    renumbered = renumber(tree)
-    return Values(renumbered, tuple(tensors))
+def _renumbered(node: dict[str, object], made: Values, tensors: list[RawTensor]) -> dict[str, object]:
+    """The node over `tensors`, to which those that it has of `made` are added."""
+    ((kind, body),) = node.items()
+    if kind == "t":
+        tensors.append(made.tensors[int(str(body))])
+        return {"t": len(tensors) - 1}
+    if kind in ("l", "p") and isinstance(body, list):
+        return {kind: [_renumbered(item, made, tensors) for item in body]}
+    if kind == "d" and isinstance(body, list):
+        return {"d": [[key, _renumbered(item, made, tensors)] for key, item in body]}
+    return node
