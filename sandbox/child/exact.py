@@ -35,7 +35,9 @@ class Widening(TorchFunctionMode):
             return func(*args, **kwargs)
         args, kwargs = tree_map(_widened_type, (args, kwargs))
         if _has_wide(args, kwargs) and not _writes(func):
-            args, kwargs = tree_map(widened_value, (args, kwargs))
+            given = {name: value for name, value in kwargs.items() if name != "out"}
+            args, given = tree_map(widened_value, (args, given))
+            kwargs = kwargs | given
         return func(*args, **kwargs)
 
 

@@ -269,6 +269,19 @@ def test_views_of_a_parameter_that_modules_hold_are_widened_when_used():
     torch.testing.assert_close(exactly(model, drawn()), want, rtol=1e-12, atol=1e-13)
 
 
+def test_what_is_written_by_out_arrives_where_it_is_read():
+    class Writing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scratch = [torch.zeros(ROWS, WIDTH)]
+
+        def forward(self, x):
+            torch.mul(x, 3, out=self.scratch[0])
+            return x + self.scratch[0]
+
+    torch.testing.assert_close(exactly(made(Writing), drawn()), 4 * drawn().double(), rtol=1e-6, atol=1e-6)
+
+
 def test_recurrent_layers_are_widened_too():
     model = made(lambda: nn.LSTM(WIDTH, 8, 2))
     exact, _ = exactly(model, drawn())
