@@ -5,7 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.cutting import Cut, Joined, cuts, part, result_rows, spans
+from problems import Tolerance
+from sandbox.compare import mismatch
+from sandbox.cutting import Cut, Joined, are_alike, cuts, part, result_rows, spans
 from sandbox.values import RawTensor, Values
 
 
@@ -83,3 +85,25 @@ def test_a_part_is_of_the_same_memory_where_that_is_the_hosts_copy():
     piece = part(values(x), Cut(frozenset({0}), 4), 1, 3)
     assert torch.equal(piece.tensors[0].tensor(), x[1:3])
     assert torch.equal(piece.copied().tensors[0].tensor(), x[1:3])
+
+
+def test_batch_statistics_of_a_part_are_not_those_of_the_whole():
+    """They differ by less than 16 bits hold, so that no tolerance of the result tells."""
+    torch.manual_seed(5)
+    x = torch.randn(200_000, 3).bfloat16()
+    whole = torch.nn.functional.batch_norm(x, None, None, training=True)
+    part = torch.nn.functional.batch_norm(x[50_000:150_000], None, None, training=True)
+    rows = result_rows(values(whole), 50_000, 150_000)
+    assert mismatch(values(part), rows, rows, Tolerance()) is None
+    assert not are_alike(values(part), rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_part_that_adds_in_another_order_is_alike(dtype):
+    torch.manual_seed(6)
+    x, weight = torch.randn(256, 512).to(dtype), torch.randn(512, 300).to(dtype)
+    forward = x.float() @ weight.float()
+    backward = x.float().flip(1) @ weight.float().flip(0)
+    assert not torch.equal(forward, backward)
+    assert are_alike(values(forward.to(dtype)), values(backward.to(dtype)))
+    assert are_alike(values(torch.arange(5)), values(torch.arange(5)))
