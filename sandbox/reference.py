@@ -315,10 +315,11 @@ class ReferenceSession:
         limit = self.settings.start_timeout_s
         worker.ask(question, limit, self.weights)
         worker.call(values, self.settings.call_timeout_s, operation(self.problem))
+        theirs = worker.state(self.weights.size)  # what goes wrong in it is not the problem's fault
         with self._translated():
             self._session.ask(question, limit, self.weights)
             self._session.call(values, self._patience_s, operation(self.problem))
-            return worker.state(), self._session.state()
+            return theirs, self._session.state(self.weights.size)
 
     def burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
         """On a device: as many calls in one go as there are values, the best of several runs.

@@ -18,7 +18,7 @@ from sandbox.jail import Kind
 from sandbox.memory import gib
 from sandbox.peek import PeekError
 from sandbox.room import Needs
-from sandbox.sessions import OBSERVING, Misbehaved, Refused, Session, Timed, question
+from sandbox.sessions import LEAST_BYTES, OBSERVING, ROOM, Misbehaved, Refused, Session, Timed, question
 from sandbox.settings import Settings
 from sandbox.trees import is_sound
 from sandbox.values import RawTensor, Values
@@ -195,8 +195,8 @@ class GpuSession(Session):
         switches = answer.get("switches")
         return switches if isinstance(switches, dict) else {}
 
-    def state(self) -> Values:
-        """The model's buffers as its calls have left them."""
+    def state(self, most_bytes: int) -> Values:
+        """The model's buffers as its calls have left them. Far more than so many bytes are refused."""
         self._device.make_current()
         answer = self.ask({"op": "state"}, self._settings.start_timeout_s)
         claims = answer.get("tensors")
@@ -204,6 +204,8 @@ class GpuSession(Session):
         tree = answer.get("tree")
         if not isinstance(tree, dict) or not is_sound(tree, len(shown)):
             raise PeekError("the child described its buffers in a form that can not be read")
+        if sum(output.bytes for output in shown) > (most := ROOM * most_bytes + LEAST_BYTES):
+            raise PeekError(f"the buffers of the model take more than {most} bytes")
         return Values(tree, tuple(fetch(output)[0] for output in shown))
 
     def call(self, values: Values, timeout_s: float, op: str = "call", in_place: bool = False) -> Timed:

@@ -74,3 +74,23 @@ def test_who_does_not_fails_where_they_must_follow_and_passes_where_they_are_fre
     else:
         assert isinstance(found, Failed) and found.stage == "check", found
         assert "a buffer of ModelNew after a call" in found.reason
+
+
+def test_buffers_that_are_larger_than_the_result_are_followed_too():
+    tabled = SOURCE.replace(
+        "nn.BatchNorm1d(48)", "nn.BatchNorm1d(48); self.register_buffer('table', torch.rand(2**24))"
+    )
+    source = tabled.format(name="Model", forward=FOLLOWING) + REST
+    problem = Problem(name="tabled", title="", family="test", size="cpu", source=source, state="followed")
+    with Judge(problem, QUICK.model_copy(update={"worker_pairs": 2})) as judge:
+        found = judge.judge(Candidate(source=tabled.format(name="ModelNew", forward=FOLLOWING)))
+        assert isinstance(found, Passed), found
+
+
+def test_buffers_that_can_not_be_read_are_the_candidates_fault(judged):
+    state, verdict = judged
+    lines = """self.norm.running_mean = torch.ones(2**26)
+        return F.batch_norm(x, None, None, self.norm.weight, self.norm.bias, True)"""
+    found = verdict(lines)
+    if state == "followed":
+        assert isinstance(found, Failed) and found.stage == "run", found
