@@ -386,8 +386,19 @@ class ReferenceSession:
     def is_random(self) -> bool:
         """Whether it answers the same values differently (dropout in training mode), so that no answer is the right."""
         values = self.draw()
-        once, tolerance = self.call(values).output, tolerance_of(self.problem)
-        return mismatch(self.call(values).output, once, once, tolerance, UNDESCRIBED) is not None
+        return self._answers_otherwise(values, self.call(values).output)
+
+    def is_random_on(self, values: Values, once: Values) -> bool:
+        """The same, where what it answered to some values once is at hand, and is kept."""
+        if "is_random" not in self.__dict__:
+            self.__dict__["is_random"] = self._answers_otherwise(values, once)
+        return self.is_random
+
+    def _answers_otherwise(self, values: Values, once: Values) -> bool:
+        again = self.show(values).output
+        wrong = mismatch(again, once, once, tolerance_of(self.problem), UNDESCRIBED)
+        self.let_go()
+        return wrong is not None
 
     @contextmanager
     def _translated(self, how: str = "") -> Iterator[None]:

@@ -307,7 +307,8 @@ class Timing:
         near = self.baseline.keep(theirs)
         if self._baselines.is_seeded:
             return mismatch(got, near, near, self._tolerance)
-        if self.baseline.is_random:  # its distance from a float64 that draws something else would excuse anything
+        # Its distance from a float64 that draws something else would excuse anything. Values as drawn come first.
+        if family == DRAWN and self.baseline.is_random_on(values, near):
             raise DrawingReference
         asked = Asked(values, lambda other: self.baseline.exact(other, near), self._domain.defines_nan(family))
         return mismatch_shaken(got, asked, near, self._tolerance)
