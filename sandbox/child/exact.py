@@ -78,11 +78,12 @@ def widened_value(leaf: Any) -> Any:
 
 
 @contextmanager
-def widened(model: torch.nn.Module | None = None) -> Iterator[None]:
+def widened(model: torch.nn.Module | None = None) -> Iterator[Callable[[Any], Any]]:
     """Within it all floating arithmetic is float64, if the inputs are; so are the model's parameters and buffers.
 
     After it the model is what it was, also where a call counts, caches or replaces something: what is float64 there
-    would make the next call in its own dtype another one.
+    would make the next call in its own dtype another one. What is yielded is to be called on the results, some of which
+    may be the model's own tensors.
     """
     before = torch.get_default_dtype()
     held = Held([] if model is None else list(model.modules()))
@@ -90,7 +91,7 @@ def widened(model: torch.nn.Module | None = None) -> Iterator[None]:
     try:
         held.widen()
         with Widening():
-            yield
+            yield held.apart
     finally:
         torch.set_default_dtype(before)
         held.put_back()
@@ -115,6 +116,16 @@ class Held:
             if data.dtype in NARROW:
                 tensor.data = data.double()
 
+    def apart(self, results: Any) -> Any:
+        """The results, with memory of their own in place of what will be put back."""
+        held = {_place(tensor) for tensor, _ in self._tensors}
+
+        def own(leaf: Any) -> Any:
+            is_held = isinstance(leaf, torch.Tensor) and _place(leaf) in held
+            return leaf.detach().clone() if is_held else leaf
+
+        return tree_map(own, results)
+
     def put_back(self) -> None:
         """All as it was: the same tensors at the same places, with the same values."""
         for attributes, former in self._attributes:
@@ -125,6 +136,11 @@ class Held:
             tensor.data = data
         for data, value in self._values:
             data.copy_(value)
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Where its memory begins; of what has no such, as a sparse one, an own number."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else -id(tensor)
 
 
 def _copied(value: Any) -> Any:

@@ -124,8 +124,8 @@ def made(kind, dtype=torch.float32):
 
 
 def exactly(model, *inputs):
-    with torch.no_grad(), widened(model):
-        return model(*map(widened_value, inputs))
+    with torch.no_grad(), widened(model) as own:
+        return own(model(*map(widened_value, inputs)))
 
 
 def everything_of(model):
@@ -280,6 +280,25 @@ def test_what_is_written_by_out_arrives_where_it_is_read():
             return x + self.scratch[0]
 
     torch.testing.assert_close(exactly(made(Writing), drawn()), 4 * drawn().double(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_may_return_what_it_keeps():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.ones(WIDTH))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x):
+            self.total += x.sum(0)
+            self.calls += 1
+            return {"total": self.total, "first": self.total[:3], "calls": [self.calls]}
+
+    found = exactly(made(Counting), drawn())
+    want = 1 + drawn().double().sum(0)
+    torch.testing.assert_close(found["total"], want, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(found["first"], want[:3], rtol=1e-12, atol=1e-13)
+    assert int(found["calls"][0]) == 1
 
 
 def test_recurrent_layers_are_widened_too():
