@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kernelwright.commands.options import DtypeOption
 from kernelwright.endings import DONE, FELL_SHORT, UserMistake, reported
 
 if TYPE_CHECKING:
@@ -46,13 +47,14 @@ def list_problems(
 def show(
     problem: Annotated[str, typer.Argument(help="Catalog name, path of a .py file, or PATH::ID.")],
     size: Annotated[str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: cpu.")] = None,
+    dtype: DtypeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole record as one JSON object.")] = False,
 ) -> None:
     """Print a problem's reference with its sizes put in. Before it, policies and what PyTorch took for it here."""
     from problems import load_problem
     from sandbox.baseline_times import BaselineTimes, in_words
 
-    found = load_problem(problem, size)
+    found = load_problem(problem, size, dtype)
     times = BaselineTimes(found).known()
     if as_json:
         known = [time.model_dump(mode="json") for time in times]
@@ -60,6 +62,8 @@ def show(
         return
     print(f"# {found.name} ({found.family}, size {found.size}): {found.title}")
     print(f"# precision {found.precision}, operators {found.operators}, direction {found.direction}")
+    if found.dtype is not None:
+        print(f"# dtype {found.dtype}: weights and floating inputs are cast to it once they are made")
     if found.values.without:
         reason = " ".join(found.values.reason.split())
         print(f"# not judged on values {', '.join(found.values.without)}: {reason}")

@@ -45,7 +45,7 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
     names = tuple(problem.name for problem in running.problems)
     plan = running.plan.search
     count = "1 problem" if len(names) == 1 else f"{len(names)} problems"
-    intro = f"run {folder}: {count}, target {plan.target}, answers from {plan.model}"
+    intro = f"run {folder}: {count}, target {plan.target}, on {_place(running)}, answers from {plan.model}"
     console.print(intro, highlight=False, soft_wrap=True)
     left_out = running.left_out()
     for view in left_out:
@@ -65,6 +65,12 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
         raise
     _tell(views, folder, as_json)
     raise typer.Exit(0 if all(view.best for view in views) else FELL_SHORT)
+
+
+def _place(running: "Running") -> str:
+    """Where it is judged, as the header has it, and the dtype that the problems were cast to."""
+    dtypes = sorted({problem.dtype for problem in running.problems if problem.dtype})
+    return ", ".join([running.plan.judging.device, running.log.header.device, *dtypes])
 
 
 def _tell(views: "list[View]", folder: Path, as_json: bool) -> None:
