@@ -64,13 +64,16 @@ def local_devices(settings: Settings, count: int | None) -> tuple[Device, ...]:
         if count is not None and count > len(names):
             raise ExecutorError(f"{count} devices were asked for and torch sees {len(names)}; ask for fewer")
         shares = shared_cores(settings.cores, len(names))
-        ordinals = _ordinals(settings, count, len(names))
-        return tuple(device_at(ordinal, names[ordinal], chosen, shares[ordinal]) for ordinal in ordinals)
+        return tuple(
+            device_at(ordinal, names[ordinal], chosen, shares[ordinal])
+            for ordinal in ordinals(settings, count, len(names))
+        )
     parts = split(settings.cores, count or 1)
     return tuple(device_at(ordinal, processor_name(), chosen, part) for ordinal, part in enumerate(parts))
 
 
-def _ordinals(settings: Settings, count: int | None, there: int) -> range:
+def ordinals(settings: Settings, count: int | None, there: int) -> range:
+    """Which of the GPUs there are; see `local_devices`."""
     if ":" not in settings.device:
         return range(there if count is None else count)
     if count is not None:
