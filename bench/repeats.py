@@ -123,7 +123,10 @@ def _recorded() -> Iterator[Asked]:
     for name in catalog_names():
         if target not in recorded_targets(name):
             continue
-        problem, settings = load_problem(name, default_size(name, target)), Settings(gpu=target == "cuda")
+        problem, settings = (
+            load_problem(name, default_size(name, target)),
+            Settings(device="cuda" if target == "cuda" else "cpu"),
+        )
         for index, entry in enumerate(read_story(name, target).entries):
             candidate = Candidate(source=recorded_source(name, target, index), language=target)
             yield Asked(f"{name}/{target}/{entry.file}", problem, settings, candidate)

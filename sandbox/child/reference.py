@@ -101,10 +101,16 @@ class Reference(Worker):
         return [(tensor.shape, tensor.dtype) for tensor in flat if tensor.is_floating_point()]
 
     def weights(self, message: Message, fds: list[int]) -> Message:
-        """Take other weights; tells them as the model holds them, which differs where two share their memory."""
+        """Take other weights; tells them as the model holds them, which differs where two share their memory.
+
+        Once the model is on a device they are taken there, and nothing is told: nobody could read it from here.
+        """
         super().weights(message, fds)
         assert self.model is not None
-        self.drawn = dict(self.model.state_dict())
+        held = dict(self.model.state_dict())
+        if any(tensor.is_cuda for tensor in held.values()):
+            return {}
+        self.drawn = held
         return place(self.drawn)
 
     def draw(self, message: Message, fds: list[int]) -> Message:
