@@ -98,13 +98,18 @@ class Problem(BaseModel):
     """None for a problem that was written for us."""
 
     @property
-    def digest(self) -> str:
-        """sha256 over the whole record, as 64 hex digits; not remembered, since a changed copy would take it over.
+    def record(self) -> str:
+        """The whole as JSON, as it is stored under `digest`.
 
-        A field that came later counts where it says something, so that older records keep their digests.
+        A field that came later stands in it where it says something, so that older records keep their digests.
         """
         silent = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
-        return hashlib.sha256(self.model_dump_json(exclude=silent).encode()).hexdigest()
+        return self.model_dump_json(exclude=silent)
+
+    @property
+    def digest(self) -> str:
+        """sha256 over `record`, as 64 hex digits; not remembered, since a changed copy would take it over."""
+        return hashlib.sha256(self.record.encode()).hexdigest()
 
 
 LATER = ("dtype", "state", "values")
