@@ -62,7 +62,7 @@ def test_layers_that_do_the_same_in_both_modes_are_not_told(layer):
 
 def test_batch_norm_takes_batch_statistics_as_constructed():
     assert mode_of(NORMALISED).batch == ("BatchNorm2d",)
-    assert "those of the call's own batch" in contract(BATCH_NORM)
+    assert "those of the call's own input" in contract(BATCH_NORM)
 
 
 def test_running_statistics_are_free_unless_the_problem_follows_them():
