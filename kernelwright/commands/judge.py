@@ -148,14 +148,17 @@ def _failure(found: dict[str, Any]) -> str:
 
 
 def _success(found: dict[str, Any]) -> str:
+    from evals.wording import others_words
+
     baselines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found["baselines_ms"].items())
     floor = ""
     if found.get("floor_ms") is not None:
         floor = (
             f"; the floor is {found['floor_ms']:.3g} ms, {100 * found['floor_ms'] / found['candidate_ms']:.0f} % of it"
         )
-    against = f" against {found['against']}" if found.get("against") and len(found["baselines_ms"]) > 1 else ""
+    against = f" against the fastest, {found['against']}" if len(found["baselines_ms"]) > 1 else ""
     return (
         f"passed: {found['speedup']:.2f} x [{found['speedup_low']:.2f}, {found['speedup_high']:.2f}]{against}, "
-        f"{found['comparison'].replace('_', ' ')}; candidate {found['candidate_ms']:.3f} ms, {baselines}{floor}"
+        f"{found['comparison'].replace('_', ' ')}{others_words(found['speedups'])}; "
+        f"candidate {found['candidate_ms']:.3f} ms, {baselines}{floor}"
     )
