@@ -2,8 +2,8 @@
 
 `python -m bench repeats`: honest candidates, recorded answers (in CUDA where there is a device, else in C++) and wrong
 results. Every round has judges of its own, so inputs and weights are others. `KERNELWRIGHT_REPEATS` is the number of
-rounds (20), `KERNELWRIGHT_BENCH=honest,recorded,wrong` picks kinds of candidates. Twenty rounds of all take hours on
-two cores, and a busy machine does no harm: what is counted is the outcome, no time.
+rounds (20), `KERNELWRIGHT_BENCH=honest,recorded,wrong` picks kinds of candidates. Twenty rounds of all take more than
+an hour on two cores. A busy machine does no harm: what is counted is the outcome, no time.
 """
 
 import os

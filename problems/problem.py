@@ -47,7 +47,8 @@ class Tolerance(BaseModel):
     """The bound never falls below this many units in the last place, at the output's own scale.
 
     64 lets a plain running sum of some thousand terms pass, where the reference adds pairwise; TF32 is 8192 away. For
-    outputs of 16 bits, whose sums run in float32, the floor is 2 at most.
+    outputs of 16 bits, whose sums run in float32, the floor is 2 at most; of 64 elements or more half of that, and half
+    of the factor.
     """
     stated: StatedTolerance | None = None
     """The tolerance of the benchmark that the problem comes from, if it states one; kept beside ours."""

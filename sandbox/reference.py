@@ -332,10 +332,11 @@ class ReferenceSession:
         limit = self.settings.start_timeout_s
         worker.ask(question, limit, self.weights)
         worker.call(values, self.settings.call_timeout_s, operation(self.problem))
+        theirs = worker.state(self.weights.size)  # what goes wrong in it is not the problem's fault
         with self._translated():
             self._session.ask(question, limit, self.weights)
             self._session.call(values, self._patience_s, operation(self.problem))
-            return worker.state(), self._session.state()
+            return theirs, self._session.state(self.weights.size)
 
     def burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
         """On a device: as many calls in one go as there are values, the best of several runs.
@@ -410,8 +411,19 @@ class ReferenceSession:
     def is_random(self) -> bool:
         """Whether it answers the same values differently (dropout in training mode), so that no answer is the right."""
         values = self.draw()
-        once, tolerance = self.call(values).output, tolerance_of(self.problem)
-        return mismatch(self.call(values).output, once, once, tolerance, UNDESCRIBED) is not None
+        return self._answers_otherwise(values, self.call(values).output)
+
+    def is_random_on(self, values: Values, once: Values) -> bool:
+        """The same, where what it answered to some values once is at hand, and is kept."""
+        if "is_random" not in self.__dict__:
+            self.__dict__["is_random"] = self._answers_otherwise(values, once)
+        return self.is_random
+
+    def _answers_otherwise(self, values: Values, once: Values) -> bool:
+        again = self.show(values).output
+        wrong = mismatch(again, once, once, tolerance_of(self.problem), UNDESCRIBED)
+        self.let_go()
+        return wrong is not None
 
     @contextmanager
     def _translated(self, how: str = "") -> Iterator[None]:
@@ -520,17 +532,17 @@ def _seed() -> int:
 def _own(tree: dict[str, object], made: Values) -> Values:
     """A part of a bigger value with only its own tensors, renumbered."""
     tensors: list[RawTensor] = []
+    return Values(_renumbered(tree, made, tensors), tuple(tensors))
 
-    def renumber(node: dict[str, object]) -> dict[str, object]:
-        ((kind, body),) = node.items()
-        if kind == "t":
-            tensors.append(made.tensors[int(str(body))])
-            return {"t": len(tensors) - 1}
-        if kind in ("l", "p") and isinstance(body, list):
-            return {kind: [renumber(item) for item in body]}
-        if kind == "d" and isinstance(body, list):
-            return {"d": [[key, renumber(item)] for key, item in body]}
-        return node
 
-    renumbered = renumber(tree)
-    return Values(renumbered, tuple(tensors))
+def _renumbered(node: dict[str, object], made: Values, tensors: list[RawTensor]) -> dict[str, object]:
+    """The node over `tensors`, to which those that it has of `made` are added."""
+    ((kind, body),) = node.items()
+    if kind == "t":
+        tensors.append(made.tensors[int(str(body))])
+        return {"t": len(tensors) - 1}
+    if kind in ("l", "p") and isinstance(body, list):
+        return {kind: [_renumbered(item, made, tensors) for item in body]}
+    if kind == "d" and isinstance(body, list):
+        return {"d": [[key, _renumbered(item, made, tensors)] for key, item in body]}
+    return node

@@ -1,5 +1,6 @@
 """The structure of a result: what it is made of, told apart from its values. Pure."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,31 +54,40 @@ def flatten(values: Values) -> Flat:
     """
     if not is_sound(values.tree, len(values.tensors)):
         return Flat("malformed", (), ())
-    tensors: list[RawTensor] = []
-    labels: list[str] = []
+    walk = _Walk(values.tensors)
+    shape = walk.over(values.tree, "")
+    return Flat(shape, tuple(walk.tensors), tuple(walk.labels))
 
-    def walk(node: dict[str, Any], path: str) -> Any:
+
+class _Walk:
+    """Over one tree. No closure that calls itself: that is a cycle, and would keep gigabytes until it is collected."""
+
+    def __init__(self, given: Sequence[RawTensor]) -> None:
+        self._given = given
+        self.tensors: list[RawTensor] = []
+        self.labels: list[str] = []
+
+    def over(self, node: dict[str, Any], path: str) -> Any:
+        """The shape of a node; tensors and labels are noted."""
         ((kind, body),) = node.items()
         if kind == "t":
-            tensors.append(values.tensors[body])
-            labels.append(f"output {path}" if path else "the output")
+            self.tensors.append(self._given[body])
+            self.labels.append(f"output {path}" if path else "the output")
             return "a tensor"
         if kind == "v" and isinstance(body, float):
-            tensors.append(RawTensor.of(torch.tensor(body, dtype=torch.float32)))
-            labels.append(f"number {path}" if path else "the number")
+            self.tensors.append(RawTensor.of(torch.tensor(body, dtype=torch.float32)))
+            self.labels.append(f"number {path}" if path else "the number")
             return NUMBER
         if kind in ("l", "p"):
-            items = tuple(walk(item, f"{path}[{index}]" if path else str(index)) for index, item in enumerate(body))
-            return ("list" if kind == "l" else "tuple", items)
+            named = ((f"{path}[{index}]" if path else str(index), item) for index, item in enumerate(body))
+            return ("list" if kind == "l" else "tuple", tuple(self.over(item, name) for name, item in named))
         if kind == "d":
             entries = sorted(body, key=lambda entry: str(entry[0]))
-            return (
-                "dict",
-                tuple((key, walk(item, f"{path}[{_named(key)}]" if path else _named(key))) for key, item in entries),
+            items = tuple(
+                (key, self.over(item, f"{path}[{_named(key)}]" if path else _named(key))) for key, item in entries
             )
+            return ("dict", items)
         return (type(body).__name__, body)
-
-    return Flat(walk(values.tree, ""), tuple(tensors), tuple(labels))
 
 
 def _named(key: str) -> str:

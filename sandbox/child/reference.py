@@ -145,16 +145,16 @@ class Reference(Worker):
         """Call the model in float64 on the lent inputs, floating ones widened."""
         assert self.model is not None
         self.results = None
-        with torch.no_grad(), widened(self.model):
-            self.results = self.model(*self._widened(message))
+        with torch.no_grad(), widened(self.model) as own:
+            self.results = own(self.model(*self._widened(message)))
         return place(self.results)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
         """The same for outputs and gradients."""
         model, self.results = self.model, None
         assert model is not None
-        with widened(model):
-            self.results = differentiate(model, weights_of(model, self.order), self._widened(message))
+        with widened(model) as own:
+            self.results = own(differentiate(model, weights_of(model, self.order), self._widened(message)))
         return place(self.results)
 
     def _widened(self, message: Message) -> Any:
