@@ -99,4 +99,7 @@ def test_a_reference_that_can_not_be_planned_is_let_through(child):
     posed = problem(100)
     looking = posed.model_copy(update={"source": posed.source.replace("relu(x)", "relu(x) * int(x.sum().item())")})
     assert child.plan(looking) is None
-    child(looking, Settings(memory_bytes=2**30))
+    room_for_inputs = Settings(memory_bytes=1400 * MIB)  # so that what the text shows is no reason to refuse it
+    with pytest.raises(UnsupportedHere):
+        child(posed, room_for_inputs)
+    child(looking, room_for_inputs)
