@@ -219,6 +219,9 @@ class GpuSession(Session):
         except Refused as refused:
             if not self._can_make_room(refused):
                 raise
+        except BaseException:
+            self.let_go()
+            raise
         again = self._called(values, timeout_s, op, in_place)
         assert again.device is not None
         return again._replace(device=again.device._replace(made_twice=self._kind == "worker"))
