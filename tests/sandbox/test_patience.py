@@ -1,7 +1,9 @@
 """Waiting for a candidate, with real compilers and programs that are none."""
 
 import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -20,18 +22,25 @@ LIMITS = ["-fconstexpr-ops-limit=9223372036854775807", "-fconstexpr-loop-limit=2
 
 @pytest.fixture
 def started():
-    """Starts programs with a pipe to write to; they are ended with the test."""
+    """Starts programs with a pipe to write to; they are ended with the test, and so is what they have started."""
     running = []
 
     def start(*words):
         running.append(
-            subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         )
         return running[-1]
 
     yield start
     for process in running:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdin.close()
 
