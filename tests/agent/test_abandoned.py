@@ -63,7 +63,7 @@ class Started:
 
     closed = 0
 
-    def __init__(self, *_):
+    def __init__(self, *_, inputs):
         BASELINES[0].close()
 
     def close(self):

@@ -21,12 +21,12 @@ RMS_NORM = load_problem("rms_norm")
 ENTRY = Entry(id="level1/1", problem=RMS_NORM)
 WEAK = (
     "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return torch.softmax(x, 1).sum(1)\n"
-    "def get_inputs(): return [torch.randn(64, 512)]\ndef get_init_inputs(): return []\n"
+    "def get_inputs(): return [torch.randn(512, 4096)]\ndef get_init_inputs(): return []\n"
 )
 LINEAR = (
     "import torch\nclass Model(torch.nn.Module):\n    def __init__(self, n):\n        super().__init__()\n"
     "        self.layer = torch.nn.Linear(n, n)\n    def forward(self, x): return {value}\n"
-    "def get_inputs(): return [torch.randn(256, 512)]\ndef get_init_inputs(): return [512]\n"
+    "def get_inputs(): return [torch.randn(512, 1024)]\ndef get_init_inputs(): return [1024]\n"
 )
 TREE = {
     "1_Sum": PROBLEM,
