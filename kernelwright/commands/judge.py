@@ -49,7 +49,7 @@ def judge(
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
     from problems import catalog_names, load_problem
-    from sandbox.machine import ON_DEVICE, needs_device, require_tools
+    from sandbox.machine import ON_DEVICE, needs_device
     from sandbox.own_process import become_a_judge
 
     source = read_text(candidate, "candidate file")
@@ -64,12 +64,11 @@ def judge(
     check_threads(threads)
     become_a_judge(threads)
     # All of these import torch, which the process that has just been started does too.
-    from sandbox.judge import judge as judge_candidate
+    from sandbox.judges import Judges
     from sandbox.report import report
     from sandbox.settings import Settings
     from sandbox.verdict import Candidate
 
-    require_tools(language)
     check_tools(sanitize, profile, gpu)
     given: dict[str, Any] = {"threads": threads, "min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     settings = Settings(
@@ -80,7 +79,8 @@ def judge(
         profile=profile,
         **{key: value for key, value in given.items() if value is not None},
     )
-    verdict = judge_candidate(found, Candidate(source=source, language=language), settings)
+    with Judges(settings) as judges:
+        verdict = judges.judge(found, Candidate(source=source, language=language))
     print(json.dumps(report(verdict)) if as_json else words(report(verdict)))
     raise typer.Exit(DONE if verdict.outcome == "passed" else FELL_SHORT)
 
