@@ -104,9 +104,14 @@ Measured on {log.header.device}{_how(best)}; every timed output was checked:
 Judge it again, here or on another machine:
 
 ```
-{JUDGE_AGAIN}
+{JUDGE_AGAIN}{dtype_option(problem)}
 ```
 {_policy(problem)}"""
+
+
+def dtype_option(problem: Problem) -> str:
+    """What a command needs to cast the bare file as this problem was."""
+    return f" --dtype {problem.dtype}" if problem.dtype else ""
 
 
 def _sentence(text: str) -> str:
@@ -133,14 +138,15 @@ def _doubts(verdict: Passed) -> str:
 
 def _policy(problem: Problem) -> str:
     """What the problem asks beyond its reference: a judgement of the bare file would not know it."""
-    plain = Problem(**problem.model_dump(include={"name", "title", "family", "size", "source"}))
+    plain = Problem(**problem.model_dump(include={"name", "title", "family", "size", "source", "dtype"}))
     if plain == problem:
         return ""
-    fields = ("precision", "operators", "direction", "tolerance")
+    fields = ("precision", "operators", "direction", "state", "tolerance", "values")
     differs = [name for name in fields if getattr(plain, name) != getattr(problem, name)]
     said = "; ".join(f"{name}: {getattr(problem, name)}" for name in differs)
     return (
         f"\nThe problem sets more than its reference says ({said}), so that command may judge more strictly.\n"
-        f"Where it is a catalog problem, `kernelwright judge {problem.name} candidate.py --size {problem.size}`\n"
+        f"Where it is a catalog problem, `kernelwright judge {problem.name} candidate.py --size {problem.size}"
+        f"{dtype_option(problem)}`\n"
         "judges by its own rules.\n"
     )

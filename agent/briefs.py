@@ -156,6 +156,9 @@ def timings(verdict: Passed) -> str:
         f"speedup against {measured.closest.baseline}: {measured.speedup:.2f} "
         f"(95 % interval {low:.2f} to {high:.2f}, {measured.comparison.replace('_', ' ')})"
     )
+    others = list(measured.speedups.items())[1:]
+    if others:
+        lines.append("against the other baselines: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in others))
     lines.append(f"threads: {measured.threads}")
     floor = floor_ms(verdict)
     if floor is not None:

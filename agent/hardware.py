@@ -12,8 +12,8 @@ FALLBACK_GPU = "H100"
 """Shown for a GPU target on a machine without a known GPU, so that a prompt can still be read there."""
 
 
-def sheet_for(target: str, name: str | None = None) -> DeviceSheet:
-    """The sheet for a target (`cpp`, `cuda`, `triton`), of the named device or else of this machine."""
+def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> DeviceSheet:
+    """The sheet for a target (`cpp`, `cuda`, `triton`), of the named device, or of this machine's own."""
     if name is not None:
         found = device_sheet(name)
         if found is None:
@@ -22,7 +22,7 @@ def sheet_for(target: str, name: str | None = None) -> DeviceSheet:
     if TARGETS[target].device == "cpu":  # type: ignore[index]  # a KeyError here is a caller's bug
         cores = len(os.sched_getaffinity(0))
         return cpu_sheet(processor_name(), cores, cpu_facts().get("flags", "").split(), _caches())
-    return _gpu_sheet()
+    return _gpu_sheet(ordinal)
 
 
 def sheet_in(section: str, target: Target) -> DeviceSheet:
@@ -34,12 +34,12 @@ def sheet_in(section: str, target: Target) -> DeviceSheet:
     )
 
 
-def _gpu_sheet() -> DeviceSheet:
+def _gpu_sheet(ordinal: int) -> DeviceSheet:
     import torch
 
     if torch.cuda.is_available():
-        name = torch.cuda.get_device_name()
-        facts = torch.cuda.get_device_properties(0)
+        name = torch.cuda.get_device_name(ordinal)
+        facts = torch.cuda.get_device_properties(ordinal)
         own = (f"{facts.multi_processor_count} multiprocessors", f"device memory {facts.total_memory / 1e9:.0f} GB")
         return device_sheet(name) or DeviceSheet(name=name, kind="cuda", facts=own)
     fallback = device_sheet(FALLBACK_GPU)

@@ -89,7 +89,7 @@ class RunLog:
         log = cls(folder, header, _connect(folder / DATABASE, "rwc"))
         try:
             log._lay_out()
-            log.append(RunStarted(run_id=header.run_id), blobs=[problem.model_dump_json() for problem in problems])
+            log.append(RunStarted(run_id=header.run_id), blobs=[problem.record for problem in problems])
             write_header(folder, header)
         except OSError as error:
             log.close()

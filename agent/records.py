@@ -224,7 +224,7 @@ class Attempt(Record):
 
     @cached_property
     def speedup(self) -> float | None:
-        """Median speedup against the better baseline; None unless it passed."""
+        """Median speedup against the fastest baseline; None unless it passed."""
         return self.ruling.measurement.speedup if isinstance(self.ruling, Passed) else None
 
     @cached_property

@@ -66,6 +66,8 @@ def run() -> Agreement:
 def _measured(name: str, target: Literal["cpp", "cuda"]) -> Measurement | str:
     problem = load_problem(name, default_size(name, target))
     verdict = judge(
-        problem, Candidate(source=recorded_source(name, target), language=target), Settings(gpu=target == "cuda")
+        problem,
+        Candidate(source=recorded_source(name, target), language=target),
+        Settings(device="cuda" if target == "cuda" else "cpu"),
     )
     return f"failed at {verdict.stage}" if isinstance(verdict, Failed) else verdict.measurement

@@ -2,8 +2,8 @@
 
 `python -m bench repeats`: honest candidates, recorded answers (in CUDA where there is a device, else in C++) and wrong
 results. Every round has judges of its own, so inputs and weights are others. `KERNELWRIGHT_REPEATS` is the number of
-rounds (20), `KERNELWRIGHT_BENCH=honest,recorded,wrong` picks kinds of candidates. Twenty rounds of all take hours on
-two cores, and a busy machine does no harm: what is counted is the outcome, no time.
+rounds (20), `KERNELWRIGHT_BENCH=honest,recorded,wrong` picks kinds of candidates. Twenty rounds of all take more than
+an hour on two cores. A busy machine does no harm: what is counted is the outcome, no time.
 """
 
 import os
@@ -123,7 +123,10 @@ def _recorded() -> Iterator[Asked]:
     for name in catalog_names():
         if target not in recorded_targets(name):
             continue
-        problem, settings = load_problem(name, default_size(name, target)), Settings(gpu=target == "cuda")
+        problem, settings = (
+            load_problem(name, default_size(name, target)),
+            Settings(device="cuda" if target == "cuda" else "cpu"),
+        )
         for index, entry in enumerate(read_story(name, target).entries):
             candidate = Candidate(source=recorded_source(name, target, index), language=target)
             yield Asked(f"{name}/{target}/{entry.file}", problem, settings, candidate)

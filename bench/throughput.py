@@ -245,7 +245,7 @@ def _ours(problem: Problem, sources: list[str], target: Target) -> list[bool]:
 
 
 async def _judged(problem: Problem, sources: list[str], target: Target) -> list[bool]:
-    settings = Settings(gpu=target.language == "cuda")
+    settings = Settings(device="cuda" if target.language == "cuda" else "cpu")
     executor = LocalExecutor(settings, builders=len(os.sched_getaffinity(0)))
     async with Dispatcher(executor) as dispatcher:
         asked = [Work(problem=problem, candidate=Candidate(source=one, language=target.language)) for one in sources]

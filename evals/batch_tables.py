@@ -13,8 +13,10 @@ from rich.text import Text
 
 from evals import metrics
 from evals.collecting import level_of
+from evals.measured import BASELINES, apart
 from evals.metrics import Result
 from evals.scoring import NOT_JUDGED, Scored
+from evals.wording import others_words
 from problems import Problem
 
 
@@ -90,11 +92,12 @@ def scored_words(scored: Scored) -> str:
         return f"failed at {found.stage}: {str(scored.report['reason']).partition(chr(10))[0]}"
     return (
         f"passed, {found.speedup:.2f} x [{found.low:.2f}, {found.high:.2f}], {str(found.comparison).replace('_', ' ')}"
+        f"{others_words(found.speedups)}"
     )
 
 
 def results_of(done: Sequence[Scored], problems: Mapping[str, Problem], baseline: str) -> list[Result]:
-    """The samples of a batch against `eager`, the best `compile` mode or the better of all (`best`)."""
+    """The samples of a batch against the fastest of all baselines (`best`), or against one of `BASELINES`."""
     return [
         one.measured.result(one.file.problem, problems[one.file.problem].family, level_of(one.file.problem), baseline)
         for one in done
@@ -103,17 +106,18 @@ def results_of(done: Sequence[Scored], problems: Mapping[str, Problem], baseline
 
 
 def batch_table(done: Sequence[Scored], problems: Mapping[str, Problem]) -> Table:
-    """Rates over all candidates, by level and by family where there are several; fast_p against the better baseline."""
+    """Rates over all candidates, by level and by family where there are several; all against the fastest baseline.
+
+    Where there were several baselines, a row for each of the usual ones that was measured apart.
+    """
     columns = ("", "candidates", "compiled", *(f"fast_{p:g}" for p in metrics.THRESHOLDS), "geometric mean [95 %]")
     table = Table(*columns, box=SIMPLE)
     results = results_of(done, problems, "best")
     if not results:
         return table
     table.add_row("all", *_cells(results))
-    for baseline in ("eager", "compile"):
-        against = results_of(done, problems, baseline)
-        if any(one.measured and len(one.measured.speedups) > 1 for one in done):
-            table.add_row(f"against {baseline}", *_cells(against))
+    for baseline in apart([one.measured for one in done if one.measured]):
+        table.add_row(f"against {BASELINES[baseline]}", *_cells(results_of(done, problems, baseline)))
     for key in ("level", "family"):
         groups = metrics.grouped(results, lambda result, key=key: getattr(result, key))  # type: ignore[misc]
         if len(groups) > 1:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 
 from evals.cells import Cell, Group
 from evals.leaderboard import Board, Row
+from evals.measured import BASELINES
 from evals.metrics import Effort, Estimate
 
 HEADINGS = (
-    "rank", "model", "strategy", "target", "score", "correct", "fast_1", "fast_1 eager", "fast_1 compile", "fast_2",
-    "geometric mean [95 %]", "pass@1", "roofline", "SOL", "tries to right", "cost $", "verified", "to re-judge",
+    "rank", "model", "strategy", "target", "score", "correct", "fast_1", "fast_1 eager", "fast_1 as shipped",
+    "fast_1 compile", "fast_2", "geometric mean [95 %]", "pass@1", "roofline", "SOL", "tries to right", "cost $",
+    "verified", "to re-judge",
 )  # fmt: skip
 
 
@@ -20,7 +22,10 @@ def headings(board: Board) -> tuple[str, ...]:
     return HEADINGS + tuple(board.rows[0].own if board.rows else ())
 
 
-DETAILS = ("problem", "family", "status", "speedup [95 %]", "claimed", "tries", "passed", "run", "attempt", "record")
+DETAILS = (
+    "problem", "family", "status", "speedup [95 %]", "against", "over eager", "as shipped", "compile", "claimed",
+    "tries", "passed", "run", "attempt", "record",
+)  # fmt: skip
 
 
 GROUPS = (
@@ -63,7 +68,7 @@ def row_cells(row: Row, board: Board) -> list[str]:
         row.target,
         f"{row.score:.3f}",
         f"{row.correct}/{ranked}",
-        *(_fast(row, *which) for which in (("best", 1.0), ("eager", 1.0), ("compile", 1.0), ("best", 2.0))),
+        *(_fast(row, *which) for which in (("best", 1.0), *((name, 1.0) for name in BASELINES), ("best", 2.0))),
         _estimate(row.geometric_mean),
         _share(row.pass_at.get(1)),
         _share(row.roofline),
@@ -89,6 +94,8 @@ def detail_cells(cell: Cell) -> list[str]:
         cell.family,
         status,
         shown,
+        next(iter(found.speedups), "-") if found else "-",
+        *(_ratio(found.against(name) if found else None) for name in BASELINES),
         claimed,
         str(cell.attempts),
         str(cell.passed),
@@ -96,6 +103,10 @@ def detail_cells(cell: Cell) -> list[str]:
         cell.attempt or "-",
         cell.record or "-",
     ]
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def unranked(board: Board) -> str:
@@ -148,14 +159,17 @@ def as_csv(boards: Sequence[Board]) -> str:
         "problem", "problem_digest", "family", "level", "status", "why", "stale", "attempts", "passed",
         "run", "attempt", "record", "candidate_digest",
     )  # fmt: skip
-    writer.writerow(["device", "rank", "model", "strategy", "target", *plain, *measured, "claimed_speedup"])
+    against = [f"speedup_{name}" for name in ("eager", "shipped", "compiled")]
+    writer.writerow(["device", "rank", "model", "strategy", "target", *plain, *measured, "claimed_speedup", *against])
     for board in boards:
         for row in board.rows:
             for cell in row.cells:
                 values = [getattr(cell, name) for name in plain]
                 values += [getattr(cell.published, name, None) for name in measured]
                 claimed = cell.claimed.speedup if cell.claimed else None
-                writer.writerow([board.device, row.rank, row.model, row.strategy, row.target, *values, claimed])
+                others = [cell.published.against(name) if cell.published else None for name in BASELINES]
+                about = [board.device, row.rank, row.model, row.strategy, row.target]
+                writer.writerow([*about, *values, claimed, *others])
     return out.getvalue()
 
 

@@ -60,7 +60,7 @@ class Group(Record):
     correct: int
     compile_rate: float
     fast: dict[float, float]
-    """fast_p against the better baseline."""
+    """fast_p against the fastest baseline."""
     geometric_mean: Estimate | None
     first_correct: Effort | None
     """Attempts and cost to the first right kernel, summed over the problems that have one."""

@@ -31,15 +31,15 @@ class CandidateFile(NamedTuple):
     path: Path
 
 
-def collect_problems(place: str, size: str | None = None) -> Collected:
-    """The problems under a folder, or the one that a path or catalog name gives.
+def collect_problems(place: str, size: str | None = None, dtype: str | None = None) -> Collected:
+    """The problems under a folder, or the one that a path or catalog name gives; cast to a dtype where one is named.
 
     A problem is named by its path within the folder, without `.py`; a folder with a `problem.toml` is one problem. A
     file that is no problem does not keep the others from being read. Raises `ProblemError` where there is none at all.
     """
     folder = Path(place)
     if place in catalog_names() or (folder / "problem.toml").is_file() or not folder.is_dir():
-        problem = load_problem(place, size)
+        problem = load_problem(place, size, dtype)
         return Collected({problem.name: problem}, {})
     problems: dict[str, Problem] = {}
     broken: dict[str, str] = {}
@@ -47,7 +47,7 @@ def collect_problems(place: str, size: str | None = None) -> Collected:
         name = _name_within(folder, path)
         try:
             sized = size if path.is_dir() else None
-            problems[name] = load_problem(str(path), sized)
+            problems[name] = load_problem(str(path), sized, dtype)
         except ProblemError as error:
             broken[name] = str(error)
     if not problems:

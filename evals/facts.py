@@ -25,7 +25,7 @@ from problems import Problem
 from sandbox.verdict import Record
 
 DERIVED = "derived.json"
-FORMAT = 2
+FORMAT = 3
 HARNESS = "harness"
 """The key under which the versions of a run or verdict name the digest of the harness."""
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from evals import metrics
 from evals.cells import Cell, Group, Status, grouped_by
 from evals.facts import Kernel, ProblemFacts, RunFacts
-from evals.measured import Measured
+from evals.measured import BASELINES, Measured
 from evals.metrics import Estimate
 from sandbox.verdict import Record
 
@@ -43,7 +43,10 @@ class Row(Record):
     correct: int
     """Ranked problems with a right kernel."""
     fast: dict[str, dict[float, float]]
-    """fast_p by baseline: `best` (the better of all), `eager`, `compile` (the best mode)."""
+    """fast_p by baseline: `best` (the fastest of all), `eager`, `shipped` (eager as shipped), `compile` (best mode).
+
+    One that no kernel was measured against is left out.
+    """
     geometric_mean: Estimate | None
     """Of the speedups of right kernels alone."""
     pass_at: dict[int, float | None]
@@ -174,7 +177,7 @@ def _status(claimed: Measured, again: Verified | None) -> tuple[Status, str]:
 
 def _row(entrant: tuple[str, str, str], runs: Sequence[RunFacts], cells: Sequence[Cell], weak: set[str]) -> Row:
     ranked = [cell for cell in cells if cell.problem_digest not in weak]
-    results = {name: [cell.result(name) for cell in ranked] for name in ("best", "eager", "compile")}
+    results = {name: [cell.result(name) for cell in ranked] for name in ("best", *BASELINES)}
     speedups = [result.speedup for result in results["best"] if result.speedup is not None]
     solved = [cell for cell in ranked if cell.result().speedup is not None]
     efforts = [cell.first_correct.attempts for cell in ranked if cell.first_correct]

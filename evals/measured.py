@@ -1,13 +1,16 @@
 """A verdict in the few numbers that tables and plots need, derived once: intervals take tens of milliseconds each."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from pydantic import Field
 
 from evals.metrics import Result
 from sandbox.report import report
-from sandbox.verdict import Passed, Record, Verdict
+from sandbox.verdict import AS_SHIPPED, COMPILED, EAGER, Passed, Record, Verdict
 
-EAGER = "eager"
-"""The name of the baseline that is no torch.compile mode."""
+BASELINES = {"eager": EAGER, "shipped": AS_SHIPPED, "compile": COMPILED}
+"""What tables show beside the fastest of all, by the short name that metrics ask for them by."""
 BUILT = frozenset({"load", "run", "check", "time"})
 """A failure at one of these stages came through scan and build."""
 
@@ -18,14 +21,16 @@ class Measured(Record):
     outcome: str
     stage: str | None
     speedup: float | None
-    """Against the better baseline."""
+    """Against the fastest baseline."""
     low: float | None
     high: float | None
     comparison: str | None
     candidate_ms: float | None
     baselines_ms: dict[str, float] | None
     speedups: dict[str, float]
-    """Against each baseline alone; empty unless it passed."""
+    """Against each baseline that was measured, the fastest first; empty unless it passed."""
+    usual: dict[str, float | None] = Field(default_factory=dict)
+    """Against those of `BASELINES`, by their short names; None where one was not measured, empty unless it passed."""
     floor_ms: float | None
     """What the device could do with the reference's own algorithm."""
     impossible_below_ms: float | None = None
@@ -53,12 +58,8 @@ class Measured(Record):
         return self.passed or self.stage in BUILT
 
     def against(self, baseline: str) -> float | None:
-        """The speedup against `eager`, against the best `compile` mode, or against the better of all (`best`)."""
-        if baseline == "best":
-            return self.speedup
-        if baseline == EAGER:
-            return self.speedups.get(EAGER)
-        return min((ratio for name, ratio in self.speedups.items() if name != EAGER), default=None)
+        """The speedup against the fastest of all baselines (`best`), or against one of `BASELINES`."""
+        return self.speedup if baseline == "best" else self.usual.get(baseline)
 
     def result(self, problem: str, family: str, level: str | None, baseline: str = "best") -> Result:
         """The sample that the metrics count."""
@@ -72,7 +73,7 @@ def measured(verdict: Verdict) -> Measured:
 
 
 def _of_report(found: dict[str, Any], verdict: Verdict) -> Measured:
-    pairings = verdict.measurement.pairings if isinstance(verdict, Passed) else ()
+    measurement = verdict.measurement if isinstance(verdict, Passed) else None
     status = found["problem_status"]
     return Measured(
         outcome=found["outcome"],
@@ -83,10 +84,23 @@ def _of_report(found: dict[str, Any], verdict: Verdict) -> Measured:
         comparison=found["comparison"],
         candidate_ms=found["candidate_ms"],
         baselines_ms=found["baselines_ms"],
-        speedups={pairing.baseline: pairing.speedup for pairing in pairings},
+        speedups=measurement.speedups if measurement else {},
+        usual={short: measurement.speedup_against(name) for short, name in BASELINES.items()} if measurement else {},
         floor_ms=found["floor_ms"],
         impossible_below_ms=found.get("impossible_below_ms"),
         authenticity=found["authenticity"]["label"],
         weak=None if status is None else tuple(status["why"]) if status["status"] == "weak" else (),
         without=tuple(getattr(verdict.evidence, "without", ())),
     )
+
+
+def apart(verdicts: Sequence[Measured]) -> list[str]:
+    """The short names of the usual baselines that tell more than the fastest of all: none where there was but one.
+
+    Eager as shipped is one of them only where it was measured apart from strict eager.
+    """
+    names = {name for one in verdicts for name in one.speedups}
+    if len(names) < 2:
+        return []
+    known = {short for one in verdicts for short, ratio in one.usual.items() if ratio is not None}
+    return [short for short in BASELINES if short in known and (short != "shipped" or AS_SHIPPED in names)]

@@ -21,6 +21,7 @@ class PromptChoice(BaseModel):
     role: Role
     target: Target
     size: str | None = None
+    dtype: str | None = None
     parent: str | None = None
     """Source of the candidate to start from."""
     evidence: str = ""
@@ -31,7 +32,7 @@ class PromptChoice(BaseModel):
 
 def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> Prompt:
     """Render the prompt; for a GPU target a catalog problem comes at size `gpu` unless said otherwise."""
-    problem = load_problem(choice.problem, choice.size or default_size(choice.problem, choice.target))
+    problem = load_problem(choice.problem, choice.size or default_size(choice.problem, choice.target), choice.dtype)
     if choice.direction is not None:
         if choice.direction not in DIRECTIONS:
             raise ProblemError(f"no direction {choice.direction!r}; there are: {', '.join(DIRECTIONS)}")

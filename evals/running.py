@@ -75,7 +75,7 @@ class Running:
                 read_story(problem.name, plan.search.target)
         check_provider(plan.provider)
         load_strategy(plan.search.strategy, plan.search)
-        sheet = sheet_for(plan.search.target, plan.device)
+        sheet = sheet_for(plan.search.target, plan.device, plan.judging.ordinal)
         plan = plan.model_copy(update={"executor": settled(plan.executor, plan.judging)})
         setting = Setting(
             config=plan.model_dump(mode="json"),
@@ -112,7 +112,7 @@ class Running:
 
             def parts_for(problem: Problem) -> Parts:
                 config = self._config_for(problem)
-                sheet = sheet_for(config.target, self.plan.device)
+                sheet = sheet_for(config.target, self.plan.device, self.plan.judging.ordinal)
                 if self.plan.device is None:
                     sheet = as_remembered(sheet, problem, self.plan.judging.threads)
                 return Parts(
@@ -166,10 +166,12 @@ def run(
     model: str | None = None,
     out: Path | None = None,
     provider: ProviderOptions | None = None,
+    settings: Settings | None = None,
     **search_options: object,
 ) -> list[View]:
     """Search for kernels from Python: a catalog name, a path or a `Problem` each. Returns a view for each problem.
 
+    `settings`: how it is judged; where they name no device, on the one that the target is for.
     Without a model the recorded answers that ship are played back. Further options are fields of `SearchConfig`;
     unless a `provider` says otherwise, the server and the key come from OPENAI_BASE_URL and OPENAI_API_KEY.
     """
@@ -177,8 +179,11 @@ def run(
     recorded = answers.kind == "recorded"
     chosen = (FOR_RECORDED if recorded else {}) | {"model": model or answers.kind} | search_options
     config = SearchConfig.model_validate(chosen)
-    gpu = TARGETS[config.target].device == "cuda"
-    found = [one if isinstance(one, Problem) else load_problem(one, "gpu" if gpu else None) for one in problems]
-    plan = Plan(search=config, provider=answers, judging=Settings(device="cuda" if gpu else "cpu"))
+    judging = settings or Settings()
+    if "device" not in judging.model_fields_set:
+        judging = judging.model_copy(update={"device": TARGETS[config.target].device})
+    size = "gpu" if judging.gpu else None
+    found = [one if isinstance(one, Problem) else load_problem(one, size) for one in problems]
+    plan = Plan(search=config, provider=answers, judging=judging)
     with Running.start(new_folder(out), found, plan) as running:
         return asyncio.run(running.search_all(lambda event: None))

@@ -8,13 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.view import View
-from evals.wording import ending_words, speedup_words
+from evals.wording import ending_words, others_words, speedup_words
+from sandbox.report import USUAL, usual_speedups
 from sandbox.verdict import Passed
 
 
 def summary_rows(views: list[View], folder: Path) -> list[dict[str, Any]]:
     """One flat object for each problem; `speedup` is the best attempt's by its verdict that counts, None without one.
 
+    It is against the fastest baseline, which `against` names; further keys tell it against the usual ones.
     `confirmed` says whether that verdict is a second one, by a fresh judge.
     """
     return [_row(view, folder) for view in views]
@@ -31,7 +33,17 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
         "fault": view.fault,
     }
     row |= dict.fromkeys(
-        ("best_attempt", "speedup", "speedup_low", "speedup_high", "candidate_ms", "confirmed", "kept")
+        (
+            "best_attempt",
+            "speedup",
+            "speedup_low",
+            "speedup_high",
+            "against",
+            *USUAL,
+            "candidate_ms",
+            "confirmed",
+            "kept",
+        )
     )
     if best is not None and isinstance(best.ruling, Passed):
         found = best.ruling.measurement
@@ -40,6 +52,8 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
             "speedup": found.speedup,
             "speedup_low": found.interval.low,
             "speedup_high": found.interval.high,
+            "against": found.closest.baseline,
+            **usual_speedups(found),
             "candidate_ms": found.candidate_ms,
             "confirmed": best.confirmed is not None,
             "kept": str(folder / "best" / view.problem / "candidate.py"),
@@ -52,17 +66,23 @@ def summary_table(views: list[View]) -> Table:
     table = Table(box=SIMPLE)
     table.add_column("problem", no_wrap=True)
     table.add_column("passed", no_wrap=True)
-    table.add_column("best speedup [95 %]")
+    table.add_column(f"best speedup{', against the fastest' if _have_several(views) else ''} [95 %]")
     for view in views:
         passed = sum(1 for attempt in view.attempts if attempt.passed)
         table.add_row(view.problem, f"{passed} of {_judged(view)}", Text(_outcome(view)))
     return table
 
 
+def _have_several(views: list[View]) -> bool:
+    """Whether any best kernel was measured against more than one baseline."""
+    best = [view.best.ruling for view in views if view.best]
+    return any(isinstance(one, Passed) and len(one.measurement.pairings) > 1 for one in best)
+
+
 def _outcome(view: View) -> str:
     """The best speedup; without one, what came out instead. Why a problem could not be judged, or not to the end."""
     if view.best and isinstance(view.best.ruling, Passed):
-        came = speedup_words(view.best.ruling)
+        came = speedup_words(view.best.ruling) + others_words(view.best.ruling.measurement.speedups)
     else:
         came = ", ".join(f"{count} {outcome}" for outcome, count in view.failures.items())
     return "; ".join(filter(None, (came, ending_words(view) if view.fault else ""))) or "-"

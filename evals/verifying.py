@@ -70,8 +70,10 @@ class Verifier:
         with RunLog.open(folder) as log:
             problem = log.problem(cell.problem)
             candidate = candidate_of(log.text(str(cell.candidate_digest)))
-            gpu = needs_device(candidate.language, problem.size)
-            settings = _settings(log.header.config).model_copy(update={"gpu": gpu})
+            settings = _settings(log.header.config)
+        if "device" not in settings.model_fields_set:
+            device = "cuda" if needs_device(candidate.language, problem.size) else "cpu"
+            settings = settings.model_copy(update={"device": device})
         judgement = Judgement(
             problem=problem.name,
             problem_digest=problem.digest,

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from problems.dtypes import cast
 from problems.formats.collections import SEPARATOR, format_of, load_address, load_only
 from problems.formats.kernelbench import origin_of
 from problems.formats.reading import Unsupported, into_convention
@@ -26,14 +27,18 @@ def catalog_names() -> tuple[str, ...]:
     return tuple(sorted(manifest.parent.name for manifest in CATALOG.glob(f"*/{MANIFEST}")))
 
 
-def load_problem(name_or_path: str, size: str | None = None) -> Problem:
-    """The problem of that name or path, at that size.
+def load_problem(name_or_path: str, size: str | None = None, dtype: str | None = None) -> Problem:
+    """The problem of that name or path, at that size, with weights and floating inputs in that dtype.
 
     A catalog name wins over a file of the same name in the current folder. A path is that of a `.py` file in the
     KernelBench convention, whose only size is `file`, or of a folder laid out as in the catalog (`problem.toml` beside
     `reference.py`), or a problem of another benchmark's collection, `PATH::ID`. Where no size is asked for, a folder
-    gives its `cpu` size. Raises `ProblemError`; runs nothing.
+    gives its `cpu` size; where no dtype is, a problem keeps what its source makes. Raises `ProblemError`; runs nothing.
     """
+    return cast(_loaded(name_or_path, size), dtype)
+
+
+def _loaded(name_or_path: str, size: str | None) -> Problem:
     if name_or_path in catalog_names():
         return _from_folder(CATALOG / name_or_path, name_or_path, size)
     if not _is_path(name_or_path):

@@ -47,7 +47,8 @@ class Tolerance(BaseModel):
     """The bound never falls below this many units in the last place, at the output's own scale.
 
     64 lets a plain running sum of some thousand terms pass, where the reference adds pairwise; TF32 is 8192 away. For
-    outputs of 16 bits, whose sums run in float32, the floor is 2 at most.
+    outputs of 16 bits, whose sums run in float32, the floor is 2 at most; of 64 elements or more half of that, and half
+    of the factor.
     """
     stated: StatedTolerance | None = None
     """The tolerance of the benchmark that the problem comes from, if it states one; kept beside ours."""
@@ -98,13 +99,18 @@ class Problem(BaseModel):
     """None for a problem that was written for us."""
 
     @property
-    def digest(self) -> str:
-        """sha256 over the whole record, as 64 hex digits; not remembered, since a changed copy would take it over.
+    def record(self) -> str:
+        """The whole as JSON, as it is stored under `digest`.
 
-        A field that came later counts where it says something, so that older records keep their digests.
+        A field that came later stands in it where it says something, so that older records keep their digests.
         """
         silent = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
-        return hashlib.sha256(self.model_dump_json(exclude=silent).encode()).hexdigest()
+        return self.model_dump_json(exclude=silent)
+
+    @property
+    def digest(self) -> str:
+        """sha256 over `record`, as 64 hex digits; not remembered, since a changed copy would take it over."""
+        return hashlib.sha256(self.record.encode()).hexdigest()
 
 
 LATER = ("dtype", "state", "values")

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from problems import Problem
 from prompts.brief import Record, Target
+from prompts.narrow import narrow_of
 
 DATA = Path(__file__).parent / "data" / "ideas.toml"
 Bound = Literal["memory", "compute"]
@@ -39,6 +40,8 @@ class When(Record):
     operators: tuple[Operator, ...] = ()
     bounds: tuple[Bound, ...] = ()
     targets: tuple[Target, ...] = ()
+    wide: bool = False
+    """Only where the data has more than 16 bits."""
 
 
 class Idea(Record):
@@ -61,6 +64,8 @@ class Traits(Record):
     bound: Bound | None
     """None where it is not known: operators of both kinds, or none that is known."""
     target: Target
+    narrow: bool = False
+    """Whether weights and inputs are cast to 16 bits."""
 
 
 @cache
@@ -78,7 +83,7 @@ def traits_of(problem: Problem, target: Target) -> Traits:
     operators = tuple(operator for operator, names in _data()["operators"].items() if set(names) & used)
     kinds = {operator in COMPUTE for operator in operators}
     bound: Bound | None = None if len(kinds) != 1 else ("compute" if kinds == {True} else "memory")
-    return Traits(operators=operators, bound=bound, target=target)
+    return Traits(operators=operators, bound=bound, target=target, narrow=narrow_of(problem) is not None)
 
 
 def applicable(ideas: Iterable[Idea], traits: Traits) -> tuple[Idea, ...]:
@@ -96,6 +101,7 @@ def _holds(when: When, traits: Traits) -> bool:
         (not when.operators or not traits.operators or bool(set(when.operators) & set(traits.operators)))
         and (not when.bounds or traits.bound is None or traits.bound in when.bounds)
         and (not when.targets or traits.target in when.targets)
+        and not (when.wide and traits.narrow)
     )
 
 

@@ -10,6 +10,8 @@ from problems import VALUE_FAMILIES
 from prompts.brief import Brief, PromptError, Record, Role, check_parent
 from prompts.ideas import traits_of
 from prompts.markdown import cell, fenced, milliseconds, times, trimmed
+from prompts.modes import mode_of
+from prompts.narrow import narrow_of
 from prompts.prompt import Prompt, Section
 from prompts.targets import TARGETS, example_for
 
@@ -113,6 +115,8 @@ def _stable_context(brief: Brief) -> dict[str, Any]:
         "versions": brief.versions,
         "example": example_for(brief.target, brief.versions),
         "value_families": VALUE_FAMILIES,
+        "mode": mode_of(brief.problem.source),
+        "narrow": narrow_of(brief.problem),
     }
 
 

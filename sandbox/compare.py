@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from problems import Problem, Tolerance
-from sandbox.distance import Bound, Moved, Size, apart, finite, measure, worst
+from sandbox.distance import Bound, Factors, Moved, Size, apart, finite, measure, worst
 from sandbox.errors import BrokenProblem
 from sandbox.patterns import describe_pattern, where
 from sandbox.trees import flatten, show
@@ -50,6 +50,9 @@ class Checks(NamedTuple):
 
 SHORT_FLOOR_ULP = 2.0
 """The floor for outputs of 16 bits: their sums run in float32, so only the last rounding is theirs."""
+MANY, SHORT_SHARE = 64, 0.5
+"""Of so many such elements rounding is no matter of luck, and this share of factor and floor will do: from float16 to
+bfloat16 it is three bits, no more than the factor; and sums in 16 bits are off by the root of their length only."""
 SURE_FACTOR, LARGEST_UNIT, USUAL_SHARE = 8.0, 0.5, 4.0
 """Within these, an output may be told right by the same-dtype reference alone; a little less would do."""
 LOOKED_AT = 2**26
@@ -116,7 +119,7 @@ def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance) -> bool:
 
     In each norm, let d be the distance between the two and e the error of `near`; then `got` is off by d + e at most.
     With d at most u/2 of `near`, u being the floor relative to it: where e is at most u/4 of `near`, d + e is below
-    the floor; where e is more, d is below 2 e, and d + e below 3 e.
+    the floor; where e is more, d is below 2 e, and d + e below 3 e, which half of the factor allows too.
 
     The usual magnitude is no norm, but its root s is one of the kind that sums. With s(d) at most half of sqrt(u) of
     s(near): where s(e) is at least s(d)/1.8, both together are below sqrt(8) s(e), which the factor allows; where it is
@@ -147,7 +150,12 @@ def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
 def _floor(near: torch.Tensor, tolerance: Tolerance) -> float:
     """What an output may always be off by, relative to it."""
     floor = min(tolerance.floor_ulp, SHORT_FLOOR_ULP) if near.dtype.itemsize <= 2 else tolerance.floor_ulp
-    return float(floor * torch.finfo(near.dtype).eps)
+    return float(_share(near) * floor * torch.finfo(near.dtype).eps)
+
+
+def _share(near: torch.Tensor) -> float:
+    """Of what is allowed in general: less where many elements of few bits tell what rounding does."""
+    return SHORT_SHARE if near.dtype.itemsize <= 2 and near.numel() >= MANY else 1.0
 
 
 def _nothing(near: torch.Tensor) -> float:
@@ -182,7 +190,9 @@ def _values(
         if wrong:
             return wrong
         distance, moved = measure(got, near, want, settled=True, undefined=checks.undefined), None
-    bound = Bound.of(distance.rounding, distance.want, tolerance.factor, unit, want.numel())
+    factors = Factors(_share(near) * tolerance.factor, tolerance.factor)
+    bound = Bound.of(distance.rounding, distance.want, factors, unit, want.numel())
+    bound = bound.at_least(_nothing(near), want.numel())
     counted = moved.pulled_back(got) if moved is not None else got
     error = measure(counted, near, want).error if moved is not None else distance.error
     return _too_far(_Case(label, got, counted, near, want, checks), error, bound)
@@ -201,9 +211,10 @@ def _all_masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Te
         return _masks(label, got, want, near)
     step = max(1, LOOKED_AT * got.shape[0] // got.numel())
     for start in range(0, got.shape[0], step):
-        part = f"{label}[{start}:{start + step}]"
-        mine, true, theirs = (tensor[start : start + step] for tensor in (got, want, near))
-        wrong = _all_masks(part, mine, true, theirs, checks)
+        # A single index may still be too much, and is then parted along the next axis.
+        part, name = (slice(start, start + step), f"{start}:{start + step}") if step > 1 else (start, f"{start}")
+        mine, true, theirs = (tensor[part] for tensor in (got, want, near))
+        wrong = _all_masks(f"{label}[{name}]", mine, true, theirs, checks)
         if wrong:
             return wrong
     return None

@@ -59,6 +59,15 @@ class Distance(NamedTuple):
     want: Size
 
 
+class Factors(NamedTuple):
+    """How many times the reference's own rounding error is allowed."""
+
+    most: float
+    """For the largest element and the norms."""
+    usual: float
+    """For the usual element."""
+
+
 class Bound(NamedTuple):
     """What one output tensor may be off by."""
 
@@ -68,13 +77,14 @@ class Bound(NamedTuple):
     slices: torch.Tensor | None
 
     @classmethod
-    def of(cls, rounding: Size, want: Size, factor: float, unit: float, count: int) -> "Bound":
+    def of(cls, rounding: Size, want: Size, factors: Factors, unit: float, count: int) -> "Bound":
         """The errors that rounding explains in `count` elements; `unit` is the floor relative to `want`."""
+        factor = factors.most
         norm = max(factor * rounding.norm, unit * want.norm)
         slight = SLIGHT * norm / math.sqrt(count) if math.isfinite(norm) else 0.0
         usual = None
         if rounding.usual is not None and want.usual is not None:
-            usual = max(factor * rounding.usual, unit * want.usual, slight)
+            usual = max(factors.usual * rounding.usual, unit * want.usual, slight)
         slices = None
         if rounding.slices is not None and want.slices is not None:
             slack = SLICE_SLACK * norm / math.sqrt(len(want.slices))

@@ -8,13 +8,13 @@ import torch
 
 from problems import Problem
 from sandbox.clean import one_line
-from sandbox.errors import UnsupportedProblem
+from sandbox.errors import UnsupportedHere
 
 R = TypeVar("R")
 
 
 def within_memory(problem: Problem, work: Callable[[], R]) -> R:
-    """What `work` returns. Raises `UnsupportedProblem` where it ran out of memory, on this machine or on its device.
+    """What `work` returns. Raises `UnsupportedHere` where it ran out of memory, on this machine or on its device.
 
     The error that said so is let go first: its frames hold the tensors that are to make room for the next problem.
     """
@@ -24,6 +24,6 @@ def within_memory(problem: Problem, work: Callable[[], R]) -> R:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
         why = one_line(str(error).partition("\n")[0].strip() or type(error).__name__, 200)
-    raise UnsupportedProblem(
+    raise UnsupportedHere(
         f"memory ran out while {problem.name} was judged ({why}); use one with more, or a smaller size"
     )

@@ -23,7 +23,7 @@ UP, DOWN, RAISED, LOWERED = 8, 1e-3, 100, 200
 DECADES = 3
 """Of mixed magnitude, to both sides of 1; in float16, which has few of them, one less."""
 OUTLIER = 100
-"""Times the largest magnitude that was drawn."""
+"""Times the largest magnitude that was drawn, or down to a half of that."""
 ROW = 64
 """Elements at least of what is called a row where outliers are put."""
 
@@ -44,16 +44,15 @@ def _zero_rows(x: torch.Tensor) -> None:
 
 
 def _outliers(x: torch.Tensor) -> None:
-    """In the second half, so that no sample of the beginning shows them: where rows begin, and where others end.
+    """In the second half, so that no sample of the first rows shows them: every other row begins with one.
 
-    An index of axis 0 begins with one too: what a norm over several axes takes for a row.
+    So does an index of axis 0, which is what a norm over several axes takes for a row. None stands elsewhere: a norm's
+    weight there could make one so much larger than those that begin a row that it hides what is wrong with them.
     """
     largest = largest_magnitude(x)
     size = min(OUTLIER * largest if 0 < largest < math.inf else OUTLIER, most(x.dtype))
     rows = _rows(x)
-    first, second = len(rows) // 2, min(len(rows) // 2 + 1, len(rows) - 1)
-    _set_magnitude(rows[first::3, 0], size)
-    _set_magnitude(rows[second::3, -1], size)
+    _set_magnitude(rows[len(rows) // 2 :: 2, 0], size)
     if x.dim() and x[0].numel() >= ROW:
         _set_magnitude(x.view(len(x), -1)[len(x) // 2 :, 0], size)
 
@@ -69,7 +68,9 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _set_magnitude(some: torch.Tensor, size: float) -> None:
-    some.copy_(torch.full_like(some, size).copysign_(some))
+    """From a half of it to the whole: what an outlier does to rounding differs with the bits of its fraction."""
+    sizes = torch.linspace(size / 2, size, len(some), dtype=torch.float64, device=some.device)
+    some.copy_(sizes.to(some.dtype).copysign_(some))
 
 
 CHANGES: dict[str, Callable[[torch.Tensor], object]] = {

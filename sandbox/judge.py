@@ -291,9 +291,12 @@ class Judge:
 def judge(problem: Problem, candidate: Candidate, settings: Settings | None = None) -> Verdict:
     """One verdict for one candidate; for several of the same problem, keep a `Judge`.
 
-    Without settings it is judged where its language runs; plain Python on a GPU where the problem's size is for one.
+    Where the settings name no device it is judged where its language runs; plain Python on a GPU where there is one,
+    unless the problem's size is for a processor.
     """
-    device = "cuda" if needs_device(candidate.language, problem.size) else "cpu"
-    chosen = settings or Settings(device=device)
+    chosen = settings or Settings()
+    if "device" not in chosen.model_fields_set:
+        device = "cuda" if needs_device(candidate.language, problem.size) else "cpu"
+        chosen = chosen.model_copy(update={"device": device})
     with Judge(problem, chosen) as keeper:
         return keeper.judge(candidate)

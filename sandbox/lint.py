@@ -39,7 +39,14 @@ class Call(Protocol):
         """On the judge's clock."""
 
 
-class Subject(Protocol):
+class Called(Protocol):
+    """What can be called on values."""
+
+    def call(self, values: Values) -> Call:
+        """The reference as it stands."""
+
+
+class Subject(Called, Protocol):
     """A problem's reference that runs somewhere, such as a `ReferenceSession`."""
 
     weights: Values
@@ -47,8 +54,8 @@ class Subject(Protocol):
     def draw(self) -> Values:
         """Fresh inputs."""
 
-    def call(self, values: Values) -> Call:
-        """The reference as it stands."""
+    def call_ms(self, values: Values) -> float:
+        """The time of a call alone, whose result nobody reads."""
 
     def exact(self, values: Values) -> Values:
         """The reference in float64."""
@@ -94,16 +101,18 @@ def quick_status(subject: Subject, tolerance: Tolerance, without: Collection[str
 
 
 def examine(
-    subject: Subject, tolerance: Tolerance, memory_bytes: int, reweighted: Subject | None = None
+    subject: Subject, tolerance: Tolerance, memory_bytes: int, reweighted: Called | None = None
 ) -> list[Finding]:
     """All that a run can tell about a problem; `reweighted` is the same with other weights.
 
     Takes some twenty calls of the reference, half of them in float64.
     """
-    prober = _Prober(subject, tolerance)
-    findings = _random(prober)
+    inputs = subject.draw()
+    result = subject.call(inputs).output
+    findings = _random(result, subject.call(inputs).output, tolerance)
     if findings:
         return findings  # nothing else could be told from it
+    prober = _Prober(subject, tolerance, Case(inputs, subject.exact(inputs), result))
     findings += _constant(prober) + _lazy(prober) + _independent(prober)
     if reweighted is not None and subject.weights.tensors:
         findings += _weightless(prober, reweighted)
@@ -113,9 +122,9 @@ def examine(
 class _Prober:
     """A subject with two cases as drawn, and what a judge would say to other answers."""
 
-    def __init__(self, subject: Subject, tolerance: Tolerance) -> None:
+    def __init__(self, subject: Subject, tolerance: Tolerance, case: Case | None = None) -> None:
         self.subject, self.tolerance = subject, tolerance
-        self.case, self.other = self.make(DRAWN), self.make(DRAWN)
+        self.case, self.other = case or self.make(DRAWN), self.make(DRAWN)
 
     def make(self, family: str) -> Case:
         values = vary(self.subject.draw(), family)
@@ -151,9 +160,9 @@ def _independent(prober: _Prober) -> list[Finding]:
     ]
 
 
-def _random(prober: _Prober) -> list[Finding]:
-    first, again = prober.case.result, prober.subject.call(prober.case.inputs).output
-    wrong = mismatch(again, first, first, prober.tolerance)
+def _random(first: Values, again: Values, tolerance: Tolerance) -> list[Finding]:
+    """Of two calls on the same values."""
+    wrong = mismatch(again, first, first, tolerance)
     if wrong is None:
         return []
     pairs = zip(first.tensors, again.tensors, strict=False)
@@ -178,7 +187,7 @@ def _constant(prober: _Prober) -> list[Finding]:
     return []
 
 
-def _weightless(prober: _Prober, reweighted: Subject) -> list[Finding]:
+def _weightless(prober: _Prober, reweighted: Called) -> list[Finding]:
     if prober.accepts(reweighted.call(prober.case.inputs).output, prober.case):
         return [Finding("weightless", "it accepts the result for other weights")]
     return []
@@ -222,7 +231,7 @@ def _short(prober: _Prober) -> list[Finding]:
     call = nothing = float("inf")
     # The least of each: on a busy machine any one of them can take ten times as long, and so can a few in a row.
     for number in range(1, MOST_CALLS + 1):
-        call = min(call, subject.call(prober.case.inputs).milliseconds)
+        call = min(call, subject.call_ms(prober.case.inputs))
         nothing = min(nothing, subject.nothing_ms())
         if number >= CALLS and call >= SHORT * nothing:
             return []

@@ -28,6 +28,18 @@ def processor_name() -> str:
     return cpu_facts().get("model name", platform.machine())
 
 
+def device_name(device: str) -> str:
+    """The model of the processor (`cpu`) or of a GPU (`cuda`, `cuda:N`); empty for a GPU that is not here."""
+    from sandbox.gpu import driver
+
+    if device == "cpu":
+        return processor_name()
+    try:
+        return driver.device_name(int(device.partition(":")[2] or 0))
+    except driver.CudaError:
+        return ""
+
+
 @cache
 def cpu_facts() -> dict[str, str]:
     """The first processor's entry of /proc/cpuinfo."""

@@ -6,20 +6,22 @@ from pathlib import Path
 CHILD_SHARE = 0.75
 """Of the machine's memory that one child may take. It stops what runs away; what fits beside what is planned apart."""
 CONTROL_GROUPS = (
-    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 """Version 2 and 1: where groups lie, a group's limit, what it uses, and the part of that that is given back at once."""
+ROOT = Path("/")
+"""Below which the kernel tells of itself."""
 
 
-def machine_bytes() -> int:
+def machine_bytes(root: Path = ROOT) -> int:
     """Memory that this process may use at most: the machine's, or that of its control groups if they have less."""
-    return min([_meminfo("MemTotal"), *(limit for limit, _ in _groups())])
+    return min([_meminfo("MemTotal", root), *(limit for limit, _ in _groups(root))])
 
 
-def free_bytes() -> int:
+def free_bytes(root: Path = ROOT) -> int:
     """Memory that is left of that now."""
-    return max(0, min([_meminfo("MemAvailable"), *(limit - used for limit, used in _groups())]))
+    return max(0, min([_meminfo("MemAvailable", root), *(limit - used for limit, used in _groups(root))]))
 
 
 def child_limit_bytes() -> int:
@@ -32,37 +34,37 @@ def gib(count: float) -> str:
     return f"{count / 2**30:.3g} GiB" if count >= 2**30 else f"{count / 2**20:.3g} MiB"
 
 
-def _meminfo(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
+def _meminfo(name: str, root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
         key, _, value = line.partition(":")
         if key == name:
             return int(value.split()[0]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _groups() -> list[tuple[int, int]]:
+def _groups(root: Path) -> list[tuple[int, int]]:
     """Limit and use of each control group around this process that has a limit."""
     found = []
-    for root, limit, used, spare in CONTROL_GROUPS:
-        for folder in _around(Path(root)):
+    for place, limit, used, spare in CONTROL_GROUPS:
+        for folder in _around(root, root / place):
             bounds = _number(folder / limit), _number(folder / used)
             if bounds[0] is not None and bounds[1] is not None:
                 found.append((bounds[0], max(0, bounds[1] - _stat(folder, spare))))
     return found
 
 
-def _around(root: Path) -> list[Path]:
-    """The folders of this process's control group and of those around it, in one hierarchy."""
+def _around(root: Path, top: Path) -> list[Path]:
+    """The folders of this process's control group and of those around it, in the hierarchy that begins at `top`."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
     named = [line.split(":", 2) for line in lines]
-    wanted = "memory" if root.name == "memory" else ""
+    wanted = "memory" if top.name == "memory" else ""
     paths = [path for _, kinds, path in named if wanted in kinds.split(",")]
-    inner = root / paths[0].lstrip("/") if paths else root
+    inner = top / paths[0].lstrip("/") if paths else top
     # In a container the path may be the host's, which is not there: then the root stands for the container's own group.
-    return [inner, *(folder for folder in inner.parents if folder.is_relative_to(root))]
+    return [inner, *(folder for folder in inner.parents if folder.is_relative_to(top))]
 
 
 def _stat(folder: Path, name: str) -> int:

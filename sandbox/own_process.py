@@ -34,6 +34,13 @@ def keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 2**31 - 1)
 
 
+def give_back_freed_memory() -> None:
+    """Give what `keep_freed_memory` keeps back to the machine, which else counts it as taken: before a new problem."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def rest_between_loops() -> None:
     """Let the threads of torch's loops here sleep as soon as a loop has ended; call it before torch is imported.
 

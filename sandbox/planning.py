@@ -8,12 +8,13 @@ from sandbox.errors import UnsupportedHere
 from sandbox.floor.store import Store, plan_key
 from sandbox.memory import free_bytes
 from sandbox.record import Record
-from sandbox.room import ON_HOST, Needs, child_bytes, child_refusal, references_kept, refusal
+from sandbox.room import ON_HOST, Needs, child_bytes, child_refusal, input_refusal, references_kept, refusal
 from sandbox.sessions import Refused, Session
 from sandbox.settings import Settings
 
 CERTAIN_BYTES = 2**28
 """Inputs and weights below this are no reason to look closer before something runs: to look takes seconds."""
+HALVES = ("float16", "bfloat16")
 
 
 class _Kept(Record):
@@ -34,6 +35,8 @@ def require_room(problem: Problem, settings: Settings, session: Session, source:
     """
     if settings.gpu or input_bytes(problem.source) < CERTAIN_BYTES:
         return
+    if said := refusal_by_text(problem, settings):
+        raise UnsupportedHere(said)
     needs = planned(problem, session, source, settings.start_timeout_s)
     if needs is None:
         return
@@ -41,6 +44,17 @@ def require_room(problem: Problem, settings: Settings, session: Session, source:
         raise UnsupportedHere(child_refusal(problem.name, needs, settings.memory_bytes))
     if references_kept(needs, 1, there := free_bytes(), ON_HOST) == 0:
         raise UnsupportedHere(refusal(problem.name, needs, there, ON_HOST))
+
+
+def refusal_by_text(problem: Problem, settings: Settings) -> str | None:
+    """The same refusal where the inputs that the text shows are enough for it, and no child need be asked."""
+    if settings.gpu:
+        return None
+    shown = input_bytes(problem.source) // (2 if problem.dtype in HALVES else 1)
+    least = Needs(inputs=shown, result=0, exact=0, peak=0, weights=0)
+    if child_bytes(least) <= settings.memory_bytes:
+        return None
+    return input_refusal(problem.name, least, settings.memory_bytes)
 
 
 def planned(problem: Problem, session: Session, source: str, timeout_s: float) -> Needs | None:

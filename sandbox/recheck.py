@@ -5,13 +5,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sandbox.report import derived
+from sandbox.report import USUAL, derived
 from sandbox.verdict import Measurement
 
 RELATIVE = 1e-9
 """What another machine's last digits may differ by."""
 
-LATER = frozenset({"against"})
+LATER = frozenset({"against", "speedups", *USUAL})
 """Keys that records of earlier versions lack."""
 
 

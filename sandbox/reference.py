@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -127,15 +127,32 @@ class ReferenceSession:
         }
         made = self._session.fetch(self._session.ask(message, limit))
         arguments, weights, changing = made.tree["l"]
+        self._changing = {item["v"] for item in changing["l"]}
         self.arguments = _own(arguments, made)
         self.weight_names = [name for name, _ in weights["d"]]
         self.weights = _own(weights, made)
         if self.form.changed_weights and self.weights.tensors:
-            names = {item["v"] for item in changing["l"]}
-            other = changed(self.weight_names, self.weights.tensors, names, _seed())
-            question = {"op": "weights", "names": self.weight_names}
-            answer = self._session.ask(question, limit, Values(self.weights.tree, tuple(other)))
-            self.weights = self._session.fetch(answer)
+            self.weights = self._session.fetch(self._take(self._other_weights()))
+
+    def _other_weights(self) -> Values:
+        other = changed(self.weight_names, self.weights.tensors, self._changing, _seed())
+        return Values(self.weights.tree, tuple(other))
+
+    def _take(self, weights: Values) -> dict[str, Any]:
+        """Have the model take these weights; how it then holds them."""
+        question = {"op": "weights", "names": self.weight_names}
+        return self._session.ask(question, self.settings.start_timeout_s, weights)
+
+    @contextmanager
+    def reweighted(self) -> Iterator[None]:
+        """Within it the model has other weights than before and after."""
+        with self._translated():
+            self._take(self._other_weights())
+        try:
+            yield
+        finally:
+            with self._translated():
+                self._take(self.weights)
 
     def _lend(self) -> None:
         if not self.settings.gpu:
@@ -315,10 +332,11 @@ class ReferenceSession:
         limit = self.settings.start_timeout_s
         worker.ask(question, limit, self.weights)
         worker.call(values, self.settings.call_timeout_s, operation(self.problem))
+        theirs = worker.state(self.weights.size)  # what goes wrong in it is not the problem's fault
         with self._translated():
             self._session.ask(question, limit, self.weights)
             self._session.call(values, self._patience_s, operation(self.problem))
-            return worker.state(), self._session.state()
+            return theirs, self._session.state(self.weights.size)
 
     def burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
         """On a device: as many calls in one go as there are values, the best of several runs.
@@ -368,25 +386,44 @@ class ReferenceSession:
         """Whether trivial answers fail on this problem."""
         if self.is_random:
             return ProblemStatus(status="weak", why=(RANDOM,))
-        values, tolerance = self.draw(), tolerance_of(self.problem)
+        with self.subject() as subject:
+            return quick_status(subject, tolerance_of(self.problem), self.problem.values.without)
+
+    @contextmanager
+    def subject(self) -> Iterator["ReferenceSession | PartOfReference"]:
+        """What `sandbox.lint` looks at: this, or of one that is large on its device a part, which tells as much."""
         if self._on_device is None or not self.needs.is_large:
-            return quick_status(self, tolerance, self.problem.values.without)
-        near = self.call(values).output
-        cut = self._exact.cut(values, near, operation(self.problem), self._patience_s)
+            yield self
+            return
+        values = self.draw()
+        cut = self._exact.cut(values, self.call(values).output, operation(self.problem), self._patience_s)
         if cut is None:
-            return quick_status(self, tolerance, self.problem.values.without)
+            del values
+            yield self
+            return
         call_bytes = self.needs.inputs + self.needs.result
         step = max(2, min(self._exact.step(cut), cut.rows * STATUS_BYTES // max(1, call_bytes)))
         with self._exact.lent(part(values, cut, 0, step)) as turn:
-            del values, near
-            return quick_status(PartOfReference(self, turn, cut, step), tolerance, self.problem.values.without)
+            del values
+            yield PartOfReference(self, turn, cut, step)
 
     @cached_property
     def is_random(self) -> bool:
         """Whether it answers the same values differently (dropout in training mode), so that no answer is the right."""
         values = self.draw()
-        once, tolerance = self.call(values).output, tolerance_of(self.problem)
-        return mismatch(self.call(values).output, once, once, tolerance, UNDESCRIBED) is not None
+        return self._answers_otherwise(values, self.call(values).output)
+
+    def is_random_on(self, values: Values, once: Values) -> bool:
+        """The same, where what it answered to some values once is at hand, and is kept."""
+        if "is_random" not in self.__dict__:
+            self.__dict__["is_random"] = self._answers_otherwise(values, once)
+        return self.is_random
+
+    def _answers_otherwise(self, values: Values, once: Values) -> bool:
+        again = self.show(values).output
+        wrong = mismatch(again, once, once, tolerance_of(self.problem), UNDESCRIBED)
+        self.let_go()
+        return wrong is not None
 
     @contextmanager
     def _translated(self, how: str = "") -> Iterator[None]:
@@ -466,9 +503,17 @@ class PartOfReference:
         """As of the whole."""
         return self._reference.call(values)
 
+    def call_ms(self, values: Values) -> float:
+        """As of the whole."""
+        return self._reference.call_ms(values)
+
     def exact(self, values: Values) -> Values:
         """In float64."""
         return self._reference.exact_part(values)
+
+    def reweighted(self) -> AbstractContextManager[None]:
+        """As of the whole."""
+        return self._reference.reweighted()
 
     def nothing_ms(self) -> float:
         """As of the whole."""

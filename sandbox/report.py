@@ -2,22 +2,27 @@
 
 from typing import Any
 
-from sandbox.verdict import Measurement, Passed, Verdict
+from sandbox.verdict import AS_SHIPPED, COMPILED, EAGER, Measurement, Passed, Verdict
+
+USUAL = {"speedup_eager": EAGER, "speedup_shipped": AS_SHIPPED, "speedup_compiled": COMPILED}
+"""By key, the baselines that tables show beside the fastest; None where one was not measured."""
 
 
 def report(verdict: Verdict) -> dict[str, Any]:
     """The contract of `judge --json`: keys are always all there; what does not apply or is not known is None.
 
     Times are medians in ms, `samples` the raw paired ones (the placebo's and the witnesses' stand in `measurement`);
-    `speedup` is against the better baseline, which `against` names, with the ends of its 95 % interval. `clock` says
-    whose times these are. `floor_ms`, `fraction_of_floor` and `impossible_below_ms` are None where no floor is known.
+    `speedup` is against the fastest baseline, which `against` names, with the ends of its 95 % interval; `speedups` has
+    those against each that was measured, and the keys of `USUAL` those against the usual ones. `clock` says whose times
+    these are. `floor_ms`, `fraction_of_floor` and `impossible_below_ms` are None where no floor is known.
     `sandbox.recheck` recomputes what is derived.
     """
     evidence = verdict.evidence
     keys = ("stage", "reason", "log", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms")
     found: dict[str, Any] = {"outcome": verdict.outcome} | dict.fromkeys(keys)
     found |= {"baselines_ms": None, "against": None, "floor_ms": None, "fraction_of_floor": None}
-    found |= {"impossible_below_ms": None, "clock": None}
+    found |= {"impossible_below_ms": None, "clock": None, "speedups": None}
+    found |= dict.fromkeys(USUAL)
     found |= {"samples": None, "measurement": None}
     if isinstance(verdict, Passed):
         found |= derived(verdict.measurement) | {"clock": verdict.measurement.clock}
@@ -53,7 +58,14 @@ def derived(measurement: Measurement) -> dict[str, Any]:
         "candidate_ms": measurement.candidate_ms,
         "baselines_ms": measurement.baselines_ms,
         "against": measurement.closest.baseline,
+        "speedups": measurement.speedups,
+        **usual_speedups(measurement),
         "floor_ms": measurement.floor_ms,
         "fraction_of_floor": measurement.fraction_of_floor,
         "impossible_below_ms": measurement.floor.impossible_below_ms if measurement.floor else None,
     }
+
+
+def usual_speedups(measurement: Measurement) -> dict[str, float | None]:
+    """The speedups against the usual baselines, by the keys of `USUAL`."""
+    return {key: measurement.speedup_against(baseline) for key, baseline in USUAL.items()}

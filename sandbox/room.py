@@ -87,3 +87,12 @@ def child_refusal(name: str, needs: Needs, limit_bytes: int) -> str:
         f"{gib(needs.inputs)} of inputs, {gib(needs.weights)} of weights and takes {gib(needs.peak)} beside them) and "
         f"a child may take {gib(limit_bytes)}; give more with --memory, or use a machine that has more"
     )
+
+
+def input_refusal(name: str, least: Needs, limit_bytes: int) -> str:
+    """The same where nothing but the inputs is known, which are too many by themselves."""
+    return (
+        f"the reference of {name} takes at least {gib(child_bytes(least))} of memory in float64 (its inputs alone have "
+        f"{gib(least.inputs)}) and a child may take {gib(limit_bytes)}; give more with --memory, or use a machine that "
+        "has more"
+    )

@@ -180,20 +180,21 @@ class Session:
         reserve = min(SPARE * (result_bytes + lent) + LEAST_BYTES, MOST_RESERVED, self._settings.memory_bytes // ROOM)
         self._exchange({"op": "reserve", "bytes": reserve}, self._settings.call_timeout_s)
 
-    def state(self) -> Values:
-        """The model's buffers as its calls have left them."""
-        return self.fetch(self.ask({"op": "state"}, self._settings.start_timeout_s))
+    def state(self, most_bytes: int) -> Values:
+        """The model's buffers as its calls have left them. Far more than so many bytes are refused."""
+        answer = self.ask({"op": "state"}, self._settings.start_timeout_s)
+        return self.fetch(answer, ROOM * most_bytes + LEAST_BYTES)
 
     def nothing_ms(self) -> float:
         """The time of a question that asks for nothing: what the protocol itself costs."""
         return self._exchange({"op": "nothing"}, self._settings.call_timeout_s)[1]
 
-    def fetch(self, answer: dict[str, Any]) -> Values:
-        """The values that an answer describes, read from the child's memory."""
+    def fetch(self, answer: dict[str, Any], most_bytes: int | None = None) -> Values:
+        """The values that an answer describes, read from the child's memory; at most as large as a result may be."""
         tree, claims = answer.get("tree"), answer.get("tensors")
         if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
             raise PeekError("the child described its result in a form that can not be read")
-        return Values(tree, read_tensors(self._child.pid, claims, self.result_bytes))
+        return Values(tree, read_tensors(self._child.pid, claims, most_bytes or self.result_bytes))
 
     def _exchange(
         self, message: dict[str, Any], timeout_s: float | Patience, *fds: int

@@ -36,7 +36,14 @@ class DeviceBytes:
 
 
 class ShownBytes(DeviceBytes):
-    """Device bytes where a trusted child has them: they are gone when it is asked for something else."""
+    """Device bytes where a trusted child has them: gone when it is asked for something else, unless they are owned."""
+
+    def own(self) -> None:
+        """Be a copy from now on, for all who hold this."""
+        if self._is_shown:
+            self.tensor, self._is_shown = self.tensor.clone(), False
+
+    _is_shown = True
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -107,14 +114,13 @@ class Values(NamedTuple):
         return self._replace(tensors=tuple(RawTensor.of(raw.tensor().clone()) for raw in self.tensors))
 
     def owned(self) -> "Values":
-        """The same, with copies of what a child only shows."""
-        return self._replace(tensors=tuple(map(_owned, self.tensors)))
+        """The same, once all that a child only shows is a copy."""
+        for raw in self.tensors:
+            if isinstance(raw.data, ShownBytes):
+                raw.data.own()
+        return self
 
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
         return sum(len(raw.data) for raw in self.tensors)
-
-
-def _owned(raw: RawTensor) -> RawTensor:
-    return raw._replace(data=DeviceBytes(raw.data.tensor.clone())) if isinstance(raw.data, ShownBytes) else raw

@@ -20,6 +20,8 @@ NOISE_LIMIT = 0.25
 """An interval wider than this, as a share of the speedup's centre, is called too noisy to compare."""
 SAME_WITHIN = 0.01
 """A difference that may be smaller than this is called none."""
+EAGER, AS_SHIPPED, COMPILED = "eager", "eager as shipped", "torch.compile"
+"""What baselines are asked for by: strict eager, eager under torch's own switches, the fastest torch.compile mode."""
 PLACEBO_WITHIN = 0.03
 """The baseline against itself must come this close to 1, or the machine is too noisy to say anything."""
 
@@ -44,7 +46,7 @@ class Pairing(Record):
     """
 
     baseline: str
-    """`eager`, or the torch.compile mode."""
+    """`eager`, `eager as shipped`, or `torch.compile` with its mode."""
     candidate_ms: tuple[float, ...] = Field(min_length=1)
     baseline_ms: tuple[float, ...] = Field(min_length=1)
     workers: tuple[int, ...] = ()
@@ -86,13 +88,38 @@ class Measurement(Record):
 
     @property
     def closest(self) -> Pairing:
-        """The pairing with the better baseline, that is, with the lowest speedup: the one that counts."""
+        """The pairing with the fastest baseline, that is, with the lowest speedup: the one that counts."""
         return min(self.pairings, key=lambda pairing: pairing.speedup)
 
     @property
     def speedup(self) -> float:
-        """Speedup against the better baseline."""
+        """Speedup against the fastest baseline."""
         return self.closest.speedup
+
+    def against(self, baseline: str) -> Pairing | None:
+        """The pairing with `EAGER`, `AS_SHIPPED` or, of its modes the fastest, `COMPILED`; None where there is none.
+
+        Eager is eager as shipped where torch's own switches change nothing: on a processor, which has none of them, and
+        where the device's record says so.
+        """
+        if baseline == COMPILED:
+            found = [one for one in self.pairings if one.baseline not in (EAGER, AS_SHIPPED)]
+        else:
+            found = [one for one in self.pairings if one.baseline == baseline]
+        if baseline == AS_SHIPPED and not found and (self.on_device is None or self.on_device.shipped_is_eager):
+            return self.against(EAGER)
+        return min(found, key=lambda pairing: pairing.speedup, default=None)
+
+    def speedup_against(self, baseline: str) -> float | None:
+        """The speedup against one baseline, see `against`."""
+        found = self.against(baseline)
+        return found.speedup if found else None
+
+    @property
+    def speedups(self) -> dict[str, float]:
+        """The speedup against each baseline that was measured, by its name, the fastest baseline first."""
+        found = {pairing.baseline: pairing.speedup for pairing in self.pairings}
+        return dict(sorted(found.items(), key=lambda item: item[1]))
 
     @property
     def interval(self) -> Interval:

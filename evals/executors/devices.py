@@ -14,10 +14,10 @@ CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def given(settings: Settings) -> dict[str, Any]:
-    """What was chosen of the settings; which cores there are is each device's own affair."""
-    return {
-        name: value for name, value in settings.model_dump(mode="json", exclude_unset=True).items() if name != "cores"
-    }
+    """What was chosen of the settings; which cores and which of several GPUs it has is each device's own affair."""
+    chosen = settings.model_dump(mode="json", exclude_unset=True)
+    chosen.pop("cores", None)
+    return chosen | ({"device": "cuda"} if settings.gpu else {})
 
 
 def settings_on(chosen: dict[str, Any], cores: tuple[int, ...]) -> Settings:
@@ -48,7 +48,8 @@ def own_cores() -> tuple[int, ...]:
 def local_devices(settings: Settings, count: int | None) -> tuple[Device, ...]:
     """The first `count` CUDA devices, or as many equal parts of the cores; all CUDA devices, or one part, for None.
 
-    Raises `ExecutorError` for more than there are, `MachineError` where there is no CUDA device at all.
+    Settings that name one of several (`cuda:1`) give that one. Raises `ExecutorError` for more than there are,
+    `MachineError` where there is no CUDA device at all.
     """
     chosen = given(settings)
     if settings.gpu:
@@ -56,9 +57,23 @@ def local_devices(settings: Settings, count: int | None) -> tuple[Device, ...]:
         if count is not None and count > len(names):
             raise ExecutorError(f"{count} devices were asked for and torch sees {len(names)}; ask for fewer")
         shares = shared_cores(settings.cores, len(names))
-        return tuple(device_at(ordinal, name, chosen, shares[ordinal]) for ordinal, name in enumerate(names[:count]))
+        return tuple(
+            device_at(ordinal, names[ordinal], chosen, shares[ordinal])
+            for ordinal in ordinals(settings, count, len(names))
+        )
     parts = split(settings.cores, count or 1)
     return tuple(device_at(ordinal, processor_name(), chosen, part) for ordinal, part in enumerate(parts))
+
+
+def ordinals(settings: Settings, count: int | None, there: int) -> range:
+    """Which of the GPUs there are; see `local_devices`."""
+    if ":" not in settings.device:
+        return range(there if count is None else count)
+    if count is not None:
+        raise ExecutorError(f"{settings.device} is one device and {count} were asked for; leave out one of the two")
+    if settings.ordinal >= there:
+        raise MachineError(f"there is no {settings.device}: torch sees {there} CUDA devices; name one of those")
+    return range(settings.ordinal, settings.ordinal + 1)
 
 
 def device_at(ordinal: int, kind: str, chosen: dict[str, Any], cores: tuple[int, ...], node: str = "local") -> Device:
@@ -69,8 +84,8 @@ def device_at(ordinal: int, kind: str, chosen: dict[str, Any], cores: tuple[int,
 
 
 def device_of(settings: Settings) -> str:
-    """The kind of what candidates are timed on by a worker that is told no device: the processor, or the first GPU."""
-    return _cuda_names()[0] if settings.gpu else processor_name()
+    """The kind of what candidates are timed on by a worker that is told no device: the processor, or a GPU."""
+    return _cuda_names()[settings.ordinal] if settings.gpu else processor_name()
 
 
 def visible_device(ordinal: int) -> str:

@@ -1,60 +1,130 @@
-"""One line a problem of a collection: can it be judged, and does it tell right from lazy?"""
+"""One line a problem: can it be judged, and does it tell right from lazy? And what all lines come to."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Literal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
 
-from problems import Problem, ProblemError
+from evals.harness import harness_digest
+from problems import ProblemError
 from problems.formats import Entry
-from sandbox.errors import BrokenProblem, UnsupportedProblem
+from problems.problem import Problem
+from sandbox.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
+from sandbox.machine import device_name
+from sandbox.planning import refusal_by_text
 from sandbox.settings import Settings
 from sandbox.verdict import Record
 
-COPIES = 3
-"""Of the inputs that are held at once at least: as drawn, in float64 (twice the size)."""
-Examine = Callable[[Problem, Settings], tuple[str, Sequence[str]]]
-"""Runs a problem in the jail: `ok` or `weak`, and why or what else is to be said."""
+Status = Literal["ok", "weak", "unsupported", "unsupported here", "broken", "failed"]
+ORDER: tuple[Status, ...] = ("ok", "weak", "unsupported", "unsupported here", "broken", "failed")
+TRIED_AGAIN = frozenset({"unsupported here", "failed"})
+"""What another try may change while the problem stays what it is."""
+
+
+class Examined(NamedTuple):
+    """What running a problem told."""
+
+    status: Status
+    why: tuple[str, ...] = ()
+    """The reasons, or what else is to be said."""
+    kinds: tuple[str, ...] = ()
+    """In one word each, what makes it weak: `lazy`, `random`."""
+
+
+Examine = Callable[[Problem, Settings], Examined]
+"""Runs a problem in the jail."""
 
 
 class Checked(Record):
     """The line of one problem."""
 
-    id: str
-    status: Literal["ok", "weak", "unsupported", "broken"]
+    problem: str
+    """Its id in its collection, its path or its name."""
+    status: Status
+    """`unsupported`: sound, but more than the judge can do; `unsupported here`: than it can do on this machine;
+    `broken`: not what its format asks for; `failed`: the judge's own fault."""
     why: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    """The reasons in one word each, where there are such; the first is the one that counts."""
+    digest: str = ""
+    """Of the problem; empty where nothing could be read of it."""
+    device: str = ""
+    """The name of the processor or GPU; empty where nothing was run."""
+    dtype: str | None = None
+    harness: str = ""
+    """Of the judge, since another one may find another thing."""
+    seconds: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str, str, str | None, str]:
+        """Lines with the same key stand for one another."""
+        return self.problem, self.digest, self.device, self.dtype, self.harness
+
+    @property
+    def words(self) -> str:
+        """For a person."""
+        return f"{self.problem}: {self.status}{''.join(f'; {reason}' for reason in self.why)}"
+
+
+def begun(entry: Entry, settings: Settings) -> Checked:
+    """The line of an entry before it is examined. It stands where nothing can be read of it."""
+    if entry.problem is None:
+        status: Status = "broken" if entry.status == "broken" else "unsupported"
+        return Checked(problem=entry.id, status=status, why=(entry.why,))
+    return Checked(
+        problem=entry.id,
+        status="ok",
+        digest=entry.problem.digest,
+        device=device_name(settings.device),
+        dtype=entry.problem.dtype,
+        harness=harness_digest(),
+    )
 
 
 def check_entry(examine: Examine, settings: Settings, entry: Entry) -> Checked:
     """The line of an entry. What can be told from its text is told without running it. Raises `MachineError`."""
+    line = begun(entry, settings)
     if entry.problem is None:
-        status: Literal["unsupported", "broken"] = "broken" if entry.status == "broken" else "unsupported"
-        return Checked(id=entry.id, status=status, why=(entry.why,))
-    if refusal := too_large(entry, settings.memory_bytes):
-        return Checked(id=entry.id, status="unsupported", why=(refusal,))
+        return line
+    start = time.monotonic()
+    found = _examined(examine, settings, entry.problem)
+    why = (*found.why, *entry.notes) if found.status in ("ok", "weak") else found.why
+    seconds = round(time.monotonic() - start, 2)
+    return line.model_copy(update=found._asdict() | {"why": why, "seconds": seconds})
+
+
+def _examined(examine: Examine, settings: Settings, problem: Problem) -> Examined:
+    if said := refusal_by_text(problem, settings):
+        return Examined("unsupported here", (said,), ("memory",))
     try:
-        found, why = examine(entry.problem, settings)
+        return examine(problem, settings)
+    except UnsupportedHere as error:
+        return Examined("unsupported here", (str(error),), ("memory",))
     except UnsupportedProblem as error:
-        return Checked(id=entry.id, status="unsupported", why=(str(error),))
+        return Examined("unsupported", (str(error),))
     except (BrokenProblem, ProblemError) as error:
-        return Checked(id=entry.id, status="broken", why=(str(error),))
-    return Checked(id=entry.id, status="ok" if found == "ok" else "weak", why=(*why, *entry.notes))
+        return Examined("broken", (str(error),))
+    except MachineError:
+        raise
+    except Exception as error:  # one problem, whatever it met, must not end the check of hundreds
+        said = f"the judge itself failed ({type(error).__name__}: {error}); please report it"
+        return Examined("failed", (said,))
 
 
-def too_large(entry: Entry, memory_bytes: int) -> str | None:
-    """The sentence for inputs that can not fit into a child's memory; None where they may."""
-    if COPIES * entry.input_bytes <= memory_bytes:
-        return None
-    need, limit = COPIES * entry.input_bytes / 2**30, memory_bytes / 2**30
-    return (
-        f"its inputs alone take {entry.input_bytes / 2**30:.1f} GiB and {need:.1f} GiB with their float64 copy; "
-        f"a child has {limit:.1f} GiB, so make the problem smaller or give children more memory"
+def summary(lines: Iterable[Checked]) -> str:
+    """`229 ok, 18 weak (9 lazy, 9 random), 3 unsupported here (memory)`: each problem once, by its first reason."""
+    by_status: dict[Status, list[Checked]] = {}
+    for line in lines:
+        by_status.setdefault(line.status, []).append(line)
+    return ", ".join(
+        f"{len(by_status[status])} {status}{_reasons(by_status[status])}" for status in ORDER if status in by_status
     )
 
 
-def check_entries(
-    entries: Sequence[Entry], examine: Examine, settings: Settings, side_by_side: int
-) -> Iterator[Checked]:
-    """The lines of all entries, in order, several being examined at once."""
-    with ThreadPoolExecutor(side_by_side) as pool:
-        yield from pool.map(partial(check_entry, examine, settings), entries)
+def _reasons(lines: list[Checked]) -> str:
+    counts = Counter(line.kinds[0] if line.kinds else "other" for line in lines)
+    if set(counts) <= {"other"}:
+        return ""
+    if len(counts) == 1:
+        return f" ({next(iter(counts))})"
+    return f" ({', '.join(f'{count} {kind}' for kind, count in counts.most_common())})"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agent.atomic import write_atomically
 from evals.formats.samples import Outcome, best_of
+from evals.wording import others_words
 from problems.formats.reading import safe_name
 from problems.formats.writing import write_problem
 from sandbox.report import report
@@ -69,7 +70,7 @@ README = """# {title}
 
 The best kernel of run `{run}` for `{name}`: attempt {attempt}, by `{model}`.
 
-- {speedup:.2f} x [{low:.2f}, {high:.2f}] against the better baseline ({baselines})
+- {speedup:.2f} x [{low:.2f}, {high:.2f}] against the fastest baseline, {against}{others} ({baselines})
 - candidate {candidate_ms:.4g} ms on {device}{how}
 - judged with: {versions}
 
@@ -149,6 +150,8 @@ def _readme(outcome: Outcome, verdict: Passed, facts: dict[str, object]) -> str:
         speedup=measurement.speedup,
         low=measurement.interval.low,
         high=measurement.interval.high,
+        against=measurement.closest.baseline,
+        others=others_words(measurement.speedups),
         baselines=", ".join(f"{name} {ms:.4g} ms" for name, ms in measurement.baselines_ms.items()),
         candidate_ms=measurement.candidate_ms,
         device=outcome.device,

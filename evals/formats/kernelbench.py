@@ -15,7 +15,7 @@ from evals.formats.samples import Outcome, Sample, Samples, sample_of
 from problems import ProblemError
 from problems.formats.definition import Foreign, fault_of
 from problems.reference import read_json, read_text
-from sandbox.verdict import Failed, Passed
+from sandbox.verdict import AS_SHIPPED, COMPILED, EAGER, Failed, Passed
 
 FILE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(_kernel)?")
 EVALUATION = "eval_results.json"
@@ -215,7 +215,10 @@ def _title(outcome: Outcome) -> str:
 
 
 def _baseline_file(baseline: str) -> str:
-    return "baseline_time_torch" if baseline == "eager" else f"baseline_time_torch_compile_inductor_{baseline}"
+    """As KernelBench names the files; it has no name for eager under torch's own switches apart from strict eager."""
+    if baseline in (EAGER, AS_SHIPPED):
+        return "baseline_time_torch" + ("_as_shipped" if baseline == AS_SHIPPED else "")
+    return f"baseline_time_torch_compile_inductor_{baseline.removeprefix(f'{COMPILED} ')}"
 
 
 def results_text(results: EvalResults) -> str:

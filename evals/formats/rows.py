@@ -8,7 +8,7 @@ from typing import Any
 from agent.atomic import write_atomically
 from evals.formats.samples import Outcome
 from problems.formats.libraries import library
-from sandbox.report import report
+from sandbox.report import USUAL, report
 
 CARD = """---
 configs:
@@ -24,12 +24,25 @@ tags:
 {count} candidates for {problems} problems, {passed} of them right, judged by kernelwright on {devices}.
 
 One row a candidate. `source` is the candidate and `reference` the PyTorch program that it replaces, both as they were
-judged; `outcome` is `passed` or `failed`, with `stage` and `reason`; `speedup` is against the better baseline, with the
-ends of its 95 % interval; times are medians in ms; `report` is the judge's whole report as JSON, with every raw sample.
-`confirmed` says that a fresh judge gave this verdict, in the place of an earlier one. What is not known is null. The
-texts were written by language models; say under which licence you publish them.
+judged; `outcome` is `passed` or `failed`, with `stage` and `reason`; `speedup` is against the fastest baseline, which
+`against` names, with the ends of its 95 % interval; `speedup_eager`, `speedup_shipped` and `speedup_compiled` are
+against strict eager, eager under PyTorch's own switches and the fastest torch.compile mode; times are medians in ms;
+`report` is the judge's whole report as JSON, with every raw sample. `confirmed` says that a fresh judge gave this
+verdict, in the place of an earlier one. What is not known is null. The texts were written by language models; say under
+which licence you publish them.
 """
-SHORT = ("outcome", "stage", "reason", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms")
+SHORT = (
+    "outcome",
+    "stage",
+    "reason",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "comparison",
+    "candidate_ms",
+    "against",
+    *USUAL,
+)
 
 FACTS = (
     "run", "attempt", "confirmed", "role", "parent", "idea", "model",

@@ -11,7 +11,7 @@ from agent.log import RunLog
 from agent.records import Attempt
 from agent.view import View, fold
 from evals.collecting import level_of
-from evals.measured import EAGER
+from evals.measured import BASELINES
 from evals.wording import ending_words, verdict_words
 from problems import Problem
 from sandbox.report import report
@@ -160,13 +160,12 @@ def _passed(attempt: Attempt) -> Passed | None:
 
 
 def _sides(verdict: Passed | None) -> Data:
-    pairings = {one.baseline: one.speedup for one in verdict.measurement.pairings} if verdict else {}
-    compiled = [ratio for name, ratio in pairings.items() if name != EAGER]
-    return {
-        "best": min(pairings.values(), default=None),
-        "eager": pairings.get(EAGER),
-        "compile": min(compiled, default=None),
-    }
+    """The speedup against the fastest of all baselines, and against the usual ones."""
+    if verdict is None:
+        return dict.fromkeys(("best", "against", *BASELINES))
+    measured = verdict.measurement
+    usual = {short: measured.speedup_against(name) for short, name in BASELINES.items()}
+    return {"best": measured.speedup, "against": measured.closest.baseline} | usual
 
 
 def _weak(verdict: Verdict) -> list[str] | None:
@@ -195,7 +194,10 @@ def _summary(attempt: Attempt) -> Data:
 
 
 def _judged(verdict: Verdict | None) -> Data:
-    keys = ("outcome", "stage", "reason", "log", "speedup", "comparison", "candidate_ms", "baselines_ms", "floor_ms")
+    keys = (
+        "outcome", "stage", "reason", "log", "speedup", "comparison", "against", "candidate_ms", "baselines_ms",
+        "floor_ms",
+    )  # fmt: skip
     if verdict is None:
         empty = dict.fromkeys((*keys, "low", "high", "evidence"))
         return empty | {"speedups": {}, "pairings": []}
@@ -205,7 +207,7 @@ def _judged(verdict: Verdict | None) -> Data:
     return {name: found[name] for name in keys} | {
         "low": found["speedup_low"],
         "high": found["speedup_high"],
-        "speedups": {one.baseline: one.speedup for one in pairings},
+        "speedups": found["speedups"] or {},
         "pairings": [_samples(one) for one in pairings],
         "evidence": {
             "authenticity": evidence.authenticity.label,

@@ -8,7 +8,17 @@ import typer
 
 from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_threads, check_tools
 from kernelwright.commands.files import read_text
-from kernelwright.commands.policies import compile_modes, jail_policy
+from kernelwright.commands.options import (
+    Asked,
+    CompileOption,
+    DeviceOption,
+    DtypeOption,
+    MemoryOption,
+    ThreadsOption,
+    device_for,
+    place_words,
+    size_for,
+)
 from kernelwright.endings import DONE, FELL_SHORT, UserMistake
 
 if TYPE_CHECKING:
@@ -23,13 +33,11 @@ def judge(
     size: Annotated[
         str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: what fits the candidate.")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of candidate and baseline; default: all cores.")
-    ] = None,
-    compiled: Annotated[
-        list[str] | None,
-        typer.Option("--compile", help="Measure against this torch.compile mode too; may be repeated."),
-    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    memory: MemoryOption = None,
+    threads: ThreadsOption = None,
+    compiled: CompileOption = None,
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
     sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
@@ -48,40 +56,32 @@ def judge(
         _recheck(record, as_json)
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
-    from problems import catalog_names, load_problem
-    from sandbox.machine import ON_DEVICE, needs_device
+    from problems import load_problem
+    from sandbox.machine import require_tools
     from sandbox.own_process import become_a_judge
 
     source = read_text(candidate, "candidate file")
     language = _language(source)
-    if size is None and language in ON_DEVICE and problem in catalog_names():
-        size = "gpu"
-    found = load_problem(problem, size)
+    where = device_for(device, language, load_problem(problem, size).size)
+    found = load_problem(problem, size_for(problem, size, where), dtype)
     if backward:
         found = found.model_copy(update={"direction": "both"})
-    policy, modes, gpu = jail_policy(jail), compile_modes(compiled or []), needs_device(language, found.size)
-    check_tools(sanitize, profile, gpu, local=False)
+    given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    settings = Asked(where, memory, threads, compiled, jail).settings(sanitize=sanitize, profile=profile, **chosen)
+    check_tools(sanitize, profile, settings.gpu, local=False)
     check_threads(threads)
     become_a_judge(threads)
     # All of these import torch, which the process that has just been started does too.
     from sandbox.judges import Judges
     from sandbox.report import report
-    from sandbox.settings import Settings
     from sandbox.verdict import Candidate
 
-    check_tools(sanitize, profile, gpu)
-    given: dict[str, Any] = {"threads": threads, "min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
-    settings = Settings(
-        jail=policy,
-        device="cuda" if gpu else "cpu",
-        compiled=modes,
-        sanitize=sanitize,
-        profile=profile,
-        **{key: value for key, value in given.items() if value is not None},
-    )
+    require_tools(language)
+    check_tools(sanitize, profile, settings.gpu)
     with Judges(settings) as judges:
         verdict = judges.judge(found, Candidate(source=source, language=language))
-    print(json.dumps(report(verdict)) if as_json else words(report(verdict)))
+    print(json.dumps(report(verdict)) if as_json else words(report(verdict), found.dtype))
     raise typer.Exit(DONE if verdict.outcome == "passed" else FELL_SHORT)
 
 
@@ -119,8 +119,8 @@ def _language(source: str) -> "Language":
         return "python"
 
 
-def words(found: dict[str, Any]) -> str:
-    """A report for a person."""
+def words(found: dict[str, Any], dtype: str | None = None) -> str:
+    """A report for a person; `dtype`: what the problem was cast to."""
     lines = [_failure(found) if found["outcome"] == "failed" else _success(found)]
     status = found["problem_status"]
     if status and status["status"] == "weak":
@@ -129,6 +129,7 @@ def words(found: dict[str, Any]) -> str:
     lines.append(f"kernel: {authenticity['label']} ({'; '.join(authenticity['evidence'])})")
     lines += [f"a build failed and was hidden: {line}" for line in found["hidden_builds"]]
     lines += _look(found["look"])
+    lines.append(f"device: {place_words(found['device'], dtype)}")
     lines.append("jail: " + (", ".join(found["jail"]) or "nothing was run"))
     lines.append("seconds: " + ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in found["seconds"].items()))
     return "\n".join(lines)
@@ -148,14 +149,17 @@ def _failure(found: dict[str, Any]) -> str:
 
 
 def _success(found: dict[str, Any]) -> str:
+    from evals.wording import others_words
+
     baselines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found["baselines_ms"].items())
     floor = ""
     if found.get("floor_ms") is not None:
         floor = (
             f"; the floor is {found['floor_ms']:.3g} ms, {100 * found['floor_ms'] / found['candidate_ms']:.0f} % of it"
         )
-    against = f" against {found['against']}" if found.get("against") and len(found["baselines_ms"]) > 1 else ""
+    against = f" against the fastest, {found['against']}" if len(found["baselines_ms"]) > 1 else ""
     return (
         f"passed: {found['speedup']:.2f} x [{found['speedup_low']:.2f}, {found['speedup_high']:.2f}]{against}, "
-        f"{found['comparison'].replace('_', ' ')}; candidate {found['candidate_ms']:.3f} ms, {baselines}{floor}"
+        f"{found['comparison'].replace('_', ' ')}{others_words(found['speedups'])}; "
+        f"candidate {found['candidate_ms']:.3f} ms, {baselines}{floor}"
     )

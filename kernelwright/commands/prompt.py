@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.files import read_text
+from kernelwright.commands.options import DtypeOption
 from kernelwright.endings import UserMistake
 
 ROLES = ("propose", "repair", "improve", "plan", "critique", "reflect")
@@ -22,6 +23,7 @@ def prompt(
     size: Annotated[
         str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: what fits the target.")
     ] = None,
+    dtype: DtypeOption = None,
     parent: Annotated[
         str | None, typer.Option(help="File of the candidate to start from; repair and improve need one.")
     ] = None,
@@ -59,6 +61,7 @@ def prompt(
         role=role,
         target=target,
         size=size,
+        dtype=dtype,
         parent=None if parent is None else read_text(parent, "candidate file"),
         evidence="" if evidence is None else read_text(evidence, "evidence file"),
         device=device,

@@ -6,8 +6,18 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.answering import Answering, answering
-from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_tools, executor_choice
-from kernelwright.commands.policies import jail_policy
+from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_threads, check_tools, executor_choice
+from kernelwright.commands.options import (
+    Asked,
+    CompileOption,
+    DeviceOption,
+    DtypeOption,
+    MemoryOption,
+    ThreadsOption,
+    check_together,
+    device_for,
+    size_for,
+)
 from kernelwright.commands.running import go, set_up
 from kernelwright.commands.searching import checked_config, search_options
 from kernelwright.endings import UserMistake
@@ -48,6 +58,11 @@ def run(
     size: Annotated[
         str | None, typer.Option(help="Size of catalog problems: cpu or gpu; default: what fits the target.")
     ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    memory: MemoryOption = None,
+    threads: ThreadsOption = None,
+    compiled: CompileOption = None,
     strategy: Annotated[
         str,
         typer.Option(
@@ -91,14 +106,12 @@ def run(
     Exit code 1 if a problem got no right kernel, be it that it could not be judged.
     """
     from agent.prices import load_prices
-    from evals.prompting import default_size
     from evals.running import FOR_RECORDED, Plan, Running, new_folder
     from evals.suites import left_out
     from evals.suites import suite as problems_of
     from problems import load_problem
     from prompts import SECTION_NAMES
     from prompts.targets import TARGETS
-    from sandbox.settings import Settings
 
     if target not in TARGETS:
         raise UserMistake(f"no target {target!r}; there are: {', '.join(TARGETS)}")
@@ -107,7 +120,9 @@ def run(
     names = list(problems or problems_of(str(suite), target))
     if not names:
         raise UserMistake(f"suite {suite!r} has no problem for target {target!r}; try --target cpp")
-    found = [load_problem(name, size or default_size(name, target)) for name in names]
+    where = _device(device, target, executor)
+    check_together(device, devices, executor)
+    found = [load_problem(name, size_for(name, size, where), dtype) for name in names]
     unknown = sorted(set(without or ()) - set(SECTION_NAMES))
     if unknown:
         raise UserMistake(f"no section {unknown[0]!r} to leave out; there are: {', '.join(SECTION_NAMES)}")
@@ -118,10 +133,12 @@ def run(
     slots = slots or (attempts if answers.kind == "batch" else 1)
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
-    gpu = TARGETS[target].device == "cuda"
-    check_tools(sanitize, profile, gpu, local=executor == "local")
+    judging = Asked(where, memory, threads, compiled, jail).settings(sanitize=sanitize, profile=profile)
+    check_tools(sanitize, profile, judging.gpu, local=executor == "local")
+    if executor == "local":
+        check_threads(threads, None if judging.gpu else devices)
     plan = Plan(
-        judging=Settings(jail=jail_policy(jail), device="cuda" if gpu else "cpu", sanitize=sanitize, profile=profile),
+        judging=judging,
         executor=executor_choice(executor, address, devices, kind),
         search=checked_config(config),
         provider=answers,
@@ -131,3 +148,10 @@ def run(
     set_up()
     with Running.start(place, found, plan) as running:
         go(running, place, as_json)
+
+
+def _device(asked: str | None, target: str, executor: str) -> str:
+    """Where candidates of a target are judged. `UserMistake` for C++, which is asked for processors, on a GPU."""
+    if asked not in (None, "cpu") and target == "cpp":
+        raise UserMistake(f"--device {asked}: target cpp asks for kernels that run on a processor; add --target cuda")
+    return device_for(asked, target, "", local=executor == "local")

@@ -44,7 +44,7 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
     names = tuple(problem.name for problem in running.problems)
     plan = running.plan.search
     count = "1 problem" if len(names) == 1 else f"{len(names)} problems"
-    intro = f"run {folder}: {count}, target {plan.target}, answers from {plan.model}"
+    intro = f"run {folder}: {count}, target {plan.target}, on {_place(running)}, answers from {plan.model}"
     console.print(intro, highlight=False, soft_wrap=True)
     left_out = running.left_out()
     for view in left_out:
@@ -62,13 +62,20 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
             file=sys.stderr,
         )
         raise
-    _tell(views, folder, as_json)
+    _tell(running, views, folder, as_json)
     raise typer.Exit(0 if all(view.best for view in views) else FELL_SHORT)
 
 
-def _tell(views: "list[View]", folder: Path, as_json: bool) -> None:
+def _place(running: "Running") -> str:
+    """Where it is judged, as the header has it, and the dtype that the problems were cast to."""
+    dtypes = sorted({problem.dtype for problem in running.problems if problem.dtype})
+    return ", ".join([running.plan.judging.device, running.log.header.device, *dtypes])
+
+
+def _tell(running: "Running", views: "list[View]", folder: Path, as_json: bool) -> None:
     from rich.console import Console
 
+    from agent.best import dtype_option
     from evals.summary import summary_rows, summary_table
     from problems import catalog_names
 
@@ -84,8 +91,9 @@ def _tell(views: "list[View]", folder: Path, as_json: bool) -> None:
     if kept:
         best = folder / "best" / kept
         named = kept if kept in catalog_names() else best / "reference.py"
+        cast = dtype_option(running.log.problem(kept))
         print(f"\nEach kept kernel lies in {folder / 'best' / 'PROBLEM'} with reference, verdict and how to use it.")
         print("Next:")
-        print(f"  {own_command()} judge {named} {best / 'candidate.py'}   # judge one again")
-        print(f"  {own_command()} prompt {named}   # what a model is asked")
-        print(f"  {own_command()} run {named} --model MODEL   # ask your own model; the key in OPENAI_API_KEY")
+        print(f"  {own_command()} judge {named} {best / 'candidate.py'}{cast}   # judge one again")
+        print(f"  {own_command()} prompt {named}{cast}   # what a model is asked")
+        print(f"  {own_command()} run {named}{cast} --model MODEL   # ask your own model; the key in OPENAI_API_KEY")

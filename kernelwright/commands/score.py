@@ -4,12 +4,23 @@ import contextlib
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kernelwright.commands.executing import PROFILE_HELP, SANITIZE_HELP, check_threads, check_tools, executor_choice
-from kernelwright.commands.policies import compile_modes, jail_policy
+from kernelwright.commands.options import (
+    Asked,
+    CompileOption,
+    DeviceOption,
+    DtypeOption,
+    MemoryOption,
+    ThreadsOption,
+    check_together,
+    device_for,
+    place_words,
+    size_for,
+)
 from kernelwright.endings import DONE, FELL_SHORT, INTERRUPTED, MACHINE_LACKS, UserMistake, end
 
 if TYPE_CHECKING:
@@ -30,13 +41,11 @@ def score(
     size: Annotated[
         str | None, typer.Option(help="Size of catalog problems: cpu or gpu; default: what fits the candidates.")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of candidate and baseline; default: all cores.")
-    ] = None,
-    compiled: Annotated[
-        list[str] | None,
-        typer.Option("--compile", help="Measure against this torch.compile mode too; may be repeated."),
-    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    memory: MemoryOption = None,
+    threads: ThreadsOption = None,
+    compiled: CompileOption = None,
     executor: Annotated[str, typer.Option(help="Where judging runs: local or ray.")] = "local",
     address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster; default: one made here.")] = None,
     devices: Annotated[
@@ -67,26 +76,23 @@ def score(
     from evals.executors import executor_for
     from evals.judgements import Judgements
     from evals.scoring import DATABASE, Batch, Scored
-    from problems import catalog_names
-    from sandbox.settings import Settings
 
+    check_together(device, devices, executor)
     where = executor_choice(executor, address, devices, kind, builders)
     part = shard_of(shard)
-    collected = collect_problems(problems, size)
+    collected = collect_problems(problems, size, dtype)
     files, strangers = collect_candidates(candidates, {**collected.problems, **collected.broken})
     chosen = [file for file in files if part is None or part.has(file)]
     _tell_strangers(candidates, files, strangers)
     _tell_unread(collected, files)
-    gpu = on_device(chosen, size)
-    if gpu and size is None:
-        collected = collect_problems(problems, "gpu" if problems in catalog_names() else None)
+    settings = Asked(
+        place_of(chosen, size, device, local=executor == "local" and judging), memory, threads, compiled, jail
+    ).settings(sanitize=sanitize, profile=profile)
+    if settings.gpu and size is None:
+        collected = collect_problems(problems, size_for(problems, size, settings.device), dtype)
     if executor == "local" and judging:
-        check_threads(threads, None if gpu else devices)
-    check_tools(sanitize, profile, gpu, local=executor == "local" and judging)
-    given: dict[str, Any] = {"gpu": gpu, "sanitize": sanitize, "profile": profile} | (
-        {} if threads is None else {"threads": threads}
-    )
-    settings = Settings(jail=jail_policy(jail), compiled=compile_modes(compiled or []), **given)
+        check_threads(threads, None if settings.gpu else devices)
+    check_tools(sanitize, profile, settings.gpu, local=executor == "local" and judging)
     console = Console(stderr=as_json)
     with Judgements(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
         store.merge(folder / DATABASE for folder in merge or ())
@@ -106,28 +112,38 @@ def score(
             end(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
     if not as_json:
         _tell(progress, collected, out)
+        print(f"Judged on {place_words(settings.device, dtype)}.")
     lacking = [one for one in progress.done if one.machine_lacks]
     if lacking and len(lacking) == len(progress.done):
         end(MACHINE_LACKS, f"no file could be judged on this machine: {lacking[0].report['reason']}")
     raise typer.Exit(DONE if all(one.measured for one in progress.done) else FELL_SHORT)
 
 
-def on_device(files: "list[CandidateFile]", size: str | None) -> bool:
-    """Whether these candidates are judged on a GPU; `UserMistake` where some are and others can not be."""
+def place_of(files: "list[CandidateFile]", size: str | None, asked: str | None, local: bool = True) -> str:
+    """The device of these candidates; `UserMistake` where some run on one and others can not."""
+    examples = _examples(files)
+    if asked is not None:
+        for language in sorted(examples) or ["python"]:
+            device_for(asked, language, size or "", local)
+        return asked
+    wanted = sorted(language for language in examples if device_for(None, language, size or "") != "cpu")
+    if wanted and "cpp" in examples:
+        raise UserMistake(
+            f"{examples['cpp']} is in cpp, which runs on the processor, and {examples[wanted[0]]} in {wanted[0]}, "
+            "which runs on a GPU here; put them into two folders and score them apart, or say where with --device"
+        )
+    return "cuda" if wanted else "cpu"
+
+
+def _examples(files: "list[CandidateFile]") -> dict[str, str]:
+    """By language, the name of a file in it."""
     from evals.collecting import candidate_of, read_source
-    from sandbox.machine import needs_device
 
     examples: dict[str, str] = {}
     for file in files:
         with contextlib.suppress(OSError):  # told where it is judged
             examples.setdefault(candidate_of(read_source(file.path)).language, file.name)
-    wanted = sorted(language for language in examples if needs_device(language, size or ""))
-    if wanted and "cpp" in examples:
-        raise UserMistake(
-            f"{examples['cpp']} is in cpp, which runs on the processor, and {examples[wanted[0]]} in {wanted[0]}, "
-            "which runs on a GPU here; put them into two folders and score them apart"
-        )
-    return bool(wanted)
+    return examples
 
 
 def shard_of(text: str | None) -> "Shard | None":

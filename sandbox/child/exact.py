@@ -4,7 +4,7 @@ The model is not copied: a copy would be missed by whatever holds the modules th
 constructor made. Its parameters and buffers are float64 for as long as the context lasts, and what they were after it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,7 +35,9 @@ class Widening(TorchFunctionMode):
             return func(*args, **kwargs)
         args, kwargs = tree_map(_widened_type, (args, kwargs))
         if _has_wide(args, kwargs) and not _writes(func):
-            args, kwargs = tree_map(widened_value, (args, kwargs))
+            given = {name: value for name, value in kwargs.items() if name != "out"}
+            args, given = tree_map(widened_value, (args, given))
+            kwargs = kwargs | given
         return func(*args, **kwargs)
 
 
@@ -76,33 +78,78 @@ def widened_value(leaf: Any) -> Any:
 
 
 @contextmanager
-def widened(model: torch.nn.Module | None = None) -> Iterator[None]:
-    """Within it all floating arithmetic is float64, if the inputs are; so are the model's parameters and buffers."""
+def widened(model: torch.nn.Module | None = None) -> Iterator[Callable[[Any], Any]]:
+    """Within it all floating arithmetic is float64, if the inputs are; so are the model's parameters and buffers.
+
+    After it the model is what it was, also where a call counts, caches or replaces something: what is float64 there
+    would make the next call in its own dtype another one. What is yielded is to be called on the results, some of which
+    may be the model's own tensors.
+    """
     before = torch.get_default_dtype()
-    held = [] if model is None else _widen(model)
+    held = Held([] if model is None else list(model.modules()))
     torch.set_default_dtype(torch.float64)
     try:
+        held.widen()
         with Widening():
-            yield
+            yield held.apart
     finally:
         torch.set_default_dtype(before)
-        for tensor, narrow in held:
+        held.put_back()
+
+
+class Held:
+    """What modules hold, to be put back."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._attributes = [
+            (vars(module), {name: _copied(value) for name, value in vars(module).items()}) for module in modules
+        ]
+        found = (tensor for attributes, _ in self._attributes for tensor in _tensors(attributes))
+        self._tensors = [(tensor, tensor.data) for tensor in dict.fromkeys(found)]
+        # Integers and what is float64 already are computed with where they are.
+        self._values = [(data, data.clone()) for _, data in self._tensors if data.dtype not in NARROW]
+
+    def widen(self) -> None:
+        """Give all narrow tensors float64 values."""
+        for tensor, data in self._tensors:
             tensor.grad = None
-            tensor.data = narrow
+            if data.dtype in NARROW:
+                tensor.data = data.double()
 
+    def apart(self, results: Any) -> Any:
+        """The results, with memory of their own in place of what will be put back."""
+        held = {_place(tensor) for tensor, _ in self._tensors}
 
-def _widen(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Give every parameter and buffer float64 values; tells each with what it held."""
-    held = []
-    for tensor in dict.fromkeys([*model.parameters(), *model.buffers(), *_loose(model)]):
-        if tensor.dtype in NARROW:
-            held.append((tensor, tensor.data))
+        def own(leaf: Any) -> Any:
+            is_held = isinstance(leaf, torch.Tensor) and _place(leaf) in held
+            return leaf.detach().clone() if is_held else leaf
+
+        return tree_map(own, results)
+
+    def put_back(self) -> None:
+        """All as it was: the same tensors at the same places, with the same values."""
+        for attributes, former in self._attributes:
+            attributes.clear()
+            attributes.update(former)
+        for tensor, data in self._tensors:
             tensor.grad = None
-            tensor.data = tensor.data.double()
-    return held
+            tensor.data = data
+        for data, value in self._values:
+            data.copy_(value)
 
 
-def _loose(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Tensors that modules keep as plain attributes."""
-    for module in model.modules():
-        yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor) and value.is_leaf)
+def _place(tensor: torch.Tensor) -> int:
+    """Where its memory begins; of what has no such, as a sparse one, an own number."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else -id(tensor)
+
+
+def _copied(value: Any) -> Any:
+    """Of the dictionaries that a module keeps its parameters, buffers and modules in, a copy."""
+    return value.copy() if isinstance(value, dict) else value
+
+
+def _tensors(attributes: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Parameters, buffers, and tensors that a module keeps as plain attributes."""
+    for kept in (attributes["_parameters"], attributes["_buffers"]):
+        yield from (tensor for tensor in kept.values() if tensor is not None)
+    yield from (value for value in attributes.values() if isinstance(value, torch.Tensor) and value.is_leaf)

@@ -289,8 +289,8 @@ class Drawing:
         model = self._reference.model
 
         def here(arguments: Any) -> Any:
-            with widened(model):
-                return call(model, tree_map(widened_value, arguments))
+            with widened(model) as own:
+                return own(call(model, tree_map(widened_value, arguments)))
 
         try:
             return self._device.timed(here, message) | {"where": "device"}

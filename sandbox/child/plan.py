@@ -3,7 +3,7 @@
 import sys
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ NAME = "planned"
 class Alive(TorchDispatchMode):
     """Counts the bytes of all storages that operations have made and that are still held."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Iterable[torch.Tensor]) -> None:
+        """`before`: what was there already. A view of it is no storage of its own."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._bytes: dict[int, int] = {}
+        self._bytes = {tensor.untyped_storage()._cdata: 0 for tensor in before}
         self._now = 0
         self.peak_bytes = 0
 
@@ -72,7 +73,7 @@ def _planned(text: str, namespace: dict[str, Any], dtype: str | None, differenti
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(getattr(torch, str(dtype)))
     inputs = cast_inputs(list(namespace["get_inputs"]()), dtype)
-    with Alive() as alive, torch.set_grad_enabled(differentiated):
+    with Alive([*_tensors(inputs), *state]) as alive, torch.set_grad_enabled(differentiated):
         results = _tensors(model(*inputs))
     # Gradients of inputs and weights come on top, and those of what lies between.
     more = sum(map(_bytes, [*_tensors(inputs), *state])) + alive.peak_bytes if differentiated else 0

@@ -101,10 +101,16 @@ class Reference(Worker):
         return [(tensor.shape, tensor.dtype) for tensor in flat if tensor.is_floating_point()]
 
     def weights(self, message: Message, fds: list[int]) -> Message:
-        """Take other weights; tells them as the model holds them, which differs where two share their memory."""
+        """Take other weights; tells them as the model holds them, which differs where two share their memory.
+
+        Once the model is on a device they are taken there, and nothing is told: nobody could read it from here.
+        """
         super().weights(message, fds)
         assert self.model is not None
-        self.drawn = dict(self.model.state_dict())
+        held = dict(self.model.state_dict())
+        if any(tensor.is_cuda for tensor in held.values()):
+            return {}
+        self.drawn = held
         return place(self.drawn)
 
     def draw(self, message: Message, fds: list[int]) -> Message:
@@ -139,16 +145,16 @@ class Reference(Worker):
         """Call the model in float64 on the lent inputs, floating ones widened."""
         assert self.model is not None
         self.results = None
-        with torch.no_grad(), widened(self.model):
-            self.results = self.model(*self._widened(message))
+        with torch.no_grad(), widened(self.model) as own:
+            self.results = own(self.model(*self._widened(message)))
         return place(self.results)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
         """The same for outputs and gradients."""
         model, self.results = self.model, None
         assert model is not None
-        with widened(model):
-            self.results = differentiate(model, weights_of(model, self.order), self._widened(message))
+        with widened(model) as own:
+            self.results = own(differentiate(model, weights_of(model, self.order), self._widened(message)))
         return place(self.results)
 
     def _widened(self, message: Message) -> Any:

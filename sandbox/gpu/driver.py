@@ -132,6 +132,14 @@ def device_uuid(ordinal: int = 0) -> str:
     return f"GPU-{uuid.UUID(bytes=bytes(bytearray(raw)))}"
 
 
+def device_name(ordinal: int = 0) -> str:
+    """As the driver reports it. Makes no context."""
+    device, buffer = c_int(), ctypes.create_string_buffer(256)
+    call("cuDeviceGet", byref(device), c_int(ordinal))
+    call("cuDeviceGetName", buffer, c_int(256), device)
+    return buffer.value.decode()
+
+
 class Context:
     """The primary context of one device, current on the thread that made it. Close it."""
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from problems import Tolerance
 from sandbox.compare import PLAIN, mismatch
-from sandbox.cutting import Cut, Joined, cuts, part, result_rows, spans
+from sandbox.cutting import Cut, Joined, are_alike, cuts, part, result_rows, spans
 from sandbox.gpu.buffers import Lent
 from sandbox.gpu.device import Device
 from sandbox.gpu.relief import relieve
@@ -88,7 +88,7 @@ class ExactOnDevice:
             except Refused:  # a shape that it does not take
                 return False
         want = result_rows(near, start, start + step)
-        return mismatch(got, want, want, self._tolerance, PLAIN) is None
+        return mismatch(got, want, want, self._tolerance, PLAIN) is None and are_alike(got, want)
 
     def step(self, cut: Cut) -> int:
         """Indices of a part: at most half of all, and as many as fit."""
@@ -125,6 +125,8 @@ class ExactOnDevice:
             session.lend_memory(mine)
             yield turn
         finally:
-            if session.inputs is not whole:
-                session.lend_memory(whole)
-            mine.close()
+            try:
+                if session.inputs is not whole:
+                    session.lend_memory(whole)
+            finally:
+                mine.close()

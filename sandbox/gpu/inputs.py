@@ -1,5 +1,6 @@
 """The memory in which all references of a problem see inputs: they are trusted, and called one after the other."""
 
+from sandbox.errors import BrokenProblem
 from sandbox.gpu.buffers import Layout, Lent
 from sandbox.gpu.device import Device
 
@@ -9,15 +10,15 @@ class SharedInputs:
 
     def __init__(self) -> None:
         self._lent: Lent | None = None
-        self._layout: Layout = ()
 
     def for_layout(self, layout: Layout, device: Device) -> Lent:
-        """The memory; for another layout than before it is made anew, so ask again then."""
-        if self._lent is None or list(self._layout) != list(layout):
-            self.close()
+        """The memory; all references have one layout, since those that see it would go on seeing it."""
+        if self._lent is None:
             device.make_current()
-            self._lent, self._layout = Lent(layout, device.ordinal), layout
+            self._lent = Lent(layout, device.ordinal)
             device.calibrate(self._lent)
+        if not self._lent.is_for(layout):
+            raise BrokenProblem("get_inputs gives tensors of another shape or dtype under another seed; let it not")
         return self._lent
 
     def close(self) -> None:

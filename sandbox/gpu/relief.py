@@ -1,10 +1,14 @@
 """When device memory runs short: everybody who keeps some only to be quicker gives it back, and it is tried again."""
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
+from sandbox.errors import SandboxError
+
+LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 OUT_OF_MEMORY = 2
 """The driver's code for it."""
@@ -25,7 +29,15 @@ def relieve() -> None:
     here = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
     for ordinal, giver in tuple(_givers):
         if ordinal == here:
-            giver()
+            _ask(giver)
+
+
+def _ask(giver: Callable[[], None]) -> None:
+    """What goes wrong with one is no matter of who is in need: it may be of another problem, or have just ended."""
+    try:
+        giver()
+    except SandboxError as error:
+        LOG.info("no memory was given back: %s", error)
 
 
 def with_relief(work: Callable[[], Result]) -> Result:

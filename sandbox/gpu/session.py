@@ -18,7 +18,7 @@ from sandbox.jail import Kind
 from sandbox.memory import gib
 from sandbox.peek import PeekError
 from sandbox.room import Needs
-from sandbox.sessions import OBSERVING, Misbehaved, Refused, Session, Timed, question
+from sandbox.sessions import LEAST_BYTES, OBSERVING, ROOM, Misbehaved, Refused, Session, Timed, question
 from sandbox.settings import Settings
 from sandbox.trees import is_sound
 from sandbox.values import RawTensor, Values
@@ -29,6 +29,8 @@ DISTURBED_AT_LEAST, DISTURBED_SHARE = 3, 0.5
 """So often, and in such a share of the calls, the device must have been busy before somebody is blamed for it.
 
 Times after which it was busy never count, so nothing is won below this share; a busy host stays below it."""
+MOST_MADE_TWICE = 8
+"""So many calls of a candidate may be made once more for want of memory. None of them counts."""
 AFTERMATH_S = 0.1
 """So long after a child has been killed its work has left the device."""
 NAMELESS = 2**30
@@ -46,6 +48,9 @@ class Witnessed(NamedTuple):
     clocks: ClockSample | None
     mapped_anew: bool
     """Whether an output lay in an allocation that was not seen before, which costs time within the clock."""
+    made_twice: bool = False
+    """Whether a candidate made it once more on the same values, after one for which memory was missing: the first may
+    have done the work."""
     parts: tuple[float, ...] = ()
     """By the worker's word, in ms since the clock started: reached, issued, done, described; then, by the judge's own
     clock, answered and looked at."""
@@ -61,7 +66,7 @@ class GpuSession(Session):
         self._owns_inputs = True
         self._allocations = Allocations()
         self._outputs: tuple[Shown, ...] = ()
-        self._calls = self._disturbed = 0
+        self._calls = self._disturbed = self._made_twice = 0
         self.copies_outputs = False
         """Whether every output is copied to where the judge can see it: the driver lets it map nothing of the child."""
         self.switches: dict[str, Any] = {}
@@ -190,8 +195,8 @@ class GpuSession(Session):
         switches = answer.get("switches")
         return switches if isinstance(switches, dict) else {}
 
-    def state(self) -> Values:
-        """The model's buffers as its calls have left them."""
+    def state(self, most_bytes: int) -> Values:
+        """The model's buffers as its calls have left them. Far more than so many bytes are refused."""
         self._device.make_current()
         answer = self.ask({"op": "state"}, self._settings.start_timeout_s)
         claims = answer.get("tensors")
@@ -199,6 +204,8 @@ class GpuSession(Session):
         tree = answer.get("tree")
         if not isinstance(tree, dict) or not is_sound(tree, len(shown)):
             raise PeekError("the child described its buffers in a form that can not be read")
+        if sum(output.bytes for output in shown) > (most := ROOM * most_bytes + LEAST_BYTES):
+            raise PeekError(f"the buffers of the model take more than {most} bytes")
         return Values(tree, tuple(fetch(output)[0] for output in shown))
 
     def call(self, values: Values, timeout_s: float, op: str = "call", in_place: bool = False) -> Timed:
@@ -212,11 +219,19 @@ class GpuSession(Session):
         except Refused as refused:
             if not self._can_make_room(refused):
                 raise
-        return self._called(values, timeout_s, op, in_place)
+        except BaseException:
+            self.let_go()
+            raise
+        again = self._called(values, timeout_s, op, in_place)
+        assert again.device is not None
+        return again._replace(device=again.device._replace(made_twice=self._kind == "worker"))
 
     def _can_make_room(self, refused: Refused) -> bool:
         """Whether what was missing in a call could be lent or freed."""
         LOG.info("%s refused a call for want of memory: %s", self._kind, refused.reason)
+        self._made_twice += 1
+        if self._kind == "worker" and self._made_twice > MOST_MADE_TWICE:
+            return False
         if refused.room is not None and self._allocations.lent is None and self._kind == "worker":
             self.lend_outputs(self._outputs_bytes)
             return True
@@ -258,7 +273,7 @@ class GpuSession(Session):
         self._inputs.stage_nothing()
         said = answer.get("device_ms")
         device_ms = float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
-        witnessed = Witnessed(device_ms, prepared, clocks, self._allocations.count > known, parts)
+        witnessed = Witnessed(device_ms, prepared, clocks, self._allocations.count > known, parts=parts)
         return Timed(output, milliseconds, cpu_ms, witnessed)
 
     @property

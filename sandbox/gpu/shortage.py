@@ -22,12 +22,18 @@ GRANTED = 1.5
 
 @contextmanager
 def explained(problem: Problem, settings: Settings, baselines: Baselines, built: Built) -> Iterator[None]:
-    """Judge inside. Where the judge's own memory on the device does not do, raises `Stopped` or `UnsupportedHere`."""
+    """Judge inside. Where the device's memory does not do, raises `Stopped` or `UnsupportedHere`.
+
+    It may lack to the judge or to the reference, and for both the candidate may be why.
+    """
+    said = None
     try:
         yield
         return
     except torch.OutOfMemoryError:
         pass
+    except UnsupportedHere as error:
+        said = error
     except CudaError as error:
         if error.code != OUT_OF_MEMORY:
             raise
@@ -41,7 +47,7 @@ def explained(problem: Problem, settings: Settings, baselines: Baselines, built:
             f"the candidate takes {gib(taken)} of the device's memory, more than {GRANTED:g} times what the reference "
             f"does, and there is none left to judge it; {gib(granted)} can be granted",
         )
-    raise UnsupportedHere(refusal(problem.name, needs, device.total_bytes(), ON_DEVICE))
+    raise said or UnsupportedHere(refusal(problem.name, needs, device.total_bytes(), ON_DEVICE))
 
 
 def _taken_by_candidate(built: Built, device: Device) -> int:

@@ -15,6 +15,7 @@ from sandbox.gpu.clocks import ClockSample, steady
 from sandbox.gpu.device import Device
 from sandbox.gpu.merging import merged, parted
 from sandbox.gpu.record import Burst, DeviceRecord
+from sandbox.gpu.relief import free_cached_memory
 from sandbox.gpu.session import GpuSession, Witnessed
 from sandbox.reference import ReferenceSession
 from sandbox.sessions import Refused, Session, Timed
@@ -33,6 +34,8 @@ BURST_MS, MOST_CALLS, FEWEST_CALLS = 30.0, 64, 2
 MEMORY_SHARE = 0.7
 """Of the device's free memory, for a burst."""
 BURSTS = 3
+LONG_MS = 1.0
+"""A single call that takes so long is told from its events by what the protocol takes in the reference's."""
 PROTOCOLS = 5
 
 
@@ -169,7 +172,7 @@ class DeviceTiming(Timing):
         for name, call in self._calls_of(session, other, values, turn):
             done[name] = call()
         session.refuse_work_done_meanwhile()
-        if self._excludes(family, done[EAGER], values, self.baseline):
+        if self._excludes(family, done[EAGER], values):
             self.samples.dropped["the values lie outside of what the problem is defined for"] += 1
             return False
         if self._has("timed_check"):
@@ -182,6 +185,8 @@ class DeviceTiming(Timing):
         self._keep(done.pop(CANDIDATE), done.pop(EAGER), done.pop(PLACEBO, None))
         for name, timed in done.items():
             self._note(name, timed)
+        if self.baseline.needs.is_large:
+            free_cached_memory()
         return True
 
     def _calls_of(
@@ -224,6 +229,8 @@ class DeviceTiming(Timing):
 
     def _fault(self, sides: Sequence[Witnessed]) -> str:
         """Why a pair does not count; empty where it does."""
+        if any(side.made_twice for side in sides):
+            return "memory was missing, and the call was made once more on the same values"
         if any(side.mapped_anew for side in sides):
             return "an output lay in memory that was not seen before"
         if not all(side.prepared.was_idle for side in sides):
@@ -244,13 +251,13 @@ class DeviceTiming(Timing):
         """
         calls = 0 if self._baselines.is_seeded else self._calls()
         if calls < FEWEST_CALLS:
-            return None
+            return self._burst_of_one()
         try:
-            session.lend(merged([self._values(DRAWN) for _ in range(calls)]))
+            session.lend_layout([*self.baseline.layout] * calls)
             values, fastest = self._fastest_run(session, calls)
         except Refused:
             return None
-        if session.outputs_overlap:
+        if session.outputs_overlap or (fastest.device is not None and fastest.device.made_twice):
             return None
         for one, result in zip(values, parted(fastest.output, calls), strict=True):
             self._check(fastest._replace(output=result), self.baseline.show(one), one, DRAWN)
@@ -263,6 +270,16 @@ class DeviceTiming(Timing):
             protocol_ms=overhead_ms,
             sustained=max(1.0, each_ms / alone) if alone else 1.0,
         )
+
+    def _burst_of_one(self) -> Burst | None:
+        """The fastest of the timed calls by themselves: enough where calls take so long that nothing hides in one."""
+        mine = zip(self.samples.candidate, self.samples.events[CANDIDATE], strict=True)
+        theirs = zip(self.samples.baselines[EAGER], self.samples.events[EAGER], strict=True)
+        bound_ms, device_ms = min(mine, key=lambda pair: pair[0])
+        overheads = [bound - events for bound, events in theirs if events is not None]
+        if device_ms is None or not overheads or bound_ms < LONG_MS:
+            return None
+        return Burst(calls=1, bound_ms=bound_ms, device_ms=device_ms, protocol_ms=min(overheads))
 
     def _fastest_run(self, session: GpuSession, calls: int) -> tuple[list[Values], Timed]:
         """Of several, without the first, in which memory is still sought."""
@@ -281,14 +298,13 @@ class DeviceTiming(Timing):
     def _calls(self) -> int:
         """How many calls a burst has: enough to share the protocol's cost, as far as the device's memory goes.
 
-        Fewer than `FEWEST_CALLS` are none: calls so large are long, and the judge's clock is as good as events there.
+        Fewer than `FEWEST_CALLS` are none: calls so large are long, and single ones tell as much.
         """
         bound, protocol = statistics.median(self.samples.candidate), self.samples.protocol[-1]
         wanted = math.ceil(BURST_MS / max(bound - protocol, BURST_MS / MOST_CALLS))
-        inputs = sum(len(raw.data) for raw in self._values(DRAWN).tensors)
         needs = self.baseline.needs
         # The values and what is lent of them, for one process after the other; results, and the judge's copies.
-        each = 4 * inputs + 4 * needs.result + (needs.peak if needs.is_large else 0)
+        each = 4 * needs.inputs + 4 * needs.result + (needs.peak if needs.is_large else 0)
         fitting = int(MEMORY_SHARE * self._device.free_bytes() / each) if each else MOST_CALLS
         return min(max(FEWEST_CALLS, wanted), fitting, MOST_CALLS)
 

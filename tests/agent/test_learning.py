@@ -73,6 +73,12 @@ def test_what_is_not_known_excludes_nothing():
     assert names() >= names(operators=("softmax",), bound="memory")
 
 
+def test_operands_are_not_split_where_they_have_16_bits():
+    traits = {"operators": ("matmul",), "bound": "compute", "target": "cuda"}
+    assert "split products on tensor cores" in names(**traits)
+    assert "split products on tensor cores" not in names(**traits, narrow=True)
+
+
 def test_names_of_ideas_are_unique():
     bank = [idea.name for idea in idea_bank()]
     assert len(set(bank)) == len(bank)

@@ -332,6 +332,17 @@ ATTACKS = {
         while True: self.kept[len(self.kept)] = torch.zeros(2**30, dtype=torch.uint8, device="cuda")
         """,
     ),
+    "second_try": Attack(
+        "the work is done in a call that then says that memory was missing; the next one on the same values is timed",
+        "run|time",
+        "out of memory|OutOfMemory",
+        """
+        if self.kept.pop("again", None) is None:
+            self.kept |= {"result": torch.relu(x), "again": True}
+            raise torch.OutOfMemoryError("out of memory")
+        return self.kept["result"]
+        """,
+    ),
     "endless_kernel": Attack(
         "a kernel that never ends",
         "run",

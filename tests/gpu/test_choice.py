@@ -3,7 +3,7 @@
 import pytest
 
 from evals.collecting import CandidateFile
-from kernelwright.commands.score import on_device
+from kernelwright.commands.score import place_of
 from kernelwright.endings import UserMistake
 from sandbox.errors import MachineError
 from sandbox.gpu import driver
@@ -47,13 +47,20 @@ def files(folder, **sources):
 
 
 def test_a_folder_of_triton_candidates_is_scored_on_a_device(tmp_path):
-    assert on_device(files(tmp_path, a=HONEST["triton_relu"].source, b="not python ("), None)
+    assert place_of(files(tmp_path, a=HONEST["triton_relu"].source, b="not python ("), None, None) == "cuda"
 
 
 def test_a_folder_of_candidates_in_cpp_is_scored_on_the_processor(tmp_path):
-    assert not on_device(files(tmp_path, a=CPP), None)
+    assert place_of(files(tmp_path, a=CPP), None, None) == "cpu"
 
 
 def test_candidates_for_both_can_not_be_scored_together(tmp_path):
     with pytest.raises(UserMistake, match="score them apart"):
-        on_device(files(tmp_path, a=CPP, b=HONEST["triton_relu"].source), None)
+        place_of(files(tmp_path, a=CPP, b=HONEST["triton_relu"].source), None, None)
+
+
+def test_candidates_for_both_are_scored_together_where_the_user_says_on_a_device(tmp_path):
+    chosen = files(tmp_path, a=CPP, b=HONEST["triton_relu"].source)
+    assert place_of(chosen, None, "cuda", local=False) == "cuda"
+    with pytest.raises(UserMistake, match="written in triton runs on a CUDA device"):
+        place_of(chosen, None, "cpu")

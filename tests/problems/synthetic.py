@@ -106,7 +106,7 @@ KINDS: dict[str, Kind] = {
     "much_memory": Kind(
         forward("return x * 2").replace("ROWS", "") + "\n\ndef get_inputs():\n"
         + "    return [torch.rand(ROWS * 1024, 1024 * COLUMNS, 4)]\n" + NO_INIT,
-        "read", ("unsupported",),
+        "read", ("unsupported here",),
     ),
     "half_precision": Kind(
         forward("return F.silu(x)") + ONE_INPUT.replace("COLUMNS)", "COLUMNS).half()") + NO_INIT

@@ -1,14 +1,19 @@
 """A tree of 300 foreign problems: each is read or refused with its reason, and none stops the others."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from evals.formats.checking import check_entries, too_large
-from kernelwright.commands.problems import _checked
+from evals.formats.checking import check_entry
+from evals.formats.examining import examine_problem
 from problems.formats import read_collection
+from sandbox.planning import refusal_by_text
 from sandbox.settings import Settings
 from tests.problems.synthetic import COUNT, KINDS, SPECIAL, write_synthetic
+
+CHILD_OF_8_GIB = Settings(memory_bytes=8 * 2**30)
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +54,22 @@ def test_reading_runs_nothing(tree):
 
 
 def test_needed_memory_is_told_before_anything_runs(tree, entries):
-    sentences = {too_large(entries[id], 8 * 2**30) for id, name in tree[1].items() if name == "much_memory"}
+    large = [entries[id].problem for id, name in tree[1].items() if name == "much_memory"]
+    sentences = {refusal_by_text(problem, CHILD_OF_8_GIB) for problem in large}
     assert None not in sentences and all("GiB" in sentence for sentence in sentences)
 
 
 def test_small_inputs_are_not_refused_for_memory(tree, entries):
-    assert {too_large(entries[id], 8 * 2**30) for id, name in tree[1].items() if name == "plain"} == {None}
+    plain = [entries[id].problem for id, name in tree[1].items() if name == "plain"]
+    assert {refusal_by_text(problem, CHILD_OF_8_GIB) for problem in plain} == {None}
 
 
 @pytest.mark.slow
 def test_each_kind_ends_in_its_status_when_it_is_run_in_the_jail(tree, entries):
     first = {name: id for id, name in reversed(tree[1].items())}
     chosen = [entries[first[name]] for name in (*KINDS, *SPECIAL)]
-    found = {checked.id: checked for checked in check_entries(chosen, _checked, Settings(threads=1), 2)}
+    with ThreadPoolExecutor(2) as pool:
+        lines = pool.map(partial(check_entry, examine_problem, Settings(threads=1)), chosen)
+    found = {line.problem: line for line in lines}
     wrong = {name: found[first[name]] for name, kind in KINDS.items() if found[first[name]].status not in kind.judged}
     assert not wrong

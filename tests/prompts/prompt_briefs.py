@@ -22,6 +22,31 @@ def get_init_inputs():
 """
 
 PROBLEM = Problem(name="squared_relu", title="The square of a ReLU", family="activation", size="cpu", source=REFERENCE)
+NORMALISED = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, channels, rate):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.dropout = nn.Dropout(p=rate)
+
+    def forward(self, x):
+        return self.dropout(self.norm(x))
+
+
+def get_inputs():
+    return [torch.randn(4, 8, 9, 9)]
+
+
+def get_init_inputs():
+    return [8, 0.0]
+"""
+BATCH_NORM = Problem(
+    name="batch_norm", title="Batch normalisation", family="normalisation", size="cpu", source=NORMALISED
+)
 CPU = cpu_sheet("Example CPU", 2, ["sse2", "avx2", "fma", "avx512f"], {"L1d": 48 << 10, "L2": 1 << 20, "L3": 32 << 20})
 GPU = device_sheet("NVIDIA H200")
 OLD_VERSIONS = TargetVersions(python="3.8", torch="1.13", cuda="11.7")

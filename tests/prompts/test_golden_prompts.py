@@ -7,12 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
-from prompt_briefs import OLD_VERSIONS, PROBLEM, brief
+from prompt_briefs import BATCH_NORM, OLD_VERSIONS, PROBLEM, brief
 
 from prompts import render
 
 GOLDEN = Path(__file__).parent / "golden"
 BACKWARD = PROBLEM.model_copy(update={"direction": "backward"})
+BFLOAT16 = PROBLEM.model_copy(update={"dtype": "bfloat16"})
 FREE = PROBLEM.model_copy(update={"direction": "both", "precision": "half", "operators": "no-library"})
 
 CASES = {
@@ -24,6 +25,8 @@ CASES |= {
     "propose-cpp-torch-1.13": brief(versions=OLD_VERSIONS),
     "propose-cuda-torch-1.13": brief(target="cuda", versions=OLD_VERSIONS),
     "propose-cpp-backward": brief(problem=BACKWARD),
+    "propose-cpp-batch-norm": brief(problem=BATCH_NORM),
+    "propose-cuda-bfloat16": brief(target="cuda", problem=BFLOAT16),
     "propose-triton-both-half-no-library": brief(target="triton", problem=FREE),
 }
 

@@ -159,7 +159,7 @@ LINEAR = SCALED.model_copy(
 @pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device")
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
 def test_on_a_device_too_a_second_process_compiles_nothing(cache, mode):
-    settings = SETTINGS.model_copy(update={"gpu": True})
+    settings = SETTINGS.model_copy(update={"device": "cuda"})
     found = []
     for _ in range(2):
         session = compiled_reference(LINEAR, settings, mode)

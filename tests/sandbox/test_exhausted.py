@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from problems import Problem
-from sandbox.errors import UnsupportedProblem
+from sandbox.errors import UnsupportedHere
 from sandbox.exhausted import within_memory
 from tests.texts import PROBLEM
 
@@ -29,7 +29,7 @@ def failing(error):
 
 @pytest.mark.parametrize("error", RAN_OUT, ids=lambda error: type(error).__name__)
 def test_memory_that_ran_out_names_the_problem(error):
-    with pytest.raises(UnsupportedProblem, match=r"^memory ran out while cumsum was judged \(.+\); use one with more"):
+    with pytest.raises(UnsupportedHere, match=r"^memory ran out while cumsum was judged \(.+\); use one with more"):
         within_memory(SUM, failing(error))
 
 
@@ -47,7 +47,7 @@ def test_what_the_failed_judging_held_is_let_go():
         held.append(weakref.ref(large))
         raise MemoryError
 
-    with pytest.raises(UnsupportedProblem) as caught:
+    with pytest.raises(UnsupportedHere) as caught:
         within_memory(SUM, work)
     gc.collect()
     assert caught.value.__context__ is None and held[0]() is None

@@ -103,14 +103,13 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_outliers_stand_first_in_some_rows_last_in_others_and_only_in_the_second_half():
+def test_outliers_stand_first_in_rows_of_the_second_half_and_nowhere_else():
     drawn = torch.randn(60, 128)
     after = vary(values(drawn), "with outliers").tensors[0].tensor()
     outliers = after.abs() > 10 * drawn.abs().max()
-    assert outliers.any(0).nonzero().flatten().tolist() == [0, 127]
+    assert outliers.any(0).nonzero().flatten().tolist() == [0]
     assert not outliers[:30].any()
     assert outliers[30:, 0].all()
-    assert outliers[30:, -1].sum() == 10
     assert torch.equal(after.sign(), drawn.sign())
 
 

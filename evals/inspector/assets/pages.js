@@ -36,13 +36,13 @@ function runPage(index) {
 }
 
 function problemTable(problems) {
-  const head = ["problem", "family", "attempts", "passed", "best", "against eager", "against compile", "ended"];
+  const head = ["problem", "family", "attempts", "passed", "against the fastest", "against eager", "as shipped", "against compile", "ended"];
   return h("div", { class: "wide" }, h("table", { class: "list" }, h("thead", {}, h("tr", {}, head.map((name) => h("th", { class: LEFT.has(name) && "text" }, name)))),
     h("tbody", {}, problems.map((one) => h("tr", { "data-href": problemLink(one.name), tabindex: -1 },
       h("td", { class: "text" }, h("a", { href: problemLink(one.name) }, one.name), one.weak?.length ? h("span", { class: "badge time", title: one.weak.join("; ") }, "weak") : null),
       h("td", { class: "text" }, one.family), h("td", {}, one.attempts.length), h("td", {}, one.attempts.filter((a) => a.outcome === "passed").length),
       h("td", {}, one.best === null ? "–" : h("a", { href: attemptLink(one.name, one.best) }, times(one.speedups.best))),
-      h("td", {}, times(one.speedups.eager)), h("td", {}, times(one.speedups.compile)), h("td", { class: "text" }, one.stopped || "not yet"))))));
+      h("td", {}, times(one.speedups.eager)), h("td", {}, times(one.speedups.shipped)), h("td", {}, times(one.speedups.compile)), h("td", { class: "text" }, one.stopped || "not yet"))))));
 }
 
 function attemptTable(attempts, named) {
@@ -114,7 +114,7 @@ async function attemptPage(index, name, n, line) {
     facts([["role", summary.role], ["idea", summary.idea], ["model", detail.reply_model || summary.model],
       ["from", summary.parent && h("a", { href: attemptLink(name, summary.parent) }, `attempt ${summary.parent}`)],
       ["same program as", detail.same_as && h("a", { href: attemptLink(name, detail.same_as) }, `attempt ${detail.same_as}`)],
-      ["speedup", detail.low !== null && `${times(detail.speedup)} [${detail.low.toFixed(2)}, ${detail.high.toFixed(2)}], ${detail.comparison.replace("_", " ")}`],
+      ["speedup", detail.low !== null && `${times(detail.speedup)} [${detail.low.toFixed(2)}, ${detail.high.toFixed(2)}], ${detail.comparison.replace("_", " ")}${Object.keys(detail.speedups).length > 1 ? `, against the fastest baseline, ${detail.against}` : ""}`],
       ...Object.entries(detail.speedups).map(([label, ratio]) => [`against ${label}`, `${times(ratio)} (${number(detail.baselines_ms?.[label])} ms)`]),
       ["time", detail.candidate_ms && `${number(detail.candidate_ms)} ms`], ["of the floor", detail.floor_ms && percent(detail.floor_ms / detail.candidate_ms)],
       ["judged", detail.first && "twice; what stands here is the second verdict"], ["first verdict", detail.first]]),

@@ -1,0 +1,236 @@
+"""Where, in which dtype, with how much memory and against what: the options that judging commands share."""
+
+import json
+
+import pytest
+import typer
+
+from kernelwright.cli import app
+from kernelwright.commands.options import Asked, check_device, check_together, device_for, memory_size, size_for
+from kernelwright.endings import UserMistake
+from problems import ProblemError, load_problem
+from sandbox.errors import MachineError
+from sandbox.gpu import driver
+from tests.model_server import fenced
+from tests.texts import RIGHT
+
+COMMAND = typer.main.get_command(app)
+JUDGING = {
+    "judge": COMMAND.commands["judge"],
+    "run": COMMAND.commands["run"],
+    "score": COMMAND.commands["score"],
+    "problems check": COMMAND.commands["problems"].commands["check"],
+}
+WITHOUT_DEVICE = pytest.mark.skipif(driver.device_count() > 0, reason="this machine has a CUDA device")
+
+
+def told(command, option):
+    return next((one.help for one in command.params if option in one.opts), None)
+
+
+@pytest.mark.parametrize("option", ["--device", "--dtype", "--memory", "--threads"])
+@pytest.mark.parametrize("name", JUDGING)
+def test_every_command_that_judges_tells_an_option_in_the_same_words(name, option):
+    assert told(JUDGING[name], option) == told(JUDGING["judge"], option) is not None
+
+
+@pytest.mark.parametrize("name", ["run", "score"])
+def test_torch_compile_is_asked_for_alike(name):
+    assert told(JUDGING[name], "--compile") == told(JUDGING["judge"], "--compile") is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("24GiB", 24 * 2**30),
+        ("24 gib", 24 * 2**30),
+        ("1.5G", 1_500_000_000),
+        ("512MB", 512_000_000),
+        ("2097152", 2**21),
+    ],
+)
+def test_a_size_of_memory_is_read_with_its_unit(text, count):
+    assert memory_size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "much", "GiB", "-1GiB", "24 GiBs", "12", "1KiB"])
+def test_what_is_no_size_or_too_little_for_anything_is_a_mistake(text):
+    with pytest.raises(UserMistake, match="24GiB"):
+        memory_size(text)
+
+
+def test_memory_is_a_child_s_on_a_processor_and_all_that_is_used_on_a_gpu():
+    assert Asked("cpu", memory="2GiB").settings().memory_bytes == 2**31
+    on_device = Asked("cuda:1", memory="2GiB").settings()
+    assert on_device.device_memory_bytes == 2**31
+    assert on_device.memory_bytes == Asked("cpu").settings().memory_bytes
+
+
+def test_what_nobody_said_is_not_among_the_settings_that_were_chosen():
+    assert Asked("cpu").settings().model_fields_set == {"device", "jail", "compiled"}
+
+
+@pytest.mark.parametrize(("asked", "count"), [("cpu", 0), ("cuda", 1), ("cuda:0", 1), ("cuda:3", 4), ("cuda:3", None)])
+def test_a_device_that_is_there_is_taken(asked, count):
+    check_device(asked, count)
+
+
+@pytest.mark.parametrize("asked", ["gpu", "cuda:", "cuda:x", "cpu:0", "H200", ""])
+def test_what_names_no_device_is_a_mistake(asked):
+    with pytest.raises(UserMistake, match="there are: cpu, cuda, and cuda:N"):
+        check_device(asked, 8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "said"),
+    [("cuda", 0, "has no CUDA device"), ("cuda:1", 1, "has cuda:0 alone"), ("cuda:8", 8, "has cuda:0 to cuda:7")],
+)
+def test_a_device_that_is_not_there_is_the_machine_s_lack_with_what_there_is(asked, count, said):
+    with pytest.raises(MachineError, match=said):
+        check_device(asked, count)
+
+
+@pytest.mark.parametrize("language", ["cuda", "triton"])
+def test_what_runs_on_a_gpu_alone_is_not_judged_on_a_processor(language):
+    with pytest.raises(UserMistake, match=f"what is written in {language} runs on a CUDA device"):
+        device_for("cpu", language, "file")
+
+
+@pytest.mark.parametrize("language", ["python", "cpp", "cuda", "triton"])
+def test_every_language_may_be_judged_on_a_gpu_if_the_user_says_so(language):
+    assert device_for("cuda:1", language, "cpu", local=False) == "cuda:1"
+
+
+@pytest.mark.parametrize(("devices", "executor"), [(2, "local"), (None, "ray")])
+def test_one_device_by_its_number_is_not_several(devices, executor):
+    with pytest.raises(UserMistake, match="--device cuda:1"):
+        check_together("cuda:1", devices, executor)
+    check_together("cuda", devices, executor)
+
+
+def test_a_catalog_problem_has_its_size_for_a_gpu_there_unless_another_is_asked_for():
+    assert size_for("rms_norm", None, "cuda") == "gpu"
+    assert size_for("rms_norm", "cpu", "cuda") == "cpu"
+    assert size_for("rms_norm", None, "cpu") is None
+    assert size_for("problem.py", None, "cuda") is None
+
+
+@pytest.mark.parametrize(("word", "name"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "bfloat16")])
+def test_kernelbench_s_word_for_a_dtype_is_the_same_problem(word, name):
+    assert load_problem("rms_norm", dtype=word) == load_problem("rms_norm", dtype=name)
+    assert load_problem("rms_norm", dtype=word).dtype == name
+
+
+def test_another_dtype_is_another_problem():
+    digests = {load_problem("rms_norm", dtype=dtype).digest for dtype in (None, "float32", "float16", "bfloat16")}
+    assert len(digests) == 4
+
+
+def test_a_dtype_that_is_none_is_told_with_those_there_are():
+    with pytest.raises(ProblemError, match="no dtype 'int8'; there are: float32, float16, bfloat16"):
+        load_problem("rms_norm", dtype="int8")
+
+
+MISTAKES = {
+    "no device of that name": (("judge", "problem.py", "right.py", "--device", "gpu"), "no device 'gpu'"),
+    "no dtype of that name": (("judge", "problem.py", "right.py", "--dtype", "int8"), "no dtype 'int8'"),
+    "a dtype of a run": (("run", "problem.py", "--dtype", "int8"), "no dtype 'int8'"),
+    "a dtype of a check": (("problems", "check", "problem.py", "--dtype", "int8"), "no dtype 'int8'"),
+    "no size": (("judge", "problem.py", "right.py", "--memory", "lots"), "--memory 'lots' is no size"),
+    "CUDA on a processor": (("judge", "problem.py", "cuda.py", "--device", "cpu"), "written in cuda runs on a CUDA"),
+    "CUDA scored on a processor": (("score", "problem.py", "ours", "--device", "cpu"), "written in cuda runs on a"),
+    "C++ asked for on a GPU": (("run", "problem.py", "--device", "cuda"), "target cpp asks for kernels that run on a"),
+    "one of several and two": (
+        ("score", "problem.py", "ours", "--device", "cuda:1", "--devices", "2"),
+        "--devices 2 takes the first",
+    ),
+    "one of a cluster's": (
+        ("run", "problem.py", "--target", "cuda", "--device", "cuda:1", "--executor", "ray"),
+        "a cluster hands out its own",
+    ),
+    "a tool for GPUs": (("run", "problem.py", "--threads", "4096"), "--threads is 4096"),
+}
+CUDA = (
+    "from torch.utils.cpp_extension import load_inline\n"
+    "load_inline(name='x', cpp_sources='', cuda_sources='__global__ void f() {}')\nclass ModelNew: pass\n"
+)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_ends_with_2_and_one_sentence(kernelwright, files, name):
+    (files / "cuda.py").write_text(CUDA)
+    (files / "ours/problem").mkdir(parents=True)
+    (files / "ours/problem/a.py").write_text(CUDA)
+    words, said = MISTAKES[name]
+    done = kernelwright(*words)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+@WITHOUT_DEVICE
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("judge", "problem.py", "right.py"),
+        ("score", "problem.py", "ours"),
+        ("run", "problem.py", "--target", "triton"),
+        ("problems", "check", "problem.py"),
+    ],
+)
+def test_a_gpu_that_is_asked_for_and_not_there_ends_with_3(kernelwright, files, words):
+    (files / "ours/problem").mkdir(parents=True)
+    (files / "ours/problem/a.py").write_text(RIGHT)
+    done = kernelwright(*words, "--device", "cuda:1")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1), done.stderr
+    assert "--device cuda:1: this machine has no CUDA device" in done.stderr
+
+
+def test_a_cast_problem_is_shown_with_its_dtype(kernelwright, files):
+    shown = kernelwright("problems", "show", "problem.py", "--dtype", "bf16")
+    assert "# dtype bfloat16: weights and floating inputs are cast" in shown.stdout
+    record = json.loads(kernelwright("problems", "show", "problem.py", "--dtype", "bf16", "--json").stdout)
+    assert (record["dtype"], record["digest"]) == (
+        "bfloat16",
+        load_problem(str(files / "problem.py"), dtype="bf16").digest,
+    )
+
+
+def test_a_prompt_takes_a_dtype(kernelwright, files):
+    done = kernelwright("prompt", "problem.py", "--dtype", "bf16")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_verdict_says_where_it_was_reached_and_in_which_dtype(kernelwright, files):
+    done = kernelwright("judge", "problem.py", "right.py", "--dtype", "bf16", "--device", "cpu", "--memory", "4GiB")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("device: ")]
+    assert line.startswith("device: cpu, ") and line.endswith(", bfloat16")
+
+
+@pytest.mark.slow
+def test_a_run_keeps_device_dtype_and_limits_and_goes_on_with_them(kernelwright, files, model_server):
+    server = model_server(fenced(RIGHT))
+    asked = ("--dtype", "fp16", "--threads", 1, "--memory", "3GiB", "--out", "out", "--attempts", 1)
+    done = kernelwright("run", "problem.py", "--model", "m", "--base-url", server.base_url, *asked)
+    assert done.returncode in (0, 1), done.stdout + done.stderr  # on a busy machine, too noisy to keep a kernel
+    header = json.loads((files / "out/header.json").read_text())
+    judging = header["config"]["judging"]
+    assert (judging["device"], judging["threads"], judging["memory_bytes"]) == ("cpu", 1, 3 * 2**30)
+    assert header["problems"] == {"problem": load_problem(str(files / "problem.py"), dtype="float16").digest}
+    intro = kernelwright("resume", "out").stdout.splitlines()[0]
+    assert ", on cpu, " in intro and ", float16, " in intro
+    if (files / "out/best").exists():
+        assert "candidate.py --dtype float16\n" in (files / "out/best/problem/README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_against_torch_compile_fills_its_column_of_the_board(kernelwright, files, model_server):
+    server = model_server(fenced(RIGHT))
+    asked = ("--compile", "default", "--out", "out", "--attempts", 1)
+    done = kernelwright("run", "problem.py", "--model", "m", "--base-url", server.base_url, *asked)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    (board,) = json.loads(kernelwright("leaderboard", "out", "--json").stdout)["boards"]
+    (row,) = board["rows"]
+    assert row["cells"][0]["published"]["speedups"].keys() == {"eager", "torch.compile default"}
+    assert row["fast"]["compile"]["0.0"] == 1.0

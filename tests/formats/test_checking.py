@@ -1,0 +1,229 @@
+"""`problems check`: lines, what is not checked again, how it is stopped, and what all lines come to."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from evals.formats.checked_file import CheckedFile
+from evals.formats.checking import Checked, Examined, begun, check_entry, summary
+from problems import ProblemError, load_problem
+from problems.formats import Entry, read_collection
+from sandbox.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
+from sandbox.settings import Settings
+from tests.texts import PROBLEM
+
+SETTINGS = Settings(threads=1, device="cpu")
+RMS_NORM = load_problem("rms_norm")
+ENTRY = Entry(id="level1/1", problem=RMS_NORM)
+WEAK = (
+    "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return torch.softmax(x, 1).sum(1)\n"
+    "def get_inputs(): return [torch.randn(64, 512)]\ndef get_init_inputs(): return []\n"
+)
+LINEAR = (
+    "import torch\nclass Model(torch.nn.Module):\n    def __init__(self, n):\n        super().__init__()\n"
+    "        self.layer = torch.nn.Linear(n, n)\n    def forward(self, x): return {value}\n"
+    "def get_inputs(): return [torch.randn(256, 512)]\ndef get_init_inputs(): return [512]\n"
+)
+TREE = {
+    "1_Sum": PROBLEM,
+    "2_Weak": WEAK,
+    "3_Random": PROBLEM.replace("torch.cumsum(x, dim=1)", "torch.cumsum(x, dim=1) + torch.randn_like(x)"),
+    "4_Huge": PROBLEM.replace("torch.randn(256, 2048)", "torch.randn(1048576, 1048576)"),
+    "5_Broken": "x = (",
+    "6_Linear": LINEAR.format(value="self.layer(x)"),
+    "7_Weightless": LINEAR.format(value="torch.cumsum(x, 1) + 0 * self.layer(x)"),
+}
+FOUND = {
+    "level1/1": ("ok", []),
+    "level1/2": ("weak", ["lazy", "independent"]),
+    "level1/3": ("weak", ["random"]),
+    "level1/4": ("unsupported here", ["memory"]),
+    "level1/5": ("broken", []),
+    "level1/6": ("ok", []),
+    "level1/7": ("weak", ["weightless"]),
+}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    (tmp_path / "tree/level1").mkdir(parents=True)
+    for name, text in TREE.items():
+        (tmp_path / f"tree/level1/{name}.py").write_text(text)
+    return tmp_path
+
+
+def kernelwright(folder, *words):
+    command = [sys.executable, "-P", "-m", "kernelwright", "problems", "check", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
+
+
+def lines_of(text):
+    return {line["problem"]: line for line in map(json.loads, text.splitlines())}
+
+
+@pytest.mark.slow
+def test_a_tree_is_told_line_by_line_and_summed_up_by_reason(tree):
+    done = kernelwright(tree, "tree", "--device", "cpu", "--json")
+    assert done.returncode == 1, done.stderr
+    found = {name: (line["status"], line["kinds"]) for name, line in lines_of(done.stdout).items()}
+    assert found == FOUND
+    said = "2 ok, 3 weak (1 lazy, 1 random, 1 weightless), 1 unsupported here (memory), 1 broken\n"
+    assert done.stderr.endswith(said)
+
+
+@pytest.mark.slow
+def test_what_a_file_has_is_not_checked_again_until_it_changes(tree):
+    words = ("tree", "--device", "cpu", "--out", "checked.jsonl", "--json")
+    first = lines_of(kernelwright(tree, *words).stdout)
+    (tree / "tree/level1/6_Linear.py").write_text(LINEAR.format(value="self.layer(x) * 2"))
+    done = kernelwright(tree, *words)
+    again = lines_of(done.stdout)
+    assert "; 4 are in checked.jsonl already" in done.stderr
+    assert {name for name, line in again.items() if line["digest"] != first[name]["digest"]} == {"level1/6"}
+    assert all(again[name] == first[name] for name in ("level1/1", "level1/2", "level1/3", "level1/7"))
+    assert lines_of((tree / "checked.jsonl").read_text()) == again
+
+
+@pytest.mark.slow
+def test_another_dtype_is_checked_for_itself(tree):
+    words = ("tree/level1/1_Sum.py", "--device", "cpu", "--out", "checked.jsonl", "--json")
+    for dtype in ("fp32", "bf16", "bfloat16"):
+        assert kernelwright(tree, *words, "--dtype", dtype).returncode == 0
+    dtypes = [json.loads(line)["dtype"] for line in (tree / "checked.jsonl").read_text().splitlines()]
+    assert dtypes == ["float32", "bfloat16"]
+
+
+HEARING_CTRL_C = """
+import signal
+from kernelwright.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--out", "checked.jsonl"), "the same command goes on from checked.jsonl"),
+        ((), "with --out FILE.jsonl the same command could go on from there"),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(tree, words, said):
+    for number in range(8, 60):
+        (tree / f"tree/level1/{number}_More.py").write_text(PROBLEM)
+    command = [sys.executable, "-P", "-c", HEARING_CTRL_C, "problems", "check", "tree", "--device", "cpu", "--json"]
+    with subprocess.Popen(
+        [*command, *words], cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "stopped after " in told and " of 59; " in told and said in told and "Traceback" not in told
+
+
+def told(error):
+    def examine(problem, settings):
+        raise error
+
+    return check_entry(examine, SETTINGS, ENTRY)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kinds"),
+    [
+        (UnsupportedHere("it takes 300 GiB"), "unsupported here", ("memory",)),
+        (UnsupportedProblem("it takes 8-bit floats"), "unsupported", ()),
+        (BrokenProblem("it does not run"), "broken", ()),
+        (RuntimeError("a hole"), "failed", ()),
+    ],
+)
+def test_what_a_problem_meets_is_its_own_line(error, status, kinds):
+    line = told(error)
+    assert (line.status, line.kinds) == (status, kinds)
+    assert str(error) in line.why[0]
+
+
+def test_what_the_machine_lacks_ends_the_check():
+    with pytest.raises(MachineError):
+        told(MachineError("no bubblewrap"))
+
+
+def test_inputs_that_can_not_fit_are_told_without_running_anything():
+    small = SETTINGS.model_copy(update={"memory_bytes": 2**20})
+    line = check_entry(lambda problem, settings: pytest.fail("it was run"), small, ENTRY)
+    assert (line.status, line.kinds) == ("unsupported here", ("memory",))
+    assert "a child may take 1 MiB; give more with --memory" in line.why[0]
+
+
+def line(name, status, *kinds):
+    return Checked(problem=name, status=status, kinds=kinds)
+
+
+def test_each_problem_is_counted_once_by_its_first_reason():
+    lines = [
+        line("a", "weak", "lazy", "independent"),
+        line("b", "ok"),
+        line("c", "unsupported here", "memory"),
+        line("d", "weak", "random"),
+        line("e", "weak", "lazy"),
+        line("f", "broken"),
+        line("g", "unsupported here", "memory"),
+    ]
+    assert summary(lines) == "1 ok, 3 weak (2 lazy, 1 random), 2 unsupported here (memory), 1 broken"
+
+
+def ok(problem, settings):
+    return Examined("ok")
+
+
+def test_a_line_stands_for_the_same_problem_on_the_same_device(tmp_path):
+    path = tmp_path / "checked.jsonl"
+    with CheckedFile(path) as file:
+        file.add(check_entry(ok, SETTINGS, ENTRY))
+    with CheckedFile(path) as file:
+        mine = begun(ENTRY, SETTINGS)
+        assert file.known(mine) is not None
+        for other in ({"device": "NVIDIA H200"}, {"digest": "0"}, {"dtype": "bfloat16"}, {"harness": "0"}):
+            assert file.known(mine.model_copy(update=other)) is None
+
+
+@pytest.mark.parametrize("status", ["unsupported here", "failed"])
+def test_what_another_try_may_change_is_tried_again(tmp_path, status):
+    path = tmp_path / "checked.jsonl"
+    with CheckedFile(path) as file:
+        file.add(begun(ENTRY, SETTINGS).model_copy(update={"status": status}))
+    with CheckedFile(path) as file:
+        assert file.known(begun(ENTRY, SETTINGS)) is None
+
+
+def test_a_line_that_a_kill_has_cut_off_costs_itself_alone(tmp_path):
+    path = tmp_path / "checked.jsonl"
+    whole = check_entry(ok, SETTINGS, ENTRY).model_dump_json()
+    path.write_text(f'{whole}\n{{"problem": "level1/2", "sta')
+    with CheckedFile(path) as file:
+        assert file.known(begun(ENTRY, SETTINGS)) is not None
+        file.add(line("level1/2", "ok"))
+    assert json.loads(path.read_text().splitlines()[-1])["problem"] == "level1/2"
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("dear diary\n")
+    with (
+        pytest.raises(ProblemError, match="holds no lines of `problems check`; choose another --out"),
+        CheckedFile(path),
+    ):
+        pass
+    assert path.read_text() == "dear diary\n"
+
+
+def test_what_can_not_be_read_is_told_from_the_text(tree):
+    entries = {entry.id: entry for entry in read_collection(tree / "tree").entries}
+    found = check_entry(lambda problem, settings: pytest.fail("it was run"), SETTINGS, entries["level1/5"])
+    assert (found.status, found.digest) == ("broken", "")

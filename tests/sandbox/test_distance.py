@@ -1,0 +1,189 @@
+"""Comparisons in pieces: what they find is what one look at the whole would."""
+
+import math
+
+import pytest
+import torch
+
+from problems import Tolerance
+from sandbox import compare, distance
+from sandbox.compare import Checks, mismatch
+from sandbox.distance import MOVES, Moved, finite, measure, worst
+from sandbox.values import RawTensor, Values
+
+SHAPES = [(), (1,), (7,), (3, 50), (5, 4, 30), (2, 3, 4, 100)]
+
+
+def values(tensor):
+    return Values({"t": 0}, (RawTensor.of(tensor),))
+
+
+def judged(got, want, near=None, checks=None):
+    near = want.float() if near is None else near
+    return mismatch(values(got), values(want), values(near), Tolerance(), checks or Checks())
+
+
+@pytest.fixture(params=[1, 7, 64, 2**14])
+def piece(request, monkeypatch):
+    """Pieces of so many elements."""
+    monkeypatch.setattr(distance, "PIECE", request.param)
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Outputs of more than 32 elements are looked at in parts."""
+    monkeypatch.setattr(compare, "LOOKED_AT", 32)
+
+
+def at_once(got, want, draws):
+    """What an element may be pulled back by, by its definition."""
+    moved = torch.stack([draw.double() - want for draw in draws]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    allowed = MOVES * moved.square().mean(0).sqrt()
+    error = got.double() - want
+    return want + error.sign() * (error.abs() - allowed).clamp(min=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_moves_is_pulled_back_as_one_formula_says(piece, shape):
+    torch.manual_seed(1)
+    want = torch.randn(shape, dtype=torch.float64)
+    draws = [want + 1e-3 * torch.randn(shape, dtype=torch.float64) for _ in range(6)]
+    got = (want + 1e-2 * torch.randn(shape, dtype=torch.float64)).float()
+    moved = Moved(want)
+    for draw in draws:
+        moved.note(draw)
+    torch.testing.assert_close(moved.pulled_back(got), at_once(got, want, draws), rtol=1e-6, atol=1e-9)
+
+
+def test_what_moves_beyond_all_bounds_has_not_moved(piece):
+    want = torch.ones(40, dtype=torch.float64)
+    moved = Moved(want)
+    for odd in (math.nan, math.inf, -math.inf):
+        moved.note(torch.full((40,), odd, dtype=torch.float64))
+    got = torch.full((40,), 1.5)
+    assert torch.equal(moved.pulled_back(got), got.double())
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-41, 1e30])
+def test_what_moves_is_known_at_every_magnitude_that_float32_has(size):
+    """Squares of it would be none, or too large, in float32."""
+    want = torch.full((50,), size, dtype=torch.float64)
+    moved, draw = Moved(want), want * 1.25
+    moved.note(draw)
+    torch.testing.assert_close(moved.pulled_back(want * 2), at_once(want * 2, want, [draw]), rtol=1e-3, atol=0)
+
+
+def test_transposed_tensors_are_compared_element_by_element(piece):
+    want = torch.arange(60, dtype=torch.float64).view(6, 10).t()
+    moved = Moved(want)
+    moved.note(want.contiguous() + 1)
+    assert torch.equal(moved.pulled_back(want + 100), want + 100 - MOVES)
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape])
+def test_the_worst_element_is_found_wherever_it_lies(piece, shape):
+    torch.manual_seed(2)
+    want = torch.randn(shape, dtype=torch.float64)
+    for place in {0, want.numel() // 2, want.numel() - 1}:
+        got = want + 1e-3 * torch.rand(shape, dtype=torch.float64)
+        got.view(-1)[place] -= 5
+        index = worst(got, want)
+        assert want[index] == want.view(-1)[place] and got[index] == got.view(-1)[place]
+
+
+def test_what_is_not_finite_is_not_the_worst(piece):
+    want = torch.zeros(30, dtype=torch.float64)
+    got = want.clone()
+    got[3], got[4], got[20] = math.nan, math.inf, 1
+    assert worst(got, want) == (20,)
+    assert worst(torch.full((30,), math.nan), want) == (0,)
+
+
+@pytest.mark.parametrize("undefined", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_is_made_finite_leaves_what_it_was_given_alone(undefined, dtype):
+    got, near, want = (torch.tensor([1.0, math.nan, math.inf, -math.inf, 2.0]).roll(turn) for turn in range(3))
+    given = [got.to(dtype), near.to(dtype), want.double()]
+    before = [tensor.clone() for tensor in given]
+    found = finite(*given, undefined)
+    assert all(torch.isfinite(tensor).all() for tensor in found)
+    assert all(torch.equal(one.nan_to_num(7), other.nan_to_num(7)) for one, other in zip(given, before, strict=True))
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_what_is_measured_is_left_as_it_is(piece, settled):
+    got, near, want = (torch.randn(4, 80, dtype=torch.float64) for _ in range(3))
+    got[1, 2] = math.nan
+    before = [tensor.clone() for tensor in (got, near, want)]
+    measure(got, near, want, settled=settled)
+    assert torch.equal(got.nan_to_num(7), before[0].nan_to_num(7))
+    assert torch.equal(near, before[1]) and torch.equal(want, before[2])
+
+
+def test_sizes_do_not_hang_on_the_pieces(piece):
+    torch.manual_seed(3)
+    want = torch.randn(6, 200, dtype=torch.float64)
+    got, near = (want + 1e-3 * torch.randn(6, 200, dtype=torch.float64) for _ in range(2))
+    error = measure(got, near, want).error
+    assert error.largest == pytest.approx(float((got - want).abs().max()), rel=1e-12)
+    assert error.norm == pytest.approx(float((got - want).norm()), rel=1e-12)
+    torch.testing.assert_close(error.slices, (got - want).norm(dim=1))
+
+
+@pytest.mark.parametrize(("odd", "name"), [(math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf")])
+@pytest.mark.parametrize("row", [0, 9, 19])
+def test_the_part_whose_masks_differ_is_named(parts, odd, name, row):
+    want = torch.randn(20, 8, dtype=torch.float64)
+    got = want.float()
+    got[row, 3] = odd
+    wrong = judged(got, want)
+    first = row // 4 * 4
+    assert f"[{first}:{first + 4}] has {name} at [{row - first}, 3]" in wrong.reason
+
+
+@pytest.mark.parametrize("shape", [(3, 50), (1, 150), (1, 3, 50), (150,)])
+def test_where_one_index_is_too_much_it_is_parted_along_the_next_axis(parts, shape):
+    want = torch.randn(shape, dtype=torch.float64)
+    got = want.float()
+    got.view(-1)[149] = math.nan
+    named = {(3, 50): "[2][32:64] has NaN at [17]", (150,): "[128:160] has NaN at [21]"}
+    last = named.get(shape, "has NaN at [")
+    assert last in judged(got, want).reason
+
+
+def test_where_masks_agree_in_every_part_the_rest_is_compared(parts):
+    want = torch.randn(20, 8, dtype=torch.float64)
+    want[7, 1], want[15, 2] = math.nan, math.inf
+    assert judged(want.float(), want) is None
+    got = want.float()
+    got[18, 5] += 1
+    assert "at [18, 5]" in judged(got, want).reason
+
+
+def test_parts_outside_of_what_is_defined_are_not_compared(parts):
+    want = torch.randn(20, 8, dtype=torch.float64)
+    want[7] = math.nan
+    got = want.float()
+    got[7] = 3
+    assert judged(got, want) is not None
+    assert judged(got, want, checks=Checks(undefined=False)) is None
+
+
+@pytest.mark.parametrize("shape", [(40, 8), (2, 160), (4, 5, 16), (320,)])
+def test_what_is_wrong_is_placed_in_the_whole_and_described_in_a_part(parts, shape):
+    torch.manual_seed(4)
+    want = torch.randn(shape, dtype=torch.float64)
+    for place in (0, 170, 319):
+        got = want.float()
+        got.view(-1)[place] += 3
+        index = [int(axis) for axis in torch.unravel_index(torch.tensor(place), shape)]
+        wrong = judged(got, want)
+        assert f"at {index}: got" in wrong.reason
+        assert "of the part from" in wrong.details and "counted from there" in wrong.details
+
+
+def test_a_small_output_is_described_whole(parts):
+    want = torch.randn(4, 8, dtype=torch.float64)
+    got = want.float()
+    got[2, 2] += 3
+    assert "of the part from" not in judged(got, want).details

@@ -1,0 +1,97 @@
+"""References that draw in `forward`: both sides are seeded alike, and only what draws in the same way is right."""
+
+import pytest
+
+from problems import Problem
+from sandbox.judge import Judge
+from sandbox.verdict import Candidate, Failed, Passed
+from tests.sandbox.conftest import QUICK
+
+pytestmark = pytest.mark.slow
+
+SOURCE = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+class {name}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(48, 48)
+
+    def forward(self, x):
+        {forward}
+"""
+REST = """
+def get_inputs():
+    return [torch.randn(64, 48)]
+
+def get_init_inputs():
+    return []
+"""
+DROPPING = "return F.dropout(self.inner(x), 0.3)"
+
+
+def problem(forward, **more):
+    source = SOURCE.format(name="Model", forward=forward) + REST
+    return Problem(name="dropping", title="", family="test", size="cpu", source=source, **more)
+
+
+@pytest.fixture(scope="module")
+def dropping():
+    with Judge(problem(DROPPING), QUICK.model_copy(update={"worker_pairs": 2})) as judge:
+        yield judge
+
+
+def verdict(judge, forward):
+    return judge.judge(Candidate(source=SOURCE.format(name="ModelNew", forward=forward)))
+
+
+def test_the_reference_itself_passes_and_its_problem_is_weak(dropping):
+    found = verdict(dropping, DROPPING)
+    assert isinstance(found, Passed), found
+    assert found.evidence.problem_status.status == "weak"
+    assert "both sides are seeded alike" in found.evidence.problem_status.why[0]
+
+
+def test_another_way_to_compute_what_is_dropped_passes(dropping):
+    found = verdict(dropping, "return F.dropout(x @ self.inner.weight.t() + self.inner.bias, 0.3)")
+    assert isinstance(found, Passed), found
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "return self.inner(x)",
+        "return F.dropout(self.inner(x), 0.5)",
+        "return F.dropout(self.inner(x), 0.29)",
+        "torch.manual_seed(7); return F.dropout(self.inner(x), 0.3)",
+        "torch.rand(1); return F.dropout(self.inner(x), 0.3)",
+        "return F.dropout(self.inner(x), 0.3) * 1.01",
+    ],
+    ids=["left out", "another probability", "nearly the same", "a seed of its own", "one more draw", "scaled"],
+)
+def test_what_draws_otherwise_fails(dropping, forward):
+    found = verdict(dropping, forward)
+    assert isinstance(found, Failed) and found.stage == "check", found
+
+
+def test_a_candidate_before_which_nobody_knew_that_it_draws_is_judged_alike():
+    """Also where the first is wrong: another judge knows nothing of it."""
+    with Judge(problem(DROPPING), QUICK.model_copy(update={"worker_pairs": 2})) as judge:
+        found = verdict(judge, "return self.inner(x)")
+        assert isinstance(found, Failed) and found.stage == "check", found
+        found = verdict(judge, DROPPING)
+        assert isinstance(found, Passed), found
+
+
+def test_a_reference_that_does_not_draw_is_never_seeded(scaled_rows):
+    assert not scaled_rows.reference.is_random
+
+
+def test_a_wrong_candidate_does_not_make_a_problem_one_that_draws():
+    with Judge(problem("return self.inner(x)"), QUICK.model_copy(update={"worker_pairs": 2})) as judge:
+        assert isinstance(verdict(judge, DROPPING), Failed)
+        found = verdict(judge, "return self.inner(x)")
+        assert isinstance(found, Passed), found
+        assert "seeded" not in " ".join(found.evidence.problem_status.why)
