@@ -66,7 +66,7 @@ class Started:
 
     closed = 0
 
-    def __init__(self, *_):
+    def __init__(self, *_, **__):
         BASELINES[0].close()
 
     def close(self):
