@@ -86,17 +86,20 @@ class LineProcess:
         answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answered
         try:
-            self._tell(message | {"id": number})
+            self.tell(message | {"id": number})
             return await answered
         except asyncio.CancelledError:
             if not self.has_ended:
-                self._tell({"cancel": number})
+                self.tell({"cancel": number})
             raise
         finally:
             self._waiting.pop(number, None)
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        """Nobody waits until the pipe has room: a process that does not read must not keep us from hearing its end."""
+    def tell(self, message: dict[str, Any]) -> None:
+        """Say something that has no answer.
+
+        Nobody waits until the pipe has room: a process that does not read must not keep us from hearing its end.
+        """
         with contextlib.suppress(OSError, RuntimeError):
             self._input.write(json.dumps(message).encode() + b"\n")
 

@@ -1,12 +1,11 @@
 """The judge: from a candidate to a verdict, without ever importing the candidate."""
 
-import hashlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import Self
 
 from problems import Problem
-from sandbox import diagnose, quiet, scan
+from sandbox import diagnose, scan
 from sandbox.authenticity import Observed, judge_authenticity, read_authenticity, refusal
 from sandbox.baselines import Baselines
 from sandbox.building import BuildStore, Toolchain, require_headers, toolchain
@@ -14,17 +13,18 @@ from sandbox.building.failures import read_failures
 from sandbox.floor.bound import Floor
 from sandbox.floor.keeping import Floors
 from sandbox.gpu.findings import Look
-from sandbox.late_builds import built_by, shortcuts_for, with_late_builds
+from sandbox.late_builds import build_key, built_by, shortcuts_for, with_late_builds
 from sandbox.linked import needed_symbols
 from sandbox.machine import needs_device, versions
 from sandbox.meanwhile import meanwhile
-from sandbox.opening import architecture, device_held, open_session
+from sandbox.opening import build_turn, device_held, open_session, timing_turn
 from sandbox.patience import Patience
 from sandbox.reference import ReferenceSession
 from sandbox.sessions import Refused, Session
 from sandbox.settings import Settings
 from sandbox.stages import Built, Stopped
 from sandbox.timing import DrawingReference, Timing
+from sandbox.turns import Waiting
 from sandbox.verdict import Candidate, Evidence, Failed, Measurement, Passed, Verdict
 
 STORED = "taken from the store of finished builds"
@@ -39,6 +39,8 @@ class Judge:
         self._baselines = Baselines(problem, self.settings)
         self._floors = Floors(problem, self.settings)
         self._layers: tuple[str, ...] = ()
+        self._is_stopped = False
+        self._waiting = Waiting(stopped=lambda: self._is_stopped)
 
     def __enter__(self) -> Self:
         return self
@@ -55,8 +57,13 @@ class Judge:
         """Start all reference children now; otherwise each starts when it is first needed."""
         self._baselines.start()
 
+    def stop(self) -> None:
+        """Wait for no turn any more: a thread of this judge that does ends with `MachineError`."""
+        self._is_stopped = True
+
     def close(self) -> None:
         """End the reference children."""
+        self.stop()
         self._baselines.close()
         if self.settings.gpu:
             from sandbox.gpu.relief import free_cached_memory
@@ -68,7 +75,7 @@ class Judge:
         return self.evaluate(self.build(candidate))
 
     def build(self, candidate: Candidate, ahead: bool = True) -> Built:
-        """Scan and compile, in a child of its own; needs no device and may run beside other builds.
+        """Scan and compile, in a child of its own, beside other builds; while no core that it needs is timed on.
 
         `ahead`: whether the first worker is started meanwhile; without, where the build is not evaluated here.
         """
@@ -78,7 +85,8 @@ class Judge:
                 refusal = scan.refuse(candidate.source)
             if refusal:
                 raise Stopped("scan", refusal)
-            self._compile(built, ahead)
+            with build_turn(self.settings, self._waiting):
+                self._compile(built, ahead)
         except Stopped as stop:
             built.failure = stop
         except BaseException:
@@ -91,7 +99,7 @@ class Judge:
         require_headers(built.candidate.source)
         built.worker = open_session("worker", built.folder, self.settings) if ahead else None
         tools = toolchain() if self.settings.shortcuts else None
-        built.key = self._build_key(built, tools)
+        built.key = build_key(built.candidate.source, tools, self._baselines.arguments, self.settings)
         with built.stage("build"):
             if tools is not None and BuildStore().restore(built.key, built.folder.path / "build"):
                 self._greet_ahead(built)
@@ -109,16 +117,6 @@ class Judge:
             built.worker.greet()
             self._layers = built.worker.layers
 
-    def _build_key(self, built: Built, tools: Toolchain | None) -> str:
-        arguments = self._baselines.arguments
-        digest = hashlib.sha256(repr(arguments.tree).encode())
-        for raw in arguments.tensors:
-            digest.update(repr((raw.dtype, raw.shape)).encode() + raw.on_host)
-        more = {"arguments": digest.hexdigest()} | (
-            {"device": architecture(self.settings)} if self.settings.gpu else {}
-        )
-        return BuildStore.key(built.candidate.source, tools, **more)
-
     def _ask_to_build(self, built: Built, session: Session, tools: Toolchain | None) -> None:
         arguments = self._baselines.arguments
         shortcuts = shortcuts_for(tools, self.settings)
@@ -134,27 +132,36 @@ class Judge:
             raise Stopped("load", error.reason, diagnose.trim_traceback(error.log)) from None
 
     def evaluate(self, built: Built) -> Verdict:
-        """Load, run, check and time what was built; removes its work folder. Waits for the device where it needs it."""
-        with device_held(self.settings):
+        """Load, run, check and time what was built; removes its work folder. Waits for its turn."""
+        with closing(built), device_held(self.settings, self._waiting), ExitStack() as turn:
             try:
                 if built.failure:
                     raise built.failure
+                self._floor()  # what it may measure takes all processors
+                turn.enter_context(timing_turn(self.settings, self._waiting))
                 with self._looking(built), self._memory_watched(built):
-                    measurement = with_late_builds(built, self.settings, lambda: self._measured(built))
+                    measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn))
             except Stopped as stop:
                 log = built.log_after(stop)
                 return Failed(stage=stop.stage, reason=stop.reason, log=log, evidence=self._evidence(built))
             finally:
-                built.close()
+                built.close()  # before the turn ends
             return Passed(measurement=measurement, evidence=self._evidence(built))
 
-    def _measured(self, built: Built) -> Measurement:
+    def _measured(self, built: Built, turn: ExitStack) -> Measurement:
         try:
-            return self._measure(built)
+            measurement = self._measure(built)
         except DrawingReference:
             self._baselines.is_seeded = True
-        built.end_workers()
-        return self._measure(built)
+            built.end_workers()
+            measurement = self._measure(built)
+        self._observe(built)
+        if not self.settings.gpu:
+            built.end_workers()  # nothing of it is to be heard by whoever comes next
+        turn.close()  # the floor may have to be measured again
+        measurement = self._floors.added(self._baselines.first, measurement)
+        self._baselines.remember(measurement)
+        return measurement
 
     @contextmanager
     def _memory_watched(self, built: Built) -> Iterator[None]:
@@ -169,8 +176,7 @@ class Judge:
 
     def _measure(self, built: Built) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
-        self._floor()  # known before anything is timed, since what it may measure would be heard
-        with quiet.timing(), self._timing() as timing:
+        with self._timing() as timing:
             if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built)
             is_enough = False
@@ -189,10 +195,7 @@ class Judge:
                         timing.meet_the_rest(session)
                 built.worker = None
                 timing.retire(session)
-        self._observe(built)
-        measurement = self._floors.added(self._baselines.first, timing.samples.measurement(self.settings))
-        self._baselines.remember(measurement)
-        return measurement
+        return timing.samples.measurement(self.settings)
 
     def _start_ahead(self, built: Built) -> None:
         """Start the worker that comes next: to be timed, or else to be observed."""

@@ -1,5 +1,6 @@
 """What is the same of every builder, and those that come late: for extensions that only a worker has asked for."""
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +13,19 @@ from sandbox.patience import Patience
 from sandbox.sessions import Session, Unbuilt
 from sandbox.settings import Settings
 from sandbox.stages import Built, Stopped
+from sandbox.values import Values
 
 MOST_LATE_BUILDS = 16
 T = TypeVar("T")
+
+
+def build_key(source: str, tools: Toolchain | None, arguments: Values, settings: Settings) -> str:
+    """The digest under which a finished build is kept: of all that can make another one of the same source."""
+    digest = hashlib.sha256(repr(arguments.tree).encode())
+    for raw in arguments.tensors:
+        digest.update(repr((raw.dtype, raw.shape)).encode() + raw.on_host)
+    more = {"arguments": digest.hexdigest()} | ({"device": architecture(settings)} if settings.gpu else {})
+    return BuildStore.key(source, tools, **more)
 
 
 @contextmanager

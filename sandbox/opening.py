@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from sandbox.jail import Kind
 from sandbox.sessions import Session
 from sandbox.settings import Settings
+from sandbox.turns import PATIENT, Waiting, processor_turn
 from sandbox.workfolder import WorkFolder
 
 
@@ -18,13 +19,31 @@ def open_session(kind: Kind, folder: WorkFolder, settings: Settings) -> Session:
     return GpuSession(kind, folder, settings, device_of(settings))
 
 
-def device_held(settings: Settings) -> AbstractContextManager[None]:
-    """Within it no other judge of this machine times anything on the device; nothing where the settings have none."""
+def device_held(settings: Settings, waiting: Waiting = PATIENT) -> AbstractContextManager[None]:
+    """Within it no other judge of this machine times anything on the GPU; nothing where the settings have none."""
     if not settings.gpu:
         return nullcontext()
     from sandbox.gpu.device import device_of
 
-    return device_of(settings).hold()
+    return device_of(settings).hold(waiting.stopped)
+
+
+def timing_turn(settings: Settings, waiting: Waiting) -> AbstractContextManager[None]:
+    """Within it nothing of ours disturbs a timing on the cores; come with the device's turn, where there is one.
+
+    What runs on a GPU is timed beside builds, and beside what other GPUs' judges do on the same cores.
+    """
+    return processor_turn(settings.cores, shared=settings.gpu, waiting=waiting)
+
+
+def build_turn(settings: Settings, waiting: Waiting) -> AbstractContextManager[None]:
+    """Within it nothing is timed on the cores that the build would take from it; nothing where there are some to spare.
+
+    Builds share their turn.
+    """
+    if settings.gpu or settings.threads < len(settings.cores):
+        return nullcontext()
+    return processor_turn(settings.cores, shared=True, waiting=waiting)
 
 
 def architecture(settings: Settings) -> str:

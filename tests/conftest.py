@@ -1,5 +1,8 @@
 import contextlib
+import os
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +26,15 @@ def model_server():
     """Starts servers with the given replies; stopped at the end of the test."""
     with contextlib.ExitStack() as servers:
         yield lambda *replies: servers.enter_context(serving(*replies))
+
+
+def pytest_configure():
+    """Of several runners each has a temporary place, and so turns, of its own: no test waits for another's judging."""
+    runner = os.environ.get("PYTEST_XDIST_WORKER")
+    if runner is not None:
+        place = Path(tempfile.gettempdir()) / f"tests-of-kernelwright-{os.getuid()}-{runner}"
+        place.mkdir(mode=0o700, exist_ok=True)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(place)
 
 
 def pytest_collection_modifyitems(items):

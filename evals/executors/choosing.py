@@ -54,7 +54,7 @@ def executor_for(choice: Choice, settings: Settings) -> Executor:
 def settled(choice: Choice, settings: Settings) -> Choice:
     """The choice with the kind of device that it comes to, so that a run that is resumed stays with it.
 
-    A cluster is asked. What this process judges on by itself is left open.
+    A cluster is asked. Where nothing is chosen it is left open.
     """
     if choice == Choice():
         return choice
@@ -71,15 +71,7 @@ def settled(choice: Choice, settings: Settings) -> Choice:
 
 @asynccontextmanager
 async def evaluating(choice: Choice, settings: Settings) -> AsyncIterator[Evaluating]:
-    """What judges for a search. One device of this machine is judged on by this process itself."""
-    if choice == Choice():
-        from agent.evaluation import LocalEvaluator
-
-        evaluator = LocalEvaluator(settings)
-        try:
-            yield evaluator
-        finally:
-            evaluator.close()
-        return
-    async with Dispatcher(executor_for(choice, settings), choice.kind) as dispatcher:
+    """What judges for a search: an executor's workers. Where nothing is chosen there is one device of this machine."""
+    chosen = Choice(devices=1) if choice == Choice() else choice
+    async with Dispatcher(executor_for(chosen, settings), chosen.kind) as dispatcher:
         yield ExecutorEvaluator(dispatcher)

@@ -1,19 +1,12 @@
 """The devices of this machine: its CUDA devices, or equal parts of its cores."""
 
-import fcntl
-import hashlib
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from evals.executors.protocol import Device, ExecutorError
 from evals.harness import Conditions
 from sandbox.errors import MachineError
-from sandbox.flocks import open_own
 from sandbox.machine import processor_name
 from sandbox.settings import Settings
 
@@ -108,24 +101,3 @@ def _cuda_names() -> list[str]:
     if count == 0:
         raise MachineError("torch sees no CUDA device; use a machine with a GPU, or candidates in cpp")
     return [str(torch.cuda.get_device_name(ordinal)) for ordinal in range(count)]
-
-
-@contextmanager
-def device_turn(kind: str, part: str = "") -> Iterator[None]:
-    """Wait until no other process of this user times on the device: two at once would slow each other.
-
-    A part of a device is taken beside its other parts, but never beside the whole. Raises `MachineError`.
-    """
-    with ExitStack() as held:
-        _lock(held, kind, fcntl.LOCK_SH if part else fcntl.LOCK_EX)
-        if part:
-            _lock(held, f"{kind}\0{part}", fcntl.LOCK_EX)
-        yield
-
-
-def _lock(held: ExitStack, name: str, how: int) -> None:
-    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / f"kernelwright-{os.getuid()}-{digest}.turn"
-    fd = open_own(path)
-    held.callback(os.close, fd)
-    fcntl.flock(fd, how)

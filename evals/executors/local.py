@@ -12,6 +12,7 @@ from evals.executors.devices import CUDA_VISIBLE, given, local_devices, own_core
 from evals.executors.order import Order
 from evals.executors.process import WorkerProcess
 from evals.executors.protocol import Answer, Device, Product, Question, Stage, Work
+from problems import Problem
 from sandbox.settings import Settings
 
 
@@ -63,6 +64,11 @@ class LocalExecutor:
     async def revive(self, device: Device) -> bool:
         """See `Executor`; the next question starts a new process."""
         return True
+
+    def release(self, problem: Problem) -> None:
+        """See `Executor`."""
+        for process in (*self._supervisors.values(), *self._pool):
+            process.release(problem)
 
     async def close(self) -> None:
         """See `Executor`."""

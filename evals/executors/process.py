@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from evals.executors.order import Order
 from evals.executors.protocol import Answer, Lost, Question
 from evals.line_process import Ended, LineProcess
+from problems import Problem
 
 SERVING = "evals.executors.serving"
 """The module that the process runs."""
@@ -46,6 +47,11 @@ class WorkerProcess:
         except ValidationError:
             process.lose("the process wrote what is no answer")
             raise Lost("its worker was lost: the process wrote what is no answer") from None
+
+    def release(self, problem: Problem) -> None:
+        """Let it end what it keeps for a problem; nothing where it is not running."""
+        if self._process is not None and not self._process.has_ended:
+            self._process.tell({"release": problem.digest})
 
     async def start(self) -> LineProcess:
         """The process, which has just been started where it was not running; asking does this too."""

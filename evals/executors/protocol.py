@@ -134,6 +134,10 @@ class Executor(Protocol):
         """Put a new worker in the place of one that was lost; whether the device can be used again."""
         ...
 
+    def release(self, problem: Problem) -> None:
+        """Nothing more is asked about the problem for now: what workers keep for it may end."""
+        ...
+
     async def close(self) -> None:
         """End all workers with all that they started."""
         ...

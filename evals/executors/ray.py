@@ -42,6 +42,7 @@ from evals.executors.ray_access import (
     wants_token,
 )
 from evals.harness import harness_digest
+from problems import Problem
 from sandbox.settings import Settings
 
 BUILD = "build"
@@ -241,6 +242,9 @@ class RayExecutor:
     def gcs_address(self) -> str:
         """HOST:PORT of the cluster's head, once open."""
         return str(self._ray.get_runtime_context().gcs_address)
+
+    def release(self, problem: Problem) -> None:
+        """Nothing: workers end what they have not used for longest."""
 
     async def close(self) -> None:
         """See `Executor`. What is at work is ended with its actor; its children's keepers end those."""

@@ -34,4 +34,5 @@ class ExecutorEvaluator:
         return verdict.measurement.candidate_ms if isinstance(verdict, Passed) else None
 
     def release(self, problem: Problem) -> None:
-        """Nothing: workers end what they have not used for longest."""
+        """End the problem's reference processes; a later candidate starts new ones."""
+        self._dispatcher.executor.release(problem)

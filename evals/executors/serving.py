@@ -42,6 +42,9 @@ class Serving:
         if "cancel" in message:
             self._cancelled.add(message["cancel"])
             return
+        if "release" in message:
+            self._pool.submit(self._worker.release, message["release"])
+            return
         self._working.add(message["id"])
         self._pool.submit(self._answer, message["id"], message["question"])
 

@@ -82,6 +82,9 @@ class SimulatedExecutor:
         await asyncio.sleep(self.times.cold_s)
         return True
 
+    def release(self, problem: Problem) -> None:
+        """Nothing is kept."""
+
     async def close(self) -> None:
         """Nothing is left behind."""
 

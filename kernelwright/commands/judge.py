@@ -73,13 +73,14 @@ def judge(
     check_threads(threads)
     become_a_judge(threads)
     # All of these import torch, which the process that has just been started does too.
-    from sandbox.judge import judge as judge_candidate
+    from sandbox.judges import Judges
     from sandbox.report import report
     from sandbox.verdict import Candidate
 
     require_tools(language)
     check_tools(sanitize, profile, settings.gpu)
-    verdict = judge_candidate(found, Candidate(source=source, language=language), settings)
+    with Judges(settings) as judges:
+        verdict = judges.judge(found, Candidate(source=source, language=language))
     print(json.dumps(report(verdict)) if as_json else words(report(verdict), found.dtype))
     raise typer.Exit(DONE if verdict.outcome == "passed" else FELL_SHORT)
 

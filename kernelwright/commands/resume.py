@@ -21,5 +21,5 @@ def resume(
     from evals.running import Running
 
     with Running.resume(folder) as running:
-        set_up(running.plan)
+        set_up()
         go(running, folder, as_json)

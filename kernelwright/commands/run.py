@@ -145,7 +145,7 @@ def run(
         left_out=left_out(suite) if suite else (),
     )
     place = new_folder(out)
-    set_up(plan)
+    set_up()
     with Running.start(place, found, plan) as running:
         go(running, place, as_json)
 

@@ -15,19 +15,18 @@ LOG_WIDTH = 180
 
 if TYPE_CHECKING:
     from agent.view import View
-    from evals.running import Plan, Running
+    from evals.running import Running
 
 
-def set_up(plan: "Plan") -> None:
-    """Make this process what the plan needs. Call it before a run is started: that imports torch, for its version."""
-    from evals.executors.choosing import Choice
-    from sandbox.own_process import become_a_judge, protect_this_process, rest_between_loops
+def set_up() -> None:
+    """Make this process what a run needs. Call it before one is started: that imports torch, for its version.
 
-    if plan.executor == Choice():
-        become_a_judge(plan.judging.threads)
-    else:  # judged elsewhere; the keys to models are here
-        rest_between_loops()
-        protect_this_process()
+    Workers judge, in processes of their own; the keys to models are here.
+    """
+    from sandbox.own_process import protect_this_process, rest_between_loops
+
+    rest_between_loops()
+    protect_this_process()
 
 
 def go(running: "Running", folder: Path, as_json: bool) -> None:

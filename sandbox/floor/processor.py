@@ -10,7 +10,7 @@ from sandbox.errors import MachineError
 from sandbox.floor.peaks import Level, Peaks
 from sandbox.floor.store import Store
 from sandbox.machine import compiler, cpu_facts, processor_name, versions
-from sandbox.quiet import measuring
+from sandbox.turns import measuring
 from sandbox.workfolder import HeldFolder
 
 PROGRAM = Path(__file__).with_name("measure.cpp")
@@ -39,7 +39,7 @@ def processor_peaks(threads: int, store: Store | None = None) -> Peaks:
     """The peaks for so many threads. Measures for a few seconds where they are not remembered.
 
     Of several processes that want them one measures, once nothing is timed on this machine, and the others wait for it;
-    so do not call it inside `quiet.timing`. Raises `MachineError` where there is no compiler to measure with.
+    so do not call it inside a `processor_turn`. Raises `MachineError` where there is no compiler to measure with.
     """
     store, key = store or Store("peaks"), _key(threads)
     kept = store.get(key)

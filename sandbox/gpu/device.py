@@ -4,7 +4,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple, Self
@@ -13,8 +13,8 @@ from sandbox.errors import MachineError
 from sandbox.gpu import driver
 from sandbox.gpu.buffers import Glancer, Lent, Shown, poison
 from sandbox.gpu.clocks import Clocks
-from sandbox.gpu.lock import DeviceLock
 from sandbox.settings import Settings
+from sandbox.turns import DeviceTurn, Waiting
 
 FLUSH = 2
 """Times the L2 cache's size: as much is written between calls, so that nothing of them is left in it."""
@@ -26,6 +26,8 @@ PROBES, PROBE_PAUSE_S = 3, 2e-4
 ANSWER_MS = 0.4
 """An idle device does a little work for the judge within this time, on the host's clock."""
 WAIT_S = 600
+LOOK_S = 0.05
+"""How often a thread that waits for another one's turn looks whether it is still wanted."""
 
 
 class Prepared(NamedTuple):
@@ -74,7 +76,7 @@ class Device:
         self._idle_ms: dict[int, float] = {}
         self._turn = 0
         self._threads = threading.RLock()
-        self._lock: DeviceLock | None = None
+        self._lock: DeviceTurn | None = None
         self._holds = 0
 
     def __enter__(self) -> Self:
@@ -86,23 +88,25 @@ class Device:
         self.close()
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """Have the device alone, among all judges of this machine and all threads of this one; may be nested.
 
-        Raises `MachineError` where another process keeps it.
+        Raises `MachineError` where another process keeps it, and where the waiting is `stopped`.
         """
-        self._take()
+        self._take(stopped)
         try:
             yield
         finally:
             self._leave()
 
-    def _take(self) -> None:
-        self._threads.acquire()
+    def _take(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        while not self._threads.acquire(timeout=LOOK_S):
+            if stopped():
+                raise MachineError(f"the judging was stopped before its turn on device {self.uuid} came")
         try:
             self.make_current()
             if self._holds == 0:
-                self._lock = DeviceLock(self.uuid, self._wait_s)
+                self._lock = DeviceTurn(self.uuid, Waiting(self._wait_s, stopped))
             self._holds += 1
         except BaseException:
             self._threads.release()

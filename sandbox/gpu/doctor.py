@@ -8,7 +8,7 @@ from sandbox import bubblewrap
 from sandbox.doctor import Finding
 from sandbox.gpu import driver, memcheck, profile, programs, sharing
 from sandbox.gpu.clocks import Clocks
-from sandbox.gpu.lock import holder
+from sandbox.turns import device_holder
 
 KILOBYTE = 1024
 
@@ -99,7 +99,7 @@ def _nodes() -> Finding:
 
 
 def _lock(uuid: str) -> Finding:
-    who = holder(uuid)
+    who = device_holder(uuid)
     if who is None:
         return Finding(name="GPU: lock", state="ok", found="nobody is judging on it")
     return Finding(name="GPU: lock", state="ok", found=f"taken by {who}; others wait for it")

@@ -24,6 +24,7 @@ from evals.scoring import Batch
 from kernelwright import Judging
 from kernelwright.judging import JudgingError
 from sandbox.errors import MachineError
+from sandbox.turns import processor_path
 from tests.executors.faulty import FAULTS
 from tests.executors.parts import QUICK, SUM, declared, judged, right
 
@@ -187,11 +188,7 @@ def test_a_worker_whose_driver_is_killed_while_it_writes_ends_in_order():
 
 def test_a_lock_that_can_not_be_taken_is_told_and_waited_for_by_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    processor_path().mkdir()
     worker = Worker(Order(chosen={}))
-    with worker._turn():
-        pass
-    (lock,) = tmp_path.iterdir()
-    lock.unlink()
-    lock.mkdir()
-    with pytest.raises(MachineError, match=r"the lock .* can not be used"), worker._turn():
-        pass
+    answer = worker.answer(Question(stage="time", work=right()))
+    assert answer.machine_lacks and "can not be used (Is a directory)" in answer.trouble

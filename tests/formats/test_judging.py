@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from evals.executors.devices import device_turn
 from kernelwright import Judging, JudgingError, judge_all, load_problem
 from sandbox.child.keeper import descendants
-from sandbox.machine import processor_name
 from sandbox.settings import Settings
+from sandbox.turns import processor_path, processor_turn
 from tests.cli.test_judge_command import KEYS
 from tests.texts import PROBLEM, RIGHT, WRONG
+from tests.turns import waiters
 
 pytestmark = pytest.mark.slow
 QUICK = Settings(threads=1, min_pairs=4, max_pairs=4, worker_pairs=1, warm_up=1, time_budget_s=0.1)
@@ -114,24 +114,18 @@ def test_a_cancelled_task_ends_every_process_and_removes_every_folder(problem, t
     assert leftovers(tmp_path) == ([], [])
 
 
-def is_awaited(lock):
-    """Whether a process waits for the lock on a file."""
-    waiting = (line for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
-    return any(f":{lock.stat().st_ino} " in line for line in waiting)
-
-
 def test_leaving_while_another_program_times_removes_every_folder(problem, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     async def leave():
         async with Judging(1, QUICK) as judging:
             task = asyncio.create_task(judging.judge(problem, RIGHT))
-            while not is_awaited(next(tmp_path.glob("kernelwright-*.turn"))):
+            while waiters(processor_path()) < 1:
                 assert not task.done()
                 await asyncio.sleep(0.05)
             task.cancel()
 
-    with device_turn(processor_name()):
+    with processor_turn(tuple(os.sched_getaffinity(0))):
         asyncio.run(leave())
     assert leftovers(tmp_path) == ([], [])
 

@@ -11,9 +11,9 @@ import torch
 from sandbox.gpu import driver
 from sandbox.gpu.buffers import Lent, Shown, fetch, poison, seen
 from sandbox.gpu.doctor import gpu_findings
-from sandbox.gpu.lock import holder
 from sandbox.gpu.programs import program
 from sandbox.judge import judge
+from sandbox.turns import device_holder
 from sandbox.values import RawTensor
 from sandbox.verdict import Candidate, Failed, Passed
 from tests.gpu import faulty
@@ -122,7 +122,7 @@ def test_memory_of_the_judge_can_be_seen_as_a_tensor_without_a_copy(device):
 
 
 def test_the_device_is_locked_by_this_process(device):
-    assert holder(device.uuid) == f"process {os.getpid()}"
+    assert device_holder(device.uuid) == f"process {os.getpid()}"
 
 
 def test_clocks_are_told(device):

@@ -12,10 +12,10 @@ from sandbox.errors import MachineError
 from sandbox.gpu.buffers import POISON_WORD, PROBES, Allocations, Glance, comb
 from sandbox.gpu.clocks import ClockSample, steady
 from sandbox.gpu.device import Prepared
-from sandbox.gpu.lock import DeviceLock, holder, lock_path
 from sandbox.gpu.merging import merged, parted
 from sandbox.gpu.record import Burst
 from sandbox.peek import PeekError
+from sandbox.turns import DeviceTurn, Waiting, device_holder, device_path
 from sandbox.values import RawTensor, Values
 
 SIZES = [0, 3, 4, 7, 4 * PROBES - 4, 4 * PROBES, 4 * PROBES + 4, 10**6 + 3, 2**31]
@@ -140,33 +140,33 @@ UUID = f"GPU-test-{os.getpid()}"
 
 @pytest.fixture
 def lock_file():
-    yield lock_path(UUID)
-    lock_path(UUID).unlink(missing_ok=True)
+    yield device_path(UUID)
+    device_path(UUID).unlink(missing_ok=True)
 
 
 def test_a_second_judge_waits_for_the_device_and_is_told_who_has_it(lock_file):
-    first = DeviceLock(UUID, 0)
-    assert holder(UUID) == f"process {os.getpid()}"
+    first = DeviceTurn(UUID, Waiting(0))
+    assert device_holder(UUID) == f"process {os.getpid()}"
     with pytest.raises(MachineError, match=f"taken by process {os.getpid()}"):
-        DeviceLock(UUID, 0)
+        DeviceTurn(UUID, Waiting(0))
     first.close()
-    assert holder(UUID) is None
-    DeviceLock(UUID, 0).close()
+    assert device_holder(UUID) is None
+    DeviceTurn(UUID, Waiting(0)).close()
 
 
 def test_a_judge_that_is_killed_gives_the_device_back(lock_file):
-    code = f"import time; from sandbox.gpu.lock import DeviceLock; held = DeviceLock({UUID!r}, 0); "
+    code = f"import time; from sandbox.turns import DeviceTurn, Waiting; held = DeviceTurn({UUID!r}, Waiting(0)); "
     code += "print(1, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
         other.stdout.readline()
-        assert holder(UUID) == f"process {other.pid}"
+        assert device_holder(UUID) == f"process {other.pid}"
         other.kill()
         other.wait()
-    DeviceLock(UUID, 5).close()
+    DeviceTurn(UUID, Waiting(5)).close()
 
 
-def test_a_device_that_nobody_ever_took_has_no_holder():
-    assert holder("GPU-never") is None
+def test_a_device_that_nobody_ever_took_has_no_device_holder():
+    assert device_holder("GPU-never") is None
 
 
 def test_merged_calls_have_tensors_of_their_own():

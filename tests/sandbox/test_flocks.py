@@ -4,13 +4,11 @@ import os
 
 import pytest
 
-from evals.executors.devices import device_turn
 from sandbox.errors import MachineError
 from sandbox.flocks import open_own, taken
-from sandbox.quiet import measuring, timing
+from sandbox.turns import measuring, processor_turn
 
-KIND = "a device of this test"
-TAKERS = {"device_turn": lambda: device_turn(KIND), "timing": timing, "measuring": lambda: measuring(wait_s=0)}
+TAKERS = {"processor_turn": lambda: processor_turn((0, 1)), "measuring": lambda: measuring(wait_s=0)}
 
 
 @pytest.fixture(autouse=True)

@@ -1,22 +1,21 @@
 """What a screening of variants asks of the judge."""
 
-import asyncio
+import contextlib
 from typing import ClassVar
 
-from agent import evaluation
-from agent.evaluation import LocalEvaluator
 from evals.executors.order import Order
 from evals.executors.protocol import Question
 from evals.executors.worker import Worker
+from sandbox import judges
 from sandbox.errors import MachineError
-from sandbox.judge import Judge
+from sandbox.judges import Judges
 from sandbox.settings import Settings
 from tests.executors.parts import SUM, right
 
 CHOSEN = Settings(sanitize=True, profile=True, compiled=("default",))
 
 
-class Asked(Judge):
+class Asked(judges._SharedJudge):
     """Notes the settings that it is made with, and judges nothing."""
 
     seen: ClassVar[list[Settings]] = []
@@ -44,25 +43,29 @@ def without_tools(settings):
     return (settings.sanitize, settings.profile, settings.compiled, settings.worker_pairs) == (False, False, (), 1)
 
 
+def screened_by(judge):
+    with contextlib.suppress(MachineError):
+        judge()
+
+
 def test_variants_are_screened_without_tools(monkeypatch):
-    monkeypatch.setattr(evaluation, "Judge", Asked)
+    monkeypatch.setattr(judges, "_SharedJudge", Asked)
+    with Judges(CHOSEN) as kept:
+        settings = screened_with(
+            monkeypatch, lambda: screened_by(lambda: kept.judge(SUM, right(1).candidate, quick=True))
+        )
+    assert without_tools(settings)
 
-    def screen():
-        evaluator = LocalEvaluator(CHOSEN)
-        asyncio.run(asyncio.wait_for(expecting_none(evaluator), 30))
 
-    assert without_tools(screened_with(monkeypatch, screen))
-
-
-async def expecting_none(evaluator):
-    try:
-        await evaluator.screen(SUM, [right(1).candidate])
-    except MachineError:
-        return
+def test_what_is_not_screened_is_judged_with_what_was_chosen(monkeypatch):
+    monkeypatch.setattr(judges, "_SharedJudge", Asked)
+    with Judges(CHOSEN) as kept:
+        settings = screened_with(monkeypatch, lambda: screened_by(lambda: kept.judge(SUM, right(1).candidate)))
+    assert settings == CHOSEN
 
 
 def test_a_worker_checks_without_tools(monkeypatch):
-    monkeypatch.setattr("evals.executors.worker.Judge", Asked)
+    monkeypatch.setattr(judges, "_SharedJudge", Asked)
     worker = Worker(Order(chosen={"sanitize": True, "profile": True, "compiled": ["default"]}))
     settings = screened_with(monkeypatch, lambda: worker.answer(Question(stage="check", work=right(1))))
     assert without_tools(settings)

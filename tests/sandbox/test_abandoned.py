@@ -1,23 +1,21 @@
-"""A judging that is cancelled while its thread goes on: what the thread then makes is removed by it."""
+"""A judging that is ended while its thread goes on: what the thread then makes is removed by it."""
 
-import asyncio
 import tempfile
 import threading
 
 import pytest
 
-from agent import evaluation
-from agent.evaluation import LocalEvaluator
+from sandbox import judges
 from sandbox.baselines import Baselines
 from sandbox.errors import MachineError
-from sandbox.judge import Judge
+from sandbox.judges import Judges
 from sandbox.stages import Built
 from tests.executors.parts import QUICK, SUM, right
 
 WAIT_S = 60
 
 
-class Gated(Judge):
+class Gated(judges._SharedJudge):
     """Builds once the gate is open: a candidate's folder, and nothing in it."""
 
     begun = threading.Event()
@@ -43,19 +41,24 @@ def place(tmp_path, monkeypatch):
 def test_a_build_that_nobody_waits_for_leaves_no_folder(place, monkeypatch, fresh):
     Gated.begun.clear()
     Gated.gate.clear()
-    monkeypatch.setattr(evaluation, "Judge", Gated)
+    monkeypatch.setattr(judges, "_SharedJudge", Gated)
+    errors = []
 
-    async def cancelled():
-        evaluator = LocalEvaluator(QUICK)
-        task = asyncio.create_task(evaluator.evaluate(SUM, right(1).candidate, fresh=fresh))
-        await asyncio.to_thread(Gated.begun.wait, WAIT_S)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        evaluator.close()
-        Gated.gate.set()
+    def judge():
+        try:
+            kept.judge(SUM, right(1).candidate, fresh=fresh)
+        except MachineError as error:
+            errors.append(str(error))
 
-    asyncio.run(cancelled())  # waits for the thread
-    assert list(place.iterdir()) == []
+    kept = Judges(QUICK)
+    thread = threading.Thread(target=judge)
+    thread.start()
+    assert Gated.begun.wait(WAIT_S)
+    kept.close()
+    Gated.gate.set()
+    thread.join()
+    assert not [path for path in place.iterdir() if path.is_dir()]
+    assert errors == ["the judging of cumsum was ended"]
 
 
 class Started:
@@ -63,7 +66,7 @@ class Started:
 
     closed = 0
 
-    def __init__(self, *_, inputs):
+    def __init__(self, *_, **__):
         BASELINES[0].close()
 
     def close(self):

@@ -1,0 +1,26 @@
+"""Who has a place of the processors' lock, and who waits for one, as the kernel tells it: without taking part."""
+
+from pathlib import Path
+
+from sandbox.turns import DOORS, processor_path
+
+
+def locked_bytes(path=None):
+    """The bytes on which there are locks, each as often as it is locked, and whether for one alone."""
+    path = path or processor_path()
+    if not path.exists():
+        return []
+    inode = f":{path.stat().st_ino}"
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    found = [line for line in lines if line[1] == "OFDLCK" and line[5].endswith(inode)]
+    return [(byte, line[3] == "WRITE") for line in found for byte in range(int(line[6]), int(line[7]) + 1)]
+
+
+def waiters(path=None):
+    """Doors of cores that are closed. Where somebody has the cores, each is somebody's who waits."""
+    return sum(byte > DOORS for byte, _ in locked_bytes(path))
+
+
+def holders(path=None):
+    """Cores that somebody has alone."""
+    return sorted(byte - 1 for byte, alone in locked_bytes(path) if alone and 0 < byte < DOORS)
