@@ -195,10 +195,15 @@ class DeviceTiming(Timing):
         """All sides by name in the order in which they are called in this turn.
 
         The baseline's own process comes once more under torch's own precision switches, where these change anything.
-        Then its first result is no longer read where it lies.
+        Its first result is read where it lies only if it is asked nothing else before the check, and the candidate does
+        not run meanwhile, who might find where that is.
         """
         baseline, shipped = self.baseline, self._baselines.shipped_differs
-        calls = [(CANDIDATE, lambda: self._call(session, values)), (EAGER, lambda: self._shown(baseline, values))]
+        stays = not shipped and turn not in BACKWARDS
+        calls = [
+            (CANDIDATE, lambda: self._call(session, values)),
+            (EAGER, lambda: self._shown(baseline, values, stays)),
+        ]
         calls += [(AS_SHIPPED, lambda: _unread(baseline.shipped(values)))] if shipped else []
         calls += [
             (compiled.form.baseline, partial(_called, compiled, values)) for compiled in self._baselines.compiled()
@@ -206,11 +211,11 @@ class DeviceTiming(Timing):
         calls += [(PLACEBO, partial(_called, other, values))] if other else []
         return calls[::-1] if turn in BACKWARDS else calls
 
-    def _shown(self, baseline: ReferenceSession, values: Values) -> Timed:
-        """The baseline's call; its result stays in place where nothing else is asked of its child before the check."""
+    def _shown(self, baseline: ReferenceSession, values: Values, stays: bool) -> Timed:
+        """The baseline's call; a copy of its result, unless that stays where it lies."""
         timed = baseline.show(values)
-        if self._baselines.shipped_differs:
-            return timed._replace(output=baseline.keep(timed.output))
+        if not stays:
+            baseline.keep(timed.output)
         return timed
 
     def _keep(self, mine: Timed, theirs: Timed, again: Timed | None) -> None:
