@@ -208,6 +208,7 @@ def test_a_verdict_says_where_it_was_reached_and_in_which_dtype(kernelwright, fi
     assert line.startswith("device: cpu, ") and line.endswith(", bfloat16")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_keeps_device_dtype_and_limits_and_goes_on_with_them(kernelwright, files, model_server):
     server = model_server(fenced(RIGHT))
@@ -224,6 +225,7 @@ def test_a_run_keeps_device_dtype_and_limits_and_goes_on_with_them(kernelwright,
         assert "candidate.py --dtype float16\n" in (files / "out/best/problem/README.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_against_torch_compile_fills_its_column_of_the_board(kernelwright, files, model_server):
     server = model_server(fenced(RIGHT))

@@ -83,18 +83,21 @@ def asking(model_server):
     return ("--model", "m", "--base-url", server.base_url, "--attempts", 1, "--out", "out")
 
 
+@pytest.mark.long
 def test_a_run_is_set_up_before_it_imports_torch_and_so_is_what_goes_on_with_it(watched, asking):
     stood_ready(watched("run", "problem.py", *asking))
     stood_ready(watched("resume", "out"))
     stood_ready(watched("leaderboard", "out", "--verify", 1))
 
 
+@pytest.mark.long
 def test_a_run_on_workers_of_its_own_sets_them_up_and_itself(watched, asking):
     imports = watched("run", "problem.py", "--devices", 1, *asking)
     stood_ready(imports)
     assert len(imports) > 1
 
 
+@pytest.mark.long
 def test_a_replay_judges_nothing(watched, asking):
     watched("run", "problem.py", *asking)
     assert watched("replay", "out") == []

@@ -50,6 +50,7 @@ def test_a_run_goes_on_past_problems_that_can_not_be_judged(kernelwright, run_of
     assert tree.count("not judged: ") == 2
 
 
+@pytest.mark.long
 def test_a_batch_goes_on_past_problems_that_can_not_be_judged(kernelwright, five):
     done = kernelwright("score", "tasks", "answers")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -59,6 +60,7 @@ def test_a_batch_goes_on_past_problems_that_can_not_be_judged(kernelwright, five
     assert "2 files have no verdict; the same command tries again" in done.stdout
 
 
+@pytest.mark.long
 def test_what_a_suite_names_and_can_not_be_read_has_a_line_and_a_row(kernelwright, tmp_path, model_server):
     write_tree(tmp_path / "tree")
     server = model_server(fenced(PLAIN.replace("class Model(", "class ModelNew(")))

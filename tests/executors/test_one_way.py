@@ -41,6 +41,7 @@ def told(verdict):
     return found["outcome"], found["stage"], (found["reason"] or "").partition(":")[0]
 
 
+@pytest.mark.long
 def test_all_four_ways_give_the_same_verdicts():
     works = batch()
     expected = [told(verdict) for verdict in by_judge(works)]
