@@ -111,7 +111,7 @@ class Values(NamedTuple):
 
     def copied(self) -> "Values":
         """The same in memory of its own, for values that are a part of larger ones."""
-        return self._replace(tensors=tuple(RawTensor.of(raw.tensor().clone()) for raw in self.tensors))
+        return self._replace(tensors=tuple(raw.copied() for raw in self.tensors))
 
     def owned(self) -> "Values":
         """The same, once all that a child only shows is a copy."""

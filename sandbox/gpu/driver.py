@@ -295,17 +295,3 @@ def copy(target: int, source: int, size: int) -> None:
     """Device to device, in the order of the default stream."""
     if size:
         call("cuMemcpyDtoD_v2", c_uint64(target), c_uint64(source), c_size_t(size))
-
-
-def to_device(target: int, data: bytes | bytearray | memoryview, size: int) -> None:
-    """Copy host bytes to the device; returns when they are there."""
-    source = (c_char * size).from_buffer(data) if not isinstance(data, bytes) else c_char_p(data)
-    call("cuMemcpyHtoD_v2", c_uint64(target), source, c_size_t(size))
-
-
-def to_host(source: int, size: int) -> bytearray:
-    """Copy device bytes to the host; returns when they are here."""
-    data = bytearray(size)
-    if size:
-        call("cuMemcpyDtoH_v2", (c_char * size).from_buffer(data), c_uint64(source), c_size_t(size))
-    return data
