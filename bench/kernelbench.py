@@ -50,7 +50,9 @@ def run(*words: str) -> Report:
     """A line for each problem that has none yet; then counts by outcome."""
     if len(words) != 1:
         return Report("  give the folder of KernelBench: python -m bench kernelbench TREE", holds=False)
-    logging.basicConfig(level=os.environ.get("KERNELWRIGHT_LOG", "WARNING"))
+    logging.basicConfig(
+        level=os.environ.get("KERNELWRIGHT_LOG", "WARNING"), format="%(relativeCreated)9.0f %(name)s: %(message)s"
+    )
     count = driver.device_count()
     if count == 0:
         return NO_DEVICE

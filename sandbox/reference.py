@@ -243,11 +243,10 @@ class ReferenceSession:
         return self._on_device.switches if self._on_device else {}
 
     def work(self) -> dict[str, Any]:
-        """What `sandbox.floor.trace` finds that the problem needs; nothing is computed."""
+        """What `sandbox.floor.trace` finds that the problem needs."""
         values = self.draw()
         with self._translated():
-            question = {"op": "trace", "arguments": values.tree}
-            answer = self._session.ask(question, self._patience_s)
+            answer = self._session.trace(values, self._patience_s)
             work = answer.get("work")
             return work if isinstance(work, dict) else {}
 

@@ -1,5 +1,6 @@
 """The judge's side of a worker: load, lend, call; values in and raw outputs out."""
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -57,6 +58,7 @@ class Timed(NamedTuple):
     """What else is known of a call on a GPU."""
 
 
+LOG = logging.getLogger(__name__)
 ROOM, LEAST_BYTES = 4, 2**24
 """A result may be so many times as large as the reference's: enough to say what is wrong with it."""
 MOST_RESERVED = 2 * 2**30
@@ -105,6 +107,7 @@ class Session:
         try:
             self._child.greet(time.monotonic() + self._settings.start_timeout_s)
             self._child.freeze()
+            LOG.debug("%s has greeted", self._kind)
         except ChildLate:
             limit = self._settings.start_timeout_s
             raise MachineError(f"no child process came up within {limit:.0f} s; end what loads this machine") from None
@@ -165,6 +168,12 @@ class Session:
         asked = question("observe", values) | {"gradients": gradients}
         return self._exchange(asked, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
 
+    def trace(self, values: Values, timeout_s: float) -> dict[str, Any]:
+        """What a trusted child finds that a call on `values` must do; nothing is timed here."""
+        assert self._lent is not None, "lend memory before calling"
+        self._lent.write(values.tensors)
+        return self._exchange(question("trace", values), timeout_s)[0]
+
     def expect(self, result_bytes: int) -> None:
         """Prepare for results of about this size: memory for them is at hand, and far larger ones are refused.
 
@@ -206,6 +215,7 @@ class Session:
         answer = self._hear(timeout_s)
         self._stop()
         milliseconds = (time.perf_counter_ns() - start) / 1e6
+        LOG.debug("%s %s: %.1f ms", self._kind, message["op"], milliseconds)
         if "error" in answer:
             raise Refused(answer)
         return answer, milliseconds
@@ -265,7 +275,9 @@ class Session:
 
     def close(self) -> str:
         """End the child with all that it started; returns what it printed."""
+        start = time.perf_counter_ns()
         self._child.close()
+        LOG.debug("%s ended in %.1f ms", self._kind, (time.perf_counter_ns() - start) / 1e6)
         if self._lent is not None:
             self._lent.close()
             self._lent = None

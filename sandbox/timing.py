@@ -135,6 +135,7 @@ class Timing:
                     self._check_state(session, values)
                     self._baselines.start()
                 mine, theirs = _emptied(mine), _emptied(theirs)
+                del values  # before others take its place, which may be as large as the device holds
                 values = self._values(DRAWN)
             for other in (self._other(), *self._baselines.compiled()):
                 if other is not None:
@@ -275,12 +276,15 @@ class Timing:
         self.number -= 1  # the worker has the weights of that pair's baseline
         try:
             for family in self._unmet():
-                values = self._values(family)
-                mine, theirs = self._call(session, values), self.baseline.show(values)
-                if not self._excludes(family, theirs, values):
-                    self._check(mine, theirs, values, family)
+                self._meet(session, family)
         finally:
             self.number += 1
+
+    def _meet(self, session: Session, family: str) -> None:
+        values = self._values(family)
+        mine, theirs = self._call(session, values), self.baseline.show(values)
+        if not self._excludes(family, theirs, values):
+            self._check(mine, theirs, values, family)
 
     def _unmet(self) -> list[str]:
         checked = self._has("families") and self._has("timed_check")

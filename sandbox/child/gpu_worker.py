@@ -226,7 +226,7 @@ class Drawing:
     def layout(self, message: Message, fds: list[int]) -> Message:
         """The structure of the inputs with dtype and shape of each tensor."""
         tensors: list[torch.Tensor] = []
-        tree = wire.pack(self._drawn(message["seed"]), tensors)
+        tree = wire.pack(self._drawn(message), tensors)
         return {
             "tree": tree,
             "layout": [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors],
@@ -235,7 +235,7 @@ class Drawing:
     def draw(self, message: Message, fds: list[int]) -> Message:
         """Put fresh inputs under the given seed into the lent memory, where the judge takes them from."""
         tensors: list[torch.Tensor] = []
-        tree = wire.pack(self._drawn(message["seed"]), tensors)
+        tree = wire.pack(self._drawn(message), tensors)
         for place, tensor in zip(self._device.worker.lent, tensors, strict=True):
             if place.shape != tensor.shape or place.dtype != tensor.dtype:
                 raise wire.WireError("get_inputs gives tensors of another shape or dtype under another seed")
@@ -243,14 +243,20 @@ class Drawing:
         torch.cuda.synchronize()
         return {"tree": tree}
 
-    def _drawn(self, seed: int) -> Any:
-        """The inputs, made on the device where the problem's own code lets itself be moved there, else moved."""
-        try:
-            with torch.device("cuda"):
-                drawn = self._reference.draw_values(seed)
-        except Exception:  # a generator or an array of the host's: whatever it is, it works without us
-            drawn = self._reference.draw_values(seed)
-        return tree_map(lambda leaf: leaf.to("cuda") if isinstance(leaf, torch.Tensor) else leaf, drawn)
+    def _drawn(self, message: Message) -> Any:
+        """The inputs, made on the device where the problem's own code lets itself be moved there.
+
+        With `on_host` it is not tried: there they take none of the device's memory.
+        """
+        if not message.get("on_host"):
+            try:
+                with torch.device("cuda"):
+                    return self._reference.draw_values(message["seed"])
+            except torch.OutOfMemoryError:
+                raise  # others may give some back
+            except Exception:  # a generator or an array of the host's: whatever it is, it works without us
+                pass
+        return self._reference.draw_values(message["seed"])
 
     def size(self, message: Message, fds: list[int]) -> Message:
         """Bytes that a call on the lent inputs takes.

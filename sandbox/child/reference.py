@@ -129,7 +129,7 @@ class Reference(Worker):
         return [inputs, [torch.randn(shape).to(dtype) for shape, dtype in self.gradients]]
 
     def trace(self, message: Message, fds: list[int]) -> Message:
-        """The necessary work of a call on the lent inputs; see `sandbox.floor.trace`. Computes nothing."""
+        """The necessary work of a call on the lent inputs; see `sandbox.floor.trace`."""
         from sandbox.floor.trace import trace
 
         assert self.model is not None

@@ -1,21 +1,19 @@
 """The necessary work of a model: which bytes it must read and write, and the operations of its products.
 
-Runs in the reference's child, on fake tensors: nothing is computed and no memory is taken. What is found is a lower
-bound. Bytes are those of the whole model's inputs, weights and outputs, once each; what lies between can stay on the
-chip. An input counts as far as some operation on the way to an output reads it for certain, whatever its values.
+Runs in the reference's child, in a call like any other: fake tensors would compute nothing, but torch needs seconds to
+import what makes them. What is found is a lower bound. Bytes are those of the whole model's inputs, weights and
+outputs, once each; what lies between can stay on the chip. An input counts as far as some operation on the way to an
+output reads it for certain, whatever its values.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from sandbox.floor import operators
 from sandbox.floor.arithmetic import NOTHING, Arithmetic
@@ -64,6 +62,11 @@ class Tracer(TorchDispatchMode):
         self.nodes: list[Node] = []
         self._alive: dict[int, StorageWeakRef] = {}
         """So that no address is used twice; the memory itself may go."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks; to keep its compiler out of `__torch_dispatch__` it would first import it: seconds."""
+        return False
 
     def key(self, tensor: torch.Tensor) -> int:
         """A name for the tensor's storage."""
@@ -117,26 +120,10 @@ def trace(model: torch.nn.Module, arguments: Any, call: Call | None = None) -> d
     some (see `operators.firm`). `operators`: the names of all that was dispatched, in order.
     """
     call = call or _forward
-    try:
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with fake, FakeCopyMode(fake):
-            copied = copy.deepcopy(model)
-        lent = tree_map(lambda leaf: fake.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, arguments)
-        return _traced(copied, lent, call, fake)
-    except Exception:  # a model that looks at values, or an operator without a fake form: any error is possible
-        return _traced(model, arguments, call, nullcontext())
-
-
-def _forward(model: torch.nn.Module, arguments: Any) -> Any:
-    with torch.no_grad():
-        return model(*arguments)
-
-
-def _traced(model: torch.nn.Module, arguments: Any, call: Call, fake: AbstractContextManager[Any]) -> dict[str, Any]:
     tracer = Tracer()
     state = [*model.parameters(), *model.buffers(), *_loose(model)]
     sources = {tracer.key(tensor) for tensor in (*_strided(arguments), *_strided(state))}
-    with fake, tracer:
+    with tracer:
         results = _strided(call(model, arguments))
     made = [(tracer.key(tensor), tracer.part(tensor)) for tensor in results]
     needed = list(_needed(tracer.nodes, {key for key, _ in made}))
@@ -149,6 +136,11 @@ def _traced(model: torch.nn.Module, arguments: Any, call: Call, fake: AbstractCo
         "least_flops": _by_dtype([node for node, sure in zip(needed, firm, strict=True) if sure], "least"),
         "operators": [node.name for node in tracer.nodes],
     }
+
+
+def _forward(model: torch.nn.Module, arguments: Any) -> Any:
+    with torch.no_grad():
+        return model(*arguments)
 
 
 def _strided(tree: Any) -> list[torch.Tensor]:

@@ -171,14 +171,27 @@ class GpuSession(Session):
 
     def layout(self, seed: int, timeout_s: float) -> Layout:
         """Dtype and shape of a trusted child's inputs."""
-        answer = self.ask({"op": "layout", "seed": seed}, timeout_s)
+        answer = self._drawn({"op": "layout", "seed": seed}, timeout_s)
         return [(str(dtype), tuple(shape)) for dtype, shape in answer["layout"]]
 
     def draw(self, seed: int, timeout_s: float) -> Values:
         """Fresh inputs of a trusted child under a seed; they stay on the device."""
         assert self._inputs is not None, "lend memory before drawing"
-        answer = self.ask({"op": "draw", "seed": seed}, timeout_s)
+        answer = self._drawn({"op": "draw", "seed": seed}, timeout_s)
         return Values(answer["tree"], self._inputs.taken())
+
+    def _drawn(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The answer of a trusted child that draws: on the host, where the device has no room even after relief."""
+        for once_more in ({}, {"on_host": True}):
+            try:
+                return self.ask(message, timeout_s)
+            except Refused as refused:
+                if not refused.memory:
+                    raise
+                LOG.info("memory was missing to draw inputs: %s", refused.reason)
+                relieve()
+                message = message | once_more
+        return self.ask(message, timeout_s)
 
     def expect(self, result_bytes: int) -> None:
         """Refuse results that are far larger than this."""
@@ -301,6 +314,11 @@ class GpuSession(Session):
         self._show(values)
         asked = question("observe", values) | {"gradients": gradients}
         return self._exchange(asked, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
+
+    def trace(self, values: Values, timeout_s: float) -> dict[str, Any]:
+        """What a trusted child finds that a call on `values` must do; nothing is timed here."""
+        self._show(values)
+        return self._exchange(question("trace", values), timeout_s)[0]
 
     def _show(self, values: Values) -> None:
         assert self._inputs is not None, "lend memory before calling"
