@@ -148,6 +148,11 @@ class GpuSession(Session):
         self.ask({"op": "rest"}, self._settings.start_timeout_s)
         self.is_cold = True
 
+    @property
+    def places_known(self) -> int:
+        """How many allocations of the child have been seen since it last gave all back."""
+        return self._allocations.count
+
     def let_go(self) -> None:
         """What the last result holds is no longer read where it lies."""
         self._is_showing = False
