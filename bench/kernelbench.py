@@ -109,6 +109,7 @@ def judged(problem: Problem) -> dict[str, Any]:
             found = {"outcome": "broken", "why": str(error)}
         except Exception as error:  # the others are to be seen too
             found = {"outcome": "crashed", "why": f"{type(error).__name__}: {error}"}
+    found["device"] = device_of(settings(FIRST)).name
     return found | {"gib": round(max(most) / 2**30, 2), "seconds": round(time.perf_counter() - start, 1)}
 
 
