@@ -6,15 +6,15 @@ once more, so that minutes lie between. `KERNELWRIGHT_BENCH=NAME,NAME` picks pro
 
 from typing import Literal, NamedTuple
 
-from agent.providers.story import recorded_targets
 from bench.chosen import chosen
 from bench.recorded import recorded_source
-from evals.prompting import default_size
-from problems import catalog_names, load_problem
-from sandbox.gpu import driver
-from sandbox.judge import judge
-from sandbox.settings import Settings
-from sandbox.verdict import Candidate, Failed, Measurement
+from kernelwright.agent.providers.story import recorded_targets
+from kernelwright.evals.runs.prompting import default_size
+from kernelwright.problems import catalog_names, load_problem
+from kernelwright.sandbox.judge.judging import judge
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Measurement
+from kernelwright_child.gpu import driver
 
 
 class Twice(NamedTuple):

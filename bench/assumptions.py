@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agent.config import SearchConfig
-from agent.simulation.landscape import STANDARD, Assumptions, Landscape
-from agent.simulation.playing import play
-from agent.strategies import load_strategy
+from bench.simulated.playing import play
 from bench.strategies import DEFAULT, YARDSTICK, Ratio, ratio
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.simulation.landscape import STANDARD, Assumptions, Landscape
+from kernelwright.agent.strategies import load_strategy
 
 SEEDS = range(2000, 2200)
 ATTEMPTS = 40

@@ -1,7 +1,7 @@
 """A leaderboard over 100,000 attempts, beside doing nothing.
 
 Ten runs of a hundred problems with a hundred attempts each. A run keeps what a leaderboard asks beside its log when it
-ends (`evals.facts`); that is what is timed. How long it takes without, from the logs alone, is printed first.
+ends (`evals.runs.facts`); that is what is timed. How long it takes without, from the logs alone, is printed first.
 """
 
 import tempfile
@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from bench.comparison import Comparison, in_turn
-from evals.facts import all_facts
-from evals.harness import harness_digest
-from evals.leaderboard import boards
+from kernelwright.evals.boards.leaderboard import boards
+from kernelwright.evals.runs.facts import all_facts
+from kernelwright.sandbox.pool.harness import harness_digest
 from tests.evals.made_run import made_run
 
 RUNS, PROBLEMS, ATTEMPTS = 10, 100, 100

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sandbox.building import BuildStore, HeaderShelf, read_record, toolchain
-from sandbox.building.cache import VARIABLE
-from sandbox.child import wire
-from sandbox.sessions import Session
-from sandbox.settings import Settings
-from sandbox.workfolder import WorkFolder
+from kernelwright.sandbox.build import BuildStore, HeaderShelf, read_record, toolchain
+from kernelwright.sandbox.calls.sessions import Session
+from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child import wire
 
 CANDIDATES, BLOCK = 12, 4
 LEAST_RATIO = 3

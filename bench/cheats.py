@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sandbox.jail import jail_for
-from sandbox.judge import Judge
-from sandbox.settings import Settings
-from sandbox.verdict import Candidate, Failed
-from sandbox.workfolder import WorkFolder
+from kernelwright.sandbox.jail.layers import jail_for
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
 from tests.honest.test_honest import HONEST
 from tests.hostile.cheats.corpus import CHEATS
 from tests.hostile.cheats.problems import CORPUS, posed

@@ -15,13 +15,13 @@ from typing import Any
 
 from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
-from problems import Problem, catalog_names, load_problem
-from sandbox.gpu import driver
-from sandbox.gpu.device import first_device
-from sandbox.judge import Judge
-from sandbox.settings import Settings
-from sandbox.statistics import Interval
-from sandbox.verdict import Candidate, Failed, Measurement
+from kernelwright.problems import Problem, catalog_names, load_problem
+from kernelwright.sandbox.calls.device import first_device
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.statistics import Interval
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Measurement
+from kernelwright_child.gpu import driver
 
 SETTINGS = Settings(device="cuda", worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.01, time_budget_s=6)
 LONG_MS, WITHIN = 0.05, 0.01

@@ -19,21 +19,21 @@ from typing import NamedTuple
 import torch
 
 from bench.chosen import chosen
-from problems import catalog_names, load_problem
-from sandbox.child.gpu_precision import fix_precision
-from sandbox.floor.bound import Work, floor_of
-from sandbox.floor.peaks import Peaks
-from sandbox.floor.store import Store
-from sandbox.floor.trace import trace
-from sandbox.gpu import driver
-from sandbox.gpu.buffers import Lent, Shown
-from sandbox.gpu.device import Device
-from sandbox.gpu.doctor import gpu_findings
-from sandbox.gpu.measure import arithmetic, best_ms, memory
-from sandbox.gpu.peaks import device_peaks
-from sandbox.gpu.session import GpuSession
-from sandbox.values import RawTensor, Values
-from sandbox.workfolder import WorkFolder
+from kernelwright.problems import catalog_names, load_problem
+from kernelwright.sandbox.calls.buffers import Lent, Shown
+from kernelwright.sandbox.calls.device import Device
+from kernelwright.sandbox.calls.gpu_session import GpuSession
+from kernelwright.sandbox.floor.gpu_measure import arithmetic, best_ms, memory
+from kernelwright.sandbox.floor.gpu_peaks import device_peaks
+from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
+from kernelwright.sandbox.machine.fact_store import Store
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.verdict.bound import Work, floor_of
+from kernelwright.sandbox.verdict.peaks import Peaks
+from kernelwright_child.floor.trace import trace
+from kernelwright_child.gpu import driver
+from kernelwright_child.gpu.precision import fix_precision
 from tests.gpu.harness import SETTINGS
 
 SIZES = {"64 KiB": 2**14, "1 MiB": 2**18, "64 MiB": 2**24, "512 MiB": 2**27}
@@ -64,7 +64,7 @@ print(f"{found} of {total} words of fresh memory hold what a process that has en
 """
 EXPORT = """
 import sys, torch
-from sandbox.child.gpu_memory import describe
+from kernelwright_child.gpu.memory import describe
 x = torch.arange(1000.0, device="cuda")
 torch.cuda.synchronize()
 print(describe(x)[0], flush=True)
@@ -263,8 +263,8 @@ def dead_exporter() -> Iterator[str]:
     """Reading memory that another process showed before it died; in a process apart, in case it ends the context."""
     code = f"""
 import ast, subprocess, sys
-from sandbox.gpu import driver
-from sandbox.gpu.buffers import Allocations, fetch
+from kernelwright_child.gpu import driver
+from kernelwright.sandbox.calls.buffers import Allocations, fetch
 context = driver.Context(0)
 child = subprocess.Popen([sys.executable, "-c", {EXPORT!r}], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
 shown = Allocations().find(ast.literal_eval(child.stdout.readline()))

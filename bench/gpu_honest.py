@@ -7,8 +7,8 @@ import statistics
 
 from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
-from sandbox.gpu import driver
-from sandbox.verdict import Passed
+from kernelwright.sandbox.verdict.verdicts import Passed
+from kernelwright_child.gpu import driver
 from tests.gpu.harness import Judges
 from tests.gpu.honest import HONEST
 

@@ -21,17 +21,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from agent.providers.story import read_story, recorded_targets
 from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from bench.recorded import recorded_source
-from problems import Problem, catalog_names, load_problem
-from sandbox.compiled import compiled_reference
-from sandbox.gpu import driver
-from sandbox.judge import Judge
-from sandbox.opening import device_held
-from sandbox.settings import CompileMode, Settings
-from sandbox.verdict import Candidate, Failed, Verdict
+from kernelwright.agent.providers.story import read_story, recorded_targets
+from kernelwright.problems import Problem, catalog_names, load_problem
+from kernelwright.sandbox.calls.opening import device_held
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.timing.compiled import compiled_reference
+from kernelwright.sandbox.verdict.settings import CompileMode, Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Verdict
+from kernelwright_child.gpu import driver
 
 SETTINGS = Settings(device="cuda", worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.02, time_budget_s=2)
 BUILDERS = 8

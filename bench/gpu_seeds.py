@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 from bench.gpu_facts import Report
-from problems import load_problem
-from sandbox.settings import Settings
-from sandbox.verdict import Passed
+from kernelwright.problems import load_problem
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Passed
 from tests.gpu.harness import Judges
 
 

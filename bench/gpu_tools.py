@@ -8,12 +8,13 @@ import time
 
 from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
-from sandbox.errors import MachineError
-from sandbox.gpu import driver, memcheck, profile
-from sandbox.gpu.programs import program
-from sandbox.gpu.tools import Call, Tool, run_under
-from sandbox.verdict import Failed, Passed
-from sandbox.workfolder import WorkFolder
+from kernelwright.sandbox.judge import memcheck, profile
+from kernelwright.sandbox.judge.programs import program
+from kernelwright.sandbox.judge.tools import Call, Tool, run_under
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.verdicts import Failed, Passed
+from kernelwright_child.gpu import driver
 from tests.gpu.faulty import OVERRUN, PROBLEM
 from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.honest import HONEST

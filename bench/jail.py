@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 from bench.comparison import Comparison, in_turn
-from sandbox.jail import jail_for
-from sandbox.settings import Settings
-from sandbox.workfolder import WorkFolder
+from kernelwright.sandbox.jail.layers import jail_for
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.settings import Settings
 
 ROUNDS = 40
 LIMIT_MS = 25

@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu_facts import NO_DEVICE, Report
-from problems import Problem
-from problems.formats import read_collection
-from sandbox.errors import SandboxError, UnsupportedProblem
-from sandbox.gpu import driver
-from sandbox.gpu.device import device_of
-from sandbox.judge import Judge
-from sandbox.settings import Settings
-from sandbox.verdict import Candidate, Passed
+from kernelwright.problems import Problem
+from kernelwright.problems.formats import read_collection
+from kernelwright.sandbox.calls.device import device_of
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.errors import SandboxError, UnsupportedProblem
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
+from kernelwright_child.gpu import driver
 
 LEVELS = ("level1", "level2", "level3")
 PAIRS = int(os.environ.get("KERNELWRIGHT_PAIRS", "2"))

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from bench.comparison import Comparison
-from kernelwright.judging import Judging
-from sandbox.settings import Settings
+from kernelwright.sandbox.pool.rewarding import Judging
+from kernelwright.sandbox.verdict.settings import Settings
 
 PROBLEM = """import torch
 import torch.nn as nn

@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.config import SearchConfig
-from agent.simulation.many import Load, run_many
+from bench.simulated.many import Load, run_many
+from kernelwright.agent.log.config import SearchConfig
 
 LEAST_BUSY, MOST_GROWTH = 0.9, 1.1
 

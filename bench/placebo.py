@@ -8,10 +8,10 @@ import os
 from collections import Counter
 from typing import NamedTuple
 
-from problems import load_problem
-from sandbox.judge import Judge
-from sandbox.own_process import keep_freed_memory
-from sandbox.verdict import Candidate, Passed
+from kernelwright.problems import load_problem
+from kernelwright.sandbox.jail.own_process import keep_freed_memory
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 
 PROBLEMS = (
     "activation_chain",

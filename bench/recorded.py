@@ -1,8 +1,8 @@
 """The candidates in the recorded answers that ship."""
 
-from agent.extraction import Extracted, extract
-from agent.providers.story import read_story, story_folder
-from prompts import Target
+from kernelwright.agent.providers.story import read_story, story_folder
+from kernelwright.agent.replies import Extracted, extract
+from kernelwright.prompts import Target
 
 
 def recorded_source(problem: str, target: Target, index: int = -1) -> str:

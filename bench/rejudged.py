@@ -14,10 +14,10 @@ import time
 from typing import NamedTuple
 
 from bench.throughput import CPP, REFERENCE, Target
-from problems import Problem
-from sandbox.judge import STORED, Judge
-from sandbox.own_process import become_a_judge
-from sandbox.verdict import Candidate, Passed
+from kernelwright.problems import Problem
+from kernelwright.sandbox.jail.own_process import become_a_judge
+from kernelwright.sandbox.judge.judging import STORED, Judge
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 
 ROUNDS = 12
 LIMIT_MS = 100

@@ -11,16 +11,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from agent.providers.story import read_story, recorded_targets
 from bench.chosen import chosen
 from bench.recorded import recorded_source
-from evals.prompting import default_size
-from problems import Problem, catalog_names, load_problem
-from sandbox.gpu import driver
-from sandbox.judge import Judge
-from sandbox.own_process import become_a_judge
-from sandbox.settings import Settings
-from sandbox.verdict import Candidate, Failed, Verdict
+from kernelwright.agent.providers.story import read_story, recorded_targets
+from kernelwright.evals.runs.prompting import default_size
+from kernelwright.problems import Problem, catalog_names, load_problem
+from kernelwright.sandbox.jail.own_process import become_a_judge
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Verdict
+from kernelwright_child.gpu import driver
 from tests.honest.test_honest import HONEST
 from tests.hostile.cheats.problems import CORPUS, posed
 from tests.hostile.cheats.wrong_results import WRONG_RESULTS

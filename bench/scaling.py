@@ -15,20 +15,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.config import SearchConfig
-from agent.simulation.clock import run_simulated
-from agent.simulation.many import run_many
-from evals.executors.capacity import Costs, Fleet, bottleneck, cold_share
-from evals.executors.devices import own_cores
-from evals.executors.dispatch import Dispatcher
-from evals.executors.local import LocalExecutor
-from evals.executors.protocol import Answer, Question, Work
-from evals.executors.simulated import Load, SimulatedExecutor, Times, search_many
-from evals.harness import Conditions
-from evals.judgements import Judgement, Judgements
-from problems import Problem
-from sandbox.settings import Settings
-from sandbox.verdict import Authenticity, Candidate, Evidence, Language, Measurement, Pairing, Passed
+from bench.simulated.capacity import Costs, Fleet, bottleneck, cold_share
+from bench.simulated.clock import run_simulated
+from bench.simulated.executor import Load, SimulatedExecutor, Times, search_many
+from bench.simulated.many import run_many
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.evals.scores.judgements import Judgement, Judgements
+from kernelwright.problems import Problem
+from kernelwright.sandbox.pool.dispatch import Dispatcher
+from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.pool.protocol import Answer, Question, Work
+from kernelwright.sandbox.pool.workers.devices import own_cores
+from kernelwright.sandbox.pool.workers.local import LocalExecutor
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import (
+    Authenticity,
+    Candidate,
+    Evidence,
+    Language,
+    Measurement,
+    Pairing,
+    Passed,
+)
 
 WANTED_BUSY = 0.9
 WANTED_LINEAR = 0.9

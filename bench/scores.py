@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.comparison import Comparison, in_turn
-from evals.collecting import source_digest
-from evals.executors.devices import device_of
-from evals.harness import Conditions
-from evals.judgements import Judgement, Judgements
-from evals.scoring import DATABASE
-from problems import load_problem
-from sandbox.settings import Settings
+from kernelwright.evals.scores.collecting import source_digest
+from kernelwright.evals.scores.judgements import Judgement, Judgements
+from kernelwright.evals.scores.scoring import DATABASE
+from kernelwright.problems import load_problem
+from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.pool.workers.devices import device_of
+from kernelwright.sandbox.verdict.settings import Settings
 from tests.evals.made_run import REFERENCE, failed, passed, source_of
 
 PROBLEMS, CANDIDATES = 20, 100

@@ -13,11 +13,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from agent.extraction import Extracted, extract
 from bench import load
 from bench.strategies import briefly
-from sandbox.judge import Judge
-from sandbox.verdict import Candidate, Failed
+from kernelwright.agent.replies import Extracted, extract
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
 from tests.agent.faults import FAULTS, PROBLEM, missing_words, with_fault
 from tests.agent.killing import CONFIGS, killed_searches
 from tests.agent.search_parts import outline

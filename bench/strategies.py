@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from agent.config import SearchConfig
-from agent.simulation.landscape import Landscape
-from agent.simulation.playing import play
-from agent.strategies import SHIPPED, load_strategy
+from bench.simulated.playing import play
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.simulation.landscape import Landscape
+from kernelwright.agent.strategies import SHIPPED, load_strategy
 
 SEEDS = range(1000, 1500)
 """Not those on which the strategies were tried out."""

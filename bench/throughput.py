@@ -18,15 +18,15 @@ import time
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from evals.executors.dispatch import Dispatcher
-from evals.executors.local import LocalExecutor
-from evals.executors.protocol import Work
-from problems import Problem, load_problem
-from sandbox.building import HeaderShelf, toolchain
-from sandbox.building.cache import VARIABLE
-from sandbox.floor.processor import processor_peaks
-from sandbox.settings import Settings
-from sandbox.verdict import Candidate
+from kernelwright.problems import Problem, load_problem
+from kernelwright.sandbox.build import HeaderShelf, toolchain
+from kernelwright.sandbox.floor.processor import processor_peaks
+from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.pool.dispatch import Dispatcher
+from kernelwright.sandbox.pool.protocol import Work
+from kernelwright.sandbox.pool.workers.local import LocalExecutor
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 SERIAL = Path(__file__).with_name("serial_evaluator.py")
 CANDIDATES, USUAL = 18, 6

@@ -11,12 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evals.running import run
-    from kernelwright.judging import Judged, Judging, JudgingError, judge_all
-    from problems import Problem, load_problem
-    from sandbox.judge import Judge, judge
-    from sandbox.settings import Settings
-    from sandbox.verdict import Candidate, Failed, Passed, Verdict
+    from kernelwright.evals.runs.running import run
+    from kernelwright.problems import Problem, load_problem
+    from kernelwright.sandbox.judge.judging import Judge, judge
+    from kernelwright.sandbox.pool.rewarding import Judged, Judging, JudgingError, judge_all
+    from kernelwright.sandbox.verdict.settings import Settings
+    from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed, Verdict
 
 __all__ = [
     "Candidate",
@@ -36,20 +36,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Candidate": "sandbox.verdict",
-    "Failed": "sandbox.verdict",
-    "Judge": "sandbox.judge",
-    "Judged": "kernelwright.judging",
-    "Judging": "kernelwright.judging",
-    "JudgingError": "kernelwright.judging",
-    "Passed": "sandbox.verdict",
+    "Candidate": "kernelwright.sandbox.verdict.verdicts",
+    "Failed": "kernelwright.sandbox.verdict.verdicts",
+    "Judge": "kernelwright.sandbox.judge.judging",
+    "Judged": "kernelwright.sandbox.pool.rewarding",
+    "Judging": "kernelwright.sandbox.pool.rewarding",
+    "JudgingError": "kernelwright.sandbox.pool.rewarding",
+    "Passed": "kernelwright.sandbox.verdict.verdicts",
     "Problem": "problems",
-    "Settings": "sandbox.settings",
-    "Verdict": "sandbox.verdict",
-    "judge": "sandbox.judge",
-    "judge_all": "kernelwright.judging",
+    "Settings": "kernelwright.sandbox.verdict.settings",
+    "Verdict": "kernelwright.sandbox.verdict.verdicts",
+    "judge": "kernelwright.sandbox.judge.judging",
+    "judge_all": "kernelwright.sandbox.pool.rewarding",
     "load_problem": "problems",
-    "run": "evals.running",
+    "run": "kernelwright.evals.runs.running",
 }
 
 

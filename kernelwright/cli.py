@@ -2,25 +2,9 @@
 
 import typer
 
-from kernelwright.commands import (
-    batch,
-    diff,
-    doctor,
-    export,
-    extract,
-    import_,
-    inspect,
-    judge,
-    leaderboard,
-    models,
-    problems,
-    prompt,
-    replay,
-    resume,
-    run,
-    score,
-    show,
-)
+from kernelwright.commands.judging import doctor, judge, problems, score
+from kernelwright.commands.results import diff, export, import_, inspect, leaderboard, show
+from kernelwright.commands.search import batch, extract, models, prompt, replay, resume, run
 from kernelwright.endings import reported
 from kernelwright.version import version
 

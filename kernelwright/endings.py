@@ -58,18 +58,18 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
 def _code_of(error: Exception) -> int | None:
     """The exit code of an error of ours. The packages are looked up only if loaded: a command may need none of them."""
     codes = {
-        "problems": {"ProblemError": USER_MISTAKE},
-        "problems.formats.libraries": {"LibraryMissing": MACHINE_LACKS},
-        "prompts": {"PromptError": USER_MISTAKE},
-        "sandbox.errors": {"MachineError": MACHINE_LACKS, "BrokenProblem": USER_MISTAKE},
-        "agent.events": {"RunLogError": USER_MISTAKE},
-        "agent.prices": {"PriceError": USER_MISTAKE},
-        "agent.replaying": {"ReplayDiffers": FELL_SHORT},
-        "evals.executors.protocol": {"ExecutorError": USER_MISTAKE},
-        "evals.own_metrics": {"MetricError": USER_MISTAKE},
-        "evals.judgements": {"JudgementsError": USER_MISTAKE},
-        "agent.providers.protocol": {"Waiting": FELL_SHORT, "ProviderError": USER_MISTAKE},
-        "agent.strategies": {"StrategyError": USER_MISTAKE},
+        "kernelwright.problems": {"ProblemError": USER_MISTAKE},
+        "kernelwright.problems.formats.libraries": {"LibraryMissing": MACHINE_LACKS},
+        "kernelwright.prompts": {"PromptError": USER_MISTAKE},
+        "kernelwright.sandbox.verdict.errors": {"MachineError": MACHINE_LACKS, "BrokenProblem": USER_MISTAKE},
+        "kernelwright.agent.log.events": {"RunLogError": USER_MISTAKE},
+        "kernelwright.agent.steering.prices": {"PriceError": USER_MISTAKE},
+        "kernelwright.agent.engine.replaying": {"ReplayDiffers": FELL_SHORT},
+        "kernelwright.sandbox.pool.protocol": {"ExecutorError": USER_MISTAKE},
+        "kernelwright.evals.boards.own_metrics": {"MetricError": USER_MISTAKE},
+        "kernelwright.evals.scores.judgements": {"JudgementsError": USER_MISTAKE},
+        "kernelwright.agent.providers.protocol": {"Waiting": FELL_SHORT, "ProviderError": USER_MISTAKE},
+        "kernelwright.agent.strategies": {"StrategyError": USER_MISTAKE},
     }
     for module, names in codes.items():
         loaded = sys.modules.get(module)

@@ -8,7 +8,7 @@ import typer
 def _tell(asked: bool) -> None:
     if not asked:
         return
-    from evals.origin import commit, own_version
+    from kernelwright.evals.runs.origin import commit, own_version
 
     found = commit()
     print(f"kernelwright {own_version()}" + (f", commit {found}" if found else ""))

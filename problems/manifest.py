@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, StrictInt, StringConstraints, ValidationError, model_validator
 
-from problems.problem import (
+from kernelwright.problems.problem import (
     Direction,
     Dtype,
     OperatorPolicy,
@@ -15,7 +15,7 @@ from problems.problem import (
     StatePolicy,
     Tolerance,
 )
-from problems.values import Narrowing
+from kernelwright.problems.values import Narrowing
 
 DEFAULT_SIZE = "cpu"
 """The size that is loaded where none is asked for; so every manifest has it."""

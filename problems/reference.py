@@ -6,8 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from problems.defining import bound_names
-from problems.problem import ProblemError
+from kernelwright.problems.defining import bound_names
+from kernelwright.problems.problem import ProblemError
 
 ENTRY_POINTS = {
     "Model": "add a class Model(nn.Module) with the computation in forward",

@@ -1,6 +1,6 @@
 """The families of input values that a problem is judged on beside its own draw: their names, and which it leaves out.
 
-What each of them does to values is `sandbox.families`.
+What each of them does to values is `kernelwright.sandbox.correctness.families`.
 """
 
 from typing import Literal, Self, get_args

@@ -5,20 +5,12 @@ The words stand in `templates/`, one jinja2 file for each section, rendered with
 machine and runs no candidate.
 """
 
-from prompts.brief import (
-    Brief,
-    Parent,
-    PastAttempt,
-    PromptError,
-    Role,
-    Target,
-    TargetVersions,
-)
-from prompts.devices import DeviceSheet, cpu_sheet, device_sheet, known_devices
-from prompts.history import shortened
-from prompts.ideas import Idea, Traits, applicable, idea_bank, traits_of
-from prompts.prompt import Prompt, Section, estimated_tokens
-from prompts.rendering import SECTION_NAMES, continued, render
+from kernelwright.prompts.brief import Brief, Parent, PastAttempt, PromptError, Role, Target, TargetVersions
+from kernelwright.prompts.devices import DeviceSheet, cpu_sheet, device_sheet, known_devices
+from kernelwright.prompts.history import shortened
+from kernelwright.prompts.ideas import Idea, Traits, applicable, idea_bank, traits_of
+from kernelwright.prompts.prompt import Prompt, Section, estimated_tokens
+from kernelwright.prompts.rendering import SECTION_NAMES, continued, render
 
 __all__ = [
     "SECTION_NAMES",

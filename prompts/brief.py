@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from problems import Problem
-from prompts.devices import DeviceSheet
+from kernelwright.problems import Problem
+from kernelwright.prompts.devices import DeviceSheet
 
 Role = Literal["propose", "repair", "improve", "tune", "plan", "critique", "reflect"]
 """What a step does. The first three ask for a candidate. `tune` asks nobody: it changes constants that a candidate

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from prompts.brief import PastAttempt
-from prompts.prompt import estimated_tokens
+from kernelwright.prompts.brief import PastAttempt
+from kernelwright.prompts.prompt import estimated_tokens
 
 RECENT = 3
 

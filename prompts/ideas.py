@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from problems import Problem
-from prompts.brief import Record, Target
-from prompts.narrow import narrow_of
+from kernelwright.problems import Problem
+from kernelwright.prompts.brief import Record, Target
+from kernelwright.prompts.narrow import narrow_of
 
 DATA = Path(__file__).parent / "data" / "ideas.toml"
 Bound = Literal["memory", "compute"]

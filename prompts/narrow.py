@@ -1,7 +1,7 @@
 """What a prompt says of a dtype of 16 bits that weights and inputs are cast to."""
 
-from problems import Problem
-from prompts.brief import Record
+from kernelwright.problems import Problem
+from kernelwright.prompts.brief import Record
 
 FORMATS = {"float16": ("fp16", 10), "bfloat16": ("bf16", 7)}
 """By dtype, its short name and the bits of its fraction."""

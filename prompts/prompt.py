@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from functools import cached_property
 
-from prompts.brief import Record, Role, Target
+from kernelwright.prompts.brief import Record, Role, Target
 
 BYTES_PER_TOKEN = 3.5
 """Between prose, at about 4.3 bytes a token, and code, at about 3."""

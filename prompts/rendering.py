@@ -6,14 +6,14 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
-from problems import VALUE_FAMILIES
-from prompts.brief import Brief, PromptError, Record, Role, check_parent
-from prompts.ideas import traits_of
-from prompts.markdown import cell, fenced, milliseconds, times, trimmed
-from prompts.modes import mode_of
-from prompts.narrow import narrow_of
-from prompts.prompt import Prompt, Section
-from prompts.targets import TARGETS, example_for
+from kernelwright.problems import VALUE_FAMILIES
+from kernelwright.prompts.brief import Brief, PromptError, Record, Role, check_parent
+from kernelwright.prompts.ideas import traits_of
+from kernelwright.prompts.markdown import cell, fenced, milliseconds, times, trimmed
+from kernelwright.prompts.modes import mode_of
+from kernelwright.prompts.narrow import narrow_of
+from kernelwright.prompts.prompt import Prompt, Section
+from kernelwright.prompts.targets import TARGETS, example_for
 
 TEMPLATES = Path(__file__).parent / "templates"
 CODE_ROLES: frozenset[Role] = frozenset({"propose", "repair", "improve"})

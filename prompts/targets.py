@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from prompts.brief import PromptError, Record, Target, TargetVersions
+from kernelwright.prompts.brief import PromptError, Record, Target, TargetVersions
 
 EXAMPLES = Path(__file__).parent / "examples"
 

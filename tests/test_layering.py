@@ -1,47 +1,37 @@
-"""Imports point down. The policy is the table; the test reads the code."""
-
-import ast
-from pathlib import Path
+"""The house: which package and which room may import which. The policy is the data of `tests/house.py`."""
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-MAY_IMPORT = {
-    "problems": set(),
-    "prompts": {"problems"},
-    "sandbox": {"problems"},
-    "agent": {"problems", "prompts", "sandbox"},
-    "evals": {"problems", "prompts", "sandbox", "agent"},
-    "kernelwright": {"problems", "prompts", "sandbox", "agent", "evals"},
-}
+from tests import house
+
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
+OLD_NAMES = {"agent", "evals", "problems", "prompts", "sandbox"}
 
 
-def modules(package):
-    shipped_texts = {"catalog", "examples"}
-    return [path for path in (ROOT / package).rglob("*.py") if not shipped_texts & set(path.relative_to(ROOT).parts)]
-
-
-def imported_packages(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module.split(".")[0]
-
-
-@pytest.mark.parametrize("package", MAY_IMPORT)
+@pytest.mark.parametrize("package", house.BELOW)
 def test_a_package_imports_only_those_below_it(package):
-    allowed = MAY_IMPORT[package] | {package}
-    for path in modules(package):
-        wrong = {name for name in imported_packages(path) if name in MAY_IMPORT and name not in allowed}
-        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+    for name, module in house.modules().items():
+        if module.package == package:
+            found = {house.modules()[target].package for target in house.imports(module.path)}
+            assert found <= {package, *house.BELOW[package]}, name
 
 
-@pytest.mark.parametrize("package", MAY_IMPORT)
-def test_no_module_is_a_drawer(package):
-    assert not [path for path in modules(package) if path.stem in DRAWERS or path.parent.name in DRAWERS]
+def test_no_module_is_a_drawer():
+    assert not [name for name in house.modules() if DRAWERS & set(name.split("."))]
 
 
 def test_the_table_names_every_package_that_ships():
-    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"} == set(MAY_IMPORT)
+    found = {path.parent.name for path in house.ROOT.glob("*/__init__.py")}
+    assert found - {"tests", "bench"} == set(house.BELOW)
+
+
+def test_the_old_top_level_names_are_imported_nowhere():
+    for folder in (*house.BELOW, "tests", "bench"):
+        for path in (house.ROOT / folder).rglob("*.py"):
+            if not house.TEXTS & set(path.parts):
+                assert not OLD_NAMES & {name.split(".")[0] for name in house.top_level_imports(path)}, path
+
+
+def test_every_room_has_its_place_in_the_order():
+    rooms = {(module.package, module.room) for module in house.modules().values()}
+    assert rooms == {(package, room) for package, order in house.ORDER.items() for room in order}

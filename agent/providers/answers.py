@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from agent.providers.protocol import Provider, ProviderError
-from agent.records import Ask, Reply, Request
-from prompts import Prompt
+from kernelwright.agent.log.records import Ask, Reply, Request
+from kernelwright.agent.providers.protocol import Provider, ProviderError
+from kernelwright.prompts import Prompt
 
 CACHED = "from the response cache"
 

@@ -5,16 +5,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, assert_never
 
-from agent.log import RunLog
-from agent.providers.answers import Answers, Cached
-from agent.providers.batchfile import Deferred
-from agent.providers.files import Files
-from agent.providers.local import Local
-from agent.providers.openai import OpenAIProvider, OpenAISettings
-from agent.providers.protocol import Provider
-from agent.providers.recorded import Recorded
-from agent.simulation.parts import SimulatedProvider
-from sandbox.verdict import Record
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.providers.answers import Answers, Cached
+from kernelwright.agent.providers.files import Files
+from kernelwright.agent.providers.local import Local
+from kernelwright.agent.providers.openai.batchfile import Deferred
+from kernelwright.agent.providers.openai.client import OpenAIProvider, OpenAISettings
+from kernelwright.agent.providers.protocol import Provider
+from kernelwright.agent.providers.recorded import Recorded
+from kernelwright.agent.simulation.parts import SimulatedProvider
+from kernelwright.sandbox.verdict.record import Record
 
 Kind = Literal["server", "recorded", "files", "batch", "local", "simulated"]
 

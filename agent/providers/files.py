@@ -7,10 +7,10 @@ the same again, and finds the answers that came meanwhile.
 
 from pathlib import Path
 
-from agent.atomic import write_atomically
-from agent.providers.protocol import ProviderError, Waiting
-from agent.records import Ask, Reply, Request, Usage
-from prompts import Prompt
+from kernelwright.agent.log.records import Ask, Reply, Request, Usage
+from kernelwright.agent.providers.protocol import ProviderError, Waiting
+from kernelwright.prompts import Prompt
+from kernelwright.sandbox.machine.atomic import write_atomically
 
 TASK, ANSWER = ".task.md", ".answer.md"
 SHOWN = 3

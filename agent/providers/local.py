@@ -10,12 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
-from agent.providers.openai import OpenAIProvider, OpenAISettings
-from agent.providers.protocol import ProviderError
-from agent.providers.weights import weights
-from agent.providers.wires import Api
-from agent.records import Ask, Reply, Request
-from prompts import Prompt
+from kernelwright.agent.log.records import Ask, Reply, Request
+from kernelwright.agent.providers.openai.client import OpenAIProvider, OpenAISettings
+from kernelwright.agent.providers.openai.wires import Api
+from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.weights import weights
+from kernelwright.prompts import Prompt
 
 RUNTIME = "xllamacpp"
 SERVER = Path(__file__).with_name("llama.py")

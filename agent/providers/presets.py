@@ -5,11 +5,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent.providers.openai import OpenAISettings
-from agent.providers.protocol import ProviderError
-from agent.providers.wires import Api
-from problems.faults import first_fault
-from sandbox.verdict import Record
+from kernelwright.agent.providers.openai.client import OpenAISettings
+from kernelwright.agent.providers.openai.wires import Api
+from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.problems.faults import first_fault
+from kernelwright.sandbox.verdict.record import Record
 
 SHIPPED = Path(__file__).parent.parent / "data" / "providers.toml"
 

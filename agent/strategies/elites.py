@@ -3,11 +3,11 @@
 import random
 from dataclasses import dataclass
 
-from agent.config import SearchConfig
-from agent.records import Attempt
-from agent.strategies.moves import families, first_moves, ideas_for, improve
-from agent.strategies.protocol import Step, Stop
-from agent.view import View
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.records import Attempt
+from kernelwright.agent.log.view import View
+from kernelwright.agent.strategies.moves import families, first_moves, ideas_for, improve
+from kernelwright.agent.strategies.protocol import Step, Stop
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 import random
 from dataclasses import dataclass
 
-from agent.config import SearchConfig
-from agent.records import Attempt
-from agent.strategies.moves import first_moves, improve
-from agent.strategies.protocol import Step, Stop
-from agent.view import View
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.records import Attempt
+from kernelwright.agent.log.view import View
+from kernelwright.agent.strategies.moves import first_moves, improve
+from kernelwright.agent.strategies.protocol import Step, Stop
 
 GROUPS, PERIOD = 3, 5
 

@@ -5,21 +5,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
-from agent.config import SearchConfig
-from agent.own_file import function_in
-from agent.strategies.protocol import Step, Stop, Strategy, StrategyError
-from agent.view import View
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.view import View
+from kernelwright.agent.strategies.own_file import function_in
+from kernelwright.agent.strategies.protocol import Step, Stop, Strategy, StrategyError
 
 GROUP = "kernelwright.strategies"
 SHIPPED = {
-    "best_of": "agent.strategies.best_of:BestOf",
-    "refine": "agent.strategies.refine:Refine",
-    "beam": "agent.strategies.beam:Beam",
-    "pool": "agent.strategies.pool:Pool",
-    "elites": "agent.strategies.elites:Elites",
-    "islands": "agent.strategies.islands:Islands",
-    "tree": "agent.strategies.tree:Tree",
-    "race": "agent.strategies.race:Race",
+    "best_of": "kernelwright.agent.strategies.best_of:BestOf",
+    "refine": "kernelwright.agent.strategies.refine:Refine",
+    "beam": "kernelwright.agent.strategies.beam:Beam",
+    "pool": "kernelwright.agent.strategies.pool:Pool",
+    "elites": "kernelwright.agent.strategies.elites:Elites",
+    "islands": "kernelwright.agent.strategies.islands:Islands",
+    "tree": "kernelwright.agent.strategies.tree:Tree",
+    "race": "kernelwright.agent.strategies.race:Race",
 }
 """Written like entry points and loaded like them, so that a bare checkout needs no installed metadata."""
 Propose = Callable[[View, int, random.Random], list[Step] | Stop]

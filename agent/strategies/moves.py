@@ -4,11 +4,11 @@ import random
 from collections.abc import Iterator
 from functools import cache
 
-from agent.config import SearchConfig
-from agent.records import Attempt, KnownIdea
-from agent.strategies.protocol import Step
-from agent.view import View
-from prompts import idea_bank
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.records import Attempt, KnownIdea
+from kernelwright.agent.log.view import View
+from kernelwright.agent.strategies.protocol import Step
+from kernelwright.prompts import idea_bank
 
 PROMISING = 0.7
 """A failed improvement is repaired only if its parent stands at this share of the best, or above."""

@@ -3,9 +3,9 @@
 import random
 from typing import NamedTuple, Protocol
 
-from agent.view import View
-from prompts import Role
-from sandbox.verdict import Record
+from kernelwright.agent.log.view import View
+from kernelwright.prompts import Role
+from kernelwright.sandbox.verdict.record import Record
 
 
 class Stop(Record):

@@ -3,11 +3,20 @@
 import random
 from dataclasses import dataclass
 
-from agent.config import SearchConfig
-from agent.records import Attempt
-from agent.strategies.moves import draft, drafts, drafts_made, dry_spell, families, improve, last_gain, repairs
-from agent.strategies.protocol import Step, Stop
-from agent.view import View
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.records import Attempt
+from kernelwright.agent.log.view import View
+from kernelwright.agent.strategies.moves import (
+    draft,
+    drafts,
+    drafts_made,
+    dry_spell,
+    families,
+    improve,
+    last_gain,
+    repairs,
+)
+from kernelwright.agent.strategies.protocol import Step, Stop
 
 FRESH_AFTER = 6
 """Improvements without a gain after which one more design is drafted."""

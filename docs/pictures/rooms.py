@@ -34,7 +34,8 @@ path { fill: none; stroke: #5a6472; } .tip { fill: #5a6472; stroke: none; }
 def modules(package: str) -> list[Path]:
     """The package's modules, without the programs that ship as texts."""
     texts = {"catalog", "examples"}
-    return [path for path in (ROOT / package).rglob("*.py") if not texts & set(path.relative_to(ROOT).parts)]
+    found = [path for path in (ROOT / package).rglob("*.py") if not texts & set(path.relative_to(ROOT).parts)]
+    return [path for path in found if package != "kernelwright" or path.relative_to(ROOT).parts[1] not in PLACES]
 
 
 def imports() -> Counter[tuple[str, str]]:
@@ -42,9 +43,16 @@ def imports() -> Counter[tuple[str, str]]:
     found: Counter[tuple[str, str]] = Counter()
     for package in PLACES:
         for path in modules(package):
-            names = {name.split(".")[0] for name in _imported(ast.parse(path.read_text()))}
+            names = {_package(name) for name in _imported(ast.parse(path.read_text()))}
             found.update((package, name) for name in names & PLACES.keys() - {package})
     return found
+
+
+def _package(name: str) -> str:
+    """Of an imported module."""
+    first, _, rest = name.partition(".")
+    inner = rest.split(".")[0]
+    return inner if first == "kernelwright" and inner in PLACES else first
 
 
 def _imported(tree: ast.AST) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Self, TextIO
 
 from pydantic import ValidationError
 
-from evals.formats.checking import TRIED_AGAIN, Checked
-from problems import ProblemError
+from kernelwright.evals.formats.checking import TRIED_AGAIN, Checked
+from kernelwright.problems import ProblemError
 
 
 class CheckedFile:

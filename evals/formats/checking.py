@@ -5,15 +5,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from evals.harness import harness_digest
-from problems import ProblemError
-from problems.formats import Entry
-from problems.problem import Problem
-from sandbox.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
-from sandbox.machine import device_name
-from sandbox.planning import refusal_by_text
-from sandbox.settings import Settings
-from sandbox.verdict import Record
+from kernelwright.problems import ProblemError
+from kernelwright.problems.formats import Entry
+from kernelwright.problems.problem import Problem
+from kernelwright.sandbox.calls.planning import refusal_by_text
+from kernelwright.sandbox.machine.identity import device_name
+from kernelwright.sandbox.pool.harness import harness_digest
+from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
+from kernelwright.sandbox.verdict.record import Record
+from kernelwright.sandbox.verdict.settings import Settings
 
 Status = Literal["ok", "weak", "unsupported", "unsupported here", "broken", "failed"]
 ORDER: tuple[Status, ...] = ("ok", "weak", "unsupported", "unsupported here", "broken", "failed")

@@ -2,17 +2,17 @@
 
 from contextlib import closing
 
-from evals.formats.checking import Examined
-from problems import Problem
-from problems.lint import lint_source
-from sandbox.compare import tolerance_of
-from sandbox.exhausted import within_memory
-from sandbox.lint import Call, Finding, examine, status_of
-from sandbox.opening import device_held
-from sandbox.own_process import give_back_freed_memory
-from sandbox.reference import PartOfReference, ReferenceSession
-from sandbox.settings import Settings
-from sandbox.values import Values
+from kernelwright.evals.formats.checking import Examined
+from kernelwright.problems import Problem
+from kernelwright.problems.lint import lint_source
+from kernelwright.sandbox.calls.opening import device_held
+from kernelwright.sandbox.calls.reference import PartOfReference, ReferenceSession
+from kernelwright.sandbox.correctness.compare import tolerance_of
+from kernelwright.sandbox.correctness.lint import Call, Finding, examine, status_of
+from kernelwright.sandbox.jail.own_process import give_back_freed_memory
+from kernelwright.sandbox.pool.exhausted import within_memory
+from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.verdict.settings import Settings
 
 
 class _Reweighted:
@@ -48,7 +48,7 @@ def _limit_bytes(settings: Settings) -> int:
     """What values may take where they are."""
     if not settings.gpu:
         return settings.memory_bytes
-    from sandbox.gpu.device import device_of
+    from kernelwright.sandbox.calls.device import device_of
 
     return device_of(settings).total_bytes()
 
@@ -56,7 +56,7 @@ def _limit_bytes(settings: Settings) -> int:
 def _give_back(settings: Settings) -> None:
     """Leave no memory of this problem to the next one's account."""
     if settings.gpu:
-        from sandbox.gpu.relief import free_cached_memory
+        from kernelwright.sandbox.calls.relief import free_cached_memory
 
         free_cached_memory()
     else:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from evals.formats import kernelbench, leaderboard, solutions
-from evals.formats.samples import Samples
-from problems import ProblemError
-from problems.formats.definition import Definition, read_definition
-from problems.formats.flashinfer import definition_files
-from problems.reference import read_json, read_text
+from kernelwright.evals.formats import kernelbench, leaderboard, solutions
+from kernelwright.evals.formats.samples import Samples
+from kernelwright.problems import ProblemError
+from kernelwright.problems.formats.definition import Definition, read_definition
+from kernelwright.problems.formats.flashinfer import definition_files
+from kernelwright.problems.reference import read_json, read_text
 
 CandidateFormat = Literal["kernelbench", "leaderboard", "flashinfer"]
 

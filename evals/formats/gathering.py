@@ -3,17 +3,18 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.events import RunLogError
-from agent.header import HEADER
-from agent.log import RunLog
-from agent.records import Attempt
-from agent.view import View, fold
-from evals.collecting import Collected, candidate_of, read_source, source_digest
-from evals.formats.samples import BENCH_ID, Outcome, Sample, target_of
-from evals.judgements import Judgements
-from evals.scoring import DATABASE
-from problems import Problem
-from sandbox.verdict import Candidate
+from kernelwright.agent.log.events import RunLogError
+from kernelwright.agent.log.header import HEADER
+from kernelwright.agent.log.records import Attempt
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import View, fold
+from kernelwright.evals.formats.samples import BENCH_ID, Outcome, Sample, target_of
+from kernelwright.evals.scores.collecting import Collected, read_source, source_digest
+from kernelwright.evals.scores.judgements import Judgements
+from kernelwright.evals.scores.scoring import DATABASE
+from kernelwright.problems import Problem
+from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 FILE_NUMBER = "sample_"
 

@@ -7,13 +7,13 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from agent.atomic import write_atomically
-from evals.formats.samples import Outcome, best_of
-from evals.wording import others_words
-from problems.formats.reading import safe_name
-from problems.formats.writing import write_problem
-from sandbox.report import report
-from sandbox.verdict import Passed
+from kernelwright.evals.formats.samples import Outcome, best_of
+from kernelwright.evals.report.wording import others_words
+from kernelwright.problems.formats.reading import safe_name
+from kernelwright.problems.formats.writing import write_problem
+from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.verdicts import Passed
 
 USE = '''"""Use the kernel in a model: put it in the place of the module that it replaces.
 

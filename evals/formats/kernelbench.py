@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from agent.atomic import write_atomically
-from evals.formats.samples import Outcome, Sample, Samples, sample_of
-from problems import ProblemError
-from problems.formats.definition import Foreign, fault_of
-from problems.reference import read_json, read_text
-from sandbox.verdict import AS_SHIPPED, COMPILED, EAGER, Failed, Passed
+from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
+from kernelwright.problems import ProblemError
+from kernelwright.problems.formats.definition import Foreign, fault_of
+from kernelwright.problems.reference import read_json, read_text
+from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Passed
 
 FILE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(_kernel)?")
 EVALUATION = "eval_results.json"

@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agent.atomic import write_atomically
-from agent.ranking import ranked
-from evals.formats.kernelbench import split
-from evals.formats.samples import Outcome, Sample, Samples, sample_of
-from problems import ProblemError
-from problems.formats.definition import Foreign, fault_of
-from problems.reference import read_json, read_text
+from kernelwright.agent.log.ranking import ranked
+from kernelwright.evals.formats.kernelbench import split
+from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
+from kernelwright.problems import ProblemError
+from kernelwright.problems.formats.definition import Foreign, fault_of
+from kernelwright.problems.reference import read_json, read_text
+from kernelwright.sandbox.machine.atomic import write_atomically
 
 KEY = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)")
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent.atomic import write_atomically
-from evals.collecting import collect_candidates, read_source
-from evals.formats import kernelbench
-from evals.formats.samples import Sample, Samples, sample_of
-from problems.formats.reading import safe_name
+from kernelwright.evals.formats import kernelbench
+from kernelwright.evals.formats.samples import Sample, Samples, sample_of
+from kernelwright.evals.scores.collecting import collect_candidates, read_source
+from kernelwright.problems.formats.reading import safe_name
+from kernelwright.sandbox.machine.atomic import write_atomically
 
 
 def read_folder(folder: Path, problems: Mapping[str, object]) -> Samples:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.atomic import write_atomically
-from evals.formats.samples import Outcome
-from problems.formats.libraries import library
-from sandbox.report import USUAL, report
+from kernelwright.evals.formats.samples import Outcome
+from kernelwright.problems.formats.libraries import library
+from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.verdict.report import USUAL, report
 
 CARD = """---
 configs:

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from pydantic import AwareDatetime
 
-from agent.ranking import ranked, standing_of
-from evals.collecting import candidate_of
-from problems import Problem
-from sandbox.verdict import Candidate, Passed, Record, Verdict
+from kernelwright.agent.log.ranking import ranked, standing_of
+from kernelwright.problems import Problem
+from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.verdict.record import Record
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
 BENCH_ID = re.compile(r"level(\d+)/(\d+)")
 

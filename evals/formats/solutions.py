@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from agent.atomic import write_atomically
-from evals.formats.samples import Outcome, Sample, Samples, sample_of
-from evals.formats.wrapping import CANDIDATE_FILE, Wrapped, candidate_source
-from problems import Problem, ProblemError
-from problems.formats.definition import Definition, Foreign, fault_of
-from problems.formats.reading import Unsupported, safe_name
-from problems.reference import read_json, read_text
+from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
+from kernelwright.evals.formats.wrapping import CANDIDATE_FILE, Wrapped, candidate_source
+from kernelwright.problems import Problem, ProblemError
+from kernelwright.problems.formats.definition import Definition, Foreign, fault_of
+from kernelwright.problems.formats.reading import Unsupported, safe_name
+from kernelwright.problems.reference import read_json, read_text
+from kernelwright.sandbox.machine.atomic import write_atomically
 
 ENTRY_FILE = "main.py"
 AUTHOR = "kernelwright"

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from evals.formats.samples import Outcome
-from evals.formats.solutions import solution_name
-from problems.formats.definition import Trace, Workload
-from sandbox.verdict import Passed
+from kernelwright.evals.formats.samples import Outcome
+from kernelwright.evals.formats.solutions import solution_name
+from kernelwright.problems.formats.definition import Trace, Workload
+from kernelwright.sandbox.verdict.verdicts import Passed
 
 STATUS = {
     "scan": "COMPILE_ERROR",

@@ -5,9 +5,9 @@ import re
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from problems import ProblemError
-from problems.formats.definition import Definition
-from problems.formats.reading import Unsupported
+from kernelwright.problems import ProblemError
+from kernelwright.problems.formats.definition import Definition
+from kernelwright.problems.formats.reading import Unsupported
 
 CANDIDATE_FILE = "candidate.py"
 NATIVE = {".cu", ".cpp", ".cc", ".cxx", ".c"}

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from agent.log import RunLog
-from evals.inspector.model import Data, RunModel
-from evals.inspector.page import page
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.inspector.model import Data, RunModel
+from kernelwright.evals.inspector.page import page
 
 CHUNK = 25
 """Attempts that are unpacked together."""

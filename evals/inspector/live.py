@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from agent.events import RunLogError
-from agent.log import RunLog
-from evals.inspector.model import RunModel
-from evals.inspector.page import page
-from evals.steps import reading
+from kernelwright.agent.log.events import RunLogError
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.inspector.model import RunModel
+from kernelwright.evals.inspector.page import page
+from kernelwright.evals.runs.steps import reading
 
 HOSTS = ("127.0.0.1", "localhost")
 POLL_S = 0.5

@@ -5,17 +5,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from agent.events import RunLogError
-from agent.extraction import NotExtracted
-from agent.log import RunLog
-from agent.records import Attempt
-from agent.view import View, fold
-from evals.collecting import level_of
-from evals.measured import BASELINES
-from evals.wording import ending_words, verdict_words
-from problems import Problem
-from sandbox.report import report
-from sandbox.verdict import Pairing, Passed, Verdict
+from kernelwright.agent.log.events import RunLogError
+from kernelwright.agent.log.records import Attempt
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import View, fold
+from kernelwright.agent.replies import NotExtracted
+from kernelwright.evals.boards.measured import BASELINES
+from kernelwright.evals.report.wording import ending_words, verdict_words
+from kernelwright.evals.scores.collecting import level_of
+from kernelwright.problems import Problem
+from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.verdicts import Pairing, Passed, Verdict
 
 Data = dict[str, Any]
 SAMPLE_DIGITS = 4

@@ -24,7 +24,7 @@ def page(title: str, form: Literal["file", "live"], data: Mapping[str, str]) -> 
     script = "(() => {\n" + STRICT + "".join(_text(name).replace(STRICT, "") for name in SCRIPTS) + "})();\n"
     style = _text("style.css")
     environment = Environment(
-        loader=PackageLoader("evals.inspector", "assets"), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("kernelwright.evals.inspector", "assets"), autoescape=True, undefined=StrictUndefined
     )
     return environment.get_template("page.html.j2").render(
         title=title,
@@ -57,4 +57,4 @@ def _hash(text: str) -> str:
 
 
 def _text(name: str) -> str:
-    return files("evals.inspector").joinpath("assets", name).read_text(encoding="utf-8")
+    return files("kernelwright.evals.inspector").joinpath("assets", name).read_text(encoding="utf-8")

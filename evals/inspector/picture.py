@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
-from agent.log import RunLog
-from agent.records import Attempt
-from agent.view import View
-from evals.inspector.model import RunModel
-from sandbox.verdict import Passed
+from kernelwright.agent.log.records import Attempt
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import View
+from kernelwright.evals.inspector.model import RunModel
+from kernelwright.sandbox.verdict.verdicts import Passed
 
 WIDTH, HEAD, ROW, FOOT = 900, 62, 46, 40
 LEFT, RIGHT = 330, 640

@@ -4,10 +4,10 @@
 problem of another form becomes a reference in our convention: its own text, and a few generated lines behind it.
 """
 
-from problems.formats.collections import find_collection, format_of, load_address, read_collection
-from problems.formats.libraries import LibraryMissing
-from problems.formats.reading import Entry, Format, Reading
-from problems.formats.selection import select
+from kernelwright.problems.formats.collections import find_collection, format_of, load_address, read_collection
+from kernelwright.problems.formats.libraries import LibraryMissing
+from kernelwright.problems.formats.reading import Entry, Format, Reading
+from kernelwright.problems.formats.selection import select
 
 __all__ = [
     "Entry",

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from problems.formats import flashinfer, kernelbench, kernelbot, robust
-from problems.formats.reading import Entry, Format, Reading
-from problems.formats.selection import select
-from problems.problem import Problem, ProblemError
+from kernelwright.problems.formats import flashinfer, kernelbench, kernelbot, robust
+from kernelwright.problems.formats.reading import Entry, Format, Reading
+from kernelwright.problems.formats.selection import select
+from kernelwright.problems.problem import Problem, ProblemError
 
 SEPARATOR = "::"
 HOMES: dict[str, tuple[str, ...]] = {

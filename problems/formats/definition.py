@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from problems.faults import first_fault
-from problems.formats.arithmetic import NotArithmetic, evaluate
-from problems.problem import ProblemError, StatedTolerance
-from problems.reference import read_json, read_text
+from kernelwright.problems.faults import first_fault
+from kernelwright.problems.formats.arithmetic import NotArithmetic, evaluate
+from kernelwright.problems.problem import ProblemError, StatedTolerance
+from kernelwright.problems.reference import read_json, read_text
 
 
 class Foreign(BaseModel):

@@ -4,8 +4,8 @@ import fnmatch
 import re
 from collections.abc import Iterable
 
-from problems.formats.reading import Entry
-from problems.problem import ProblemError
+from kernelwright.problems.formats.reading import Entry
+from kernelwright.problems.problem import ProblemError
 
 PART = re.compile(r"([^\[\],]+)(?:\[([^\[\]]*)\])?(?:,|$)")
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from problems.formats.reading import Entry, safe_name
-from problems.problem import Problem, Tolerance
+from kernelwright.problems.formats.reading import Entry, safe_name
+from kernelwright.problems.problem import Problem, Tolerance
 
 INDEX = "import.json"
 POLICIES = ("precision", "operators", "direction")

@@ -1,8 +1,8 @@
 """The peaks of whatever a candidate runs on here."""
 
-from sandbox.floor import processor
-from sandbox.floor.peaks import Peaks
-from sandbox.floor.store import Store
+from kernelwright.sandbox.floor import processor
+from kernelwright.sandbox.machine.fact_store import Store
+from kernelwright.sandbox.verdict.peaks import Peaks
 
 
 def peaks_here(gpu: bool, threads: int) -> Peaks:
@@ -12,7 +12,7 @@ def peaks_here(gpu: bool, threads: int) -> Peaks:
     """
     if not gpu:
         return processor.processor_peaks(threads)
-    from sandbox.gpu.peaks import device_peaks
+    from kernelwright.sandbox.floor.gpu_peaks import device_peaks
 
     return device_peaks()
 
@@ -21,6 +21,6 @@ def known_peaks_here(gpu: bool, threads: int, store: Store | None = None) -> Pea
     """The same without measuring: None where they are not remembered."""
     if not gpu:
         return processor.known_peaks(threads, store)
-    from sandbox.gpu.peaks import known_peaks
+    from kernelwright.sandbox.floor.gpu_peaks import known_peaks
 
     return known_peaks(store=store)

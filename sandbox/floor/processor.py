@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from sandbox.errors import MachineError
-from sandbox.floor.peaks import Level, Peaks
-from sandbox.floor.store import Store
-from sandbox.machine import compiler, cpu_facts, processor_name, versions
-from sandbox.turns import measuring
-from sandbox.workfolder import HeldFolder
+from kernelwright.sandbox.machine.fact_store import Store
+from kernelwright.sandbox.machine.identity import compiler, cpu_facts, processor_name, versions
+from kernelwright.sandbox.machine.turns import measuring
+from kernelwright.sandbox.machine.workfolder import HeldFolder
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.peaks import Level, Peaks
 
 PROGRAM = Path(__file__).with_name("measure.cpp")
 MEASURE = 1

@@ -1,12 +1,12 @@
 """Faults put into a right kernel, and the prompt that asks for the repair of each."""
 
-from agent.briefs import BriefMaker
-from agent.findings import FoundCandidate
-from agent.outline import PromptOutline
-from agent.records import Ask, Attempt
-from agent.view import View
-from problems import Problem
-from prompts import TargetVersions, render
+from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.log.findings import FoundCandidate
+from kernelwright.agent.log.outline import PromptOutline
+from kernelwright.agent.log.records import Ask, Attempt
+from kernelwright.agent.log.view import View
+from kernelwright.problems import Problem
+from kernelwright.prompts import TargetVersions, render
 from tests.agent.search_parts import CPU
 
 PROBLEM = Problem(

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.log import RunLog
-from agent.replaying import replay
-from agent.view import fold
+from kernelwright.agent.engine.replaying import replay
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
 from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, outline, searched
 
 CONFIGS = {"one slot": CONFIG, "lockstep": CONFIG.model_copy(update={"slots": 3, "lockstep": True})}

@@ -5,16 +5,25 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from agent.briefs import BriefMaker
-from agent.config import SearchConfig
-from agent.engine import Parts, search
-from agent.log import RunLog, Setting
-from agent.providers.protocol import ProviderError
-from agent.records import Ask, Reply, Request, Usage
-from agent.strategies import load_strategy
-from problems import Problem
-from prompts import Prompt, TargetVersions, cpu_sheet
-from sandbox.verdict import Authenticity, Candidate, Evidence, Failed, Measurement, Pairing, Passed, Verdict
+from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.engine.search import Parts, search
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.records import Ask, Reply, Request, Usage
+from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.strategies import load_strategy
+from kernelwright.problems import Problem
+from kernelwright.prompts import Prompt, TargetVersions, cpu_sheet
+from kernelwright.sandbox.verdict.verdicts import (
+    Authenticity,
+    Candidate,
+    Evidence,
+    Failed,
+    Measurement,
+    Pairing,
+    Passed,
+    Verdict,
+)
 
 PROBLEM = Problem(
     name="doubled",

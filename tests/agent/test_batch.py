@@ -2,22 +2,22 @@
 
 import pytest
 
-from agent.batch import Batch, views_of
-from agent.briefs import BriefMaker
-from agent.config import Budget, SearchConfig
-from agent.engine import Parts
-from agent.log import RunLog, Setting
-from agent.providers.batchfile import Deferred
-from agent.providers.protocol import Waiting
-from agent.replaying import replay
-from agent.simulation.clock import run_simulated
-from agent.simulation.landscape import Assumptions
-from agent.simulation.many import SOURCE, run_many
-from agent.simulation.parts import SimulatedEvaluator, SimulatedProvider
-from agent.strategies import load_strategy
-from problems import Problem
-from prompts import TargetVersions, cpu_sheet
-from sandbox.errors import BrokenProblem, MachineError, UnsupportedProblem
+from bench.simulated.clock import run_simulated
+from bench.simulated.many import SOURCE, run_many
+from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.engine.batch import Batch, views_of
+from kernelwright.agent.engine.replaying import replay
+from kernelwright.agent.engine.search import Parts
+from kernelwright.agent.log.config import Budget, SearchConfig
+from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.providers.openai.batchfile import Deferred
+from kernelwright.agent.providers.protocol import Waiting
+from kernelwright.agent.simulation.landscape import Assumptions
+from kernelwright.agent.simulation.parts import SimulatedEvaluator, SimulatedProvider
+from kernelwright.agent.strategies import load_strategy
+from kernelwright.problems import Problem
+from kernelwright.prompts import TargetVersions, cpu_sheet
+from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 
 CONFIG = SearchConfig(model="m", attempts=6, drafts=2, patience=3, problems_at_once=2, runner_up=0)
 PROBLEMS = [

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from agent.best import write_best
-from agent.log import RunLog, RunLogError
-from problems import Problem
+from kernelwright.agent.log.best import write_best
+from kernelwright.agent.log.run_log import RunLog, RunLogError
+from kernelwright.problems import Problem
 from tests.agent.search_parts import CONFIG, PROBLEM, SETTING, Scripted, new_log, parts_of, reply_with, searched
 
 
@@ -45,7 +45,7 @@ def test_the_readme_says_how_to_judge_again(log):
 def test_the_readme_warns_where_the_problem_sets_more_than_its_reference(tmp_path):
     import asyncio
 
-    from agent.engine import search
+    from kernelwright.agent.engine.search import search
 
     lenient = Problem(**PROBLEM.model_dump() | {"precision": "tf32"})
     with RunLog.create(tmp_path / "run", [lenient], SETTING) as log:
@@ -78,7 +78,7 @@ def test_a_folder_that_cannot_be_written_is_told(log):
 
 def doubtful(status=None, samples=(2.0, 2.0)):
     """An evaluator whose verdicts carry a problem's status, and these ratios."""
-    from sandbox.verdict import Measurement, Pairing, Passed, ProblemStatus
+    from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed, ProblemStatus
     from tests.agent.search_parts import EVIDENCE, ReadingEvaluator
 
     class Doubtful(ReadingEvaluator):

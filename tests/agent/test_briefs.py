@@ -2,9 +2,9 @@
 
 import pytest
 
-from agent.briefs import BriefMaker
-from agent.view import fold
-from prompts import TargetVersions
+from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.log.view import fold
+from kernelwright.prompts import TargetVersions
 from tests.agent.search_parts import CPU, PROBLEM, new_log, searched
 
 

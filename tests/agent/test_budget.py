@@ -2,11 +2,11 @@
 
 import pytest
 
-from agent.budget import exceeded, spent
-from agent.config import Budget
-from agent.prices import PriceError, Prices, load_prices
-from agent.records import ReplyFacts, Usage
-from agent.view import fold
+from kernelwright.agent.log.config import Budget
+from kernelwright.agent.log.records import ReplyFacts, Usage
+from kernelwright.agent.log.view import fold
+from kernelwright.agent.steering.budget import exceeded, spent
+from kernelwright.agent.steering.prices import PriceError, Prices, load_prices
 from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, searched
 
 

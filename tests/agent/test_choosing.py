@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from agent.providers.answers import Cached
-from agent.providers.batchfile import Deferred
-from agent.providers.choosing import ProviderOptions, check_provider, provider_for, providing
-from agent.providers.files import Files
-from agent.providers.openai import OpenAIProvider, OpenAISettings
-from agent.providers.presets import load_presets
-from agent.providers.protocol import ProviderError
-from agent.providers.recorded import Recorded
-from agent.simulation.parts import SimulatedProvider
+from kernelwright.agent.providers.answers import Cached
+from kernelwright.agent.providers.choosing import ProviderOptions, check_provider, provider_for, providing
+from kernelwright.agent.providers.files import Files
+from kernelwright.agent.providers.openai.batchfile import Deferred
+from kernelwright.agent.providers.openai.client import OpenAIProvider, OpenAISettings
+from kernelwright.agent.providers.presets import load_presets
+from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.recorded import Recorded
+from kernelwright.agent.simulation.parts import SimulatedProvider
 from tests.agent.search_parts import new_log
 
 NEAR = OpenAISettings(base_url="http://127.0.0.1:9/v1")

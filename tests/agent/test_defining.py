@@ -4,10 +4,10 @@ import ast
 
 import pytest
 
-from agent.extraction import Extracted, extract
-from agent.extraction.modules import Module
-from problems.defining import bound_names
-from sandbox.scan import NO_CALL, refuse
+from kernelwright.agent.replies import Extracted, extract
+from kernelwright.agent.replies.modules import Module
+from kernelwright.problems.defining import bound_names
+from kernelwright.sandbox.authenticity.scan import NO_CALL, refuse
 
 DEFINED = {
     "a class": "class ModelNew(Fast):\n    pass",

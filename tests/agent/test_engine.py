@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.engine import search
-from agent.events import RunLogError
-from agent.log import RunLog
-from agent.providers.protocol import NoMoreAnswers, ProviderError, Waiting
-from agent.strategies import Step, Stop, StrategyError
-from agent.view import fold
-from problems import Problem
-from sandbox.errors import MachineError
+from kernelwright.agent.engine.search import search
+from kernelwright.agent.log.events import RunLogError
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.agent.providers.protocol import NoMoreAnswers, ProviderError, Waiting
+from kernelwright.agent.strategies import Step, Stop, StrategyError
+from kernelwright.problems import Problem
+from kernelwright.sandbox.verdict.errors import MachineError
 from tests.agent.search_parts import (
     ANSWERS,
     CONFIG,

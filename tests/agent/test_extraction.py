@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from agent.extraction import Extracted, NotExtracted, extract
+from kernelwright.agent.replies import Extracted, NotExtracted, extract
 
 PROGRAM = (Path(__file__).parent / "replies" / "relu.txt").read_text(encoding="utf-8")
 REFERENCE = """import torch

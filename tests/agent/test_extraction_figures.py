@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.extraction import Extracted, extract
-from agent.extraction.modules import Parser
+from kernelwright.agent.replies import Extracted, extract
+from kernelwright.agent.replies.modules import Parser
 
 REPLIES = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "replies").glob("*.md"))}
 STEP = 50

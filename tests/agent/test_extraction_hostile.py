@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.extraction import Extracted, NotExtracted, extract
+from kernelwright.agent.replies import Extracted, NotExtracted, extract
 
 PROGRAM = (Path(__file__).parent / "replies" / "relu.txt").read_text(encoding="utf-8")
 SIZE = 5_000_000

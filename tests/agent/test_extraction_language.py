@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.extraction import Extracted, extract
+from kernelwright.agent.replies import Extracted, extract
 from tests.agent.test_extraction import FINAL, REFERENCE, fenced
 
 LANGUAGES = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.extraction import Extracted, extract
+from kernelwright.agent.replies import Extracted, extract
 
 FOLDER = Path(os.environ.get("KERNELWRIGHT_SEEDS") or Path(__file__).parents[3] / "shared" / "seeds")
 SEEDS = ["000", "001", "002", "003", "004"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.extraction import Extracted, NotExtracted, extract
+from kernelwright.agent.replies import Extracted, NotExtracted, extract
 
 FOLDER = Path(__file__).parent / "replies"
 REPLIES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sandbox.judge import Judge
-from sandbox.verdict import Candidate, Failed, Passed
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.agent.faults import FAULTS, PROBLEM, RIGHT, missing_words, repair_prompt, with_fault
 from tests.sandbox.conftest import QUICK
 

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from agent.providers.answers import CACHED, Answers, Cached, answer_key
-from agent.providers.files import Files
-from agent.providers.protocol import ProviderError
-from agent.records import Reply, Request, Usage
-from agent.view import fold
+from kernelwright.agent.log.records import Reply, Request, Usage
+from kernelwright.agent.log.view import fold
+from kernelwright.agent.providers.answers import CACHED, Answers, Cached, answer_key
+from kernelwright.agent.providers.files import Files
+from kernelwright.agent.providers.protocol import ProviderError
 from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 
 REQUEST = Request(model="m", prompt="Write it.")

@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-MODULES = "agent.engine, agent.best, agent.providers.openai, agent.providers.recorded, agent.strategies"
+MODULES = (
+    "kernelwright.agent.engine.search, kernelwright.agent.log.best, "
+    "kernelwright.agent.providers.openai.client, kernelwright.agent.providers.recorded, "
+    "kernelwright.agent.strategies"
+)
 
 
 def test_importing_the_search_loads_neither_torch_nor_openai():

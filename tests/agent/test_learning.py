@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from agent.learning import Lore, tally
-from agent.models import choose_model, stalls
-from agent.prices import Prices
-from agent.strategies.moves import untried
-from evals.prompting import default_size
-from problems import catalog_names, load_problem
-from prompts import Traits, applicable, idea_bank, traits_of
-from prompts.targets import TARGETS
+from kernelwright.agent.steering.learning import Lore, tally
+from kernelwright.agent.steering.models import choose_model, stalls
+from kernelwright.agent.steering.prices import Prices
+from kernelwright.agent.strategies.moves import untried
+from kernelwright.evals.runs.prompting import default_size
+from kernelwright.problems import catalog_names, load_problem
+from kernelwright.prompts import Traits, applicable, idea_bank, traits_of
+from kernelwright.prompts.targets import TARGETS
 from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 from tests.agent.test_refine import view_of
 

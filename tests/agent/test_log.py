@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.events import Kept, Resumed, Stopped
-from agent.log import DATABASE, RunLog, RunLogError
+from kernelwright.agent.log.events import Kept, Resumed, Stopped
+from kernelwright.agent.log.run_log import DATABASE, RunLog, RunLogError
 from tests.agent.search_parts import PROBLEM, SETTING, new_log, searched
 
 ROOT = Path(__file__).parents[2]
@@ -110,8 +110,8 @@ def test_an_event_that_is_refused_leaves_none_of_its_blobs(log):
 APPENDING = """
 import sys
 from pathlib import Path
-from agent.events import Kept
-from agent.log import RunLog
+from kernelwright.agent.log.events import Kept
+from kernelwright.agent.log.run_log import RunLog
 
 with RunLog.open(Path(sys.argv[1])) as log:
     for number in range(200):

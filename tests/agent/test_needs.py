@@ -2,16 +2,16 @@
 
 import pytest
 
-from agent.hardware import sheet_in
-from agent.needs import as_judged, as_remembered
-from agent.view import View, fold
-from prompts import TargetVersions, cpu_sheet, render
-from prompts.brief import Brief
-from sandbox.floor import processor
-from sandbox.floor.bound import Floor, Work
-from sandbox.floor.peaks import Level, Peaks
-from sandbox.floor.store import TRACE, Store
-from sandbox.machine import versions
+from kernelwright.agent.briefs.hardware import sheet_in
+from kernelwright.agent.briefs.needs import as_judged, as_remembered
+from kernelwright.agent.log.view import View, fold
+from kernelwright.prompts import TargetVersions, cpu_sheet, render
+from kernelwright.prompts.brief import Brief
+from kernelwright.sandbox.floor import processor
+from kernelwright.sandbox.machine.fact_store import TRACE, Store
+from kernelwright.sandbox.machine.identity import versions
+from kernelwright.sandbox.verdict.bound import Floor, Work
+from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from tests.agent.search_parts import PROBLEM, new_log, searched
 
 SHEET = cpu_sheet("Example CPU", 2, ["avx2"], {})

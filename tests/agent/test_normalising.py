@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.normalising import normal_digest
+from kernelwright.agent.replies.normalising import normal_digest
 
 KERNEL = '''\
 """What it does."""

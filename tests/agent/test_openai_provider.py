@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from agent.providers.openai import OpenAIProvider, OpenAISettings
-from agent.providers.protocol import ProviderError
-from agent.records import Ask, Request
-from prompts import Prompt
+from kernelwright.agent.log.records import Ask, Request
+from kernelwright.agent.providers.openai.client import OpenAIProvider, OpenAISettings
+from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.prompts import Prompt
 from tests.agent.search_parts import CONFIG, PROBLEM, new_log, reply_with, searched
 
 KEY = "sk-a-very-secret-key"

@@ -6,13 +6,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from agent.providers import weights
-from agent.providers.openai import OpenAIProvider, OpenAISettings
-from agent.providers.protocol import ProviderError
-from agent.providers.proxies import proxy_for
-from agent.records import Ask, Request
-from prompts import Prompt
-from sandbox.building.cache import VARIABLE
+from kernelwright.agent.log.records import Ask, Request
+from kernelwright.agent.providers import weights
+from kernelwright.agent.providers.openai.client import OpenAIProvider, OpenAISettings
+from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.proxies import proxy_for
+from kernelwright.prompts import Prompt
+from kernelwright.sandbox.machine.cache import VARIABLE
 
 ASK = Ask(attempt=1, problem="p", role="propose", target="cpp", parent=None, idea="", directive="", model="some-model")
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")

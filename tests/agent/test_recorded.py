@@ -2,12 +2,12 @@
 
 import pytest
 
-from agent.config import SearchConfig
-from agent.log import RunLog
-from agent.providers.protocol import ProviderError
-from agent.providers.recorded import Recorded
-from agent.providers.story import read_story, recorded_targets
-from agent.view import fold
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.recorded import Recorded
+from kernelwright.agent.providers.story import read_story, recorded_targets
 from tests.agent.search_parts import PROBLEM, Scripted, new_log, outline, reply_with, searched
 
 CONFIG = SearchConfig(model="recorded", attempts=9, drafts=1)

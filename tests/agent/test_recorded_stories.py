@@ -2,11 +2,11 @@
 
 import pytest
 
-from agent.extraction import Extracted, extract
-from agent.providers.story import CATALOG, read_story, recorded_targets, story_folder
-from problems import catalog_names, load_problem
-from sandbox.judge import Judge
-from sandbox.verdict import Candidate, Failed, Passed
+from kernelwright.agent.providers.story import CATALOG, read_story, recorded_targets, story_folder
+from kernelwright.agent.replies import Extracted, extract
+from kernelwright.problems import catalog_names, load_problem
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK
 
 STORIES = [(problem, target) for problem in catalog_names() for target in recorded_targets(problem, CATALOG)]

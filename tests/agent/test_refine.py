@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from agent.config import SearchConfig
-from agent.extraction import NotExtracted
-from agent.records import Ask, Attempt, FoundCandidate, PromptOutline
-from agent.strategies import Stop, StrategyError, load_strategy
-from agent.view import View
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.records import Ask, Attempt, FoundCandidate, PromptOutline
+from kernelwright.agent.log.view import View
+from kernelwright.agent.replies import NotExtracted
+from kernelwright.agent.strategies import Stop, StrategyError, load_strategy
 from tests.agent.search_parts import failed, passed
 
 CONFIG = SearchConfig(model="m", attempts=20, drafts=2, repairs=2, patience=3, runner_up=0)

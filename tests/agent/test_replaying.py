@@ -4,9 +4,9 @@ import sqlite3
 
 import pytest
 
-from agent.events import Stopped
-from agent.log import RunLog
-from agent.replaying import ReplayDiffers, replay
+from kernelwright.agent.engine.replaying import ReplayDiffers, replay
+from kernelwright.agent.log.events import Stopped
+from kernelwright.agent.log.run_log import RunLog
 from tests.agent.search_parts import CONFIG, ReadingEvaluator, Scripted, new_log, reply_with, searched
 from tests.agent.test_steps import PLAN, TUNABLE, WHOLE, CutOff, renamed
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from agent.log import RunLog
-from agent.view import fold
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
 from tests.model_server import fenced
 from tests.texts import PROBLEM, RIGHT, WRONG
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from agent.engine import search
-from agent.events import Event, Judged
-from agent.view import fold
+from kernelwright.agent.engine.search import search
+from kernelwright.agent.log.events import Event, Judged
+from kernelwright.agent.log.view import fold
 from tests.agent.search_parts import (
     CONFIG,
     PROBLEM,

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import agent.strategies
-from agent.config import SearchConfig
-from agent.strategies import SHIPPED, Stop, StrategyError, load_strategy, loading
-from agent.view import View
+import kernelwright.agent.strategies
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.view import View
+from kernelwright.agent.strategies import SHIPPED, Stop, StrategyError, load_strategy, loading
 from tests.agent.test_refine import attempt, view_of
 
 CONFIG = SearchConfig(model="m", attempts=40, drafts=2, repairs=2, patience=5)
-FOLDER = Path(agent.strategies.__file__).parent
+FOLDER = Path(kernelwright.agent.strategies.__file__).parent
 RIGHT, FAST = ("propose", None, "one simple kernel", 1.0), ("propose", None, "work in blocks", 3.0)
 WRONG = ("propose", None, "fuse all steps", None)
 VIEWS = {
@@ -73,9 +73,10 @@ def test_strategy_files_are_short():
 def test_strategies_import_nothing_that_could_have_an_effect():
     for name in SHIPPED:
         tree = ast.parse((FOLDER / f"{name}.py").read_text())
-        modules = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        modules = {".".join(name.split(".")[: 2 if name.startswith("kernelwright") else 1]) for name in modules}
         modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        assert modules <= {"agent", "prompts", "dataclasses", "random", "math"}
+        assert modules <= {"kernelwright.agent", "kernelwright.prompts", "dataclasses", "random", "math"}
 
 
 def test_best_of_always_starts_from_the_reference():
@@ -120,7 +121,7 @@ def test_tree_comes_back_to_a_design_that_was_tried_less():
 
 
 OWN = """\
-from agent.strategies import Step, Stop
+from kernelwright.agent.strategies import Step, Stop
 
 
 def twice(view, slots, rng):
@@ -157,9 +158,11 @@ def test_a_strategy_of_an_installed_package_is_found(tmp_path, monkeypatch):
     package = tmp_path / "other-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(f"[{loading.GROUP}]\nother = agent.strategies.race:Race\n")
+    (package / "entry_points.txt").write_text(f"[{loading.GROUP}]\nother = kernelwright.agent.strategies.race:Race\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert loading.strategies()["other"] == EntryPoint("other", "agent.strategies.race:Race", loading.GROUP)
+    assert loading.strategies()["other"] == EntryPoint(
+        "other", "kernelwright.agent.strategies.race:Race", loading.GROUP
+    )
     assert proposal("other", VIEWS["a right draft"]) == Stop(reason="attempt 1 is right")
 
 
@@ -171,7 +174,7 @@ def test_repairs_go_on_longer_where_they_work():
 
 
 def limit_at(view: View) -> int:
-    from agent.strategies.moves import repair_limit
+    from kernelwright.agent.strategies.moves import repair_limit
 
     return repair_limit(view, CONFIG)
 

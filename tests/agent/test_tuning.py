@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.records import Knob, Screening
-from agent.tuning import AS_IT_IS, knobs_of, to_judge, to_screen, with_setting
+from kernelwright.agent.log.records import Knob, Screening
+from kernelwright.agent.steering.tuning import AS_IT_IS, knobs_of, to_judge, to_screen, with_setting
 from tests.agent.test_refine import CONFIG, view_of
 
 SOURCE = '''\

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agent.events import Event, Judged, RunLogError, Stopped
-from agent.view import fold
+from kernelwright.agent.log.events import Event, Judged, RunLogError, Stopped
+from kernelwright.agent.log.view import fold
 from tests.agent.search_parts import PROBLEM, new_log, passed, searched
 
 

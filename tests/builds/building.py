@@ -22,7 +22,7 @@ def main(name, folder, shortcuts=None):
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     os.environ.setdefault("MAX_JOBS", "1")
     if shortcuts:
-        from sandbox.child import shortcuts as ours
+        from kernelwright_child.building import shortcuts as ours
 
         ours.install(json.loads(shortcuts), str(folder))
     start = time.perf_counter()

@@ -1,7 +1,7 @@
 import pytest
 
-from sandbox.building import HeaderShelf, toolchain
-from sandbox.building.cache import VARIABLE
+from kernelwright.sandbox.build import HeaderShelf, toolchain
+from kernelwright.sandbox.machine.cache import VARIABLE
 
 
 @pytest.fixture(scope="session")

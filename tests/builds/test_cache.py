@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.building.cache import Cache, cache_root, is_writable
+from kernelwright.sandbox.machine.cache import Cache, cache_root, is_writable
 
 
 def fill(cache, name, size):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from torch.utils.cpp_extension import load, load_inline
 
-from sandbox.child import wire
-from sandbox.child.calls import Call, read_note, write_note
+from kernelwright_child import wire
+from kernelwright_child.building.calls import Call, read_note, write_note
 
 WORK = Path("/work-folder")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.child import compiling, flags
+from kernelwright_child.building import compiling, flags
 
 ROOT = Path(__file__).parent.parent.parent
 WHOLE = "int narrow_name = 1; int whole_name = 2;"
@@ -25,7 +25,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 m.def("f", torch::wrap_pybind_function(f), "f");
 }
 """
-CALL = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from sandbox.child.compiling import main; main(sys.argv[1:])"
+CALL = (
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+    "from kernelwright_child.building.compiling import main; main(sys.argv[1:])"
+)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.building import HeaderShelf, toolchain
+from kernelwright.sandbox.build import HeaderShelf, toolchain
 from tests.builds.corpus import CORPUS
 from tests.builds.outcomes import KERNEL, OWN, first_error, functions, is_equal, outcome_of
 

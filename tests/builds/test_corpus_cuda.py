@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.building import HeaderShelf, toolchain
+from kernelwright.sandbox.build import HeaderShelf, toolchain
 from tests.builds.corpus_cuda import CUDA
 from tests.builds.outcomes import device_code, first_error, is_equal, outcome_of, ways_of
 

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from sandbox.child import flags
+from kernelwright_child.building import flags
 
 TORCHS = ["-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20"]
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.building import HeaderShelf
-from sandbox.building.record import Compilation
-from sandbox.building.toolchain import Toolchain
-from sandbox.late_builds import learn
-from sandbox.stages import Built
-from sandbox.verdict import Candidate
+from kernelwright.sandbox.build import HeaderShelf
+from kernelwright.sandbox.build.build_record import Compilation
+from kernelwright.sandbox.build.toolchain import Toolchain
+from kernelwright.sandbox.judge.late_builds import learn
+from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 COMPILER = """#!/bin/sh
 while [ $# -gt 0 ]; do

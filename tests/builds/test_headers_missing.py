@@ -2,8 +2,8 @@
 
 import pytest
 
-from sandbox.building import require_headers
-from sandbox.errors import MachineError
+from kernelwright.sandbox.build import require_headers
+from kernelwright.sandbox.verdict.errors import MachineError
 
 PLAIN = "load_inline(name='a', cpp_sources=[S], no_implicit_headers=True, is_python_module=False)"
 WANTING = {

@@ -1,7 +1,7 @@
 import json
 
-from sandbox.building import read_record
-from sandbox.child.shortcuts import REPORT
+from kernelwright.sandbox.build import read_record
+from kernelwright_child.building.shortcuts import REPORT
 
 LINE = {"extension": "ext", "file": "main.cpp", "way": "narrow", "failed": [], "seconds": 4.2, "flags": ["-O3"]}
 

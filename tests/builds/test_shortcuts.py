@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from sandbox.building import BuildStore, read_record, toolchain
-from sandbox.child import wire
-from sandbox.sessions import Session
-from sandbox.settings import Settings
-from sandbox.workfolder import WorkFolder
+from kernelwright.sandbox.build import BuildStore, read_record, toolchain
+from kernelwright.sandbox.calls.sessions import Session
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child import wire
 from tests.builds.corpus import CORPUS
 from tests.builds.outcomes import is_equal, outcome_of, ways_of
 

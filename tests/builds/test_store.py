@@ -3,8 +3,8 @@ import threading
 
 import pytest
 
-from sandbox.building import BuildStore
-from sandbox.building.cache import VARIABLE
+from kernelwright.sandbox.build import BuildStore
+from kernelwright.sandbox.machine.cache import VARIABLE
 
 KEY = BuildStore.key("source", None)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.commands.files import writing
-from kernelwright.commands.searching import checked_config
+from kernelwright.commands.options.files import writing
+from kernelwright.commands.options.searching import checked_config
 from kernelwright.endings import UserMistake
-from sandbox.building import python_header
+from kernelwright.sandbox.build import python_header
 
 
 def test_version_names_the_version_and_ends_with_0(kernelwright):

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from agent.best import write_best
-from agent.log import RunLog
+from kernelwright.agent.log.best import write_best
+from kernelwright.agent.log.run_log import RunLog
 from tests.evals.made_run import made_run
 from tests.evals.second_verdicts import write_run
 

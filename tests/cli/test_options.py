@@ -6,11 +6,11 @@ import pytest
 import typer
 
 from kernelwright.cli import app
-from kernelwright.commands.options import Asked, check_device, check_together, device_for, memory_size, size_for
+from kernelwright.commands.options.judging import Asked, check_device, check_together, device_for, memory_size, size_for
 from kernelwright.endings import UserMistake
-from problems import ProblemError, load_problem
-from sandbox.errors import MachineError
-from sandbox.gpu import driver
+from kernelwright.problems import ProblemError, load_problem
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright_child.gpu import driver
 from tests.model_server import fenced
 from tests.texts import RIGHT
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kernelwright.commands.searching import checked_config, search_options
+from kernelwright.commands.options.searching import checked_config, search_options
 from kernelwright.endings import UserMistake
 from tests.agent.search_parts import new_log, searched
 

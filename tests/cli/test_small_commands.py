@@ -23,7 +23,7 @@ def test_extract_says_why_there_is_none(kernelwright, tmp_path):
 
 
 def test_problems_list_shows_every_problem_on_a_line(kernelwright):
-    from problems import catalog_names
+    from kernelwright.problems import catalog_names
 
     lines = kernelwright("problems", "list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(catalog_names())
@@ -36,8 +36,8 @@ def test_problems_show_prints_a_source_that_runs_by_itself(kernelwright):
 
 
 def test_problems_show_tells_what_a_problem_is_not_judged_on(kernelwright, tmp_path):
-    from problems import Narrowing, load_problem
-    from problems.formats.writing import write_problem
+    from kernelwright.problems import Narrowing, load_problem
+    from kernelwright.problems.formats.writing import write_problem
 
     narrow = Narrowing(without=("all negative", "with ties"), reason="lengths")
     write_problem(tmp_path / "narrow", load_problem("rms_norm").model_copy(update={"values": narrow}))
@@ -46,10 +46,10 @@ def test_problems_show_tells_what_a_problem_is_not_judged_on(kernelwright, tmp_p
 
 
 def test_problems_show_tells_what_baselines_took_on_this_machine(kernelwright, tmp_path, monkeypatch):
-    from problems import load_problem
-    from sandbox.baseline_times import BaselineTimes
-    from sandbox.settings import Settings
-    from sandbox.verdict import Measurement, Pairing
+    from kernelwright.problems import load_problem
+    from kernelwright.sandbox.timing.baseline_times import BaselineTimes
+    from kernelwright.sandbox.verdict.settings import Settings
+    from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
     monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
     pairing = Pairing(baseline="eager", candidate_ms=(1.0,) * 20, baseline_ms=(2.5,) * 20)

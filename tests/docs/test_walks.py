@@ -61,7 +61,7 @@ def test_the_commands_of_the_inspector_page_work(walk):
 
 
 def run_of_rms_norm(folder):
-    from agent.log import RunLog
+    from kernelwright.agent.log.run_log import RunLog
 
     with RunLog.create(folder, [problem("rms_norm")], setting()) as log:
         import random

@@ -5,14 +5,22 @@ import random
 import sqlite3
 from datetime import UTC, datetime, timedelta
 
-from agent.events import Asked, Extracted, Judged, Kept, NoCandidate, Replied, Stopped
-from agent.extraction import NotExtracted
-from agent.log import RunLog, Setting
-from agent.records import Ask, FoundCandidate, PromptOutline, Reply, Usage
-from problems import Problem
-from prompts import Prompt
-from prompts.prompt import Section
-from sandbox.verdict import Authenticity, Evidence, Failed, Measurement, Pairing, Passed, ProblemStatus
+from kernelwright.agent.log.events import Asked, Extracted, Judged, Kept, NoCandidate, Replied, Stopped
+from kernelwright.agent.log.records import Ask, FoundCandidate, PromptOutline, Reply, Usage
+from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.replies import NotExtracted
+from kernelwright.problems import Problem
+from kernelwright.prompts import Prompt
+from kernelwright.prompts.prompt import Section
+from kernelwright.sandbox.verdict.verdicts import (
+    Authenticity,
+    Evidence,
+    Failed,
+    Measurement,
+    Pairing,
+    Passed,
+    ProblemStatus,
+)
 
 REFERENCE = """\
 import torch

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from evals.harness import Conditions
-from evals.judgements import Judgement
+from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.sandbox.pool.harness import Conditions
 
 CONDITIONS = Conditions(harness="h", device="d", torch="2", settings="{}")
 

@@ -7,21 +7,21 @@ import re
 
 from rich.console import Console
 
-from agent.best import write_best
-from agent.events import Confirmed, Kept
-from agent.log import RunLog
-from agent.view import fold
-from evals.comparing import compare_runs
-from evals.facts import run_facts
-from evals.formats import kept, leaderboard, rows, solutions, traces
-from evals.formats.gathering import run_outcomes
-from evals.formats.kernelbench import eval_results, split
-from evals.inspector.model import RunModel
-from evals.inspector.picture import picture
-from evals.leaderboard import boards
-from evals.progress import Progress
-from evals.summary import summary_rows, summary_table
-from evals.trees import run_tree
+from kernelwright.agent.log.best import write_best
+from kernelwright.agent.log.events import Confirmed, Kept
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.evals.boards.comparing import compare_runs
+from kernelwright.evals.boards.leaderboard import boards
+from kernelwright.evals.formats import kept, leaderboard, rows, solutions, traces
+from kernelwright.evals.formats.gathering import run_outcomes
+from kernelwright.evals.formats.kernelbench import eval_results, split
+from kernelwright.evals.inspector.model import RunModel
+from kernelwright.evals.inspector.picture import picture
+from kernelwright.evals.report.progress import Progress
+from kernelwright.evals.report.summary import summary_rows, summary_table
+from kernelwright.evals.report.trees import run_tree
+from kernelwright.evals.runs.facts import run_facts
 from tests.evals.made_run import Writer, failed, passed, problem, setting, source_of
 from tests.formats.outcomes import trace_problem, tree_problems
 

@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent.briefs import timings
-from agent.log import RunLog
-from agent.view import fold
-from evals import board_formats
-from evals.batch_tables import batch_table, scored_words
-from evals.collecting import CandidateFile
-from evals.facts import run_facts
-from evals.formats.kept import write_kept
-from evals.formats.kernelbench import baseline_times
-from evals.formats.rows import row_of
-from evals.inspector.model import RunModel
-from evals.leaderboard import boards
-from evals.measured import apart, measured
-from evals.scoring import Scored
-from evals.summary import summary_rows, summary_table
-from evals.wording import others_words, verdict_words
-from kernelwright.commands.judge import words
-from sandbox.gpu.record import DeviceRecord
-from sandbox.report import report
+from kernelwright.agent.briefs.composing import timings
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.commands.judging.judge import words
+from kernelwright.evals.boards import board_formats
+from kernelwright.evals.boards.leaderboard import boards
+from kernelwright.evals.boards.measured import apart, measured
+from kernelwright.evals.formats.kept import write_kept
+from kernelwright.evals.formats.kernelbench import baseline_times
+from kernelwright.evals.formats.rows import row_of
+from kernelwright.evals.inspector.model import RunModel
+from kernelwright.evals.report.batch_tables import batch_table, scored_words
+from kernelwright.evals.report.summary import summary_rows, summary_table
+from kernelwright.evals.report.wording import others_words, verdict_words
+from kernelwright.evals.runs.facts import run_facts
+from kernelwright.evals.scores.collecting import CandidateFile
+from kernelwright.evals.scores.scoring import Scored
+from kernelwright.sandbox.verdict.on_device import DeviceRecord
+from kernelwright.sandbox.verdict.report import report
 from tests.evals.made_run import Writer, failed, passed, problem, setting
 from tests.formats.outcomes import outcome, tree_problems
 from tests.formats.outcomes import passed as of_tree

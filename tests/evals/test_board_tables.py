@@ -5,11 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from evals.board_formats import HEADINGS, row_cells
-from evals.board_tables import board_tables
-from evals.facts import run_facts
-from evals.leaderboard import boards
-from evals.own_metrics import with_metrics
+from kernelwright.evals.boards.board_formats import HEADINGS, row_cells
+from kernelwright.evals.boards.board_tables import board_tables
+from kernelwright.evals.boards.leaderboard import boards
+from kernelwright.evals.boards.own_metrics import with_metrics
+from kernelwright.evals.runs.facts import run_facts
 from tests.evals.made_run import made_run
 
 WIDTHS = (80, 120, 180, 200)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from evals.collecting import candidate_of, collect_candidates, collect_problems, level_of
-from problems import ProblemError
+from kernelwright.evals.scores.collecting import collect_candidates, collect_problems, level_of
+from kernelwright.problems import ProblemError
+from kernelwright.sandbox.authenticity.languages import candidate_of
 from tests.texts import PROBLEM, RIGHT
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evals.comparing import compare_runs
+from kernelwright.evals.boards.comparing import compare_runs
 from tests.evals.made_run import passed
 from tests.evals.test_leaderboard import run_of
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from agent.events import Confirmed, RunLogError
-from agent.log import RunLog
-from agent.view import fold
-from evals.facts import DERIVED, all_facts, run_facts
+from kernelwright.agent.log.events import Confirmed, RunLogError
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.evals.runs.facts import DERIVED, all_facts, run_facts
 from tests.evals.made_run import Writer, failed, made_run, passed, problem, setting
 
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from agent.extraction import NotExtracted
-from agent.log import RunLog
-from evals.inspector.export import LARGEST_BYTES, export
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.replies import NotExtracted
+from kernelwright.evals.inspector.export import LARGEST_BYTES, export
 from tests.evals.made_run import Writer, failed, made_run, passed, problem, setting, source_of
 
 pytestmark = pytest.mark.slow
@@ -198,7 +198,7 @@ def test_a_traceback_leads_to_the_candidates_line(tmp_path, chromium):
 
 
 def test_a_second_verdict_stands_beside_the_numbers_of_the_first(tmp_path, chromium):
-    from agent.events import Confirmed
+    from kernelwright.agent.log.events import Confirmed
 
     with RunLog.create(tmp_path / "run", [problem("one")], setting()) as log:
         writer = Writer(log, "one", random.Random(0))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent.log import RunLog
+from kernelwright.agent.log.run_log import RunLog
 from tests.evals.made_run import Writer, failed, made_run, passed, problem, setting
 
 pytest.importorskip("uvicorn", reason="the live view needs starlette and uvicorn")

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from agent.log import RunLog
-from evals import board_formats
-from evals.board_formats import unranked
-from evals.facts import run_facts
-from evals.harness import Conditions
-from evals.leaderboard import Verified, boards
-from evals.measured import measured
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.boards import board_formats
+from kernelwright.evals.boards.board_formats import unranked
+from kernelwright.evals.boards.leaderboard import Verified, boards
+from kernelwright.evals.boards.measured import measured
+from kernelwright.evals.runs.facts import run_facts
+from kernelwright.sandbox.pool.harness import Conditions
 from tests.evals.made_run import Writer, failed, passed, problem, setting
 
 HARNESS = "h1"

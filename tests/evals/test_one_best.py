@@ -5,15 +5,15 @@ import random
 
 import pytest
 
-from agent.best import best_folder, write_best
-from agent.budget import spent
-from agent.events import Confirmed
-from agent.log import RunLog
-from agent.prices import Prices
-from evals.facts import run_facts
-from evals.formats import kept
-from evals.formats.gathering import run_outcomes
-from evals.summary import summary_rows
+from kernelwright.agent.log.best import best_folder, write_best
+from kernelwright.agent.log.events import Confirmed
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.steering.budget import spent
+from kernelwright.agent.steering.prices import Prices
+from kernelwright.evals.formats import kept
+from kernelwright.evals.formats.gathering import run_outcomes
+from kernelwright.evals.report.summary import summary_rows
+from kernelwright.evals.runs.facts import run_facts
 from tests.evals.made_run import Writer, failed, passed, problem, setting
 from tests.evals.second_verdicts import ATTEMPT, LUCKY, REFUSED, SPEEDUP, Told, write_run
 

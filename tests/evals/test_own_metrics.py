@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from evals.board_formats import FORMATS, headings, row_cells
-from evals.own_metrics import MetricError, load_metrics, with_metrics
+from kernelwright.evals.boards.board_formats import FORMATS, headings, row_cells
+from kernelwright.evals.boards.own_metrics import MetricError, load_metrics, with_metrics
 from tests.evals.test_leaderboard import only_board, run_of
 
 WORST = """

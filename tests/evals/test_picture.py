@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.log import RunLog
-from evals.inspector.model import RunModel
-from evals.inspector.picture import axis_for, export_picture, picture
-from evals.suites import suite
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.inspector.model import RunModel
+from kernelwright.evals.inspector.picture import axis_for, export_picture, picture
+from kernelwright.evals.runs.suites import suite
 from tests.evals.made_run import Writer, failed, made_run, passed, problem, setting
 
 SHOWN = Path(__file__).parents[2] / "docs/pictures/demo.svg"

@@ -2,10 +2,10 @@
 
 import json
 
-from agent.providers.choosing import ProviderOptions
-from evals.running import run
-from problems import load_problem
-from sandbox.settings import Settings
+from kernelwright.agent.providers.choosing import ProviderOptions
+from kernelwright.evals.runs.running import run
+from kernelwright.problems import load_problem
+from kernelwright.sandbox.verdict.settings import Settings
 
 
 def started(tmp_path, settings, problem="rms_norm"):

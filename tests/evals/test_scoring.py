@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.collecting import CandidateFile
-from evals.harness import Conditions, harness_digest, sources
-from evals.judgements import Judgements, JudgementsError
-from evals.scoring import Shard
+from kernelwright.evals.scores.collecting import CandidateFile
+from kernelwright.evals.scores.judgements import Judgements, JudgementsError
+from kernelwright.evals.scores.scoring import Shard
+from kernelwright.sandbox.pool.harness import Conditions, harness_digest, sources
 from tests.evals.made_run import failed, passed
 from tests.evals.record import judgement
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agent.providers.story import recorded_targets
-from evals.suites import DEMO, SEEDS, suite
-from problems import catalog_names
+from kernelwright.agent.providers.story import recorded_targets
+from kernelwright.evals.runs.suites import DEMO, SEEDS, suite
+from kernelwright.problems import catalog_names
 
 
 @pytest.mark.parametrize("target", ["cpp", "cuda"])

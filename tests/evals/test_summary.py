@@ -6,9 +6,9 @@ import random
 import pytest
 from rich.console import Console
 
-from agent.log import RunLog
-from agent.view import fold
-from evals.summary import summary_rows, summary_table
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.evals.report.summary import summary_rows, summary_table
 from tests.evals.made_run import Writer, failed, passed, problem, setting
 
 LONGEST = "conv_transpose2d_grouped_asymmetric"

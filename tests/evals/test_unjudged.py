@@ -5,14 +5,14 @@ import io
 import pytest
 from rich.console import Console
 
-from agent.events import Resumed, Stopped
-from agent.log import RunLog
-from agent.view import fold
-from evals.inspector.model import RunModel
-from evals.inspector.picture import picture
-from evals.progress import Progress, line_of
-from evals.suites import LeftOut
-from evals.summary import summary_rows, summary_table
+from kernelwright.agent.log.events import Resumed, Stopped
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.evals.inspector.model import RunModel
+from kernelwright.evals.inspector.picture import picture
+from kernelwright.evals.report.progress import Progress, line_of
+from kernelwright.evals.report.summary import summary_rows, summary_table
+from kernelwright.evals.runs.suites import LeftOut
 from tests.agent.search_parts import PROBLEM, SETTING
 
 WHY = "the reference of doubled does not run: no [room] \x1b[2J; correct the problem file"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.log import RunLog
-from evals.facts import run_facts
-from evals.harness import harness_digest
-from evals.leaderboard import boards
-from evals.verifying import VERIFIED, Verifier
-from problems import load_problem
-from sandbox.machine import processor_name
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.boards.leaderboard import boards
+from kernelwright.evals.boards.verifying import VERIFIED, Verifier
+from kernelwright.evals.runs.facts import run_facts
+from kernelwright.problems import load_problem
+from kernelwright.sandbox.machine.identity import processor_name
+from kernelwright.sandbox.pool.harness import harness_digest
 from tests.evals.made_run import Writer, passed, setting
 from tests.texts import PROBLEM, RIGHT, WRONG
 

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from agent.events import Event, Stopped
-from agent.log import RunLog
-from evals.inspector.model import RunModel
-from evals.progress import Progress
-from evals.trees import attempt_words
-from kernelwright.commands.show import fit_for
+from kernelwright.agent.log.events import Event, Stopped
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.commands.results.show import fit_for
+from kernelwright.evals.inspector.model import RunModel
+from kernelwright.evals.report.progress import Progress
+from kernelwright.evals.report.trees import attempt_words
 from tests.evals.made_run import made_run
 
 HOSTILE = "\x1b[2J\x1b[32mpassed: 99.00 x\x07"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.events import ProviderFailed
-from agent.log import RunLog
-from evals.facts import run_facts
-from evals.judgements import Judgements
+from kernelwright.agent.log.events import ProviderFailed
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.runs.facts import run_facts
+from kernelwright.evals.scores.judgements import Judgements
 from tests.evals.made_run import problem, setting
 
 pytestmark = pytest.mark.slow
@@ -21,8 +21,8 @@ APPEND = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from agent.events import ProviderFailed
-from agent.log import RunLog
+from kernelwright.agent.log.events import ProviderFailed
+from kernelwright.agent.log.run_log import RunLog
 
 with RunLog.open(Path(sys.argv[2])) as log:
     for number in range(int(sys.argv[4])):
@@ -35,8 +35,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from datetime import UTC, datetime
 from pathlib import Path
-from evals.harness import Conditions
-from evals.judgements import Judgement, Judgements
+from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.evals.scores.judgements import Judgement, Judgements
 from tests.evals.made_run import failed
 
 conditions = Conditions(harness="h", device="d", torch="2", settings="{}")

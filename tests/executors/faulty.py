@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from evals.executors.protocol import Answer
-from evals.executors.simulated import VERDICT
+from bench.simulated.executor import VERDICT
+from kernelwright.sandbox.pool.protocol import Answer
 
 SAID = json.dumps({"id": 0, "answer": Answer(verdict=VERDICT).model_dump(mode="json", exclude_none=True)}).encode()
 

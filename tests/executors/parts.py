@@ -2,12 +2,12 @@
 
 import asyncio
 
-from evals.executors.devices import device_at, given, split
-from evals.executors.dispatch import Dispatcher
-from evals.executors.protocol import Work
-from problems import Problem
-from sandbox.settings import Settings
-from sandbox.verdict import Candidate, Passed
+from kernelwright.problems import Problem
+from kernelwright.sandbox.pool.dispatch import Dispatcher
+from kernelwright.sandbox.pool.protocol import Work
+from kernelwright.sandbox.pool.workers.devices import device_at, given, split
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 from tests.texts import PROBLEM, RIGHT, WRONG
 
 QUICK = Settings(

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from agent.simulation.clock import run_simulated
-from evals.executors.capacity import Costs, Fleet, bottleneck, cold_share, limits, needed
-from evals.executors.simulated import SimulatedExecutor, Times, search_many
+from bench.simulated.capacity import Costs, Fleet, bottleneck, cold_share, limits, needed
+from bench.simulated.clock import run_simulated
+from bench.simulated.executor import SimulatedExecutor, Times, search_many
 
 COSTS = Costs(build_s=20, judge_s=12, cold_s=6, latency_s=28, driver_s=0.001, store_s=0.002)
 PLENTY = 10**6

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from evals.executors.devices import given, ordinals, shared_cores
-from evals.executors.order import Order
-from evals.executors.protocol import ExecutorError
-from sandbox.errors import MachineError
-from sandbox.settings import Settings
+from kernelwright.sandbox.pool.protocol import ExecutorError
+from kernelwright.sandbox.pool.workers.devices import given, ordinals, shared_cores
+from kernelwright.sandbox.pool.workers.order import Order
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
 
 
 def test_the_judges_of_several_gpus_have_cores_of_their_own():

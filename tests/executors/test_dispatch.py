@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from agent.simulation.clock import run_simulated
-from evals.executors.dispatch import AHEAD, TRIES, Dispatcher
-from evals.executors.protocol import Answer, ExecutorError, Unjudged, Work
-from evals.executors.simulated import SimulatedExecutor, Times, search_many
-from evals.executors.warmth import PATIENCE_S, Warmth
-from problems import Problem
-from sandbox.verdict import Candidate
+from bench.simulated.clock import run_simulated
+from bench.simulated.executor import SimulatedExecutor, Times, search_many
+from kernelwright.problems import Problem
+from kernelwright.sandbox.pool.dispatch import AHEAD, TRIES, Dispatcher
+from kernelwright.sandbox.pool.protocol import Answer, ExecutorError, Unjudged, Work
+from kernelwright.sandbox.pool.warmth import PATIENCE_S, Warmth
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 TIMES = Times(build_s=10, judge_s=10, cold_s=5, latency_s=0)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evals.executors.local import LocalExecutor
-from sandbox.settings import Settings
+from kernelwright.sandbox.pool.workers.local import LocalExecutor
+from kernelwright.sandbox.verdict.settings import Settings
 from tests.executors.parts import QUICK, batch, declared, judged, outcome, right, wrong
 
 pytestmark = pytest.mark.slow
@@ -96,7 +96,9 @@ def test_one_process_builds_and_times_where_the_processor_is_one_device():
     assert asyncio.run(processes()) == {"local/0"}
 
 
-@pytest.mark.parametrize("module", ["evals.executors.serving", "evals.executors.ray_workers"])
+@pytest.mark.parametrize(
+    "module", ["kernelwright.sandbox.pool.workers.serving", "kernelwright.sandbox.pool.ray.workers"]
+)
 def test_a_process_becomes_a_judge_before_it_imports_torch(module):
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 
-from evals.executors.choosing import Choice, evaluating
-from evals.executors.local import LocalExecutor
 from kernelwright import judge_all
-from sandbox.judges import Judges
-from sandbox.report import report
+from kernelwright.agent.engine.judged_by import evaluating
+from kernelwright.sandbox.pool.choosing import Choice
+from kernelwright.sandbox.pool.judges import Judges
+from kernelwright.sandbox.pool.workers.local import LocalExecutor
+from kernelwright.sandbox.verdict.report import report
 from tests.executors.parts import QUICK, batch, judged
 
 pytestmark = pytest.mark.slow

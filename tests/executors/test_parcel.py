@@ -6,9 +6,9 @@ import tarfile
 
 import pytest
 
-from evals.executors.parcel import is_kept, pack, unpack
-from sandbox.building import BuildStore
-from sandbox.building.cache import VARIABLE
+from kernelwright.sandbox.build import BuildStore
+from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.pool.workers.parcel import is_kept, pack, unpack
 
 DIGEST = "a" * 64
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from evals.executors.protocol import Product, Work
-from evals.executors.ray import RayExecutor
-from sandbox.building.cache import VARIABLE
-from sandbox.verdict import Candidate
+from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.pool.protocol import Product, Work
+from kernelwright.sandbox.pool.ray.executor import RayExecutor
+from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.executors.parts import COMPILED, HIDDEN, NEGATED, QUICK, batch, judged, outcome, right
 from tests.executors.test_local import executor as local_executor
 
@@ -139,7 +139,7 @@ def test_a_client_without_the_token_is_turned_away(tmp_path):
 
 def listening():
     """Addresses on which processes of this machine's Ray, this one's descendants, and this one listen, as in /proc."""
-    from sandbox.child import keeper
+    from kernelwright_child.jail import keeper
 
     at = {}
     for table in ("tcp", "tcp6"):

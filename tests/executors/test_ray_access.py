@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from evals.executors.protocol import ExecutorError
-from evals.executors.ray_access import (
+from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.pool.protocol import ExecutorError
+from kernelwright.sandbox.pool.ray.access import (
     MODE,
     TOKEN_PATH,
     checked_address,
@@ -19,7 +20,6 @@ from evals.executors.ray_access import (
     session_folder,
     wants_token,
 )
-from sandbox.building.cache import VARIABLE
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from evals.collecting import CandidateFile, Collected
-from evals.executors.protocol import ExecutorError
-from evals.harness import Conditions
-from evals.judgements import Judgements
-from evals.scoring import Batch, Waiting, interleaved
-from problems import Problem
+from kernelwright.evals.scores.collecting import CandidateFile, Collected
+from kernelwright.evals.scores.judgements import Judgements
+from kernelwright.evals.scores.scoring import Batch, Waiting, interleaved
+from kernelwright.problems import Problem
+from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.pool.protocol import ExecutorError
 from tests.evals.made_run import failed, passed
 from tests.evals.record import judgement
 

@@ -58,7 +58,7 @@ def test_no_worker_outlives_a_driver_that_is_killed(start, folders):
 
 
 def descendants(pid):
-    from sandbox.child import keeper
+    from kernelwright_child.jail import keeper
 
     return {child: started(child) for child in keeper.descendants(pid)}
 

@@ -3,13 +3,13 @@
 import contextlib
 from typing import ClassVar
 
-from evals.executors.order import Order
-from evals.executors.protocol import Question
-from evals.executors.worker import Worker
-from sandbox import judges
-from sandbox.errors import MachineError
-from sandbox.judges import Judges
-from sandbox.settings import Settings
+from kernelwright.sandbox.pool import judges
+from kernelwright.sandbox.pool.judges import Judges
+from kernelwright.sandbox.pool.protocol import Question
+from kernelwright.sandbox.pool.workers.order import Order
+from kernelwright.sandbox.pool.workers.worker import Worker
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
 from tests.executors.parts import SUM, right
 
 CHOSEN = Settings(sanitize=True, profile=True, compiled=("default",))

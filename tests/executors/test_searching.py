@@ -2,17 +2,17 @@
 
 import pytest
 
-from agent.simulation.clock import run_simulated
-from evals.executors.choosing import Choice, executor_for, settled
-from evals.executors.dispatch import Dispatcher
-from evals.executors.protocol import Answer, ExecutorError
-from evals.executors.searching import ExecutorEvaluator
-from evals.executors.simulated import VERDICT, SimulatedExecutor, Times
-from problems import Problem
-from sandbox.errors import BrokenProblem, MachineError, UnsupportedProblem
-from sandbox.machine import processor_name
-from sandbox.settings import Settings
-from sandbox.verdict import Candidate
+from bench.simulated.clock import run_simulated
+from bench.simulated.executor import VERDICT, SimulatedExecutor, Times
+from kernelwright.agent.engine.judged_by import ExecutorEvaluator
+from kernelwright.problems import Problem
+from kernelwright.sandbox.machine.identity import processor_name
+from kernelwright.sandbox.pool.choosing import Choice, executor_for, settled
+from kernelwright.sandbox.pool.dispatch import Dispatcher
+from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
+from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 PROBLEM = Problem(name="p", title="", family="simulated", size="cpu", source="p")
 CANDIDATES = [Candidate(source=str(number)) for number in range(3)]

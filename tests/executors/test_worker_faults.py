@@ -8,23 +8,23 @@ import sys
 
 import pytest
 
-from evals.collecting import CandidateFile, Collected
-from evals.executors import process
-from evals.executors.dispatch import Dispatcher
-from evals.executors.local import LocalExecutor
-from evals.executors.order import Order
-from evals.executors.protocol import Answer, Lost, Question, Unjudged
-from evals.executors.searching import ExecutorEvaluator
-from evals.executors.serving import Serving
-from evals.executors.simulated import VERDICT
-from evals.executors.worker import Worker
-from evals.judgements import Judgements
-from evals.line_process import HALF_LOOKS, LOOK_S, Ended, LineProcess
-from evals.scoring import Batch
+from bench.simulated.executor import VERDICT
 from kernelwright import Judging
-from kernelwright.judging import JudgingError
-from sandbox.errors import MachineError
-from sandbox.turns import processor_path
+from kernelwright.agent.engine.judged_by import ExecutorEvaluator
+from kernelwright.evals.scores.collecting import CandidateFile, Collected
+from kernelwright.evals.scores.judgements import Judgements
+from kernelwright.evals.scores.scoring import Batch
+from kernelwright.sandbox.machine.turns import processor_path
+from kernelwright.sandbox.pool.dispatch import Dispatcher
+from kernelwright.sandbox.pool.protocol import Answer, Lost, Question, Unjudged
+from kernelwright.sandbox.pool.rewarding import JudgingError
+from kernelwright.sandbox.pool.workers import process
+from kernelwright.sandbox.pool.workers.line_process import HALF_LOOKS, LOOK_S, Ended, LineProcess
+from kernelwright.sandbox.pool.workers.local import LocalExecutor
+from kernelwright.sandbox.pool.workers.order import Order
+from kernelwright.sandbox.pool.workers.serving import Serving
+from kernelwright.sandbox.pool.workers.worker import Worker
+from kernelwright.sandbox.verdict.errors import MachineError
 from tests.executors.faulty import FAULTS
 from tests.executors.parts import QUICK, SUM, declared, judged, right
 
@@ -180,7 +180,7 @@ def test_a_question_that_can_not_be_answered_is_answered(question):
 @pytest.mark.slow
 def test_a_worker_whose_driver_is_killed_while_it_writes_ends_in_order():
     order = Order(chosen={"jail": "auto"}).model_dump_json()
-    words = [sys.executable, "-m", "evals.executors.serving", "1", order]
+    words = [sys.executable, "-m", "kernelwright.sandbox.pool.workers.serving", "1", order]
     done = subprocess.run(words, input=b'{"id": 0, "quest', capture_output=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
     assert b"Traceback" not in done.stderr

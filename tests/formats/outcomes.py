@@ -2,10 +2,10 @@
 
 from datetime import UTC, datetime
 
-from evals.formats.samples import Outcome, sample_of, target_of
-from problems import Problem
-from problems.formats import read_collection
-from sandbox.verdict import Authenticity, Evidence, Failed, Measurement, Pairing, Passed
+from kernelwright.evals.formats.samples import Outcome, sample_of, target_of
+from kernelwright.problems import Problem
+from kernelwright.problems.formats import read_collection
+from kernelwright.sandbox.verdict.verdicts import Authenticity, Evidence, Failed, Measurement, Pairing, Passed
 from tests.problems.foreign import PLAIN, write_trace_set, write_tree
 
 CANDIDATE = PLAIN.replace("class Model(", "class ModelNew(")

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from evals.formats.checked_file import CheckedFile
-from evals.formats.checking import Checked, Examined, begun, check_entry, summary
-from problems import ProblemError, load_problem
-from problems.formats import Entry, read_collection
-from sandbox.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
-from sandbox.settings import Settings
+from kernelwright.evals.formats.checked_file import CheckedFile
+from kernelwright.evals.formats.checking import Checked, Examined, begun, check_entry, summary
+from kernelwright.problems import ProblemError, load_problem
+from kernelwright.problems.formats import Entry, read_collection
+from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
+from kernelwright.sandbox.verdict.settings import Settings
 from tests.texts import PROBLEM
 
 SETTINGS = Settings(threads=1, device="cpu")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kernelwright import Judging, JudgingError, judge_all, load_problem
-from sandbox.child.keeper import descendants
-from sandbox.settings import Settings
-from sandbox.turns import processor_path, processor_turn
+from kernelwright.sandbox.machine.turns import processor_path, processor_turn
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child.jail.keeper import descendants
 from tests.cli.test_judge_command import KEYS
 from tests.texts import PROBLEM, RIGHT, WRONG
 from tests.turns import waiters

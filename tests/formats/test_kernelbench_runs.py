@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from evals.formats import kernelbench, leaderboard
-from evals.formats.samples import sample_of
-from problems import ProblemError, load_problem
+from kernelwright.evals.formats import kernelbench, leaderboard
+from kernelwright.evals.formats.samples import sample_of
+from kernelwright.problems import ProblemError, load_problem
 from tests.formats.outcomes import CANDIDATE, DEVICE, failed, outcome, passed, tree_problems
 
 RESULTS = {

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from evals.formats import solutions, traces
-from evals.formats.finding import candidate_format, definitions_under
-from problems.formats.definition import Definition
-from problems.formats.reading import Unsupported
+from kernelwright.evals.formats import solutions, traces
+from kernelwright.evals.formats.finding import candidate_format, definitions_under
+from kernelwright.problems.formats.definition import Definition
+from kernelwright.problems.formats.reading import Unsupported
 from tests.formats.outcomes import CANDIDATE, failed, outcome, passed, trace_problem
 from tests.problems.foreign import DEFINITION, WORKLOAD
 

@@ -7,8 +7,8 @@ attacks need no compiler.
 import textwrap
 from typing import NamedTuple
 
-from problems import Problem
-from sandbox.verdict import Candidate
+from kernelwright.problems import Problem
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 ROWS, COLUMNS = 2048, 4096
 PROBLEM = Problem(
@@ -370,7 +370,7 @@ ATTACKS = {
         "can not be mapped|in a form",
         HONEST,
         """
-        from sandbox.child import gpu_memory
+        from kernelwright_child.gpu import memory as gpu_memory
         gpu_memory.sharing.ipc_handle = lambda base: bytes(range(64))
         """,
     ),
@@ -380,7 +380,7 @@ ATTACKS = {
         "reaches beyond",
         HONEST,
         """
-        from sandbox.child import gpu_memory
+        from kernelwright_child.gpu import memory as gpu_memory
         plain = gpu_memory._said
         gpu_memory._said = lambda tensor, handle, offset: plain(tensor, handle, 2**40)
         """,
@@ -391,7 +391,7 @@ ATTACKS = {
         "can not be mapped|wrong|NaN|still changed|out of memory",
         HONEST,
         """
-        from sandbox.child import gpu_memory
+        from kernelwright_child.gpu import memory as gpu_memory
         plain = gpu_memory.describe
         def describe(tensor, spill=None):
             said, kept = plain(tensor, spill)

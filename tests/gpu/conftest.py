@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from sandbox.gpu import driver
-from sandbox.gpu.device import first_device
+from kernelwright.sandbox.calls.device import first_device
+from kernelwright_child.gpu import driver
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from sandbox.judge import Judge
-from sandbox.settings import Settings
-from sandbox.verdict import Candidate
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 SETTINGS = Settings(
     device="cuda", threads=2, call_timeout_s=10, worker_pairs=2, min_pairs=8, max_pairs=16, interval_target=0.02

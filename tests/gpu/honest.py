@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from problems import Problem
-from sandbox.verdict import Candidate
+from kernelwright.problems import Problem
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 
 class Honest(NamedTuple):

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from problems import Problem
+from kernelwright.problems import Problem
 from tests.gpu.honest import EMPTY, cuda, problem, triton
 
 DTYPES = ("bfloat16", "float16")

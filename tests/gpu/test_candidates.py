@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from sandbox.scan import refuse
+from kernelwright.sandbox.authenticity.scan import refuse
 from tests.gpu import faulty
 from tests.gpu.attacks import ATTACKS, NOT_FASTER, SLOWER
 from tests.gpu.honest import HONEST

@@ -2,9 +2,9 @@
 
 import pytest
 
-from evals.formats.examining import examine_problem
-from problems import Problem
-from sandbox.gpu import driver
+from kernelwright.evals.formats.examining import examine_problem
+from kernelwright.problems import Problem
+from kernelwright_child.gpu import driver
 from tests.gpu.harness import SETTINGS
 
 pytestmark = [

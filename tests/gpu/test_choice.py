@@ -2,12 +2,12 @@
 
 import pytest
 
-from evals.collecting import CandidateFile
-from kernelwright.commands.score import place_of
+from kernelwright.commands.judging.score import place_of
 from kernelwright.endings import UserMistake
-from sandbox.errors import MachineError
-from sandbox.gpu import driver
-from sandbox.machine import needs_device, require_tools
+from kernelwright.evals.scores.collecting import CandidateFile
+from kernelwright.sandbox.machine.identity import needs_device, require_tools
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright_child.gpu import driver
 from tests.gpu.honest import HONEST
 
 CPP = """

@@ -2,17 +2,17 @@
 
 import pytest
 
-from kernelwright.commands.executing import check_tools
+from kernelwright.commands.options.executing import check_tools
 from kernelwright.endings import UserMistake
-from problems import Problem
-from sandbox.children import ChildLate
-from sandbox.errors import MachineError
-from sandbox.gpu.tools import Subject, looked_at
-from sandbox.opening import open_session
-from sandbox.reference import ReferenceSession
-from sandbox.settings import Settings
-from sandbox.stages import Built, Stopped
-from sandbox.verdict import Candidate
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.opening import open_session
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.jail.children import ChildLate
+from kernelwright.sandbox.judge.stages import Built, Stopped
+from kernelwright.sandbox.judge.tools import Subject, looked_at
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.gpu.test_tools import CLEAN, COUNTERS, OVERRUN
 from tests.texts import PROBLEM, RIGHT
 
@@ -191,7 +191,7 @@ def test_without_a_gpu_a_tool_is_the_users_mistake(option):
 
 def test_a_tool_that_is_missing_is_the_machines_lack(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("sandbox.gpu.programs.PLACES", ())
+    monkeypatch.setattr("kernelwright.sandbox.judge.programs.PLACES", ())
     with pytest.raises(MachineError, match="--profile needs ncu, which is not found; install Nsight Compute"):
         check_tools(sanitize=False, profile=True, gpu=True)
     check_tools(sanitize=False, profile=True, gpu=True, local=False)

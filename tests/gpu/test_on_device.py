@@ -8,14 +8,14 @@ import time
 import pytest
 import torch
 
-from sandbox.gpu import driver
-from sandbox.gpu.buffers import Lent, Shown, fetch, poison, seen
-from sandbox.gpu.doctor import gpu_findings
-from sandbox.gpu.programs import program
-from sandbox.judge import judge
-from sandbox.turns import device_holder
-from sandbox.values import RawTensor
-from sandbox.verdict import Candidate, Failed, Passed
+from kernelwright.sandbox.calls.buffers import Lent, Shown, fetch, poison, seen
+from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
+from kernelwright.sandbox.judge.judging import judge
+from kernelwright.sandbox.judge.programs import program
+from kernelwright.sandbox.machine.turns import device_holder
+from kernelwright.sandbox.tensors.values import RawTensor
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
+from kernelwright_child.gpu import driver
 from tests.gpu import faulty
 from tests.gpu.attacks import ATTACKS, NOT_FASTER, PROBLEM, SLOWER
 from tests.gpu.harness import SETTINGS, Judges

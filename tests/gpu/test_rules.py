@@ -7,16 +7,16 @@ import sys
 import pytest
 import torch
 
-from sandbox.child.gpu_precision import fix_precision, told
-from sandbox.errors import MachineError
-from sandbox.gpu.buffers import POISON_WORD, PROBES, Allocations, Glance, comb
-from sandbox.gpu.clocks import ClockSample, steady
-from sandbox.gpu.device import Prepared
-from sandbox.gpu.merging import merged, parted
-from sandbox.gpu.record import Burst
-from sandbox.peek import PeekError
-from sandbox.turns import DeviceTurn, Waiting, device_holder, device_path
-from sandbox.values import RawTensor, Values
+from kernelwright.sandbox.calls.buffers import POISON_WORD, PROBES, Allocations, Glance, comb
+from kernelwright.sandbox.calls.device import Prepared
+from kernelwright.sandbox.machine.clocks import ClockSample, steady
+from kernelwright.sandbox.machine.turns import DeviceTurn, Waiting, device_holder, device_path
+from kernelwright.sandbox.tensors.merging import merged, parted
+from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.on_device import Burst
+from kernelwright_child.gpu.precision import fix_precision, told
 
 SIZES = [0, 3, 4, 7, 4 * PROBES - 4, 4 * PROBES, 4 * PROBES + 4, 10**6 + 3, 2**31]
 
@@ -155,7 +155,8 @@ def test_a_second_judge_waits_for_the_device_and_is_told_who_has_it(lock_file):
 
 
 def test_a_judge_that_is_killed_gives_the_device_back(lock_file):
-    code = f"import time; from sandbox.turns import DeviceTurn, Waiting; held = DeviceTurn({UUID!r}, Waiting(0)); "
+    code = "import time; from kernelwright.sandbox.machine.turns import DeviceTurn, Waiting; "
+    code += f"held = DeviceTurn({UUID!r}, Waiting(0)); "
     code += "print(1, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
         other.stdout.readline()

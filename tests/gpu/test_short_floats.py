@@ -2,9 +2,9 @@
 
 import pytest
 
-from sandbox.gpu import driver
-from sandbox.scan import refuse
-from sandbox.verdict import Failed, Passed
+from kernelwright.sandbox.authenticity.scan import refuse
+from kernelwright.sandbox.verdict.verdicts import Failed, Passed
+from kernelwright_child.gpu import driver
 from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.short_floats import DTYPES, HONEST, HOSTILE
 

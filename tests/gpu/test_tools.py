@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
-from sandbox.errors import MachineError
-from sandbox.gpu import memcheck, profile, programs
-from sandbox.gpu.findings import Look
-from sandbox.gpu.tools import Call, Tool, run_under
-from sandbox.settings import Settings
-from sandbox.values import RawTensor, Values
-from sandbox.workfolder import WorkFolder
+from kernelwright.sandbox.judge import memcheck, profile, programs
+from kernelwright.sandbox.judge.tools import Call, Tool, run_under
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.findings import Look
+from kernelwright.sandbox.verdict.settings import Settings
 
 CLEAN = """========= COMPUTE-SANITIZER
 ========= ERROR SUMMARY: 0 errors

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from sandbox.verdict import Candidate
+from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.hostile.cheats.problems import posed
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.verdict import Passed
+from kernelwright.sandbox.verdict.verdicts import Passed
 from tests.honest.compiled import COMPILED
 from tests.honest.habits import HABITS
 

@@ -7,8 +7,8 @@ import json
 import textwrap
 from typing import NamedTuple
 
-from problems import Problem
-from sandbox.verdict import Candidate
+from kernelwright.problems import Problem
+from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.hostile.snooping import SNOOPING
 
 PROBLEM = Problem(

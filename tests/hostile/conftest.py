@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import bubblewrap, jail
-from sandbox.judge import Judge
-from sandbox.settings import Settings
-from sandbox.workfolder import remove
+from kernelwright.sandbox.jail import bubblewrap
+from kernelwright.sandbox.jail import layers as jail
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.machine.workfolder import remove
+from kernelwright.sandbox.verdict.settings import Settings
 from tests.hostile.attacks import PROBLEM
 from tests.hostile.surroundings import Surroundings
 

@@ -178,10 +178,10 @@ def try_checkout():
 def try_import():
     """importing the package with the references"""
     try:
-        import problems.catalog
+        from kernelwright.problems import catalog
     except ImportError:
         return False
-    return list(problems.catalog.__path__) and os.listdir(next(iter(problems.catalog.__path__)))
+    return list(catalog.__path__) and os.listdir(next(iter(catalog.__path__)))
 
 
 def try_shadow():

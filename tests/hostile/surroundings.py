@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sandbox import cgroups
-from sandbox.zygote import MARK, ZYGOTES
+from kernelwright.sandbox.jail import cgroups
+from kernelwright.sandbox.jail.zygote import MARK, ZYGOTES
 
 CHECKOUT = Path(__file__).parents[2]
 SECRET = "-----BEGIN PLANTED KEY-----"

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sandbox.verdict import Failed, Passed
+from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 from tests.hostile.attacks import ATTACKS, Attack
 from tests.hostile.snooping import lines, told
 from tests.hostile.surroundings import SECRET

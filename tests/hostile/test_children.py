@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from sandbox.capture import KEPT_BYTES, Capture
-from sandbox.children import Child, ChildGone
-from sandbox.sessions import Misbehaved, Session
-from sandbox.workfolder import WorkFolder
+from kernelwright.sandbox.calls.sessions import Misbehaved, Session
+from kernelwright.sandbox.jail.capture import KEPT_BYTES, Capture
+from kernelwright.sandbox.jail.children import Child, ChildGone
+from kernelwright.sandbox.machine.workfolder import WorkFolder
 from tests.hostile.conftest import TIGHT
 
 WAKES_ITSELF = """

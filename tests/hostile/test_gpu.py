@@ -5,10 +5,11 @@ import os
 import pytest
 import torch
 
-from sandbox import bubblewrap, jail
-from sandbox.sessions import Session
-from sandbox.settings import Settings
-from sandbox.workfolder import WorkFolder
+from kernelwright.sandbox.calls.sessions import Session
+from kernelwright.sandbox.jail import bubblewrap
+from kernelwright.sandbox.jail import layers as jail
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.settings import Settings
 
 pytestmark = [
     pytest.mark.gpu,

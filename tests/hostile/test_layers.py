@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
-from sandbox import bubblewrap, cgroups, jail, users
-from sandbox.child import syscalls
-from sandbox.errors import MachineError
-from sandbox.settings import Settings
-from sandbox.workfolder import WorkFolder
+from kernelwright.sandbox.jail import bubblewrap, cgroups, users
+from kernelwright.sandbox.jail import layers as jail
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child.jail import syscalls
 from tests.hostile.surroundings import CHECKOUT
 from tests.hostile.test_unprivileged import as_user, environment
 
@@ -148,7 +149,8 @@ def test_a_user_of_its_own_has_no_account_and_is_not_met_twice():
 
 
 def test_a_protected_process_can_not_be_dumped():
-    code = "from sandbox.own_process import protect_this_process; protect_this_process(); import ctypes; "
+    code = "from kernelwright.sandbox.jail.own_process import protect_this_process; "
+    code += "protect_this_process(); import ctypes; "
     code += "raise SystemExit(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
     assert subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, check=False).returncode == 0
     assert ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import bubblewrap
+from kernelwright.sandbox.jail import bubblewrap
 from tests.hostile.conftest import ONLY, SETTINGS
 from tests.hostile.surroundings import CHECKOUT
 from tests.hostile.trust import WORKS
@@ -61,7 +61,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def obstacle_to_namespaces() -> str:
     """Why an ordinary user can make none here; empty where they can."""
-    code = "from sandbox import bubblewrap; print(bubblewrap.obstacle(), end='')"
+    code = "from kernelwright.sandbox.jail import bubblewrap; print(bubblewrap.obstacle(), end='')"
     done = subprocess.run(
         as_user(sys.executable, "-c", code), env=environment(), capture_output=True, text=True, check=False
     )

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sandbox.child.watch import LONGEST_PATH, Watch, resident, size
+from kernelwright_child.jail.watch import LONGEST_PATH, Watch, resident, size
 
 MIB = 2**20
 

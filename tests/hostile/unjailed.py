@@ -7,7 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from sandbox.judge import Judge
+from kernelwright.sandbox.judge.judging import Judge
 from tests.hostile.attacks import ATTACKS, PROBLEM
 from tests.hostile.conftest import TIGHT, reference_process
 from tests.hostile.snooping import told

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from problems import Problem, Tolerance, catalog_names, lint_source, load_problem
-from problems.loading import CATALOG
+from kernelwright.problems import Problem, Tolerance, catalog_names, lint_source, load_problem
+from kernelwright.problems.loading import CATALOG
 
 NAMES = catalog_names()
 INTEGER_OUTPUT = {"argmax_rows"}

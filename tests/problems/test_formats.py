@@ -5,10 +5,10 @@ import json
 import pyarrow.parquet
 import pytest
 
-from problems import ProblemError, load_problem
-from problems.formats import LibraryMissing, format_of, libraries, read_collection
-from problems.formats.calling import changed_parameters
-from problems.reference import parse
+from kernelwright.problems import ProblemError, load_problem
+from kernelwright.problems.formats import LibraryMissing, format_of, libraries, read_collection
+from kernelwright.problems.formats.calling import changed_parameters
+from kernelwright.problems.reference import parse
 from tests.problems.foreign import (
     CONFIGURATIONS,
     DEFINITION,

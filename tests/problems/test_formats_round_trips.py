@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from problems import Narrowing, Problem, Tolerance, load_problem
-from problems.formats import read_collection
-from problems.formats.definition import Definition, Trace, Workload, read_definition, read_workloads
-from problems.formats.kernelbench import read_rows, to_row
-from problems.formats.robust import Configurations, read_configurations
-from problems.formats.writing import INDEX, write_collection, write_problem
+from kernelwright.problems import Narrowing, Problem, Tolerance, load_problem
+from kernelwright.problems.formats import read_collection
+from kernelwright.problems.formats.definition import Definition, Trace, Workload, read_definition, read_workloads
+from kernelwright.problems.formats.kernelbench import read_rows, to_row
+from kernelwright.problems.formats.robust import Configurations, read_configurations
+from kernelwright.problems.formats.writing import INDEX, write_collection, write_problem
 from tests.problems.foreign import (
     CONFIGURATIONS,
     DEFINITION,

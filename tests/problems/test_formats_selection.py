@@ -2,10 +2,10 @@
 
 import pytest
 
-from evals.suites import suite
-from problems import ProblemError, load_problem
-from problems.formats import read_collection, select
-from problems.formats.arithmetic import NotArithmetic, evaluate
+from kernelwright.evals.runs.suites import suite
+from kernelwright.problems import ProblemError, load_problem
+from kernelwright.problems.formats import read_collection, select
+from kernelwright.problems.formats.arithmetic import NotArithmetic, evaluate
 from tests.problems.foreign import write_tree
 from tests.problems.synthetic import write_synthetic
 

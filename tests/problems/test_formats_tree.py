@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from evals.formats.checking import check_entry
-from evals.formats.examining import examine_problem
-from problems.formats import read_collection
-from sandbox.planning import refusal_by_text
-from sandbox.settings import Settings
+from kernelwright.evals.formats.checking import check_entry
+from kernelwright.evals.formats.examining import examine_problem
+from kernelwright.problems.formats import read_collection
+from kernelwright.sandbox.calls.planning import refusal_by_text
+from kernelwright.sandbox.verdict.settings import Settings
 from tests.problems.synthetic import COUNT, KINDS, SPECIAL, write_synthetic
 
 CHILD_OF_8_GIB = Settings(memory_bytes=8 * 2**30)

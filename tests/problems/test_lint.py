@@ -2,7 +2,7 @@
 
 import pytest
 
-from problems import lint_source
+from kernelwright.problems import lint_source
 
 SOUND = """import torch
 import torch.nn as nn

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from problems import ProblemError, catalog_names, load_problem
+from kernelwright.problems import ProblemError, catalog_names, load_problem
 
 REFERENCE = '''"""A file from elsewhere."""
 import torch

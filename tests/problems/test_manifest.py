@@ -2,8 +2,8 @@
 
 import pytest
 
-from problems import VALUE_FAMILIES, Narrowing, ProblemError, Tolerance
-from problems.manifest import parse_manifest
+from kernelwright.problems import VALUE_FAMILIES, Narrowing, ProblemError, Tolerance
+from kernelwright.problems.manifest import parse_manifest
 
 GOOD = """family = "toy"
 title = "Doubling"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from problems import ProblemError
-from problems.sizes import put_sizes
+from kernelwright.problems import ProblemError
+from kernelwright.problems.sizes import put_sizes
 
 
 def test_a_literal_is_replaced_and_its_comment_stays() -> None:

@@ -1,7 +1,7 @@
 """The briefs that the prompt tests render: one small problem, an attempt that failed and one that passed."""
 
-from problems import Problem
-from prompts import Brief, Parent, PastAttempt, Role, Target, TargetVersions, cpu_sheet, device_sheet
+from kernelwright.problems import Problem
+from kernelwright.prompts import Brief, Parent, PastAttempt, Role, Target, TargetVersions, cpu_sheet, device_sheet
 
 REFERENCE = """\
 import torch

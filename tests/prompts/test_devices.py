@@ -2,7 +2,7 @@
 
 import pytest
 
-from prompts import cpu_sheet, device_sheet, known_devices
+from kernelwright.prompts import cpu_sheet, device_sheet, known_devices
 
 
 @pytest.mark.parametrize(

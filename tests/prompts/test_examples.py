@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prompts.targets import EXAMPLES, TARGETS
+from kernelwright.prompts.targets import EXAMPLES, TARGETS
 
 FOLDERS = sorted(choice.folder for language in TARGETS.values() for choice in language.examples)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prompt_briefs import BATCH_NORM, OLD_VERSIONS, PROBLEM, brief
 
-from prompts import render
+from kernelwright.prompts import render
 
 GOLDEN = Path(__file__).parent / "golden"
 BACKWARD = PROBLEM.model_copy(update={"direction": "backward"})

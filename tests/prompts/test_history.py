@@ -2,7 +2,7 @@
 
 from prompt_briefs import brief
 
-from prompts import PastAttempt, render, shortened
+from kernelwright.prompts import PastAttempt, render, shortened
 
 
 def row(number, speedup=None):

@@ -3,8 +3,8 @@
 import pytest
 from prompt_briefs import BATCH_NORM, NORMALISED, PROBLEM, brief
 
-from prompts import render
-from prompts.modes import mode_of
+from kernelwright.prompts import render
+from kernelwright.prompts.modes import mode_of
 
 HEAD = """\
 import torch

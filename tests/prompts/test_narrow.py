@@ -3,8 +3,8 @@
 import pytest
 from prompt_briefs import PROBLEM, brief
 
-from problems import Tolerance
-from prompts import render
+from kernelwright.problems import Tolerance
+from kernelwright.prompts import render
 
 
 def prompt(dtype, target="cuda", **changes):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from prompt_briefs import CPU, HISTORY, PROBLEM, brief
 
-from prompts import SECTION_NAMES, DeviceSheet, PromptError, estimated_tokens, render
+from kernelwright.prompts import SECTION_NAMES, DeviceSheet, PromptError, estimated_tokens, render
 
 ROLES = ("propose", "repair", "improve")
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from prompt_briefs import FAILED, HISTORY, OLD_VERSIONS, PASSED, PROBLEM, brief
 
-from problems import VALUE_FAMILIES, Narrowing
-from prompts import TargetVersions, device_sheet, render
-from prompts.markdown import fenced, trimmed
-from sandbox.families import DECADES, LOWERED, OUTLIER, RAISED, UP, most
-from sandbox.weights import RELATIVE, SHIFT
+from kernelwright.problems import VALUE_FAMILIES, Narrowing
+from kernelwright.prompts import TargetVersions, device_sheet, render
+from kernelwright.prompts.markdown import fenced, trimmed
+from kernelwright.sandbox.correctness.families import DECADES, LOWERED, OUTLIER, RAISED, UP, most
+from kernelwright.sandbox.correctness.weights import RELATIVE, SHIFT
 
 
 def text_of(name, asked):

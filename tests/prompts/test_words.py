@@ -3,7 +3,7 @@
 import pytest
 from prompt_briefs import FAILED, PASSED, brief
 
-from prompts import Brief, PromptError, continued, render
+from kernelwright.prompts import Brief, PromptError, continued, render
 
 
 def asked(role, parent=None):

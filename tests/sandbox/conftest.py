@@ -1,8 +1,8 @@
 import pytest
 
-from problems import Problem
-from sandbox.judge import Judge
-from sandbox.settings import Settings
+from kernelwright.problems import Problem
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.settings import Settings
 
 QUICK = Settings(warm_up=1, min_pairs=4, max_pairs=4, call_timeout_s=6)
 """Few pairs: these tests ask whether a verdict is right, not how fast a candidate is."""

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from sandbox import judges
-from sandbox.baselines import Baselines
-from sandbox.errors import MachineError
-from sandbox.judges import Judges
-from sandbox.stages import Built
+from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.pool import judges
+from kernelwright.sandbox.pool.judges import Judges
+from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.verdict.errors import MachineError
 from tests.executors.parts import QUICK, SUM, right
 
 WAIT_S = 60
@@ -77,7 +77,7 @@ BASELINES = []
 
 
 def test_a_reference_that_starts_while_its_judge_is_closed_is_closed_too(monkeypatch):
-    monkeypatch.setattr("sandbox.baselines.ReferenceSession", Started)
+    monkeypatch.setattr("kernelwright.sandbox.timing.baselines.ReferenceSession", Started)
     BASELINES[:] = [Baselines(SUM, QUICK)]
     with pytest.raises(MachineError, match="the judging of cumsum was ended"):
         BASELINES[0].eager(0)

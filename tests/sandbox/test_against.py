@@ -2,11 +2,20 @@
 
 import pytest
 
-from sandbox.gpu.record import DeviceRecord
-from sandbox.gpu.timing import AS_SHIPPED as AS_THE_TIMING_CALLS_IT
-from sandbox.recheck import recheck
-from sandbox.report import report
-from sandbox.verdict import AS_SHIPPED, COMPILED, EAGER, Authenticity, Evidence, Measurement, Pairing, Passed
+from kernelwright.sandbox.timing.paired_on_gpu import AS_SHIPPED as AS_THE_TIMING_CALLS_IT
+from kernelwright.sandbox.verdict.on_device import DeviceRecord
+from kernelwright.sandbox.verdict.recheck import recheck
+from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.verdicts import (
+    AS_SHIPPED,
+    COMPILED,
+    EAGER,
+    Authenticity,
+    Evidence,
+    Measurement,
+    Pairing,
+    Passed,
+)
 
 EVIDENCE = Evidence(jail=(), seconds={}, authenticity=Authenticity(label="custom"), problem_status=None, versions={})
 

@@ -3,9 +3,9 @@ import importlib.util
 import pytest
 import torch
 
-from problems import Problem
-from sandbox.authenticity import Observed, judge_authenticity, read_authenticity, refusal
-from sandbox.child.observe import MOST_LINES, MOST_NAMES, observe
+from kernelwright.problems import Problem
+from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
+from kernelwright_child.observe import MOST_LINES, MOST_NAMES, observe
 
 LAYER = "class ModelNew:\n  def __init__(self): self.conv = nn.Conv2d(1, 1, 1)\n"
 KERNEL = "library = ctypes.CDLL(load_inline(name='x', cpp_sources=['']))\n"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from problems import load_problem
-from sandbox.baseline_times import QUICK, BaselineTimes, in_words
-from sandbox.floor.store import Store
-from sandbox.settings import Settings
-from sandbox.verdict import Measurement, Pairing
+from kernelwright.problems import load_problem
+from kernelwright.sandbox.machine.fact_store import Store
+from kernelwright.sandbox.timing.baseline_times import QUICK, BaselineTimes, in_words
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
 SETTINGS = Settings(threads=3)
 PROBLEM, OTHER = load_problem("rms_norm"), load_problem("softmax_rows")

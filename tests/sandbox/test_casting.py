@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sandbox.child.casting import cast_inputs, cast_model
+from kernelwright_child.casting import cast_inputs, cast_model
 
 DTYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 

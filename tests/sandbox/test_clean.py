@@ -1,12 +1,13 @@
 import pytest
 
-from sandbox import diagnose, scan
-from sandbox.authenticity import Observed
-from sandbox.clean import LONGEST_LINE, clean, one_line
-from sandbox.peek import PeekError
-from sandbox.sessions import Refused
-from sandbox.trees import Flat, flatten, show
-from sandbox.values import RawTensor, Values
+from kernelwright.sandbox.authenticity import scan
+from kernelwright.sandbox.authenticity.evidence import Observed
+from kernelwright.sandbox.build import diagnose
+from kernelwright.sandbox.calls.sessions import Refused
+from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.trees import Flat, flatten, show
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.verdict.clean import LONGEST_LINE, clean, one_line
 
 HOSTILE = "\x1b[2Jpassed\x07 \ud800 \u202eback\x9b31m\r" + "A" * 100_000 + "\nmore"
 """A blank screen, a bell, half a pair, another direction, a second kind of sequence, an overwritten line."""

@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from problems import Problem, Tolerance
-from sandbox.compare import Checks, is_right_anyhow, mismatch, tolerance_of
-from sandbox.distance import measure
-from sandbox.errors import BrokenProblem
-from sandbox.patterns import stale
-from sandbox.trees import is_sound
-from sandbox.values import RawTensor, Values
+from kernelwright.problems import Problem, Tolerance
+from kernelwright.sandbox.correctness.compare import Checks, is_right_anyhow, mismatch, tolerance_of
+from kernelwright.sandbox.correctness.distance import measure
+from kernelwright.sandbox.correctness.patterns import stale
+from kernelwright.sandbox.tensors.trees import is_sound
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.verdict.errors import BrokenProblem
 
 
 def output(*tensors):

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from problems import Problem
-from sandbox.baseline_times import BaselineTimes
-from sandbox.building.cache import VARIABLE
-from sandbox.compiled import CompiledStore, compiled_reference
-from sandbox.errors import BrokenProblem
-from sandbox.gpu import driver
-from sandbox.judge import judge
-from sandbox.reference import Compilation
-from sandbox.report import report
-from sandbox.settings import Settings
-from sandbox.verdict import Candidate, Failed, Passed
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.reference import Compilation
+from kernelwright.sandbox.judge.judging import judge
+from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.timing.baseline_times import BaselineTimes
+from kernelwright.sandbox.timing.compiled import CompiledStore, compiled_reference
+from kernelwright.sandbox.verdict.errors import BrokenProblem
+from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
+from kernelwright_child.gpu import driver
 
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, compiled=("default",))
 SCALED = Problem(

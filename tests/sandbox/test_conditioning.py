@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from problems import Tolerance
-from sandbox.compare import mismatch
-from sandbox.conditioning import Asked, mismatch_shaken, shake
-from sandbox.values import RawTensor, Values
+from kernelwright.problems import Tolerance
+from kernelwright.sandbox.correctness.compare import mismatch
+from kernelwright.sandbox.correctness.conditioning import Asked, mismatch_shaken, shake
+from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 ROWS, COLUMNS = 256, 1000
 

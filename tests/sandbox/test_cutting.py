@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from problems import Tolerance
-from sandbox.compare import mismatch
-from sandbox.cutting import Cut, Joined, are_alike, cuts, part, result_rows, spans
-from sandbox.values import RawTensor, Values
+from kernelwright.problems import Tolerance
+from kernelwright.sandbox.correctness.compare import mismatch
+from kernelwright.sandbox.correctness.cutting import Cut, Joined, are_alike, cuts, part, result_rows, spans
+from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 
 def values(*tensors):

@@ -1,5 +1,11 @@
-from sandbox.child.worker import failure
-from sandbox.diagnose import KEPT_CHARACTERS, build_reason, names_an_error, trim_build_log, trim_traceback
+from kernelwright.sandbox.build.diagnose import (
+    KEPT_CHARACTERS,
+    build_reason,
+    names_an_error,
+    trim_build_log,
+    trim_traceback,
+)
+from kernelwright_child.worker import failure
 
 GCC = """RuntimeError: Error building extension 'x': [1/2] g++ -MMD -MF main.o.d -DTORCH_EXTENSION_NAME=x
 FAILED: [code=1] main.o

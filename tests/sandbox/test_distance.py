@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from problems import Tolerance
-from sandbox import compare, distance
-from sandbox.compare import Checks, mismatch
-from sandbox.distance import MOVES, Moved, finite, measure, worst
-from sandbox.values import RawTensor, Values
+from kernelwright.problems import Tolerance
+from kernelwright.sandbox.correctness import compare, distance
+from kernelwright.sandbox.correctness.compare import Checks, mismatch
+from kernelwright.sandbox.correctness.distance import MOVES, Moved, finite, measure, worst
+from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 SHAPES = [(), (1,), (7,), (3, 50), (5, 4, 30), (2, 3, 4, 100)]
 

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from problems import Narrowing, Problem
-from sandbox.domain import Domain, has_nan, is_nan_only
-from sandbox.families import DRAWN, FAMILIES, vary
-from sandbox.judge import judge
-from sandbox.settings import Settings
-from sandbox.timing import PAIRS_A_WORKER
-from sandbox.values import RawTensor, Values
-from sandbox.verdict import Candidate, Failed, Passed
+from kernelwright.problems import Narrowing, Problem
+from kernelwright.sandbox.correctness.domain import Domain, has_nan, is_nan_only
+from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
+from kernelwright.sandbox.judge.judging import judge
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.timing.paired import PAIRS_A_WORKER
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 
 SETTINGS = Settings(warm_up=1, worker_pairs=2, min_pairs=8, max_pairs=8)
 NEGATIVE = {"all negative", "shifted below zero"}

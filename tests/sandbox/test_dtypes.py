@@ -2,9 +2,9 @@
 
 import pytest
 
-from problems import Problem
-from sandbox.judge import Judge
-from sandbox.verdict import Candidate, Failed, Passed
+from kernelwright.problems import Problem
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK
 
 pytestmark = pytest.mark.slow

@@ -7,9 +7,9 @@ import weakref
 import pytest
 import torch
 
-from problems import Problem
-from sandbox.errors import UnsupportedHere
-from sandbox.exhausted import within_memory
+from kernelwright.problems import Problem
+from kernelwright.sandbox.pool.exhausted import within_memory
+from kernelwright.sandbox.verdict.errors import UnsupportedHere
 from tests.texts import PROBLEM
 
 SUM = Problem(name="cumsum", title="Running sum", family="scan", size="cpu", source=PROBLEM)

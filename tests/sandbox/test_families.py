@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sandbox.families import DRAWN, FAMILIES, most, schedule, vary
-from sandbox.values import RawTensor, Values
+from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, most, schedule, vary
+from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 
 def values(*tensors):

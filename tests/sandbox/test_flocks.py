@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from sandbox.errors import MachineError
-from sandbox.flocks import open_own, taken
-from sandbox.turns import measuring, processor_turn
+from kernelwright.sandbox.machine.flocks import open_own, taken
+from kernelwright.sandbox.machine.turns import measuring, processor_turn
+from kernelwright.sandbox.verdict.errors import MachineError
 
 TAKERS = {"processor_turn": lambda: processor_turn((0, 1)), "measuring": lambda: measuring(wait_s=0)}
 

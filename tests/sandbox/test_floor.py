@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from sandbox.floor.arithmetic import Convolution, Window, fewest
-from sandbox.floor.bound import Work, floor_of
-from sandbox.floor.peaks import HEADROOM, Level, Peaks
-from sandbox.floor.store import Store, baseline_key
+from kernelwright.sandbox.machine.fact_store import Store, baseline_key
+from kernelwright.sandbox.verdict.bound import Work, floor_of
+from kernelwright.sandbox.verdict.peaks import HEADROOM, Level, Peaks
+from kernelwright_child.floor.arithmetic import Convolution, Window, fewest
 
 LEVELS = (
     Level(name="first", inside_bytes=0, bytes_per_s=1e12),

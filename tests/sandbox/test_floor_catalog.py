@@ -5,11 +5,11 @@ import time
 import pytest
 import torch
 
-from problems import catalog_names, load_problem
-from sandbox.floor.bound import Work, floor_of
-from sandbox.floor.processor import measured_again, processor_peaks
-from sandbox.floor.store import Store
-from sandbox.floor.trace import trace
+from kernelwright.problems import catalog_names, load_problem
+from kernelwright.sandbox.floor.processor import measured_again, processor_peaks
+from kernelwright.sandbox.machine.fact_store import Store
+from kernelwright.sandbox.verdict.bound import Work, floor_of
+from kernelwright_child.floor.trace import trace
 
 pytestmark = pytest.mark.slow
 CALLS = 5

@@ -2,17 +2,17 @@
 
 import pytest
 
-from problems import Problem
-from sandbox.floor.keeping import Floors
-from sandbox.floor.peaks import Level, Peaks
-from sandbox.floor.processor import _key
-from sandbox.floor.store import TRACE, Store
-from sandbox.judge import Judge
-from sandbox.machine import versions
-from sandbox.report import report
-from sandbox.settings import Settings
-from sandbox.stages import Stopped
-from sandbox.verdict import Candidate, Measurement, Pairing, Passed
+from kernelwright.problems import Problem
+from kernelwright.sandbox.floor.processor import _key
+from kernelwright.sandbox.judge.floors import Floors
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.judge.stages import Stopped
+from kernelwright.sandbox.machine.fact_store import TRACE, Store
+from kernelwright.sandbox.machine.identity import versions
+from kernelwright.sandbox.verdict.peaks import Level, Peaks
+from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed
 
 pytestmark = pytest.mark.slow
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)

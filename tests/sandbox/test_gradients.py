@@ -2,8 +2,8 @@
 
 import pytest
 
-from sandbox.judge import Judge
-from sandbox.verdict import Candidate, Failed, Passed
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK, SCALED_ROWS
 
 pytestmark = pytest.mark.slow

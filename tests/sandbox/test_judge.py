@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from problems import Problem
-from sandbox.errors import BrokenProblem
-from sandbox.judge import Judge, judge
-from sandbox.verdict import Candidate, Failed, Passed
+from kernelwright.problems import Problem
+from kernelwright.sandbox.judge.judging import Judge, judge
+from kernelwright.sandbox.verdict.errors import BrokenProblem
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK
 
 pytestmark = pytest.mark.slow
@@ -285,9 +285,9 @@ def test_a_child_dies_with_its_judge(tmp_path):
 
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from sandbox.children import Child
-from sandbox.settings import Settings
-from sandbox.workfolder import WorkFolder
+from kernelwright.sandbox.jail.children import Child
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.machine.workfolder import WorkFolder
 import time
 child = Child("worker", WorkFolder(), Settings())
 child.greet(time.monotonic() + 60)

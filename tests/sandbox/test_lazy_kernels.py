@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from problems import Tolerance
-from sandbox.conditioning import Asked, mismatch_shaken
-from sandbox.families import DRAWN, FAMILIES, vary
-from sandbox.values import RawTensor, Values
+from kernelwright.problems import Tolerance
+from kernelwright.sandbox.correctness.conditioning import Asked, mismatch_shaken
+from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
+from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 DRAWS = 5

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from problems import load_problem
-from sandbox import bubblewrap
-from sandbox.errors import MachineError
-from sandbox.leftovers import sweep
-from sandbox.reference import ReferenceSession
-from sandbox.settings import Settings
-from sandbox.workfolder import PLACES, HeldFolder, WorkFolder
+from kernelwright.problems import load_problem
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.jail import bubblewrap
+from kernelwright.sandbox.machine.leftovers import sweep
+from kernelwright.sandbox.machine.workfolder import PLACES, HeldFolder, WorkFolder
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
 
 ROOT = Path(__file__).parents[2]
+SWEEPING = "from kernelwright.sandbox.jail.own_process import become_a_judge; become_a_judge(1)"
 HOLDING = (
-    "import time; from sandbox.workfolder import WorkFolder; print(WorkFolder().path, flush=True); time.sleep(600)"
+    "import time; from kernelwright.sandbox.machine.workfolder import WorkFolder; "
+    "print(WorkFolder().path, flush=True); time.sleep(600)"
 )
 NOW = {"idle_s": -1, "unlocked_idle_s": -1}
 
@@ -119,7 +121,7 @@ def test_a_folder_in_which_something_is_mounted_stays(left, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "file").write_text("kept")
-    sweeping = f"from sandbox.leftovers import sweep; print(sweep({str(tmp_path)!r}, -1, -1))"
+    sweeping = f"from kernelwright.sandbox.machine.leftovers import sweep; print(sweep({str(tmp_path)!r}, -1, -1))"
     done = subprocess.run(
         [bubblewrap.program(), "--dev-bind", "/", "/", "--bind", str(mine), str(left / "build"),
          sys.executable, "-B", "-c", sweeping],
@@ -155,7 +157,7 @@ def test_a_process_that_judges_removes_at_its_start_what_is_old_enough(left, tmp
     for path in (*left.iterdir(), left):
         os.utime(path, (0, 0))
     done = subprocess.run(
-        [sys.executable, "-B", "-c", "from sandbox.own_process import become_a_judge; become_a_judge(1)"],
+        [sys.executable, "-B", "-c", SWEEPING],
         capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert not left.exists(), done.stderr
@@ -196,7 +198,7 @@ def test_a_folder_to_which_something_is_written_while_it_is_removed_is_removed(t
 
 def test_a_work_folder_that_can_not_be_laid_out_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("sandbox.workfolder.PLACES", ("home", "home"))
+    monkeypatch.setattr("kernelwright.sandbox.machine.workfolder.PLACES", ("home", "home"))
     with pytest.raises(MachineError, match="no work folder can be made"):
         WorkFolder()
     assert list(tmp_path.iterdir()) == []
@@ -204,7 +206,7 @@ def test_a_work_folder_that_can_not_be_laid_out_leaves_nothing(tmp_path, monkeyp
 
 CLOSING = """
 import os, sys
-from sandbox.workfolder import WorkFolder, close_all
+from kernelwright.sandbox.machine.workfolder import WorkFolder, close_all
 
 first, second = WorkFolder(), WorkFolder()
 first.close()

@@ -6,10 +6,10 @@ import weakref
 import pytest
 import torch
 
-from problems import Tolerance
-from sandbox.compare import is_right_anyhow, mismatch
-from sandbox.trees import flatten
-from sandbox.values import RawTensor, Values
+from kernelwright.problems import Tolerance
+from kernelwright.sandbox.correctness.compare import is_right_anyhow, mismatch
+from kernelwright.sandbox.tensors.trees import flatten
+from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 TREES = {
     "a tensor": {"t": 0},

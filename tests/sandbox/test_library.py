@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.extraction import Extracted, extract
-from problems import loading
-from sandbox.authenticity import Observed, read_authenticity, refusal
-from sandbox.library import cpp_operators, library_calls, vendor_symbols, vendor_words
-from sandbox.linked import needed_symbols, undefined
-from sandbox.reachable import reach
+from kernelwright.agent.replies import Extracted, extract
+from kernelwright.problems import loading
+from kernelwright.sandbox.authenticity.evidence import Observed, read_authenticity, refusal
+from kernelwright.sandbox.authenticity.library import cpp_operators, library_calls, vendor_symbols, vendor_words
+from kernelwright.sandbox.authenticity.linked import needed_symbols, undefined
+from kernelwright.sandbox.authenticity.reachable import reach
 from tests.sandbox.test_authenticity import asked
 
 RECORDED = sorted(loading.CATALOG.glob("*/recorded/*/*.md"))

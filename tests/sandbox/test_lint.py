@@ -3,9 +3,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from problems import Tolerance
-from sandbox.lint import examine, problem_status, quick_status, status_of
-from sandbox.values import RawTensor, Values
+from kernelwright.problems import Tolerance
+from kernelwright.sandbox.correctness.lint import examine, problem_status, quick_status, status_of
+from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 
 def status(function, *draws):

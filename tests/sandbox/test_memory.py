@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.memory import child_limit_bytes, free_bytes, gib, machine_bytes
+from kernelwright.sandbox.verdict.memory import child_limit_bytes, free_bytes, gib, machine_bytes
 
 GIB = 2**30
 

@@ -2,7 +2,7 @@
 
 import os
 
-from sandbox.own_process import rest_between_loops
+from kernelwright.sandbox.jail.own_process import rest_between_loops
 
 
 def test_threads_of_loops_rest_in_a_judge(monkeypatch):

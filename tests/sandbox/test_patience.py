@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.child.keeper import descendants
-from sandbox.children import ChildLate
-from sandbox.patience import CandidateLate, Compilers, Patience, is_compiler
+from kernelwright.sandbox.calls.patience import CandidateLate, Compilers, Patience, is_compiler
+from kernelwright.sandbox.jail.children import ChildLate
+from kernelwright_child.jail.keeper import descendants
 
 PATIENCE_S = 120
 """Beyond this a test itself has gone wrong."""

@@ -4,9 +4,9 @@ import os
 import pytest
 import torch
 
-from sandbox.child import wire
-from sandbox.peek import PeekError, read_tensors
-from sandbox.values import PLAIN_DTYPES
+from kernelwright.sandbox.tensors.peek import PeekError, read_tensors
+from kernelwright.sandbox.tensors.values import PLAIN_DTYPES
+from kernelwright_child import wire
 
 LIMIT = 2**20
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from sandbox.child.plan import NAME, plan
+from kernelwright_child.plan import NAME, plan
 
 MODEL = """
 import torch

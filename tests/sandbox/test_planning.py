@@ -4,14 +4,14 @@ from contextlib import closing
 
 import pytest
 
-from problems import Problem
-from sandbox.errors import UnsupportedHere
-from sandbox.memory import free_bytes
-from sandbox.opening import open_session
-from sandbox.planning import CERTAIN_BYTES, planned, require_room
-from sandbox.reference import ReferenceSession
-from sandbox.settings import Settings
-from sandbox.workfolder import WorkFolder
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.opening import open_session
+from kernelwright.sandbox.calls.planning import CERTAIN_BYTES, planned, require_room
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.errors import UnsupportedHere
+from kernelwright.sandbox.verdict.memory import free_bytes
+from kernelwright.sandbox.verdict.settings import Settings
 
 pytestmark = pytest.mark.slow
 

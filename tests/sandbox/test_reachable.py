@@ -1,7 +1,7 @@
 import pytest
 
-from sandbox.authenticity import Observed, judge_authenticity, read_authenticity, refusal
-from sandbox.reachable import MOST_NODES, Unreadable, reach
+from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
+from kernelwright.sandbox.authenticity.reachable import MOST_NODES, Unreadable, reach
 from tests.sandbox.test_authenticity import asked
 
 HEAD = "import ctypes, os, subprocess, torch\nfrom torch.utils.cpp_extension import load_inline\n"
@@ -23,7 +23,7 @@ def test_a_native_name_is_followed_through_thousands_of_assignments_once_each():
             lookups.append(key)
             return super().pop(key, default)
 
-    from sandbox import native
+    from kernelwright.sandbox.authenticity import native
 
     assert len(reach(text).own) == links + 1
     leads = Counted({f"v{i + 1}": [[f"v{i}"]] for i in range(links)})

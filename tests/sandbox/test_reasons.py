@@ -1,7 +1,7 @@
 """What a child says of an exception."""
 
-from sandbox.child import wire
-from sandbox.child.worker import failure
+from kernelwright_child import wire
+from kernelwright_child.worker import failure
 
 
 def raised(error):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sandbox.recheck import RecordError, recheck
-from sandbox.report import report
-from sandbox.verdict import Authenticity, Evidence, Failed, Measurement, Pairing, Passed
+from kernelwright.sandbox.verdict.recheck import RecordError, recheck
+from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.verdicts import Authenticity, Evidence, Failed, Measurement, Pairing, Passed
 
 EVIDENCE = Evidence(jail=(), seconds={}, authenticity=Authenticity(label="custom"), problem_status=None, versions={})
 

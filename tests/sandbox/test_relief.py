@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sandbox.errors import BrokenProblem
-from sandbox.gpu.relief import register, with_relief
+from kernelwright.sandbox.calls.relief import register, with_relief
+from kernelwright.sandbox.verdict.errors import BrokenProblem
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.room import (
+from kernelwright.sandbox.calls.needs import (
     ON_DEVICE,
     ON_HOST,
     Needs,

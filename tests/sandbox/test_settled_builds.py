@@ -10,14 +10,14 @@ import uuid
 
 import pytest
 
-from evals.executors.order import Order
-from evals.executors.protocol import Question, Work
-from evals.executors.worker import Worker
-from kernelwright.commands.judge import words
-from sandbox.judge import Judge
-from sandbox.report import report
-from sandbox.settings import Settings
-from sandbox.verdict import Candidate, Failed, Passed
+from kernelwright.commands.judging.judge import words
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.pool.protocol import Question, Work
+from kernelwright.sandbox.pool.workers.order import Order
+from kernelwright.sandbox.pool.workers.worker import Worker
+from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK, SCALED_ROWS
 
 pytestmark = pytest.mark.slow
@@ -223,7 +223,7 @@ def test_a_build_for_another_process_starts_no_worker_and_can_still_be_evaluated
 
 def test_a_build_in_a_pool_starts_no_worker(monkeypatch):
     started = []
-    monkeypatch.setattr("sandbox.judge.open_session", lambda kind, *rest: started.append(kind))
+    monkeypatch.setattr("kernelwright.sandbox.judge.judging.open_session", lambda kind, *rest: started.append(kind))
     worker = Worker(Order(chosen=QUICK.model_dump(mode="json", exclude_unset=True)))
     try:
         work = Work(problem=SCALED_ROWS, candidate=candidate("ONE = built(RIGHT)"))

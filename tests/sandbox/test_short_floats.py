@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from problems import Tolerance
-from sandbox.compare import MANY, is_right_anyhow, mismatch
-from sandbox.values import RawTensor, Values
+from kernelwright.problems import Tolerance
+from kernelwright.sandbox.correctness.compare import MANY, is_right_anyhow, mismatch
+from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 LOWER = {torch.bfloat16: torch.float8_e4m3fn, torch.float16: torch.bfloat16}

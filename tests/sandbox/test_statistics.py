@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from sandbox.statistics import paired_ratio, ratio_interval
-from sandbox.verdict import Measurement, Pairing
+from kernelwright.sandbox.verdict.statistics import paired_ratio, ratio_interval
+from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
 
 def test_the_ratio_of_a_series_with_itself_is_one():

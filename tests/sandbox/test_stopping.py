@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from sandbox.stopping import is_clearly_slower
-from sandbox.verdict import Measurement, Pairing
+from kernelwright.sandbox.timing.stopping import is_clearly_slower
+from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
 TRIALS = 60
 

@@ -7,8 +7,8 @@ from pathlib import Path
 NOWHERE_TO_WRITE = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-from sandbox.errors import MachineError
-from sandbox.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.machine.workfolder import WorkFolder
 try:
     WorkFolder()
 except MachineError as error:

@@ -2,10 +2,18 @@
 
 import pytest
 
-from problems import Problem
-from sandbox.judge import Judge, judge
-from sandbox.settings import Settings
-from sandbox.verdict import Authenticity, Candidate, Evidence, Failed, Measurement, Pairing, Passed
+from kernelwright.problems import Problem
+from kernelwright.sandbox.judge.judging import Judge, judge
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import (
+    Authenticity,
+    Candidate,
+    Evidence,
+    Failed,
+    Measurement,
+    Pairing,
+    Passed,
+)
 
 SETTINGS = Settings(warm_up=1, worker_pairs=3, min_pairs=12, max_pairs=12)
 NORM = Problem(

@@ -11,22 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.errors import MachineError
-from sandbox.turns import Waiting, measuring, processor_path, processor_turn
+from kernelwright.sandbox.machine.turns import Waiting, measuring, processor_path, processor_turn
+from kernelwright.sandbox.verdict.errors import MachineError
 from tests.turns import holders, locked_bytes, waiters
 
 ROOT = Path(__file__).parent.parent.parent
-WANTS_PEAKS = "from sandbox.floor.processor import processor_peaks; print(processor_peaks(1).model_dump_json())"
+WANTS_PEAKS = (
+    "from kernelwright.sandbox.floor.processor import processor_peaks; print(processor_peaks(1).model_dump_json())"
+)
 HOLDS = """
 import sys, time
-from sandbox.turns import processor_turn
+from kernelwright.sandbox.machine.turns import processor_turn
 with processor_turn((0, 1)):
     print("held", flush=True)
     sys.stdin.read()
 """
 FORKS = """
 import os, sys, time
-from sandbox.turns import processor_turn
+from kernelwright.sandbox.machine.turns import processor_turn
 with processor_turn((0, 1)):
     if os.fork() == 0:
         print(os.getpid(), flush=True)

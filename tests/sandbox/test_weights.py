@@ -2,8 +2,8 @@
 
 import torch
 
-from sandbox.values import RawTensor
-from sandbox.weights import changed
+from kernelwright.sandbox.correctness.weights import changed
+from kernelwright.sandbox.tensors.values import RawTensor
 
 
 def other(tensor, names=("w",), changing=("w",), seed=1):

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import bubblewrap
-from sandbox.children import Child
-from sandbox.sessions import Refused, Session
-from sandbox.settings import Settings
-from sandbox.workfolder import WorkFolder
-from sandbox.zygote import MARK, ZYGOTES, Zygotes
+from kernelwright.sandbox.calls.sessions import Refused, Session
+from kernelwright.sandbox.jail import bubblewrap
+from kernelwright.sandbox.jail.children import Child
+from kernelwright.sandbox.jail.zygote import MARK, ZYGOTES, Zygotes
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.settings import Settings
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def ModelNew():
         "path": sys.path,
         "descriptors": sorted(os.listdir("/proc/self/fd"))[:4],
         "session": os.getsid(0) == os.getpid(),
-        "file": sys.modules["sandbox.child.builder"].__file__ if "sandbox.child.builder" in sys.modules else None,
+        "file": getattr(sys.modules.get("kernelwright_child.building.builder"), "__file__", None),
     }))
 """
 
@@ -224,7 +224,7 @@ def test_after_repeated_failures_children_are_spawned_and_the_reason_is_kept(sta
 
 def test_a_zygote_that_has_grown_is_replaced(zygotes, monkeypatch):
     first = zygotes.find({"PATH": os.defpath})
-    monkeypatch.setattr("sandbox.zygote.RECYCLED_BYTES", 1)
+    monkeypatch.setattr("kernelwright.sandbox.jail.zygote.RECYCLED_BYTES", 1)
     assert zygotes.find({"PATH": os.defpath}) is not first
 
 
@@ -256,10 +256,10 @@ def test_many_threads_may_ask_at_once(zygotes):
 
 JUDGE = """
 import os, sys, time
-from sandbox.children import Child
-from sandbox.settings import Settings
-from sandbox.workfolder import WorkFolder
-from sandbox.zygote import ZYGOTES
+from kernelwright.sandbox.jail.children import Child
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.jail.zygote import ZYGOTES
 
 folder = WorkFolder()
 child = Child("worker", folder, Settings(jail="off"))
@@ -306,8 +306,8 @@ folder.close()
 
 def test_a_protected_judge_can_still_read_its_children():
     code = """
-from sandbox.own_process import protect_this_process
-from sandbox.peek import read_bytes
+from kernelwright.sandbox.jail.own_process import protect_this_process
+from kernelwright.sandbox.tensors.peek import read_bytes
 protect_this_process()
 second = Child("worker", folder, Settings())
 second.greet(time.monotonic() + 120)

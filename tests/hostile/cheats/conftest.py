@@ -5,8 +5,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from sandbox.judge import Judge
-from sandbox.settings import Settings
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.settings import Settings
 from tests.hostile.cheats.problems import CORPUS, posed
 
 

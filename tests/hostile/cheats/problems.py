@@ -4,10 +4,10 @@ import textwrap
 from functools import cache
 from typing import NamedTuple
 
-from problems import Problem, load_problem
-from problems.sizes import put_sizes
-from sandbox.settings import Settings
-from sandbox.verdict import Candidate
+from kernelwright.problems import Problem, load_problem
+from kernelwright.problems.sizes import put_sizes
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 CORPUS = Settings(
     threads=2,

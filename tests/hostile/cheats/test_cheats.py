@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.verdict import Failed, Passed
+from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 from tests.hostile.cheats.corpus import ALL, CHEATS
 from tests.hostile.cheats.kinds import ELSEWHERE, KINDS
 from tests.hostile.cheats.problems import NAMES, posed

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import pytest
 
-from sandbox.judge import Judge
-from sandbox.settings import Defence
-from sandbox.verdict import Candidate, Failed, Measurement, Pairing, Passed
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.settings import Defence
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Measurement, Pairing, Passed
 from tests.hostile.cheats.corpus import CHEATS
 from tests.hostile.cheats.problems import CORPUS, posed
 

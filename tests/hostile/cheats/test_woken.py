@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.verdict import Failed, Passed
+from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 from tests.hostile.cheats.conftest import judges
 from tests.hostile.cheats.problems import CORPUS, posed
 from tests.hostile.cheats.woken import SETTING_ONLY, WOKEN

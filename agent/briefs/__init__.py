@@ -1,0 +1,1 @@
+"""From the record of a search to what a prompt is made of."""

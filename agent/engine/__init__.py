@@ -1,0 +1,1 @@
+"""The search itself: decide, ask, read, judge, keep; for one problem and for many."""

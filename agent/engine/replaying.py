@@ -1,0 +1,194 @@
+"""A recorded run, done again without network and judge: every decision is made afresh and must come out the same.
+
+What the world said is taken from the record: replies, verdicts, quick times, failures. What we made of it is not: asks,
+prompts, candidates, duplicates, the best. So a replay proves that the record explains itself.
+"""
+
+from collections import defaultdict, deque
+from pathlib import Path
+
+from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.briefs.hardware import sheet_in
+from kernelwright.agent.engine.deciding import Decider, Opened
+from kernelwright.agent.log.events import (
+    Asked,
+    AskedAgain,
+    Body,
+    Equipped,
+    Event,
+    Extracted,
+    Judged,
+    Kept,
+    NoCandidate,
+    Noted,
+    OfAttempt,
+    OfProblem,
+    Replied,
+    RepliedAgain,
+)
+from kernelwright.agent.log.records import Attempt
+from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.log.view import View
+from kernelwright.agent.replies import NotExtracted
+from kernelwright.agent.replies.reading import found_in, read, varied
+from kernelwright.agent.steering.advice import notes_in
+from kernelwright.agent.steering.learning import Lore
+from kernelwright.agent.steering.prices import load_prices
+from kernelwright.agent.strategies import Stop, load_strategy
+from kernelwright.prompts import DeviceSheet, TargetVersions, continued
+from kernelwright.sandbox.verdict.record import Record
+
+Made = tuple[Body, list[str]]
+
+
+class ReplayDiffers(Exception):
+    """What was made again is not what is recorded; the message is one sentence that names the first difference."""
+
+
+class Replay(Record):
+    """A replay that came out the same."""
+
+    events: int
+    digest: str
+    """See `RunLog.digest`; the same before and after."""
+
+
+def replay(recorded: RunLog, folder: Path) -> Replay:
+    """Do the run again in a new folder. Raises `ReplayDiffers` at the first event that comes out differently."""
+    setting = Setting.model_validate(recorded.header.model_dump(include=set(Setting.model_fields)))
+    problems = [recorded.problem(name) for name in recorded.header.problems]
+    with RunLog.create(folder, problems, setting) as again:
+        player = _Player(recorded, again)
+        for event in recorded.events(after=1):
+            player.play(event)
+        before, after = recorded.digest(), again.digest()
+    if before != after:
+        raise ReplayDiffers(f"the log's digest was {before} and is {after} now; the record is damaged")
+    return Replay(events=player.count, digest=after)
+
+
+class _Player:
+    def __init__(self, recorded: RunLog, again: RunLog) -> None:
+        self.recorded = recorded
+        self.again = again
+        self.views: dict[str, View] = {}
+        self.count = 1
+        self.opened: defaultdict[str, deque[Opened]] = defaultdict(deque)
+
+    def play(self, event: Event) -> None:
+        """Make one event again, compare it with the record, and log it."""
+        assert isinstance(event.body, OfProblem), "only the first event is of no problem, and it is made with the log"
+        view = self.views.get(event.body.problem) or View(problem=event.body.problem)
+        body, texts = self.made(event.body, view)
+        if body != event.body:
+            raise ReplayDiffers(_difference(event, body))
+        logged = self.again.append(body, texts)
+        self.count = logged.seq
+        # With the recorded time, since a budget of wall seconds is decided by it.
+        self.views[view.problem] = view.after(Event(seq=logged.seq, time=event.time, body=body))
+
+    def made(self, body: OfProblem, view: View) -> Made:
+        """The event as it comes out now, with its texts."""
+        match body:
+            case Equipped():
+                return self.equipped(body), []
+            case Asked():
+                return self.asked(body, view)
+            case Kept():
+                return self.kept(body, view), []
+            case OfAttempt():
+                return self.of_attempt(body, view.attempt(body.attempt), view)
+            case other:
+                return other, []  # type: ignore[return-value]  # the rest of the union
+
+    def of_attempt(self, body: OfAttempt, attempt: Attempt, view: View) -> Made:
+        match body:
+            case Replied() | RepliedAgain():
+                return body, [self.recorded.text(body.reply_digest)]
+            case AskedAgain():
+                return self.asked_again(body, attempt)
+            case Extracted() | NoCandidate():
+                return self.extracted(attempt, view)
+            case Noted():
+                notes = notes_in(self.again.reply(attempt.reply_digest or "").text)
+                return Noted(problem=body.problem, attempt=body.attempt, notes=notes), []
+            case Judged():
+                known = view.first_with(attempt.candidate.identity) if attempt.candidate else None
+                same_as = None if known is None else known.number
+                verdict = known.verdict if known and known.verdict else body.verdict
+                return Judged(problem=body.problem, attempt=body.attempt, verdict=verdict, same_as=same_as), []
+            case other:
+                return other, []  # type: ignore[return-value]  # the rest of the union
+
+    def equipped(self, body: Equipped) -> Equipped:
+        """Ideas by the wins of this run come out again; those by other runs' wins are taken as recorded."""
+        if body.config.learn_from or body.problem in self.views:
+            return body
+        ideas = Lore(self.again, body.config).ideas(self.recorded.problem(body.problem))
+        return Equipped(problem=body.problem, ideas=ideas, config=body.config)
+
+    def asked(self, body: Asked, view: View) -> Made:
+        if body.decision is None or view.config is None:
+            return body, [self.recorded.text(body.prompt.digest)]
+        queue = self.opened[body.problem]
+        if body.decision.first == body.attempt:
+            decision = self.decider(body, view).decide(view, body.decision.room)
+            if isinstance(decision, Stop) or not decision:
+                said = decision.reason if isinstance(decision, Stop) else "there is nothing to ask yet"
+                raise ReplayDiffers(f"attempt {body.attempt} of {body.problem!r} is not asked now: {said}")
+            queue.clear()
+            queue.extend(decision)
+        opened = queue.popleft() if queue else None
+        return (opened.asked, [opened.text]) if opened else (body, [])
+
+    def decider(self, body: Asked, view: View) -> Decider:
+        config = view.config
+        assert config is not None
+        versions = TargetVersions.model_validate(self.recorded.header.config.get("versions") or {})
+        briefs = BriefMaker(self.sheet(body), versions, self.again, config.history_tokens)
+        strategy = load_strategy(config.strategy, config)
+        return Decider(self.recorded.problem(body.problem), config, strategy, briefs, load_prices(config.prices))
+
+    def sheet(self, body: Asked) -> DeviceSheet:
+        prompt = self.recorded.prompt(body.prompt)
+        shown = next((section.text for section in prompt.sections if section.name == "hardware"), "\n\nunknown")
+        return sheet_in(shown, body.ask.target)
+
+    def asked_again(self, body: AskedAgain, attempt: Attempt) -> Made:
+        longer = continued(self.again.prompt(attempt.prompt), self.again.reply(attempt.reply_digest or "").text)
+        request = attempt.request(longer.text)
+        made = AskedAgain(
+            problem=body.problem, attempt=body.attempt, prompt_digest=longer.digest, request_digest=request.digest
+        )
+        return made, [longer.text]
+
+    def extracted(self, attempt: Attempt, view: View) -> Made:
+        if attempt.ask.role == "tune":
+            return self.varied(attempt, view)
+        second = attempt.follow_up.reply_digest if attempt.follow_up else None
+        found = read(self.again.reply(attempt.reply_digest or ""), self.again.reply(second) if second else None)
+        name, number = view.problem, attempt.number
+        if isinstance(found, NotExtracted):
+            return NoCandidate(problem=name, attempt=number, why=found), []
+        return Extracted(problem=name, attempt=number, candidate=found_in(found)), [found.source]
+
+    def varied(self, attempt: Attempt, view: View) -> Made:
+        parent = view.attempt(attempt.ask.parent or 0).candidate
+        assert parent is not None, "only candidates are tuned"
+        candidate, source = varied(parent, self.again.text(parent.digest), attempt.ask)
+        return Extracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
+
+    def kept(self, body: Kept, view: View) -> Kept:
+        best = view.best
+        if best is None or best.standing is None:
+            raise ReplayDiffers(f"attempt {body.attempt} of {body.problem!r} was kept and nothing is the best now")
+        return Kept(problem=body.problem, attempt=best.number, speedup=best.standing, previous=view.kept)
+
+
+def _difference(event: Event, body: Body) -> str:
+    before, after = event.body.model_dump(), body.model_dump()
+    field = next(name for name in before if before[name] != after.get(name))
+    return (
+        f"event {event.seq}, {event.kind} of attempt {event.attempt} of {event.problem!r}, differs in {field!r}; "
+        "use the version of kernelwright that recorded the run"
+    )

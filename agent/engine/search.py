@@ -1,0 +1,242 @@
+"""The search for one problem: decide, ask, extract, judge, keep; each step committed to the log before the next.
+
+The engine holds nothing that the log does not: it starts by folding the log, so a new search and one that goes on
+after a kill are the same code. It judges nothing itself.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from kernelwright.agent.engine.deciding import Decider
+from kernelwright.agent.engine.steps import Evaluator, Steps
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.events import AtFault, Equipped, Event, Kept, RunLogError
+from kernelwright.agent.log.events import Stopped as SearchStopped
+from kernelwright.agent.log.journal import Journal
+from kernelwright.agent.log.records import Ask, Attempt
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import View
+from kernelwright.agent.providers.protocol import NoMoreAnswers, Provider, ProviderError, Waiting
+from kernelwright.agent.steering.learning import Lore
+from kernelwright.agent.steering.prices import load_prices
+from kernelwright.agent.steering.tuning import to_screen
+from kernelwright.agent.strategies import Stop, Strategy
+from kernelwright.problems import Problem
+from kernelwright.prompts import Brief
+from kernelwright.sandbox.verdict.errors import BrokenProblem, SandboxError, UnsupportedProblem
+
+__all__ = ["Evaluator", "Parts", "next_to_confirm", "search"]
+
+USED_UP = "the recorded answers are used up"
+
+
+def _ignore(event: Event) -> None:
+    pass
+
+
+def _no_limit(view: View) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a search is made of, apart from its problem. The same parts may serve many searches at once."""
+
+    strategy: Strategy
+    provider: Provider
+    evaluator: Evaluator
+    log: RunLog
+    config: SearchConfig
+    brief_for: Callable[[Problem, View, Ask], Brief]
+    """See `briefs.BriefMaker`."""
+    on_event: Callable[[Event], None] = _ignore
+    """Called with each event once it is committed: for showing progress."""
+    lore: Lore | None = None
+    """What is known of ideas; made from the log where it is None."""
+    limit: Callable[[View], str | None] = _no_limit
+    """A reason to stop that lies outside this problem, such as a budget of the whole run; see `Decider`."""
+
+
+async def search(problem: Problem, parts: Parts) -> View:
+    """Search until a budget is used up, the strategy stops or the provider has no more answers; the view at the end.
+
+    Goes on where the log ends: what was asked and not answered is asked again, word for word; what was answered is not.
+    Before the end the fastest are judged afresh. Raises `ProviderError` once the provider cannot go on (`Waiting` where
+    answers are to come later), whatever the evaluator raises, `RunLogError` and `StrategyError`; what is in flight then
+    is finished and logged first. A `SandboxError` of the evaluator is logged as the end of this problem's search: a
+    later search tries to judge again. When cancelled, what is in flight is dropped, and a later search does it again.
+    """
+    return await _Search(problem, parts).run()
+
+
+class _Search:
+    def __init__(self, problem: Problem, parts: Parts) -> None:
+        if parts.log.header.problems.get(problem.name) != problem.digest:
+            raise RunLogError(
+                f"the run in {parts.log.folder} was not started for this version of problem {problem.name!r}; "
+                "start a new run"
+            )
+        self.problem = problem
+        self.parts = parts
+        self.journal = Journal(problem.name, parts.log, parts.on_event)
+        self.steps = Steps(problem, parts.config, parts.provider, parts.evaluator, self.journal)
+        self.decider = Decider(
+            problem, parts.config, parts.strategy, parts.brief_for, load_prices(parts.config.prices), parts.limit
+        )
+        self.waiting = deque(attempt.number for attempt in self.view.pending)
+        self.running: set[asyncio.Task[None]] = set()
+        self.screening = False
+        self.stop: Stop | None = None
+        self.trouble: BaseException | None = None
+
+    @property
+    def view(self) -> View:
+        return self.journal.view
+
+    async def run(self) -> View:
+        self.equip()
+        self.keep_best()
+        try:
+            self.start_more()
+            while self.running:
+                await self.next_end()
+                self.start_more()
+        finally:
+            for task in self.running:
+                task.cancel()
+            await asyncio.gather(*self.running, return_exceptions=True)
+        if self.trouble is None or isinstance(self.trouble, NoMoreAnswers):
+            await self.confirm()
+        self.conclude()
+        return self.view
+
+    def equip(self) -> None:
+        """Log, before the first decision, what the search sets out with; again where that is changed."""
+        if self.view.config != self.parts.config:
+            lore = self.parts.lore or Lore(self.parts.log, self.parts.config)
+            ideas = self.view.ideas or lore.ideas(self.problem)
+            self.journal.write(Equipped(problem=self.problem.name, ideas=ideas, config=self.parts.config))
+
+    def start_more(self) -> None:
+        """Fill the free slots, first with what waits; with nothing once the search has stopped or met trouble."""
+        slots = self.parts.config.slots
+        while self.trouble is None and len(self.running) < slots:
+            if self.waiting:
+                self.start(self.finish(self.waiting.popleft()))
+            elif not self.decide_more(slots - len(self.running)):
+                return
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self.running.add(asyncio.create_task(work))
+
+    async def next_end(self) -> None:
+        done, self.running = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
+        for error in [task.exception() for task in done]:
+            if error is not None and _gravity(error) > _gravity(self.trouble):
+                self.trouble = error
+
+    def decide_more(self, room: int) -> bool:
+        """Log the next decision; whether there is something to start. The end counts once nothing is in flight."""
+        if self.running and self.parts.config.lockstep:
+            return False
+        try:
+            decision = self.decider.decide(self.view, room)
+        except Exception as error:  # raised again in `conclude`, once what is in flight has ended
+            self.trouble = error
+            return False
+        if isinstance(decision, Stop):
+            self.stop = None if self.running else decision
+            return False
+        if decision:
+            self.journal.write_all([(opened.asked, [opened.text]) for opened in decision])
+        self.waiting.extend(opened.asked.attempt for opened in decision)
+        return bool(decision) or self.start_screening()
+
+    def start_screening(self) -> bool:
+        order = to_screen(self.view, self.parts.config)
+        if order is None or self.screening:
+            return False
+        self.screening = True
+        self.start(self.screen(*order))
+        return True
+
+    async def screen(self, attempt: Attempt, settings: tuple[str, ...]) -> None:
+        try:
+            await self.steps.screen(attempt, settings)
+        finally:
+            self.screening = False
+
+    async def finish(self, number: int) -> None:
+        await self.steps.finish(number)
+        self.keep_best()
+
+    async def confirm(self) -> None:
+        """Judge the fastest afresh, so that the best is not the one whose timing had the most luck."""
+        try:
+            while (attempt := next_to_confirm(self.view, self.parts.config.confirm)) is not None:
+                await self.steps.confirm(attempt)
+        except Exception as error:
+            self.trouble = error
+        self.keep_best()
+
+    def keep_best(self) -> None:
+        best, kept = self.view.best, self.view.kept
+        if best is not None and best.standing is not None and best.number != kept:
+            name = self.problem.name
+            self.journal.write(Kept(problem=name, attempt=best.number, speedup=best.standing, previous=kept))
+
+    def conclude(self) -> None:
+        """Log why the search ends; raise what ended it, unless it is an ordinary end."""
+        fault: AtFault | None = None
+        match self.trouble:
+            case NoMoreAnswers() | None:
+                reason = USED_UP if self.trouble else self.stop.reason if self.stop else None
+            case Waiting():
+                reason = None
+            case ProviderError():
+                reason = str(self.trouble)
+            case SandboxError():
+                reason, fault = str(self.trouble), _fault_of(self.trouble)
+            case trouble:
+                raise trouble
+        if reason is not None and (fault or self.view.stopped != reason):
+            self.journal.write(SearchStopped(problem=self.problem.name, reason=reason, fault=fault))
+        if isinstance(self.trouble, ProviderError | SandboxError):
+            raise self.trouble
+
+
+def _fault_of(error: SandboxError) -> AtFault:
+    if isinstance(error, UnsupportedProblem):
+        return "unsupported"
+    return "broken" if isinstance(error, BrokenProblem) else "machine"
+
+
+def _gravity(trouble: BaseException | None) -> int:
+    """Of several troubles the gravest ends the search, and the first of those alike."""
+    match trouble:
+        case None:
+            return 0
+        case NoMoreAnswers():
+            return 1
+        case Waiting():
+            return 2
+        case ProviderError():
+            return 3
+    return 4
+
+
+def next_to_confirm(view: View, count: int) -> Attempt | None:
+    """The attempt to judge afresh now: the `count` fastest, and then whichever is best without it; None at the end.
+
+    Where one attempt alone is right there was no choice that luck could have made.
+    """
+    done = sum(1 for attempt in view.attempts if attempt.confirmed is not None and not attempt.same_as)
+    open_ones = [attempt for attempt in view.ranked if attempt.confirmed is None]
+    if not open_ones or done + len(open_ones) < 2:
+        return None
+    if done < count:
+        return open_ones[0]
+    return view.best if view.best in open_ones and done < 2 * count else None

@@ -1,0 +1,193 @@
+"""The steps of one attempt, from the ask to the verdict: each is committed to the log before the next is taken."""
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.events import (
+    AskedAgain,
+    Confirmed,
+    Extracted,
+    Judged,
+    NoCandidate,
+    Noted,
+    ProviderFailed,
+    Replied,
+    RepliedAgain,
+    Screened,
+)
+from kernelwright.agent.log.journal import Journal
+from kernelwright.agent.log.records import Attempt, FoundCandidate, Reply, Request, Screening
+from kernelwright.agent.providers.protocol import Provider, ProviderError, Waiting
+from kernelwright.agent.replies import NotExtracted
+from kernelwright.agent.replies.reading import found_in, is_cut_short, read, varied
+from kernelwright.agent.steering.advice import notes_in
+from kernelwright.agent.steering.tuning import with_setting
+from kernelwright.problems import Problem
+from kernelwright.prompts import Prompt, continued
+from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
+
+
+class Evaluator(Protocol):
+    """Judges candidates; called for several at once where there are several slots.
+
+    An exception means that the machine or the problem is broken, not the candidate.
+    """
+
+    async def evaluate(self, problem: Problem, candidate: Candidate, *, fresh: bool = False) -> Verdict:
+        """The verdict; `fresh` asks for new processes throughout, with seeds of their own."""
+        ...
+
+    async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
+        """A quick time in ms of each, under like conditions; None where one failed."""
+        ...
+
+
+@dataclass
+class Steps:
+    """Takes the steps of the attempts at one problem."""
+
+    problem: Problem
+    config: SearchConfig
+    provider: Provider
+    evaluator: Evaluator
+    journal: Journal
+    judging: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """By identity of the candidate, so that the same one in two slots is judged once."""
+
+    async def finish(self, number: int) -> None:
+        """Do what is left to do of one attempt."""
+        if self._attempt(number).ask.role != "tune":
+            await self._answer(number)
+        if self._attempt(number).advises:
+            self._take_notes(self._attempt(number))
+            return
+        if self._attempt(number).extraction is None:
+            self._extract(self._attempt(number))
+        if not self._attempt(number).finished:
+            await self._judge(self._attempt(number))
+
+    async def screen(self, attempt: Attempt, settings: tuple[str, ...]) -> None:
+        """Look quickly at variants of the attempt's candidate."""
+        assert attempt.candidate is not None
+        source = self.journal.texts.text(attempt.candidate.digest)
+        variants = [
+            Candidate(source=with_setting(source, setting), language=attempt.candidate.language) for setting in settings
+        ]
+        times = await self.evaluator.screen(self.problem, variants)
+        found = tuple(Screening(setting=one, candidate_ms=ms) for one, ms in zip(settings, times, strict=True))
+        self.journal.write(Screened(problem=self.problem.name, attempt=attempt.number, screenings=found))
+
+    async def confirm(self, attempt: Attempt) -> None:
+        """Have the attempt's candidate judged afresh."""
+        assert attempt.candidate is not None
+        verdict = await self.evaluator.evaluate(self.problem, self._candidate(attempt.candidate), fresh=True)
+        self.journal.write(Confirmed(problem=self.problem.name, attempt=attempt.number, verdict=verdict))
+
+    def _attempt(self, number: int) -> Attempt:
+        return self.journal.view.attempt(number)
+
+    def _candidate(self, found: FoundCandidate) -> Candidate:
+        return Candidate(source=self.journal.texts.text(found.digest), language=found.language)
+
+    async def _answer(self, number: int) -> None:
+        attempt = self._attempt(number)
+        prompt = self.journal.texts.prompt(attempt.prompt)
+        if attempt.reply_digest is None:
+            reply = await self._completed(attempt, attempt.request(prompt.text), prompt)
+            self.journal.write(
+                Replied(problem=self.problem.name, attempt=number, reply_digest=reply.digest, reply=reply.facts),
+                blobs=[reply.model_dump_json()],
+            )
+        if self._attempt(number).extraction is None and not attempt.advises:
+            await self._go_on(self._attempt(number), prompt)
+
+    async def _go_on(self, attempt: Attempt, prompt: Prompt) -> None:
+        """Ask once more where the reply was cut off before its candidate was whole."""
+        first, _ = self._replies(attempt)
+        if not is_cut_short(first) or (attempt.follow_up and attempt.follow_up.reply_digest):
+            return
+        longer = continued(prompt, first.text)
+        request = attempt.request(longer.text)
+        if attempt.follow_up is None:
+            again = AskedAgain(
+                problem=self.problem.name,
+                attempt=attempt.number,
+                prompt_digest=longer.digest,
+                request_digest=request.digest,
+            )
+            self.journal.write(again, blobs=[longer.text])
+        reply = await self._completed(attempt, request, longer)
+        self.journal.write(
+            RepliedAgain(
+                problem=self.problem.name, attempt=attempt.number, reply_digest=reply.digest, reply=reply.facts
+            ),
+            blobs=[reply.model_dump_json()],
+        )
+
+    async def _completed(self, attempt: Attempt, request: Request, prompt: Prompt) -> Reply:
+        """The provider's answer; a passing failure is tried again, each is logged."""
+        for retry in range(self.config.provider_retries + 1):
+            try:
+                return await self.provider.complete(request, attempt.ask, prompt)
+            except Waiting:
+                raise
+            except ProviderError as error:
+                failed = ProviderFailed(
+                    problem=self.problem.name,
+                    attempt=attempt.number,
+                    message=str(error),
+                    retryable=error.retryable,
+                )
+                self.journal.write(failed)
+                if not error.retryable or retry == self.config.provider_retries:
+                    raise
+            await asyncio.sleep(self.config.retry_delay_s * 2**retry)
+        raise AssertionError("the last try returns or raises")
+
+    def _replies(self, attempt: Attempt) -> tuple[Reply, Reply | None]:
+        assert attempt.reply_digest is not None
+        again = attempt.follow_up.reply_digest if attempt.follow_up else None
+        texts = self.journal.texts
+        return texts.reply(attempt.reply_digest), texts.reply(again) if again else None
+
+    def _take_notes(self, attempt: Attempt) -> None:
+        if attempt.notes is None:
+            notes = notes_in(self._replies(attempt)[0].text)
+            self.journal.write(Noted(problem=self.problem.name, attempt=attempt.number, notes=notes))
+
+    def _extract(self, attempt: Attempt) -> None:
+        if attempt.ask.role == "tune":
+            self._vary(attempt)
+            return
+        found = read(*self._replies(attempt))
+        if isinstance(found, NotExtracted):
+            self.journal.write(NoCandidate(problem=self.problem.name, attempt=attempt.number, why=found))
+            return
+        candidate = found_in(found)
+        extracted = Extracted(problem=self.problem.name, attempt=attempt.number, candidate=candidate)
+        self.journal.write(extracted, blobs=[found.source])
+
+    def _vary(self, attempt: Attempt) -> None:
+        """The candidate of a tuning attempt: its parent's, with other constants."""
+        assert attempt.ask.parent is not None
+        parent = self._attempt(attempt.ask.parent).candidate
+        assert parent is not None, "only candidates are tuned"
+        candidate, source = varied(parent, self.journal.texts.text(parent.digest), attempt.ask)
+        extracted = Extracted(problem=self.problem.name, attempt=attempt.number, candidate=candidate)
+        self.journal.write(extracted, blobs=[source])
+
+    async def _judge(self, attempt: Attempt) -> None:
+        """Log the verdict. A candidate that was judged before, or is being judged, is not judged again."""
+        found = attempt.candidate
+        assert found is not None
+        async with self.judging[found.identity]:
+            known = self.journal.view.first_with(found.identity)
+            if known is not None and known.verdict is not None:
+                verdict, same_as = known.verdict, known.number
+            else:
+                verdict, same_as = await self.evaluator.evaluate(self.problem, self._candidate(found)), None
+            judged = Judged(problem=self.problem.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
+            self.journal.write(judged)

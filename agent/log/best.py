@@ -1,0 +1,152 @@
+"""`best/PROBLEM/` of a run: the kept kernel with its evidence. Derived from the log; may be deleted and made again."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kernelwright.agent.briefs.composing import timings
+from kernelwright.agent.log.events import RunLogError
+from kernelwright.agent.log.records import Attempt
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.problems import Problem
+from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.verdicts import Passed
+
+FILES = ("candidate.py", "reference.py", "verdict.json", "README.md")
+"""What the folder holds; the kernel stands first."""
+JUDGE_AGAIN = "kernelwright judge reference.py candidate.py"
+
+
+def best_folder(log: RunLog, problem_name: str) -> Path:
+    """Where the best kernel of a problem is put, whether there is one or not."""
+    return log.folder / "best" / problem_name
+
+
+def write_best(log: RunLog, problem_name: str) -> Path | None:
+    """Write the best kernel of a problem, its reference and its evidence; None where there is no best.
+
+    Then what was written for one that a fresh judge has refused since goes away. Raises `RunLogError` where the folder
+    cannot be written.
+    """
+    folder = best_folder(log, problem_name)
+    texts = _texts(log, problem_name)
+    try:
+        if texts is None:
+            _clear(folder)
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_atomically(folder / name, text)
+    except OSError as error:
+        raise RunLogError(
+            f"cannot write to {folder} ({error.strerror}); the run itself is safe: make room or check permissions"
+        ) from error
+    return folder
+
+
+def _texts(log: RunLog, problem_name: str) -> dict[str, str] | None:
+    """By name, the files of `FILES`; None where there is no best."""
+    problem = log.problem(problem_name)
+    best = fold(problem_name, log.events(problem_name)).best
+    if best is None:
+        return None
+    verdict, found = best.ruling, best.candidate
+    assert isinstance(verdict, Passed) and found is not None, "only a candidate that passed is ranked"
+    evidence = json.dumps(_evidence(log, problem, best, verdict), indent=2) + "\n"
+    readme = _readme(log, problem, best, verdict)
+    return dict(zip(FILES, (log.text(found.digest), problem.source, evidence, readme), strict=True))
+
+
+def _clear(folder: Path) -> None:
+    """Take away what `write_best` wrote, the kernel first; what others put beside it stays."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # there is none, or something of others' is in it
+        folder.rmdir()
+        folder.parent.rmdir()
+
+
+def _evidence(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> dict[str, Any]:
+    """The report of `judge --json`, with what it was about."""
+    return report(verdict) | {
+        "problem": problem.name,
+        "problem_digest": problem.digest,
+        "candidate_digest": best.candidate.digest if best.candidate else None,
+        "run": log.header.run_id,
+        "attempt": best.number,
+        "confirmed": best.confirmed is not None,
+        "model": best.reply.model if best.reply else None,
+        "device": log.header.device,
+    }
+
+
+def _readme(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> str:
+    model = best.reply.model if best.reply else best.ask.model
+    note = f"\n\n{_sentence(best.reply.note)}" if best.reply and best.reply.note else ""
+    return f"""# {problem.title}
+
+The best kernel that run `{log.header.run_id}` found for problem `{problem.name}` (size `{problem.size}`): attempt
+{best.number}, by `{model}`.{note}
+
+Measured on {log.header.device}{_how(best)}; every timed output was checked:
+
+```
+{timings(verdict)}
+```
+{_doubts(verdict)}
+- `candidate.py`: the kernel, as class `ModelNew`; needs nothing else from here.
+- `reference.py`: the PyTorch program that it replaces.
+- `verdict.json`: the judge's report with every raw sample.
+
+Judge it again, here or on another machine:
+
+```
+{JUDGE_AGAIN}{dtype_option(problem)}
+```
+{_policy(problem)}"""
+
+
+def dtype_option(problem: Problem) -> str:
+    """What a command needs to cast the bare file as this problem was."""
+    return f" --dtype {problem.dtype}" if problem.dtype else ""
+
+
+def _sentence(text: str) -> str:
+    """The text with one full stop at its end, whether it brings one or not."""
+    return text.rstrip(". ") + "."
+
+
+def _how(best: Attempt) -> str:
+    return " by a second judge, in new processes and with new seeds" if best.confirmed else ""
+
+
+def _doubts(verdict: Passed) -> str:
+    """What keeps the number from being taken at its word."""
+    doubts = []
+    if verdict.measurement.comparison == "too_noisy":
+        doubts.append("The machine was too noisy for this number: judge it again before you rely on it.")
+    status = verdict.evidence.problem_status
+    if status is not None and status.status == "weak":
+        doubts.append(
+            "The problem can not tell a lazy answer from a right one, so it is not ranked: " + _sentence(status.why[0])
+        )
+    return "".join(f"\n{doubt}\n" for doubt in doubts)
+
+
+def _policy(problem: Problem) -> str:
+    """What the problem asks beyond its reference: a judgement of the bare file would not know it."""
+    plain = Problem(**problem.model_dump(include={"name", "title", "family", "size", "source", "dtype"}))
+    if plain == problem:
+        return ""
+    fields = ("precision", "operators", "direction", "state", "tolerance", "values")
+    differs = [name for name in fields if getattr(plain, name) != getattr(problem, name)]
+    said = "; ".join(f"{name}: {getattr(problem, name)}" for name in differs)
+    return (
+        f"\nThe problem sets more than its reference says ({said}), so that command may judge more strictly.\n"
+        f"Where it is a catalog problem, `kernelwright judge {problem.name} candidate.py --size {problem.size}"
+        f"{dtype_option(problem)}`\n"
+        "judges by its own rules.\n"
+    )

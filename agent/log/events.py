@@ -1,0 +1,219 @@
+"""What can happen in a run: one closed record for each kind of event."""
+
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, Field
+
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.findings import Decision, FoundCandidate, KnownIdea, Note, Screening
+from kernelwright.agent.log.outline import PromptOutline
+from kernelwright.agent.log.records import Ask, ReplyFacts
+from kernelwright.agent.replies import NotExtracted
+from kernelwright.sandbox.verdict.record import Record
+from kernelwright.sandbox.verdict.verdicts import Verdict
+
+AtFault = Literal["broken", "unsupported", "machine"]
+"""What kept a problem from being judged: its own reference, a limit of the judge, or this machine."""
+
+
+class RunLogError(Exception):
+    """A run's record that cannot be read or written; the message is one sentence with the remedy."""
+
+
+class RunStarted(Record):
+    """The first event of every run; `header.json` says the rest."""
+
+    kind: Literal["run_started"] = "run_started"
+    run_id: str
+
+
+class OfProblem(Record):
+    """An event of the search for one problem."""
+
+    problem: str
+
+
+class OfAttempt(OfProblem):
+    """An event of one attempt."""
+
+    attempt: int
+
+
+class Equipped(OfProblem):
+    """What the search for the problem sets out with; again where a later process goes on with another config."""
+
+    kind: Literal["equipped"] = "equipped"
+    ideas: tuple[KnownIdea, ...]
+    """Those that apply to the problem, with what is known of them, in the order in which to try them."""
+    config: SearchConfig
+
+
+class Granted(OfProblem):
+    """Attempts that another problem left unspent."""
+
+    kind: Literal["granted"] = "granted"
+    attempts: int
+    reason: str
+
+
+class Asked(OfAttempt):
+    """The strategy decided; committed before the provider hears of it. The prompt's text is a blob.
+
+    For role tune nobody is asked: the prompt is empty, the request's digest too, and the source is a blob.
+    """
+
+    kind: Literal["asked"] = "asked"
+    ask: Ask
+    prompt: PromptOutline
+    request_digest: str
+    temperature: float | None
+    max_tokens: int | None
+    sample: int
+    decision: Decision | None = None
+    """None in records of older runs."""
+
+
+class Replied(OfAttempt):
+    """The provider answered. The whole `Reply` is a blob, as JSON, under `reply_digest`."""
+
+    kind: Literal["replied"] = "replied"
+    reply_digest: str
+    reply: ReplyFacts
+
+
+class AskedAgain(OfAttempt):
+    """The reply was cut off, and the provider is asked, once, to go on. The prompt's text is a blob."""
+
+    kind: Literal["asked_again"] = "asked_again"
+    prompt_digest: str
+    request_digest: str
+
+
+class RepliedAgain(OfAttempt):
+    """The provider's second answer; the whole `Reply` is a blob, as JSON."""
+
+    kind: Literal["replied_again"] = "replied_again"
+    reply_digest: str
+    reply: ReplyFacts
+
+
+class Noted(OfAttempt):
+    """What a reply of words says."""
+
+    kind: Literal["noted"] = "noted"
+    notes: tuple[Note, ...]
+
+
+class Extracted(OfAttempt):
+    """The reply held a candidate, whose source is a blob."""
+
+    kind: Literal["extracted"] = "extracted"
+    candidate: FoundCandidate
+
+
+class NoCandidate(OfAttempt):
+    """The reply held none."""
+
+    kind: Literal["not_extracted"] = "not_extracted"
+    why: NotExtracted
+
+
+class Judged(OfAttempt):
+    """The verdict on the attempt's candidate."""
+
+    kind: Literal["judged"] = "judged"
+    verdict: Verdict
+    same_as: int | None = None
+    """The earlier attempt that this verdict was reached for, where the candidate is the same."""
+
+
+class Screened(OfAttempt):
+    """Variants of the attempt's candidate were looked at quickly."""
+
+    kind: Literal["screened"] = "screened"
+    screenings: tuple[Screening, ...]
+
+
+class Confirmed(OfAttempt):
+    """A second verdict, by a fresh judge in new processes, so that luck in the first timing does not win."""
+
+    kind: Literal["confirmed"] = "confirmed"
+    verdict: Verdict
+
+
+class Kept(OfAttempt):
+    """The attempt is the problem's best from now on."""
+
+    kind: Literal["kept"] = "kept"
+    speedup: float
+    previous: int | None
+
+
+class ProviderFailed(OfAttempt):
+    """The provider gave no answer."""
+
+    kind: Literal["provider_failed"] = "provider_failed"
+    message: str
+    retryable: bool
+
+
+class Stopped(OfProblem):
+    """The search for the problem came to its end, or can not go on."""
+
+    kind: Literal["stopped"] = "stopped"
+    reason: str
+    fault: AtFault | None = None
+    """None for an end that is the search's own; otherwise no candidate could be judged for the reason that is told."""
+
+
+class Resumed(OfProblem):
+    """A later process goes on with the problem."""
+
+    kind: Literal["resumed"] = "resumed"
+
+
+Body = Annotated[
+    RunStarted
+    | Equipped
+    | Granted
+    | Asked
+    | Replied
+    | AskedAgain
+    | RepliedAgain
+    | Extracted
+    | NoCandidate
+    | Noted
+    | Judged
+    | Screened
+    | Confirmed
+    | Kept
+    | ProviderFailed
+    | Stopped
+    | Resumed,
+    Field(discriminator="kind"),
+]
+
+
+class Event(Record):
+    """One line of the log."""
+
+    seq: int
+    """Its place in the run, from 1."""
+    time: AwareDatetime
+    """When it was committed, UTC."""
+    body: Body
+
+    @property
+    def kind(self) -> str:
+        """What happened, such as `judged`."""
+        return self.body.kind
+
+    @property
+    def problem(self) -> str | None:
+        """Name of the problem; None for an event of the whole run."""
+        return self.body.problem if isinstance(self.body, OfProblem) else None
+
+    @property
+    def attempt(self) -> int | None:
+        """Number of the attempt; None for an event of the run or of the whole problem."""
+        return self.body.attempt if isinstance(self.body, OfAttempt) else None

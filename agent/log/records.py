@@ -1,0 +1,263 @@
+"""The records of a search: what was asked, what came back, and the `Attempt` that both belong to."""
+
+import hashlib
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from kernelwright.agent.log.findings import Decision, FoundCandidate, Knob, KnownIdea, Note, Screening
+from kernelwright.agent.log.outline import PromptOutline, SectionSpan
+from kernelwright.agent.log.ranking import standing_of
+from kernelwright.agent.replies import NotExtracted
+from kernelwright.prompts import Role, Target
+from kernelwright.sandbox.verdict.record import Record
+from kernelwright.sandbox.verdict.verdicts import Failed, Passed, Verdict
+
+__all__ = [
+    "Ask",
+    "Attempt",
+    "Decision",
+    "FollowUp",
+    "FoundCandidate",
+    "Knob",
+    "KnownIdea",
+    "Note",
+    "PromptOutline",
+    "Reply",
+    "ReplyFacts",
+    "Request",
+    "Screening",
+    "SectionSpan",
+    "Usage",
+]
+
+
+def _storable(value: object) -> object:
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+Text = Annotated[str, BeforeValidator(_storable)]
+"""Text from outside. Half of a surrogate pair, which JSON can smuggle in and UTF-8 cannot hold, becomes `?`."""
+
+Count = Annotated[int, Field(ge=0)]
+ADVICE = frozenset({"plan", "critique", "reflect"})
+"""Roles whose replies are words."""
+
+
+class Ask(Record):
+    """A strategy's decision: what to ask for next."""
+
+    attempt: int = Field(ge=1)
+    """Number of the attempt that this opens; consecutive for each problem."""
+    problem: str
+    role: Role
+    target: Target
+    parent: int | None
+    """The attempt to start from; None for a first draft."""
+    idea: str
+    """A few words that name the approach."""
+    directive: str
+    """What the prompt says of the approach; empty for the role's default."""
+    model: str
+
+
+class Request(Record):
+    """All that decides an answer: two requests with one digest ask for the same sample of the same thing."""
+
+    model: str
+    prompt: str
+    temperature: float | None = None
+    """None leaves it to the provider, and so with `max_tokens`."""
+    max_tokens: int | None = None
+    sample: int = Field(default=0, ge=0)
+    """How many requests before this one, at this problem in this run, were otherwise the same."""
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over the whole record, as 64 hex digits."""
+        return _digest(self)
+
+
+class Usage(Record):
+    """Tokens and cost of one reply. None is unknown, never 0.
+
+    Cached and cache-written tokens lie inside `input_tokens`, reasoning tokens inside `output_tokens`: adding them up
+    would count them twice.
+    """
+
+    input_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    cache_write_tokens: Count | None = None
+    output_tokens: Count | None = None
+    reasoning_tokens: Count | None = None
+    cost_usd: float | None = None
+    """As the provider states it; nothing is estimated here."""
+    raw: Text | None = None
+    """The provider's own usage object, as JSON."""
+
+
+class ReplyFacts(Record):
+    """What is known of a reply beside its words."""
+
+    finish_reason: Text | None
+    """As the provider says: `stop`, or `length` where the reply was cut off."""
+    model: Text
+    """The model that the provider says it used."""
+    usage: Usage
+    provider: str
+    provider_request_id: Text | None
+    """The provider's own name for this answer; for a recorded one its file."""
+    latency_s: float | None
+    """Seconds from sending to the last byte, retries included; None where nothing was sent."""
+    note: str = ""
+    """What a reader should know of this reply."""
+
+
+class Reply(ReplyFacts):
+    """One answer of a provider."""
+
+    text: Text
+    reasoning: Text = ""
+    """Reasoning that came in a field apart; reasoning inside `text` stays there."""
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over the whole record, as 64 hex digits; the run's log holds the record under it."""
+        return _digest(self)
+
+    @property
+    def facts(self) -> ReplyFacts:
+        """The reply without its words."""
+        return ReplyFacts.model_validate(self.model_dump(exclude={"text", "reasoning"}))
+
+
+class FollowUp(Record):
+    """The second request of an attempt whose first reply was cut off."""
+
+    prompt_digest: str
+    request_digest: str
+    reply_digest: str | None = None
+    reply: ReplyFacts | None = None
+
+
+class Attempt(Record):
+    """One ask and all that has come of it so far."""
+
+    ask: Ask
+    prompt: PromptOutline
+    request_digest: str
+    temperature: float | None
+    max_tokens: int | None
+    sample: int
+    decision: Decision | None = None
+    reply_digest: str | None = None
+    reply: ReplyFacts | None = None
+    follow_up: FollowUp | None = None
+    extraction: FoundCandidate | NotExtracted | None = None
+    notes: tuple[Note, ...] | None = None
+    """What a reply of words said; None for other roles and before it is read."""
+    verdict: Verdict | None = None
+    """The first one; see `ruling`."""
+    same_as: int | None = None
+    """The earlier attempt whose verdict was taken over, since its candidate was the same."""
+    confirmed: Verdict | None = None
+    """A second verdict, by a fresh judge; that of the earlier attempt where the candidate is the same."""
+    screenings: tuple[Screening, ...] = ()
+    """Of variants of its declared constants."""
+    provider_failures: int = 0
+
+    @property
+    def number(self) -> int:
+        """Number of the attempt, from 1, among those of its problem."""
+        return self.ask.attempt
+
+    def request(self, prompt_text: str) -> Request:
+        """The request that was logged for this attempt; its prompt's text is the blob `prompt.digest`."""
+        return Request(
+            model=self.ask.model,
+            prompt=prompt_text,
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            sample=self.sample,
+        )
+
+    @property
+    def candidate(self) -> FoundCandidate | None:
+        """The candidate, where the reply held one."""
+        return self.extraction if isinstance(self.extraction, FoundCandidate) else None
+
+    @property
+    def replies(self) -> tuple[ReplyFacts, ...]:
+        """All replies that came, at most two."""
+        found = (self.reply, self.follow_up.reply if self.follow_up else None)
+        return tuple(reply for reply in found if reply is not None)
+
+    @property
+    def advises(self) -> bool:
+        """Whether words are asked for, and no candidate."""
+        return self.ask.role in ADVICE
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts in the budget of attempts: a candidate was asked for."""
+        return not self.advises and self.ask.role != "tune"
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come of it: judged, read, or without a candidate."""
+        return self.verdict is not None or self.notes is not None or isinstance(self.extraction, NotExtracted)
+
+    @property
+    def ruling(self) -> Verdict | None:
+        """The verdict that counts, for whatever is told of the attempt: the confirming one, else the first."""
+        return self.confirmed or self.verdict
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate is right, by the verdict that counts."""
+        return isinstance(self.ruling, Passed)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a candidate was wanted and none passed; a reply without one is a failure too."""
+        return self.finished and not self.passed and not self.advises
+
+    @cached_property
+    def speedup(self) -> float | None:
+        """Median speedup against the fastest baseline; None unless it passed."""
+        return self.ruling.measurement.speedup if isinstance(self.ruling, Passed) else None
+
+    @cached_property
+    def standing(self) -> float | None:
+        """The speedup to rank by; None unless it passed, and where a fresh judge refused it."""
+        return standing_of(self.ruling)
+
+    @property
+    def candidate_ms(self) -> float | None:
+        """Median time in ms; None unless it passed."""
+        return self.ruling.measurement.candidate_ms if isinstance(self.ruling, Passed) else None
+
+    @property
+    def outcome(self) -> str:
+        """`passed`, `failed at check`, `no candidate (truncated)`, `advice`, `not judged yet`, `not answered yet`."""
+        if isinstance(self.ruling, Failed):
+            return f"failed at {self.ruling.stage}"
+        if isinstance(self.extraction, NotExtracted):
+            return f"no candidate ({self.extraction.kind})"
+        if self.passed:
+            return "passed"
+        if self.notes is not None:
+            return "advice"
+        return "not answered yet" if self.reply is None and self.ask.role != "tune" else "not judged yet"
+
+    @property
+    def detail(self) -> str:
+        """Why it failed, in one or a few lines; empty where it did not."""
+        if isinstance(self.ruling, Failed):
+            return self.ruling.reason
+        return self.extraction.detail if isinstance(self.extraction, NotExtracted) else ""
+
+
+def _digest(record: Record) -> str:
+    return hashlib.sha256(record.model_dump_json().encode()).hexdigest()

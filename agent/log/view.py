@@ -1,0 +1,234 @@
+"""The log of one problem, folded into what a strategy looks at. Pure: no clock, no file, no state."""
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime
+from functools import cached_property, reduce
+from typing import Any
+
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.events import (
+    Asked,
+    AskedAgain,
+    AtFault,
+    Confirmed,
+    Equipped,
+    Event,
+    Extracted,
+    Granted,
+    Judged,
+    Kept,
+    NoCandidate,
+    Noted,
+    OfAttempt,
+    ProviderFailed,
+    Replied,
+    RepliedAgain,
+    Resumed,
+    RunLogError,
+    Screened,
+    Stopped,
+)
+from kernelwright.agent.log.ranking import ranked
+from kernelwright.agent.log.records import Attempt, FollowUp, KnownIdea
+from kernelwright.sandbox.verdict.record import Record
+
+
+class View(Record):
+    """How far the search for one problem has come. Immutable; `after` gives the next one."""
+
+    problem: str
+    attempts: tuple[Attempt, ...] = ()
+    """In order of their numbers, which run from 1 without a gap."""
+    kept: int | None = None
+    """The attempt that the log last called the best; a fresh judge may have refused it since."""
+    stopped: str | None = None
+    """Why the search ended; None while it goes on."""
+    fault: AtFault | None = None
+    """What was at fault where it ended since no candidate could be judged."""
+    ideas: tuple[KnownIdea, ...] = ()
+    """Those that apply to the problem, in the order in which to try them; empty before the search has begun."""
+    config: SearchConfig | None = None
+    """What the search was last started with; None before it has begun, and in records of older runs."""
+    granted: int = 0
+    """Attempts beyond the problem's own budget, left over by other problems."""
+    session_start: datetime | None = None
+    last_event: datetime | None = None
+    earlier_s: float = 0.0
+    """Wall seconds of the sessions before this one, from the first to the last event of each."""
+
+    @cached_property
+    def best(self) -> Attempt | None:
+        """The attempt with the highest standing, the earlier one of equals; all that show a best ask here."""
+        return next(iter(self.ranked), None)
+
+    @cached_property
+    def ranked(self) -> tuple[Attempt, ...]:
+        """The attempts that passed, by standing, the highest first. A source that came again counts once."""
+        first_ones = (attempt for attempt in self.attempts if not attempt.same_as)
+        return tuple(ranked(first_ones, lambda attempt: attempt.standing))
+
+    @property
+    def pending(self) -> tuple[Attempt, ...]:
+        """Attempts of which more must come: asked and not answered, or answered and neither refused nor judged."""
+        return tuple(attempt for attempt in self.attempts if not attempt.finished)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How many finished attempts ended in each outcome other than `passed`."""
+        return dict(Counter(attempt.outcome for attempt in self.attempts if attempt.failed))
+
+    @property
+    def spent(self) -> int:
+        """Attempts that count in the budget."""
+        return sum(1 for attempt in self.attempts if attempt.counts)
+
+    @property
+    def wall_s(self) -> float:
+        """Wall seconds from the first event to the last, without the time between two processes."""
+        if self.session_start is None or self.last_event is None:
+            return 0.0
+        return self.earlier_s + (self.last_event - self.session_start).total_seconds()
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next ask must bear."""
+        return len(self.attempts) + 1
+
+    def attempt(self, number: int) -> Attempt:
+        """The attempt of that number; `RunLogError` where the log has none."""
+        if not 1 <= number <= len(self.attempts):
+            raise RunLogError(
+                f"the record of {self.problem!r} has no attempt {number}, only 1 to {len(self.attempts)}; "
+                "it is damaged, start a new run"
+            )
+        return self.attempts[number - 1]
+
+    def children(self, number: int) -> tuple[Attempt, ...]:
+        """The attempts that started from attempt `number`."""
+        return self._by_parent.get(number, ())
+
+    @cached_property
+    def _by_parent(self) -> dict[int, tuple[Attempt, ...]]:
+        found: dict[int, tuple[Attempt, ...]] = {}
+        for attempt in self.attempts:
+            if attempt.ask.parent is not None:
+                found[attempt.ask.parent] = (*found.get(attempt.ask.parent, ()), attempt)
+        return found
+
+    def first_with(self, identity: str) -> Attempt | None:
+        """The earliest attempt with a verdict on the same program; see `FoundCandidate.identity`."""
+        judged = (attempt for attempt in self.attempts if attempt.candidate and attempt.verdict)
+        return next((one for one in judged if one.candidate and one.candidate.identity == identity), None)
+
+    def after(self, event: Event) -> "View":
+        """The view once `event` has happened; events of other problems leave it as it is."""
+        if event.problem != self.problem:
+            return self
+        return self._with(**self._clock(event), **self._changes(event))
+
+    def _clock(self, event: Event) -> dict[str, Any]:
+        start = self.session_start or event.time
+        if isinstance(event.body, Resumed) and self.last_event is not None:
+            return {"earlier_s": self.wall_s, "session_start": event.time, "last_event": event.time}
+        return {"session_start": start, "last_event": event.time}
+
+    def _changes(self, event: Event) -> dict[str, Any]:
+        fields: dict[str, Any]
+        match event.body:
+            case Asked() as asked:
+                fields = {"attempts": (*self.attempts, self._opened(asked)), "stopped": None, "fault": None}
+            case Kept(attempt=number):
+                fields = {"kept": self.attempt(number).number}
+            case Stopped(reason=reason, fault=fault):
+                fields = {"stopped": reason, "fault": fault}
+            case Resumed():
+                fields = {"stopped": None, "fault": None}
+            case Equipped(ideas=ideas, config=config):
+                fields = {"ideas": ideas, "config": config}
+            case Granted(attempts=more):
+                fields = {"granted": self.granted + more, "stopped": None, "fault": None}
+            case OfAttempt() as body:
+                fields = {"attempts": self._advanced(body)}
+            case other:
+                raise AssertionError(f"no rule for {type(other).__name__}")
+        return fields
+
+    def _opened(self, asked: Asked) -> Attempt:
+        if asked.attempt != self.next_number or asked.ask.attempt != asked.attempt:
+            raise RunLogError(
+                f"the record of {self.problem!r} goes from attempt {len(self.attempts)} to {asked.attempt}; "
+                "it is damaged, start a new run"
+            )
+        return Attempt(
+            ask=asked.ask,
+            prompt=asked.prompt,
+            request_digest=asked.request_digest,
+            temperature=asked.temperature,
+            max_tokens=asked.max_tokens,
+            sample=asked.sample,
+            decision=asked.decision,
+        )
+
+    def _advanced(self, body: OfAttempt) -> tuple[Attempt, ...]:
+        old = self.attempt(body.attempt)
+        news = _news(old, body)
+        touched = {old.number}
+        if isinstance(body, Judged) and body.same_as is not None:
+            news |= {"confirmed": self.attempt(body.same_as).confirmed}
+        elif isinstance(body, Confirmed):
+            # One candidate, one ruling: else the same source would be refused here and recommended there.
+            touched |= {attempt.number for attempt in self.attempts if attempt.same_as == old.number}
+        return tuple(
+            Attempt.model_validate(_fields(one) | news) if one.number in touched else one for one in self.attempts
+        )
+
+    def _with(self, **changes: Any) -> "View":
+        return View.model_validate(_fields(self) | changes)
+
+
+def _news(old: Attempt, body: OfAttempt) -> dict[str, Any]:
+    """The fields of an attempt that an event changes."""
+    fields: dict[str, Any]
+    match body:
+        case Replied():
+            fields = {"reply": body.reply, "reply_digest": body.reply_digest}
+        case AskedAgain():
+            fields = {"follow_up": FollowUp(prompt_digest=body.prompt_digest, request_digest=body.request_digest)}
+        case RepliedAgain():
+            fields = {"follow_up": _answered(old.follow_up, body)}
+        case Extracted():
+            fields = {"extraction": body.candidate}
+        case NoCandidate():
+            fields = {"extraction": body.why}
+        case Noted():
+            fields = {"notes": body.notes}
+        case Judged():
+            fields = {"verdict": body.verdict, "same_as": body.same_as}
+        case Screened():
+            fields = {"screenings": (*old.screenings, *body.screenings)}
+        case Confirmed():
+            fields = {"confirmed": body.verdict}
+        case ProviderFailed():
+            fields = {"provider_failures": old.provider_failures + 1}
+        case _:
+            raise AssertionError(f"no rule for {type(body).__name__}")
+    return fields
+
+
+def _answered(asked: FollowUp | None, body: RepliedAgain) -> FollowUp:
+    if asked is None:
+        raise RunLogError(
+            f"attempt {body.attempt} was answered again and not asked; the record is damaged, start a new run"
+        )
+    return FollowUp.model_validate(_fields(asked) | {"reply_digest": body.reply_digest, "reply": body.reply})
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    # Neither dict(record) nor model_copy: both would carry over what cached properties found in the old record.
+    return {name: getattr(record, name) for name in type(record).model_fields}
+
+
+def fold(problem: str, events: Iterable[Event]) -> View:
+    """The view of one problem after `events`, which may be those of the whole run."""
+    return reduce(View.after, events, View(problem=problem))

@@ -1,0 +1,1 @@
+"""What bounds and steers a search beside its strategy: budget, prices, models, tuning, advice, learning."""

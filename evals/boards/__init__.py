@@ -1,0 +1,1 @@
+"""Metrics, leaderboards and comparisons, from records alone."""

@@ -1,0 +1,181 @@
+"""What is reported of many verdicts: pure functions of values, each with its definition and where it comes from.
+
+A `Result` is one sample: a problem and what came of one candidate, or of the best of several. None stands for "not
+correct", never 0, and every rate has the failures in its denominator. `docs/metrics.md` says the same in prose.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from kernelwright.sandbox.verdict.record import Record
+
+THRESHOLDS = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0, 5.0)
+"""The p of fast_p that tables show."""
+RESAMPLES = 2000
+
+
+class Result(Record):
+    """One problem and what came of it."""
+
+    problem: str
+    family: str
+    level: str | None = None
+    """Such as `level1` of KernelBench; None where the problems know no levels."""
+    compiled: bool
+    """Whether the candidate came through scan and build. A reply without a candidate did not."""
+    speedup: float | None
+    """Baseline's time over the candidate's; None where the candidate is not correct, or there is none."""
+
+
+class Estimate(Record):
+    """A number with its 95 % interval, and how many samples stand behind it."""
+
+    value: float
+    low: float | None
+    """None where one sample allows no interval."""
+    high: float | None
+    count: int
+
+
+class Effort(Record):
+    """What it took until something was reached."""
+
+    attempts: int
+    """Finished attempts up to and with the one that reached it."""
+    cost_usd: float | None
+    """Their cost; None where the cost of one of them is not known."""
+
+
+def correct_rate(results: Sequence[Result]) -> float:
+    """The share of results that are correct. Equals `fast_p` at p = 0."""
+    return fast_p(results, 0.0)
+
+
+def compile_rate(results: Sequence[Result]) -> float:
+    """The share of results whose candidate came through scan and build, correct or not."""
+    return _share(result.compiled for result in results)
+
+
+def fast_p(results: Sequence[Result], p: float) -> float:
+    """The share of results that are correct and more than p times as fast as the baseline.
+
+    Ouyang et al., KernelBench (2025): fast_p = 1/N * sum over i of [correct_i and speedup_i > p]. N counts all
+    problems, so a failure lowers every fast_p; a speedup of exactly p does not count.
+    """
+    return _share(result.speedup is not None and result.speedup > p for result in results)
+
+
+def fast_curve(results: Sequence[Result], thresholds: Sequence[float] = THRESHOLDS) -> dict[float, float]:
+    """`fast_p` at each threshold; never rises with p."""
+    return {p: fast_p(results, p) for p in thresholds}
+
+
+def grouped(results: Iterable[Result], key: Callable[[Result], str | None]) -> dict[str | None, list[Result]]:
+    """The results by problem, family or level, in the order in which the groups first come."""
+    groups: dict[str | None, list[Result]] = {}
+    for result in results:
+        groups.setdefault(key(result), []).append(result)
+    return groups
+
+
+def geometric_mean(ratios: Sequence[float]) -> Estimate:
+    """exp of the mean logarithm, with a percentile bootstrap interval (Efron 1979) over the samples.
+
+    The mean of ratios that does not depend on which side is the numerator (Fleming and Wallace 1986). Say beside it
+    what was done with failures: among correct results only, it rises when hard problems are left out. The generator's
+    seed is fixed, so the interval can be computed again.
+    """
+    if not ratios or min(ratios) <= 0:
+        raise ValueError(f"a geometric mean needs one or more positive ratios, got {list(ratios)[:5]}")
+    logs = np.log(np.asarray(ratios, dtype=np.float64))
+    value = float(np.exp(logs.mean()))
+    if len(logs) == 1:
+        return Estimate(value=value, low=None, high=None, count=1)
+    rng = np.random.default_rng(0)
+    means = logs[rng.integers(0, len(logs), size=(RESAMPLES, len(logs)))].mean(axis=1)
+    low, high = np.exp(np.quantile(means, (0.025, 0.975)))
+    return Estimate(value=value, low=float(low), high=float(high), count=len(logs))
+
+
+def credited(low: float | None) -> float:
+    """What a ranking credits for one problem: the lower end of the speedup's interval, and 1 where there is no gain.
+
+    Who gets no correct kernel, or a slower one, goes on with PyTorch; so nothing counts below 1, and a failure neither
+    drops out of the mean nor drags it to zero.
+    """
+    return 1.0 if low is None else max(1.0, low)
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """The chance that one of k samples, drawn without return from `samples` with `correct` right ones, is right.
+
+    The unbiased estimator of Chen et al., Codex (2021): 1 - C(n - c, k) / C(n, k), as a product for the sake of its
+    numbers. Raises `ValueError` unless 0 <= correct <= samples and 1 <= k <= samples.
+    """
+    if not 0 <= correct <= samples or not 1 <= k <= samples:
+        raise ValueError(
+            f"pass@k needs 0 <= correct <= samples and 1 <= k <= samples, got {correct=}, {samples=}, {k=}"
+        )
+    if samples - correct < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(samples - correct + 1, samples + 1))
+
+
+def roofline_fraction(candidate_ms: float, floor_ms: float) -> float:
+    """The floor over the time: 1 is as fast as the device's peaks allow (Williams et al., Roofline, 2009).
+
+    `floor_ms` is what the problem's bytes and the reference's operations would take at the device's measured peaks.
+    Above 1 it did with fewer operations than the reference, or measurement and floor contradict one another.
+    """
+    if candidate_ms <= 0 or floor_ms <= 0:
+        raise ValueError(f"times must be positive, got {candidate_ms=} and {floor_ms=}")
+    return floor_ms / candidate_ms
+
+
+def speed_of_light_score(candidate_ms: float, baseline_ms: float, floor_ms: float) -> float:
+    """How much of the way from baseline to floor is gone: 1/2 at the baseline, 1 at the floor, towards 0 when slower.
+
+    NVIDIA, SOL-ExecBench (2026): S = 1 / (1 + (T_k - T_SOL) / (T_b - T_SOL)). A floor counts the operations of the
+    reference's algorithm, and a better algorithm may honestly be below it: 1 as well. Raises `ValueError` where the
+    baseline is not above the floor: then there is no way to go, and no score.
+    """
+    if not 0 < floor_ms < baseline_ms or candidate_ms <= 0:
+        raise ValueError(
+            f"a score needs 0 < floor < baseline and a positive time, got {floor_ms=}, {candidate_ms=}, {baseline_ms=}"
+        )
+    return 1.0 / (1.0 + max(0.0, candidate_ms - floor_ms) / (baseline_ms - floor_ms))
+
+
+def effort_to(number: int, costs_usd: Sequence[float | None]) -> Effort:
+    """Attempts and cost until attempt `number` (from 1), where `costs_usd` has one entry for each attempt in order."""
+    if not 1 <= number <= len(costs_usd):
+        raise ValueError(f"there is no attempt {number} among {len(costs_usd)}")
+    return Effort(attempts=number, cost_usd=total_cost(costs_usd[:number]))
+
+
+def total_cost(costs_usd: Sequence[float | None]) -> float | None:
+    """The sum; None where one is not known, since a sum of the others would look like the whole."""
+    known = [cost for cost in costs_usd if cost is not None]
+    return math.fsum(known) if len(known) == len(costs_usd) else None
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """Two-sided p-value of the sign test (Arbuthnot 1710; Dixon and Mood 1946): ties are left out before.
+
+    The chance, were both sides equally good, of a split at least this uneven: twice the smaller tail of a binomial with
+    probability 1/2, at most 1.
+    """
+    if wins < 0 or losses < 0:
+        raise ValueError(f"counts cannot be negative, got {wins=} and {losses=}")
+    count = wins + losses
+    tail = sum(math.comb(count, i) for i in range(min(wins, losses) + 1))
+    return min(1.0, 2 * tail / (1 << count))
+
+
+def _share(marks: Iterable[bool]) -> float:
+    found = list(marks)
+    if not found:
+        raise ValueError("a rate needs at least one result")
+    return sum(found) / len(found)

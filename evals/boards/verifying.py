@@ -1,0 +1,122 @@
+"""Judging the best kernels a second time: who keeps the best of many noisy measurements reports too high a number.
+
+The second judging has new processes, new seeds and twice the pairs, and its number is the one that is published. The
+verdicts lie in `verified.db` in the run's folder, append-only; the run's own log is left as it is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.boards.cells import Cell
+from kernelwright.evals.boards.leaderboard import Board, Verified, boards
+from kernelwright.evals.boards.measured import measured
+from kernelwright.evals.runs.facts import RunFacts
+from kernelwright.evals.scores.judgements import Judgement, Judgements
+from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.pool.harness import Conditions, harness_digest
+from kernelwright.sandbox.verdict.settings import Settings
+
+VERIFIED = "verified.db"
+MORE = 2
+"""How many times the pairs of a search's judging a verification takes."""
+
+
+class Verifier:
+    """Looks verifications up, and makes new ones on this machine."""
+
+    def __init__(self, device: str, on_verified: Callable[[Cell, Judgement], None]) -> None:
+        self.device = device
+        """What this machine judges on; kernels of other devices are left as they are."""
+        self.on_verified = on_verified
+        self._found: dict[str, dict[tuple[str, str], Judgement]] = {}
+
+    def lookup(self, folder: str, problem_digest: str, candidate_digest: str) -> Verified | None:
+        """The latest verification of a kernel; one under today's harness before any other."""
+        if folder not in self._found:
+            self._found[folder] = _by_kernel(Path(folder) / VERIFIED)
+        found = self._found[folder].get((problem_digest, candidate_digest))
+        if found is None:
+            return None
+        record = f"{VERIFIED} {found.key[:12]}"
+        return Verified(measured(found.verdict), found.conditions.harness, record)
+
+    def verify_top(self, runs: Sequence[RunFacts], count: int) -> list[Board]:
+        """Judge again until the `count` best rows of this device's board rest on numbers of today's harness alone.
+
+        A row may fall when its numbers are taken again, and the next one comes up; so it goes on until nothing moves.
+        Each kernel is judged once.
+        """
+        tried: set[tuple[str, str]] = set()
+        while True:
+            found = boards(runs, harness_digest(), self.lookup)
+            cells = [cell for cell in _top_cells(found, self.device, count) if _kernel(cell) not in tried]
+            if not cells:
+                return found
+            for cell in cells:
+                if _kernel(cell) not in tried:
+                    tried.add(_kernel(cell))
+                    self._verify(cell)
+
+    def _verify(self, cell: Cell) -> None:
+        from kernelwright.sandbox.judge.judging import judge
+        from kernelwright.sandbox.machine.identity import needs_device
+
+        folder = Path(str(cell.folder))
+        with RunLog.open(folder) as log:
+            problem = log.problem(cell.problem)
+            candidate = candidate_of(log.text(str(cell.candidate_digest)))
+            settings = _settings(log.header.config)
+        if "device" not in settings.model_fields_set:
+            device = "cuda" if needs_device(candidate.language, problem.size) else "cpu"
+            settings = settings.model_copy(update={"device": device})
+        judgement = Judgement(
+            problem=problem.name,
+            problem_digest=problem.digest,
+            candidate=f"{cell.run} attempt {cell.attempt}",
+            candidate_digest=candidate.digest,
+            conditions=Conditions.here(self.device, settings.model_dump(mode="json")),
+            time=datetime.now(UTC),
+            verdict=judge(problem, candidate, settings),
+        )
+        with Judgements(folder / VERIFIED) as store:
+            store.add(judgement)
+        self._found.pop(str(cell.folder), None)
+        self.on_verified(cell, judgement)
+
+
+def _by_kernel(path: Path) -> dict[tuple[str, str], Judgement]:
+    found: dict[tuple[str, str], Judgement] = {}
+    if not path.exists():
+        return found
+    for judgement in sorted(Judgements.read(path), key=_recency):
+        found[judgement.problem_digest, judgement.candidate_digest] = judgement
+    return found
+
+
+def _recency(judgement: Judgement) -> tuple[bool, datetime]:
+    return judgement.conditions.harness == harness_digest(), judgement.time
+
+
+def _kernel(cell: Cell) -> tuple[str, str]:
+    return cell.problem_digest, str(cell.candidate_digest)
+
+
+def _top_cells(found: Iterable[Board], device: str, count: int) -> list[Cell]:
+    """Cells of the best rows with a kernel whose number is the search's own, or of another harness."""
+    rows = [row for board in found if board.device == device for row in board.rows[:count]]
+    return [cell for row in rows for cell in row.cells if cell.run and (cell.status == "unverified" or cell.stale)]
+
+
+def _settings(config: dict[str, Any]) -> Settings:
+    """The judge's settings of the run, with more pairs; the defaults where the run's cannot be read any more."""
+    try:
+        settings = Settings.model_validate(config.get("judging") or {})
+    except ValidationError:
+        settings = Settings()
+    more = {name: MORE * getattr(settings, name) for name in ("min_pairs", "max_pairs", "time_budget_s")}
+    return settings.model_copy(update=more)

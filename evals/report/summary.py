@@ -1,0 +1,93 @@
+"""The table at the end of a run, from its log alone."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.table import Table
+from rich.text import Text
+
+from kernelwright.agent.log.view import View
+from kernelwright.evals.report.wording import ending_words, others_words, speedup_words
+from kernelwright.sandbox.verdict.report import USUAL, usual_speedups
+from kernelwright.sandbox.verdict.verdicts import Passed
+
+
+def summary_rows(views: list[View], folder: Path) -> list[dict[str, Any]]:
+    """One flat object for each problem; `speedup` is the best attempt's by its verdict that counts, None without one.
+
+    It is against the fastest baseline, which `against` names; further keys tell it against the usual ones.
+    `confirmed` says whether that verdict is a second one, by a fresh judge.
+    """
+    return [_row(view, folder) for view in views]
+
+
+def _row(view: View, folder: Path) -> dict[str, Any]:
+    best = view.best
+    row: dict[str, Any] = {
+        "problem": view.problem,
+        "attempts": _judged(view),
+        "passed": sum(1 for attempt in view.attempts if attempt.passed),
+        "failures": view.failures,
+        "stopped": view.stopped,
+        "fault": view.fault,
+    }
+    row |= dict.fromkeys(
+        (
+            "best_attempt",
+            "speedup",
+            "speedup_low",
+            "speedup_high",
+            "against",
+            *USUAL,
+            "candidate_ms",
+            "confirmed",
+            "kept",
+        )
+    )
+    if best is not None and isinstance(best.ruling, Passed):
+        found = best.ruling.measurement
+        row |= {
+            "best_attempt": best.number,
+            "speedup": found.speedup,
+            "speedup_low": found.interval.low,
+            "speedup_high": found.interval.high,
+            "against": found.closest.baseline,
+            **usual_speedups(found),
+            "candidate_ms": found.candidate_ms,
+            "confirmed": best.confirmed is not None,
+            "kept": str(folder / "best" / view.problem / "candidate.py"),
+        }
+    return row
+
+
+def summary_table(views: list[View]) -> Table:
+    """The same for a person, narrow enough for any terminal: no paths, and of failures only those that decide."""
+    table = Table(box=SIMPLE)
+    table.add_column("problem", no_wrap=True)
+    table.add_column("passed", no_wrap=True)
+    table.add_column(f"best speedup{', against the fastest' if _have_several(views) else ''} [95 %]")
+    for view in views:
+        passed = sum(1 for attempt in view.attempts if attempt.passed)
+        table.add_row(view.problem, f"{passed} of {_judged(view)}", Text(_outcome(view)))
+    return table
+
+
+def _have_several(views: list[View]) -> bool:
+    """Whether any best kernel was measured against more than one baseline."""
+    best = [view.best.ruling for view in views if view.best]
+    return any(isinstance(one, Passed) and len(one.measurement.pairings) > 1 for one in best)
+
+
+def _outcome(view: View) -> str:
+    """The best speedup; without one, what came out instead. Why a problem could not be judged, or not to the end."""
+    if view.best and isinstance(view.best.ruling, Passed):
+        came = speedup_words(view.best.ruling) + others_words(view.best.ruling.measurement.speedups)
+    else:
+        came = ", ".join(f"{count} {outcome}" for outcome, count in view.failures.items())
+    return "; ".join(filter(None, (came, ending_words(view) if view.fault else ""))) or "-"
+
+
+def _judged(view: View) -> int:
+    """Attempts that came to an end; the last ask to recorded answers that are used up is none."""
+    return sum(1 for attempt in view.attempts if attempt.finished)

@@ -1,0 +1,31 @@
+"""Which kernelwright this is: for the header of a run."""
+
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def own_version() -> str:
+    """The installed version, or `unknown` where the packages are used without being installed."""
+    try:
+        return version("kernelwright")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this file lies in, with `+` where it has changes; None outside a checkout."""
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        head = _git("rev-parse", "HEAD")
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

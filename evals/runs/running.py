@@ -1,0 +1,190 @@
+"""A run over several problems: search, judge, keep the best; and going on with one that was stopped."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from pydantic import ValidationError
+
+from kernelwright.agent.engine.batch import Batch, views_of
+from kernelwright.agent.log.best import write_best
+from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.engine.search import Parts
+from kernelwright.agent.log.events import Event
+from kernelwright.agent.briefs.hardware import sheet_for
+from kernelwright.agent.log.run_log import RunLog, RunLogError, Setting
+from kernelwright.agent.briefs.needs import as_remembered
+from kernelwright.agent.providers.choosing import ProviderOptions, check_provider, providing
+from kernelwright.agent.providers.recorded import read_story
+from kernelwright.agent.simulation.parts import SimulatedEvaluator
+from kernelwright.agent.strategies import load_strategy
+from kernelwright.agent.log.view import View
+from kernelwright.agent.engine.judged_by import Evaluating, evaluating
+from kernelwright.sandbox.pool.choosing import Choice, settled
+from kernelwright.evals.runs.facts import HARNESS, run_facts
+from kernelwright.sandbox.pool.harness import harness_digest
+from kernelwright.evals.runs.origin import commit, own_version
+from kernelwright.evals.runs.suites import LeftOut
+from kernelwright.problems import Problem, load_problem
+from kernelwright.problems.faults import first_fault
+from kernelwright.prompts import TargetVersions
+from kernelwright.prompts.targets import TARGETS
+from kernelwright.sandbox.machine.identity import require_tools, versions
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.record import Record
+
+FOR_RECORDED: dict[str, object] = {"learn": False, "runner_up": 0, "tune": 0, "share": False, "confirm": 1}
+"""For recorded answers: they were written to ideas in the order of the bank, and each follows its own parent."""
+
+
+class Plan(Record):
+    """All that was chosen for a run; written whole into its header, so that a resumed run does the same."""
+
+    search: SearchConfig
+    provider: ProviderOptions = ProviderOptions()
+    """Who answers."""
+    versions: TargetVersions = TargetVersions()
+    device: str | None = None
+    """A named device whose sheet the prompt shows; None for this machine."""
+    judging: Settings = Settings()
+    executor: Choice = Choice()
+    """Where it is judged."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What a suite names and nothing could be read of."""
+
+
+class Running:
+    """A run in a folder: its log, and the searches in it. Use it as a context."""
+
+    def __init__(self, log: RunLog, plan: Plan) -> None:
+        self.log = log
+        self.plan = plan
+        self.problems = [log.problem(name) for name in log.header.problems]
+
+    @classmethod
+    def start(cls, folder: Path, problems: Sequence[Problem], plan: Plan) -> Self:
+        """A new run. What the user or the machine lacks is told here, before anything is written."""
+        if plan.provider.kind != "simulated":
+            require_tools(plan.search.target)
+        if plan.provider.kind == "recorded":
+            for problem in problems:
+                read_story(problem.name, plan.search.target)
+        check_provider(plan.provider)
+        load_strategy(plan.search.strategy, plan.search)
+        sheet = sheet_for(plan.search.target, plan.device, plan.judging.ordinal)
+        plan = plan.model_copy(update={"executor": settled(plan.executor, plan.judging)})
+        setting = Setting(
+            config=plan.model_dump(mode="json"),
+            device="simulated" if plan.provider.kind == "simulated" else plan.executor.kind or sheet.name,
+            versions=versions() | {"kernelwright": own_version(), HARNESS: harness_digest()},
+            commit=commit(),
+        )
+        return cls(RunLog.create(folder, problems, setting), plan)
+
+    @classmethod
+    def resume(cls, folder: Path) -> Self:
+        """The run in `folder`, to go on with or to look at."""
+        log = RunLog.open(folder)
+        try:
+            plan = Plan.model_validate(log.header.config)
+        except ValidationError as error:
+            log.close()
+            key = first_fault(error).key
+            raise RunLogError(f"{folder} was made by another version of kernelwright ({key}); use that one") from None
+        return cls(log, plan)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.log.close()
+
+    async def search_all(self, on_event: Callable[[Event], None]) -> list[View]:
+        """Search for the problems; keep the best of each on disk. Views in the order of the problems.
+
+        A problem that can not be judged ends its own search: its view says why. See `Batch.search` for what is raised.
+        """
+        async with self._judging() as evaluator, providing(self.plan.provider, self.log) as provider:
+
+            def parts_for(problem: Problem) -> Parts:
+                config = self._config_for(problem)
+                sheet = sheet_for(config.target, self.plan.device, self.plan.judging.ordinal)
+                if self.plan.device is None:
+                    sheet = as_remembered(sheet, problem, self.plan.judging.threads)
+                return Parts(
+                    strategy=load_strategy(config.strategy, config),
+                    provider=provider,
+                    evaluator=evaluator,
+                    log=self.log,
+                    config=config,
+                    brief_for=BriefMaker(sheet, self.plan.versions, self.log, config.history_tokens),
+                    on_event=on_event,
+                )
+
+            def ended(problem: Problem) -> None:
+                evaluator.release(problem)
+                write_best(self.log, problem.name)
+
+            await Batch(self.log, self.plan.search, parts_for, ended).search(self.problems)
+            run_facts(self.log.folder)  # keeps what a leaderboard will ask, so that it need not be derived then
+            return views_of(self.log)
+
+    def left_out(self) -> list[View]:
+        """What was to be searched and could not be read, as views that say why, to stand beside the others."""
+        return [View(problem=one.problem, stopped=one.why, fault=one.fault) for one in self.plan.left_out]
+
+    def _config_for(self, problem: Problem) -> SearchConfig:
+        """For recorded answers the story says how many drafts and attempts there are."""
+        config = self.plan.search
+        if self.plan.provider.kind != "recorded":
+            return config
+        story = read_story(problem.name, config.target)
+        length = len(story.entries)
+        limits = {"drafts": story.drafts, "patience": length, "attempts": min(config.attempts, length)}
+        return config.model_copy(update=limits)
+
+    def _judging(self) -> AbstractAsyncContextManager[Evaluating]:
+        """What judges: for simulated answers the landscape that they come from."""
+        if self.plan.provider.kind == "simulated":
+            return nullcontext(SimulatedEvaluator(seconds=0.0))
+        return evaluating(self.plan.executor, self.plan.judging)
+
+
+def new_folder(out: Path | None) -> Path:
+    """`out`, or a folder of its own under `runs` named by the time."""
+    if out is not None:
+        return out
+    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def run(
+    problems: Sequence[str | Problem],
+    model: str | None = None,
+    out: Path | None = None,
+    provider: ProviderOptions | None = None,
+    settings: Settings | None = None,
+    **search_options: object,
+) -> list[View]:
+    """Search for kernels from Python: a catalog name, a path or a `Problem` each. Returns a view for each problem.
+
+    `settings`: how it is judged; where they name no device, on the one that the target is for.
+    Without a model the recorded answers that ship are played back. Further options are fields of `SearchConfig`;
+    unless a `provider` says otherwise, the server and the key come from OPENAI_BASE_URL and OPENAI_API_KEY.
+    """
+    answers = provider or ProviderOptions(kind="server" if model else "recorded")
+    recorded = answers.kind == "recorded"
+    chosen = (FOR_RECORDED if recorded else {}) | {"model": model or answers.kind} | search_options
+    config = SearchConfig.model_validate(chosen)
+    judging = settings or Settings()
+    if "device" not in judging.model_fields_set:
+        judging = judging.model_copy(update={"device": TARGETS[config.target].device})
+    size = "gpu" if judging.gpu else None
+    found = [one if isinstance(one, Problem) else load_problem(one, size) for one in problems]
+    plan = Plan(search=config, provider=answers, judging=judging)
+    with Running.start(new_folder(out), found, plan) as running:
+        return asyncio.run(running.search_all(lambda event: None))

@@ -1,0 +1,1 @@
+"""Candidate files judged in one go, and their verdicts on disk."""

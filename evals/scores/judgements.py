@@ -1,0 +1,173 @@
+"""`Judgements`: verdicts on disk outside of a run, each under the digest of all that it depends on.
+
+One SQLite file, append-only, shared by processes. A batch of files keeps its verdicts in one, and a verified
+leaderboard its second measurements. Files of several shards or machines are merged by copying rows.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from pydantic import AwareDatetime
+
+from kernelwright.evals.boards.measured import Measured, measured
+from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.verdict.record import Record
+from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.verdicts import Verdict
+
+BUSY_S = 60.0
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS judgements (
+    key TEXT PRIMARY KEY, problem_digest TEXT NOT NULL, candidate_digest TEXT NOT NULL,
+    record TEXT NOT NULL, report TEXT NOT NULL, measured TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS judgements_of ON judgements (problem_digest, candidate_digest);
+CREATE TRIGGER IF NOT EXISTS judgements_no_update BEFORE UPDATE ON judgements
+    BEGIN SELECT RAISE(ABORT, 'judgements are append-only'); END;
+CREATE TRIGGER IF NOT EXISTS judgements_no_delete BEFORE DELETE ON judgements
+    BEGIN SELECT RAISE(ABORT, 'judgements are append-only'); END;
+"""
+
+
+class JudgementsError(Exception):
+    """A file of judgements that cannot be used; the message is one sentence with the remedy."""
+
+
+class Judgement(Record):
+    """One verdict with what it was about and under which conditions."""
+
+    problem: str
+    """The problem's name among those of the batch or run."""
+    problem_digest: str
+    candidate: str
+    """Where the candidate came from: a file, or an attempt of a run."""
+    candidate_digest: str
+    conditions: Conditions
+    time: AwareDatetime
+    verdict: Verdict
+
+    @property
+    def key(self) -> str:
+        """What identifies it: digests of problem, candidate and conditions."""
+        return self.conditions.key(self.problem_digest, self.candidate_digest)
+
+
+class Known(NamedTuple):
+    """What is derived from a verdict: the judge's report, and the few numbers for tables."""
+
+    report: dict[str, Any]
+    measured: Measured
+
+
+class Judgements:
+    """The file at `path`, made where it is missing. Use it as a context, and from one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JudgementsError(
+                f"cannot make the folder {path.parent} ({error.strerror}); choose another one"
+            ) from error
+        with _told(path):
+            self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.executescript(SCHEMA)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def add(self, judgement: Judgement) -> Known:
+        """Commit a judgement, unless one of its key is there; the first of a key stays. What can be said of it."""
+        found = Known(report(judgement.verdict), measured(judgement.verdict))
+        row = (
+            judgement.key,
+            judgement.problem_digest,
+            judgement.candidate_digest,
+            judgement.model_dump_json(),
+            json.dumps(found.report),
+            found.measured.model_dump_json(),
+        )
+        with self._writing():
+            self._connection.execute("INSERT OR IGNORE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", row)
+        return found
+
+    def known(self, key: str) -> Known | None:
+        """What can be said of the judgement under a key; kept in the file, since its intervals take long to derive."""
+        with _told(self.path):
+            query = "SELECT report, measured FROM judgements WHERE key = ?"
+            row = self._connection.execute(query, (key,)).fetchone()
+        return Known(json.loads(row[0]), Measured.model_validate_json(row[1])) if row else None
+
+    def known_like(self, problem_digest: str, candidate_digest: str, conditions: Iterable[Conditions]) -> Known | None:
+        """What can be said of the latest judgement of a candidate under conditions like one of these."""
+        like = {one.alike for one in conditions}
+        query = "SELECT json_extract(record, '$.conditions'), report, measured FROM judgements"
+        query += " WHERE problem_digest = ? AND candidate_digest = ? ORDER BY rowid DESC"
+        with _told(self.path):
+            rows = self._connection.execute(query, (problem_digest, candidate_digest)).fetchall()
+        for under, report_, measured_ in rows:
+            if Conditions.model_validate_json(under).alike in like:
+                return Known(json.loads(report_), Measured.model_validate_json(measured_))
+        return None
+
+    def conditions(self) -> list[Conditions]:
+        """All conditions under which something here was judged."""
+        with _told(self.path):
+            rows = self._connection.execute("SELECT DISTINCT json_extract(record, '$.conditions') FROM judgements")
+            return [Conditions.model_validate_json(row[0]) for row in rows]
+
+    def __iter__(self) -> Iterator[Judgement]:
+        with _told(self.path):
+            rows = self._connection.execute("SELECT record FROM judgements ORDER BY rowid").fetchall()
+        return (Judgement.model_validate_json(row[0]) for row in rows)
+
+    def merge(self, others: Iterable[Path]) -> int:
+        """Take over what other files hold and this one does not; how many were new."""
+        added = 0
+        for other in others:
+            if not other.is_file():
+                raise JudgementsError(f"there is no file {other} to merge; give the --out folder of another shard")
+            with _told(other), closing(sqlite3.connect(f"{other.resolve().as_uri()}?mode=ro", uri=True)) as source:
+                rows = source.execute("SELECT * FROM judgements ORDER BY rowid").fetchall()
+            with self._writing():
+                before = self._connection.total_changes
+                self._connection.executemany("INSERT OR IGNORE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", rows)
+                added += self._connection.total_changes - before
+        return added
+
+    @staticmethod
+    def read(path: Path) -> list[Judgement]:
+        """All judgements of the file at `path`, which may be one that cannot be written."""
+        with _told(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
+            rows = source.execute("SELECT record FROM judgements ORDER BY rowid").fetchall()
+        return [Judgement.model_validate_json(row[0]) for row in rows]
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with _told(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise JudgementsError(f"cannot use {path} (SQLite says: {error}); check the file and its folder") from error

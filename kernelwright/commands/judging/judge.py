@@ -1,0 +1,165 @@
+"""`kernelwright judge`: one candidate, one honest verdict."""
+
+import ast
+import json
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from kernelwright.commands.options.executing import PROFILE_HELP, SANITIZE_HELP, check_threads, check_tools
+from kernelwright.commands.options.files import read_text
+from kernelwright.commands.options.judging import (
+    Asked,
+    CompileOption,
+    DeviceOption,
+    DtypeOption,
+    MemoryOption,
+    ThreadsOption,
+    device_for,
+    place_words,
+    size_for,
+)
+from kernelwright.endings import DONE, FELL_SHORT, UserMistake
+
+if TYPE_CHECKING:
+    from kernelwright.sandbox.verdict.verdicts import Language
+
+
+def judge(
+    problem: Annotated[
+        str | None, typer.Argument(help="Catalog name, path of a .py file in the KernelBench convention, or PATH::ID.")
+    ] = None,
+    candidate: Annotated[str | None, typer.Argument(help="File that defines ModelNew; - for standard input.")] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: what fits the candidate.")
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    memory: MemoryOption = None,
+    threads: ThreadsOption = None,
+    compiled: CompileOption = None,
+    backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
+    pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
+    sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
+    profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
+    jail: Annotated[str, typer.Option(help="Layers around what is judged: auto, strict or off.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys, nothing else.")] = False,
+    record: Annotated[
+        str | None,
+        typer.Option("--recheck", help="Only compute a file of `judge --json` again, from its own raw samples."),
+    ] = None,
+) -> None:
+    """Judge one candidate file. Exit code 1 if it failed, or if a record does not hold."""
+    if record is not None and problem is not None:
+        raise UserMistake(f"--recheck {record} judges nothing; leave {problem} out, or leave out --recheck")
+    if record is not None:
+        _recheck(record, as_json)
+    if problem is None or candidate is None:
+        raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
+    from kernelwright.problems import load_problem
+    from kernelwright.sandbox.jail.own_process import become_a_judge
+    from kernelwright.sandbox.machine.identity import require_tools
+
+    source = read_text(candidate, "candidate file")
+    language = _language(source)
+    where = device_for(device, language, load_problem(problem, size).size)
+    found = load_problem(problem, size_for(problem, size, where), dtype)
+    if backward:
+        found = found.model_copy(update={"direction": "both"})
+    given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    settings = Asked(where, memory, threads, compiled, jail).settings(sanitize=sanitize, profile=profile, **chosen)
+    check_tools(sanitize, profile, settings.gpu, local=False)
+    check_threads(threads)
+    become_a_judge(threads)
+    # All of these import torch, which the process that has just been started does too.
+    from kernelwright.sandbox.pool.judges import Judges
+    from kernelwright.sandbox.verdict.report import report
+    from kernelwright.sandbox.verdict.verdicts import Candidate
+
+    require_tools(language)
+    check_tools(sanitize, profile, settings.gpu)
+    with Judges(settings) as judges:
+        verdict = judges.judge(found, Candidate(source=source, language=language))
+    print(json.dumps(report(verdict)) if as_json else words(report(verdict), found.dtype))
+    raise typer.Exit(DONE if verdict.outcome == "passed" else FELL_SHORT)
+
+
+def _recheck(path: str, as_json: bool) -> NoReturn:
+    """Compare every derived number of a record with what its samples give; never returns."""
+    from kernelwright.sandbox.verdict.recheck import RecordError, recheck
+
+    try:
+        found = json.loads(read_text(path, "record"))
+    except ValueError as error:
+        raise UserMistake(f"the record {path} is no JSON ({error}); use a file of `judge --json`") from None
+    if not isinstance(found, dict):
+        raise UserMistake(f"the record {path} is no JSON object; use a file of `judge --json`")
+    try:
+        differences = recheck(found)
+    except RecordError as error:
+        raise UserMistake(str(error)) from None
+    if as_json:
+        print(json.dumps({"agrees": not differences, "differences": differences}))
+    elif differences:
+        for key, (said, computed) in differences.items():
+            print(f"{key}: the record says {said}, its samples say {computed}")
+    else:
+        print(f"the record agrees with its {len(found['samples'][0]['candidate_ms'])} samples: {_success(found)}")
+    raise typer.Exit(FELL_SHORT if differences else DONE)
+
+
+def _language(source: str) -> "Language":
+    """What the source asks for; text that is no Python needs nothing, since the scan refuses it."""
+    from kernelwright.sandbox.authenticity.languages import language_of
+
+    try:
+        return language_of(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "python"
+
+
+def words(found: dict[str, Any], dtype: str | None = None) -> str:
+    """A report for a person; `dtype`: what the problem was cast to."""
+    lines = [_failure(found) if found["outcome"] == "failed" else _success(found)]
+    status = found["problem_status"]
+    if status and status["status"] == "weak":
+        lines.append(f"weak problem: {'; '.join(status['why'])}")
+    authenticity = found["authenticity"]
+    lines.append(f"kernel: {authenticity['label']} ({'; '.join(authenticity['evidence'])})")
+    lines += [f"a build failed and was hidden: {line}" for line in found["hidden_builds"]]
+    lines += _look(found["look"])
+    lines.append(f"device: {place_words(found['device'], dtype)}")
+    lines.append("jail: " + (", ".join(found["jail"]) or "nothing was run"))
+    lines.append("seconds: " + ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in found["seconds"].items()))
+    return "\n".join(lines)
+
+
+def _look(look: dict[str, Any] | None) -> list[str]:
+    """What the tools said that were asked for."""
+    from kernelwright.sandbox.verdict.findings import Look
+
+    seen = Look.model_validate_json(json.dumps(look)) if look else Look()
+    lines = [f"memcheck: {seen.memcheck}"] if seen.memcheck else []
+    return [*lines, *(seen.lines() if seen.counters or seen.obstacle else ())]
+
+
+def _failure(found: dict[str, Any]) -> str:
+    return f"failed at {found['stage']}: {found['reason']}" + (f"\n{found['log']}" if found["log"] else "")
+
+
+def _success(found: dict[str, Any]) -> str:
+    from kernelwright.evals.report.wording import others_words
+
+    baselines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found["baselines_ms"].items())
+    floor = ""
+    if found.get("floor_ms") is not None:
+        floor = (
+            f"; the floor is {found['floor_ms']:.3g} ms, {100 * found['floor_ms'] / found['candidate_ms']:.0f} % of it"
+        )
+    against = f" against the fastest, {found['against']}" if len(found["baselines_ms"]) > 1 else ""
+    return (
+        f"passed: {found['speedup']:.2f} x [{found['speedup_low']:.2f}, {found['speedup_high']:.2f}]{against}, "
+        f"{found['comparison'].replace('_', ' ')}{others_words(found['speedups'])}; "
+        f"candidate {found['candidate_ms']:.3f} ms, {baselines}{floor}"
+    )

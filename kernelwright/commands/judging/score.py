@@ -1,0 +1,204 @@
+"""`kernelwright score`: many candidate files judged in one go."""
+
+import contextlib
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernelwright.commands.options.executing import (
+    PROFILE_HELP,
+    SANITIZE_HELP,
+    check_threads,
+    check_tools,
+    executor_choice,
+)
+from kernelwright.commands.options.judging import (
+    Asked,
+    CompileOption,
+    DeviceOption,
+    DtypeOption,
+    MemoryOption,
+    ThreadsOption,
+    check_together,
+    device_for,
+    place_words,
+    size_for,
+)
+from kernelwright.endings import DONE, FELL_SHORT, INTERRUPTED, MACHINE_LACKS, UserMistake, end
+
+if TYPE_CHECKING:
+    from kernelwright.evals.report.batch_tables import BatchProgress
+    from kernelwright.evals.scores.collecting import CandidateFile, Collected
+    from kernelwright.evals.scores.scoring import Shard
+
+
+def score(
+    problems: Annotated[str, typer.Argument(help="Folder of problem files; or one problem, by path or name.")],
+    candidates: Annotated[Path, typer.Argument(help="Folder of candidates: PROBLEM/*.py or PROBLEM__*.py.")],
+    out: Annotated[Path, typer.Option(help="Folder of the verdicts; with the same one again it goes on.")] = Path(
+        "scores"
+    ),
+    shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts of the files; default: all.")] = None,
+    merge: Annotated[list[Path] | None, typer.Option(help="--out folder of another shard; may be repeated.")] = None,
+    builders: Annotated[int | None, typer.Option(min=1, help="Builds side by side; default: one a core.")] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Size of catalog problems: cpu or gpu; default: what fits the candidates.")
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    memory: MemoryOption = None,
+    threads: ThreadsOption = None,
+    compiled: CompileOption = None,
+    executor: Annotated[str, typer.Option(help="Where judging runs: local or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster; default: one made here.")] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many GPUs, or equal parts of the cores, judge here; default: all GPUs, or 1 part."
+        ),
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="Judge only on devices with this in their name.")] = None,
+    judging: Annotated[
+        bool, typer.Option("--judge/--no-judge", help="--no-judge: tell what is on record, judge nothing.")
+    ] = True,
+    sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
+    profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
+    jail: Annotated[str, typer.Option(help="Layers around what is judged: auto, strict or off.")] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a file: judge's report, problem, candidate.")
+    ] = False,
+) -> None:
+    """Judge every candidate file in a folder. What has a verdict already is left alone.
+
+    Exit code 1 if some have none in the end, 3 if this machine could judge none.
+    """
+    from rich.console import Console
+
+    from kernelwright.evals.report.batch_tables import BatchProgress
+    from kernelwright.evals.scores.collecting import collect_candidates, collect_problems
+    from kernelwright.evals.scores.judgements import Judgements
+    from kernelwright.evals.scores.scoring import DATABASE, Batch, Scored
+    from kernelwright.sandbox.pool import executor_for
+
+    check_together(device, devices, executor)
+    where = executor_choice(executor, address, devices, kind, builders)
+    part = shard_of(shard)
+    collected = collect_problems(problems, size, dtype)
+    files, strangers = collect_candidates(candidates, {**collected.problems, **collected.broken})
+    chosen = [file for file in files if part is None or part.has(file)]
+    _tell_strangers(candidates, files, strangers)
+    _tell_unread(collected, files)
+    settings = Asked(
+        place_of(chosen, size, device, local=executor == "local" and judging), memory, threads, compiled, jail
+    ).settings(sanitize=sanitize, profile=profile)
+    if settings.gpu and size is None:
+        collected = collect_problems(problems, size_for(problems, size, settings.device), dtype)
+    if executor == "local" and judging:
+        check_threads(threads, None if settings.gpu else devices)
+    check_tools(sanitize, profile, settings.gpu, local=executor == "local" and judging)
+    console = Console(stderr=as_json)
+    with Judgements(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
+        store.merge(folder / DATABASE for folder in merge or ())
+
+        def on_done(scored: Scored) -> None:
+            if as_json:
+                print(json.dumps(scored.line), flush=True)
+            progress(scored)
+
+        batch = Batch(store, on_done)
+        try:
+            if judging:
+                batch.run(collected, chosen, executor_for(where, settings), kind)
+            else:
+                batch.tell(collected, chosen, kind)
+        except KeyboardInterrupt:
+            end(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
+    if not as_json:
+        _tell(progress, collected, out)
+        print(f"Judged on {place_words(settings.device, dtype)}.")
+    lacking = [one for one in progress.done if one.machine_lacks]
+    if lacking and len(lacking) == len(progress.done):
+        end(MACHINE_LACKS, f"no file could be judged on this machine: {lacking[0].report['reason']}")
+    raise typer.Exit(DONE if all(one.measured for one in progress.done) else FELL_SHORT)
+
+
+def place_of(files: "list[CandidateFile]", size: str | None, asked: str | None, local: bool = True) -> str:
+    """The device of these candidates; `UserMistake` where some run on one and others can not."""
+    examples = _examples(files)
+    if asked is not None:
+        for language in sorted(examples) or ["python"]:
+            device_for(asked, language, size or "", local)
+        return asked
+    wanted = sorted(language for language in examples if device_for(None, language, size or "") != "cpu")
+    if wanted and "cpp" in examples:
+        raise UserMistake(
+            f"{examples['cpp']} is in cpp, which runs on the processor, and {examples[wanted[0]]} in {wanted[0]}, "
+            "which runs on a GPU here; put them into two folders and score them apart, or say where with --device"
+        )
+    return "cuda" if wanted else "cpu"
+
+
+def _examples(files: "list[CandidateFile]") -> dict[str, str]:
+    """By language, the name of a file in it."""
+    from kernelwright.evals.scores.collecting import read_source
+    from kernelwright.sandbox.authenticity.languages import candidate_of
+
+    examples: dict[str, str] = {}
+    for file in files:
+        with contextlib.suppress(OSError):  # told where it is judged
+            examples.setdefault(candidate_of(read_source(file.path)).language, file.name)
+    return examples
+
+
+def shard_of(text: str | None) -> "Shard | None":
+    """`2/8` as a `Shard`; `UserMistake` for anything else."""
+    from kernelwright.evals.scores.scoring import Shard
+
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserMistake(f"--shard is {text!r}; give i/n with i from 1 to n, such as 2/8")
+    return Shard(int(match[1]), int(match[2]))
+
+
+def _tell_strangers(folder: Path, files: "list[CandidateFile]", strangers: list[str]) -> None:
+    rule = "put each in a folder named like its problem, or name it PROBLEM__anything.py"
+    if not files:
+        what = f"none of the {len(strangers)} .py files in {folder} names a problem" if strangers else "there is no .py"
+        raise UserMistake(f"{what}; {rule}" if strangers else f"{what} file in {folder}; {rule}")
+    if strangers:
+        shown = ", ".join(strangers[:3]) + (", ..." if len(strangers) > 3 else "")
+        typer.echo(f"kernelwright: {len(strangers)} files belong to no problem ({shown}); {rule}", err=True)
+
+
+def _tell_unread(collected: "Collected", files: "list[CandidateFile]") -> None:
+    """A word on problem files that can not be read and have no candidate whose line would say so."""
+    named = {file.problem for file in files}
+    unread = [f"{name}: {why}" for name, why in collected.broken.items() if name not in named]
+    if unread:
+        shown = "; ".join(unread[:3]) + ("; ..." if len(unread) > 3 else "")
+        typer.echo(f"kernelwright: {len(unread)} files are no problem that can be read ({shown})", err=True)
+
+
+def _tell(progress: "BatchProgress", collected: "Collected", out: Path) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from kernelwright.commands.options.running import LOG_WIDTH
+    from kernelwright.evals.report.batch_tables import batch_table, unjudged_lines
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=LOG_WIDTH)
+    console.print(batch_table(progress.done, collected.problems))
+    for line in unjudged_lines(progress.done):
+        console.print(Text(line), soft_wrap=True)
+    unjudged = sum(1 for one in progress.done if one.measured is None)
+    if unjudged:
+        files = "1 file has" if unjudged == 1 else f"{unjudged} files have"
+        print(f"{files} no verdict; the same command tries again")
+    print(f"The verdicts lie in {out}; the same command goes on from there.")

@@ -1,0 +1,1 @@
+"""Commands that show and hand on what came of it."""

@@ -1,0 +1,86 @@
+"""`kernelwright leaderboard`: who found how fast kernels, from the records of runs alone."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernelwright.endings import UserMistake
+
+if TYPE_CHECKING:
+    from kernelwright.evals.boards.leaderboard import Board
+    from kernelwright.evals.runs.facts import RunFacts
+
+
+def leaderboard(
+    folders: Annotated[list[Path], typer.Argument(help="Runs, or folders that hold runs.")],
+    verify: Annotated[int, typer.Option(min=0, help="Judge the kernels of the N best rows again.")] = 0,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="A column of your own, file.py:function; may be repeated.")
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="md, csv, json or html; default: by the ending of --out, else a table."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
+    """Rank models and strategies, a board for each device. What counts are the lower bounds of the best speedups."""
+    from kernelwright.evals.boards.board_formats import FORMATS
+    from kernelwright.evals.boards.own_metrics import load_metrics, with_metrics
+    from kernelwright.evals.runs.facts import all_facts
+
+    if as_json and form not in (None, "json"):
+        raise UserMistake(f"--json and --format {form} are two formats; leave one of them out")
+    chosen = "json" if as_json else form or (out.suffix.lstrip(".") if out else None)
+    if chosen is not None and chosen not in FORMATS:
+        raise UserMistake(f"no format {chosen!r}; there are: {', '.join(FORMATS)}")
+    own = load_metrics(metric or ())
+    found = with_metrics(_boards(list(all_facts(folders)), verify), own)
+    if chosen is None:
+        _show(found)
+    elif out is None:
+        print(FORMATS[chosen](found))
+    else:
+        try:
+            out.write_text(FORMATS[chosen](found), encoding="utf-8")
+        except OSError as error:
+            raise UserMistake(f"cannot write {out} ({error.strerror}); choose another file") from error
+
+
+def _boards(runs: "list[RunFacts]", verify: int) -> "list[Board]":
+    from kernelwright.agent.briefs.hardware import sheet_for
+    from kernelwright.evals.boards.leaderboard import boards
+    from kernelwright.evals.boards.verifying import Verifier
+    from kernelwright.sandbox.jail.own_process import become_a_judge
+    from kernelwright.sandbox.pool.harness import harness_digest
+
+    if verify:
+        become_a_judge()
+    gpu = {run.target for run in runs} & {"cuda", "triton"} if verify else set()
+    here = sheet_for("cuda" if gpu else "cpp").name if verify else ""
+    if verify and here not in {run.device for run in runs}:
+        devices = ", ".join(sorted({run.device for run in runs}))
+        raise UserMistake(f"this machine is {here!r} and the runs were made on {devices}; verify them there")
+    verifier = Verifier(here, lambda cell, again: typer.echo(f"judged again: {cell.problem}", err=True))
+    return verifier.verify_top(runs, verify) if verify else boards(runs, harness_digest(), verifier.lookup)
+
+
+def _show(found: "list[Board]") -> None:
+    from rich.console import Console
+
+    from kernelwright.commands.options.running import LOG_WIDTH
+    from kernelwright.evals.boards.board_formats import unranked
+    from kernelwright.evals.boards.board_tables import board_tables
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=LOG_WIDTH)
+    for board in found:
+        for table in board_tables(board, console.width):
+            console.print(table)
+        if board.weak:
+            print(unranked(board))
+    stale = sum(row.stale for board in found for row in board.rows)
+    if stale:
+        print(f"{stale} numbers were reached under another harness; --verify judges those of the best rows again")

@@ -1,0 +1,77 @@
+"""`kernelwright show`: a run in the terminal, or one text out of it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from kernelwright.endings import FELL_SHORT, UserMistake
+
+if TYPE_CHECKING:
+    from kernelwright.agent.log.run_log import RunLog
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    what: Annotated[
+        str | None, typer.Argument(help="PROBLEM/3 for the source of attempt 3, PROBLEM/reference for the problem's.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The index, or the whole attempt, as one JSON object.")
+    ] = False,
+) -> None:
+    """Print a run as a tree of its attempts. Or the source of one of them, named behind the run."""
+    from kernelwright.agent.log.run_log import RunLog
+    from kernelwright.evals.inspector.model import RunModel, find_attempt
+
+    with RunLog.open(run) as log:
+        found = None if what is None else find_attempt(what)
+        if what is not None and found is None:
+            raise UserMistake(
+                f"{what!r} names no attempt; give PROBLEM/NUMBER, such as {next(iter(log.header.problems))}/1"
+            )
+        if found is not None and not (as_json and found[1]):
+            _print_source(log, *found, as_json)
+            return
+        model = RunModel(log)
+        if as_json:
+            print(json.dumps(model.detail(found[0], found[1] or 0) if found else model.index()))
+        else:
+            _print_tree(model)
+
+
+def _print_source(log: "RunLog", problem: str, number: int | None, as_json: bool) -> None:
+    from kernelwright.evals.inspector.model import source_of
+
+    source = source_of(log, problem, number)
+    if source is None:
+        typer.echo(f"kernelwright: the reply of attempt {number} held no candidate", err=True)
+        raise typer.Exit(FELL_SHORT)
+    if as_json:
+        print(json.dumps({"problem": problem, "source": source}))
+    else:
+        print(fit_for(sys.stdout, source), end="")
+
+
+def fit_for(stream: TextIO, source: str) -> str:
+    """A candidate's source for a stream: a file gets it as it is, a terminal would take some of it for commands."""
+    from kernelwright.sandbox.verdict.clean import clean
+
+    return clean(source) if stream.isatty() else source
+
+
+def _print_tree(model: object) -> None:
+    from rich.console import Console
+
+    from kernelwright.commands.options.running import LOG_WIDTH
+    from kernelwright.evals.inspector.model import RunModel
+    from kernelwright.evals.report.trees import run_tree
+
+    assert isinstance(model, RunModel)
+    header = model.log.header
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=LOG_WIDTH)
+    console.print(run_tree(f"{header.run_id} on {header.device}", model.views))

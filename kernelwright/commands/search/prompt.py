@@ -1,0 +1,81 @@
+"""`kernelwright prompt`: the prompt exactly as the model will read it."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from kernelwright.commands.options.files import read_text
+from kernelwright.commands.options.judging import DtypeOption
+from kernelwright.endings import UserMistake
+
+ROLES = ("propose", "repair", "improve", "plan", "critique", "reflect")
+TARGETS = ("cpp", "cuda", "triton")
+
+
+def prompt(
+    problem: Annotated[str, typer.Argument(help="Catalog name, path of a .py file, or PATH::ID.")],
+    role: Annotated[
+        str, typer.Option(help="What is asked for: propose, repair, improve, plan, critique or reflect.")
+    ] = "propose",
+    target: Annotated[str, typer.Option(help="What the answer is written in: cpp, cuda or triton.")] = "cpp",
+    size: Annotated[
+        str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: what fits the target.")
+    ] = None,
+    dtype: DtypeOption = None,
+    parent: Annotated[
+        str | None, typer.Option(help="File of the candidate to start from; repair and improve need one.")
+    ] = None,
+    evidence: Annotated[
+        str | None, typer.Option(help="File with what came of --parent, such as an error's text.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="A known GPU such as H200; default: this machine.")] = None,
+    target_python: Annotated[
+        str | None, typer.Option(help="Python that the answer must run under; default: 3.11.")
+    ] = None,
+    target_torch: Annotated[
+        str | None, typer.Option(help="PyTorch that the answer must run under; default: 2.9.")
+    ] = None,
+    target_cuda: Annotated[
+        str | None, typer.Option(help="CUDA that the answer must compile under; default: any.")
+    ] = None,
+    direction: Annotated[str | None, typer.Option(help="forward, backward or both; default: the problem's.")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="Leave a prompt section out; may be repeated.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object: sections with digests and token estimates.")
+    ] = False,
+) -> None:
+    """Print a prompt as the model will read it. A token estimate for each section goes to standard error."""
+    from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
+
+    if role not in ROLES:
+        raise UserMistake(f"no role {role!r}; there are: {', '.join(ROLES)}")
+    if target not in TARGETS:
+        raise UserMistake(f"no target {target!r}; there are: {', '.join(TARGETS)}")
+    if evidence is not None and parent is None:
+        raise UserMistake(f"--evidence {evidence} tells what came of a candidate; name that with --parent")
+    versions = {"python": target_python, "torch": target_torch, "cuda": target_cuda}
+    choice = PromptChoice(
+        problem=problem,
+        role=role,
+        target=target,
+        size=size,
+        dtype=dtype,
+        parent=None if parent is None else read_text(parent, "candidate file"),
+        evidence="" if evidence is None else read_text(evidence, "evidence file"),
+        device=device,
+        versions={key: value for key, value in versions.items() if value is not None},
+        direction=direction,
+    )
+    rendered = show_prompt(choice, frozenset(without or ()))
+    if as_json:
+        sections = [
+            section.model_dump() | {"digest": section.digest, "tokens": section.tokens} for section in rendered.sections
+        ]
+        print(json.dumps({"digest": rendered.digest, "tokens": rendered.tokens, "sections": sections}))
+        return
+    print(rendered.text)
+    for section in rendered.sections:
+        print(f"{section.name:14} about {section.tokens:6} tokens", file=sys.stderr)
+    print(f"{'in all':14} about {rendered.tokens:6} tokens (estimated), digest {rendered.digest}", file=sys.stderr)

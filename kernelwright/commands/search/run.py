@@ -1,0 +1,163 @@
+"""`kernelwright run`: search for kernels, judge them, keep the best."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernelwright.commands.options.answering import Answering, answering
+from kernelwright.commands.options.executing import (
+    PROFILE_HELP,
+    SANITIZE_HELP,
+    check_threads,
+    check_tools,
+    executor_choice,
+)
+from kernelwright.commands.options.judging import (
+    Asked,
+    CompileOption,
+    DeviceOption,
+    DtypeOption,
+    MemoryOption,
+    ThreadsOption,
+    check_together,
+    device_for,
+    size_for,
+)
+from kernelwright.commands.options.running import go, set_up
+from kernelwright.commands.options.searching import checked_config, search_options
+from kernelwright.endings import UserMistake
+
+
+def run(
+    problems: Annotated[
+        list[str] | None, typer.Argument(help="Catalog names, paths of .py files, or PATH::ID.")
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="demo, recorded, catalog, seeds, or a benchmark's: kernelbench:level1[1-10].")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask; without one or a --provider the recorded answers are used.")
+    ] = None,
+    provider: Annotated[
+        str | None,
+        typer.Option(help="recorded, files, batch, local, simulated, or a server of `kernelwright models list`."),
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="Address of a server; default: that of --provider, OPENAI_BASE_URL, or OpenAI's.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(help="Environment variable that holds the key; default: that of --provider, or OPENAI_API_KEY."),
+    ] = None,
+    api: Annotated[
+        str | None, typer.Option(help="Form of the requests: chat or responses; default: that of --provider, or chat.")
+    ] = None,
+    presets: Annotated[Path | None, typer.Option(help="Table of further servers (TOML).")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="For --provider files: where the tasks lie; default: tasks in the run.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="What candidates are written in: cpp, cuda or triton.")] = "cpp",
+    size: Annotated[
+        str | None, typer.Option(help="Size of catalog problems: cpu or gpu; default: what fits the target.")
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    memory: MemoryOption = None,
+    threads: ThreadsOption = None,
+    compiled: CompileOption = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help="How to search: refine, best_of, beam, pool, elites, islands, tree, race, or file.py:function."
+        ),
+    ] = "refine",
+    attempts: Annotated[int, typer.Option(min=1, help="Attempts for each problem.")] = 10,
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, help="Attempts in flight at once for a problem; default: 1, or all for a batch."),
+    ] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Problems in work at once.")] = 1,
+    without: Annotated[list[str] | None, typer.Option(help="Leave a prompt section out; may be repeated.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="Price table (TOML), for budgets in USD; default: the one that ships.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other search setting, as budget.usd=2.5 or patience=20; may be repeated."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for the run; default: runs/TIME.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the search's own choices.")] = 0,
+    executor: Annotated[str, typer.Option(help="Where judging runs: local or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster; default: one made here.")] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many GPUs, or equal parts of the cores, judge here; default: 1, or all with --kind."
+        ),
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="Judge only on devices with this in their name.")] = None,
+    sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
+    profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
+    jail: Annotated[str, typer.Option(help="Layers around what is judged: auto, strict or off.")] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
+    ] = False,
+) -> None:
+    """Search for a faster kernel for each problem. With no model, play back the recorded answers, judged afresh.
+
+    Exit code 1 if a problem got no right kernel, be it that it could not be judged.
+    """
+    from kernelwright.agent.steering.prices import load_prices
+    from kernelwright.evals.runs.running import FOR_RECORDED, Plan, Running, new_folder
+    from kernelwright.evals.runs.suites import left_out
+    from kernelwright.evals.runs.suites import suite as problems_of
+    from kernelwright.problems import load_problem
+    from kernelwright.prompts import SECTION_NAMES
+    from kernelwright.prompts.targets import TARGETS
+
+    if target not in TARGETS:
+        raise UserMistake(f"no target {target!r}; there are: {', '.join(TARGETS)}")
+    if bool(problems) == bool(suite):
+        raise UserMistake("name problems or a --suite, one of the two; `kernelwright problems list` shows the problems")
+    names = list(problems or problems_of(str(suite), target))
+    if not names:
+        raise UserMistake(f"suite {suite!r} has no problem for target {target!r}; try --target cpp")
+    where = _device(device, target, executor)
+    check_together(device, devices, executor)
+    found = [load_problem(name, size_for(name, size, where), dtype) for name in names]
+    unknown = sorted(set(without or ()) - set(SECTION_NAMES))
+    if unknown:
+        raise UserMistake(f"no section {unknown[0]!r} to leave out; there are: {', '.join(SECTION_NAMES)}")
+    load_prices(None if prices is None else str(prices))
+    name, answers = answering(Answering(provider, model, base_url, api_key_env, api, presets, folder, cache))
+    config = dict(FOR_RECORDED) if answers.kind == "recorded" else {}
+    config |= {"target": target, "model": name, "strategy": strategy, "attempts": attempts, "seed": seed}
+    slots = slots or (attempts if answers.kind == "batch" else 1)
+    config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
+    config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
+    judging = Asked(where, memory, threads, compiled, jail).settings(sanitize=sanitize, profile=profile)
+    check_tools(sanitize, profile, judging.gpu, local=executor == "local")
+    if executor == "local":
+        check_threads(threads, None if judging.gpu else devices)
+    plan = Plan(
+        judging=judging,
+        executor=executor_choice(executor, address, devices, kind),
+        search=checked_config(config),
+        provider=answers,
+        left_out=left_out(suite) if suite else (),
+    )
+    place = new_folder(out)
+    set_up()
+    with Running.start(place, found, plan) as running:
+        go(running, place, as_json)
+
+
+def _device(asked: str | None, target: str, executor: str) -> str:
+    """Where candidates of a target are judged. `UserMistake` for C++, which is asked for processors, on a GPU."""
+    if asked not in (None, "cpu") and target == "cpp":
+        raise UserMistake(f"--device {asked}: target cpp asks for kernels that run on a processor; add --target cuda")
+    return device_for(asked, target, "", local=executor == "local")

@@ -1,0 +1,1 @@
+"""Compiling what a candidate asks for, and answering it again later."""

@@ -1,0 +1,1 @@
+"""The necessary work of a model, counted in a call."""

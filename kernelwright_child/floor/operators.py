@@ -1,0 +1,180 @@
+"""What single operators of torch read and compute, and which of them leave no room to rearrange. Tables.
+
+An operator that is in no table is taken to read all that it is given and to compute nothing that counts.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from kernelwright_child.floor.arithmetic import NOTHING, Arithmetic, Convolution, Window, attention, product
+
+Kind = Literal["product", "bend", "plain", "other"]
+"""`bend`: one new value for each old one, not linear. `plain`: linear, and keeps every element. `other`: the rest."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+BENDS = _words(
+    "relu gelu silu sigmoid tanh exp leaky_relu elu hardswish hardsigmoid hardtanh mish softplus clamp clamp_min "
+    "clamp_max _softmax _log_softmax _safe_softmax native_layer_norm native_group_norm log_sigmoid_forward relu6 "
+    "erf sqrt rsqrt log pow abs"
+)
+PLAIN = _words("add sub mul div neg clone _to_copy copy_ contiguous alias detach empty empty_like")
+UNREAD = _words(
+    "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones "
+    "new_full new_empty_strided fill_ zero_ uniform_ normal_ any all"
+)
+"""Take a tensor for its shape alone, or may stop at the first element that decides."""
+PARTLY_READ = {
+    "copy_": (0,),
+    "index": (0,),
+    "index_select": (0,),
+    "gather": (0,),
+    "take": (0,),
+    "embedding": (0,),
+    "_embedding_bag": (0,),
+    "_embedding_bag_forward_only": (0,),
+    "nll_loss_forward": (0,),
+    "nll_loss2d_forward": (0,),
+    "grid_sampler_2d": (0,),
+    "grid_sampler_3d": (0,),
+    "index_put": (0,),
+    "index_put_": (0,),
+    "scatter": (0,),
+    "scatter_": (0,),
+    "slice_scatter": (0,),
+    "select_scatter": (0,),
+    "masked_fill": (0,),
+    "masked_fill_": (0,),
+    "masked_select": (0,),
+    "where": (1, 2),
+    "tril": (0,),
+    "triu": (0,),
+}
+"""Positions of arguments of which an unknown part is read, depending on values: none of it counts."""
+ATTENTION = "_scaled_dot_product_"
+
+
+def name(function: Any) -> str:
+    """The operator's name without namespace and overload."""
+    return str(function._schema.name).partition("::")[2]
+
+
+def shares(name: str, arguments: Sequence[Any], result: Any) -> dict[int, float]:
+    """By `id` of a tensor argument, the share of it that is certainly read, where that is not all."""
+    tensors = {i: value for i, value in enumerate(arguments) if isinstance(value, torch.Tensor)}
+    if name in UNREAD:
+        return {id(value): 0.0 for value in tensors.values()}
+    if name in PARTLY_READ:
+        return {id(tensors[i]): 0.0 for i in PARTLY_READ[name] if i in tensors}
+    if name == "convolution":
+        return {id(tensors[0]): convolution(arguments, result).reached}
+    if name in ("max_pool2d_with_indices", "avg_pool2d", "max_pool3d_with_indices", "avg_pool3d"):
+        return {id(tensors[0]): _pooled(name, arguments)}
+    if name.startswith("upsample_"):
+        made = result if isinstance(result, torch.Tensor) else result[0]
+        return {id(tensors[0]): min(1.0, made.numel() / max(1, tensors[0].numel()))}
+    return {}
+
+
+def _pooled(name: str, arguments: Sequence[Any]) -> float:
+    """A lower bound on the share of an image that windows with gaps between them look at."""
+    axes = 3 if "3d" in name else 2
+    kernel = _spread(arguments[1], axes)
+    stride = _spread(arguments[2] if len(arguments) > 2 and arguments[2] else kernel, axes)
+    share = 1.0
+    for window, step, size in zip(kernel, stride, arguments[0].shape[-axes:], strict=True):
+        # The last, incomplete windows may be left out altogether.
+        share *= 1.0 if step <= window and size % step == 0 else min(1.0, max(0.0, (size // step - 1) * window / size))
+    return share
+
+
+def _spread(value: Any, axes: int) -> list[int]:
+    values = list(value) if isinstance(value, Sequence) else [value]
+    return values * axes if len(values) == 1 else values
+
+
+def arithmetic(function: Any, arguments: Sequence[Any], options: dict[str, Any], result: Any) -> Arithmetic:
+    """What the operator computes, if it is a product; without a formula of ours it is torch's, and the least 0."""
+    formula = FORMULAS.get(name(function))
+    if formula is not None:
+        return formula(arguments, result)
+    if name(function).startswith(ATTENTION) and not name(function).endswith("_backward"):
+        return _attention([*arguments, *options.values()])
+    registered = flop_registry.get(getattr(function, "overloadpacket", None))
+    if registered is None:
+        return NOTHING
+    return Arithmetic(int(registered(*arguments, **options, out_val=result)), 0)
+
+
+def convolution(arguments: Sequence[Any], result: torch.Tensor) -> Convolution:
+    """The convolution of a call of `aten::convolution`."""
+    image, weight, _, stride, padding, dilation, transposed, _, groups = arguments
+    axes = image.dim() - 2
+    spread = (_spread(value, axes) for value in (stride, padding, dilation))
+    windows = [Window(*words) for words in zip(weight.shape[2:], *spread, strict=True)]
+    return Convolution(image.shape, weight.shape, result.shape, windows, transposed, groups)
+
+
+def _attention(arguments: Sequence[Any]) -> Arithmetic:
+    """Half of it where a causal mask may be meant; the least is not known then, nor with a mask of values."""
+    whole = attention(*(tensor.shape for tensor in arguments[:3]))
+    masked = any(value is True or isinstance(value, torch.Tensor) for value in arguments[3:])
+    return Arithmetic(whole.direct // 2, 0) if masked else whole
+
+
+FORMULAS: dict[str, Callable[[Sequence[Any], Any], Arithmetic]] = {
+    "mm": lambda a, out: product(1, a[0].shape[0], a[0].shape[1], a[1].shape[1]),
+    "addmm": lambda a, out: product(1, a[1].shape[0], a[1].shape[1], a[2].shape[1]),
+    "bmm": lambda a, out: product(a[0].shape[0], a[0].shape[1], a[0].shape[2], a[1].shape[2]),
+    "baddbmm": lambda a, out: product(a[1].shape[0], a[1].shape[1], a[1].shape[2], a[2].shape[2]),
+    "mv": lambda a, out: product(1, a[0].shape[0], a[0].shape[1], 1),
+    "addmv": lambda a, out: product(1, a[1].shape[0], a[1].shape[1], 1),
+    "dot": lambda a, out: product(1, 1, a[0].shape[0], 1),
+    "convolution": lambda a, out: convolution(a, out).arithmetic,
+}
+
+
+def kind(name: str) -> Kind:
+    """Into which class an operator falls."""
+    if name in FORMULAS or name.startswith(ATTENTION):
+        return "product"
+    plain = name.removesuffix("_")
+    return "bend" if plain in BENDS else "plain" if plain in PLAIN or name in PLAIN else "other"
+
+
+def repeats(given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> bool:
+    """Whether a view shows elements more than once, or not all of them: then a product of it may be done with less."""
+    return sum(math.prod(t.shape) for t in made) != sum(math.prod(t.shape) for t in given)
+
+
+def firm(steps: Sequence[tuple[Kind, str]]) -> list[bool]:
+    """Which steps' arithmetic no rearrangement of the model can save, as far as is known for certain.
+
+    Products are associative and distributive, so two of them in a row may be one (or be done in another order), and a
+    sum or a selection of a product needs less than all of it. So a product is firm only where all steps are products,
+    bends and plain ones, and a bend stands between it and every other product.
+    """
+    marks = [False] * len(steps)
+    if any(kind == "other" for kind, _ in steps):
+        return marks
+    run: list[int] = []
+    for index, (kind, _) in enumerate(steps):
+        if kind == "product":
+            run.append(index)
+        if kind == "bend":
+            _mark(marks, run)
+            run = []
+    _mark(marks, run)
+    return marks
+
+
+def _mark(marks: list[bool], run: list[int]) -> None:
+    if len(run) == 1:
+        marks[run[0]] = True

@@ -1,0 +1,1 @@
+"""A child's side of a CUDA device."""

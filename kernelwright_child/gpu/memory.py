@@ -1,0 +1,129 @@
+"""The child's side of device memory: lent inputs as tensors, and where outputs lie. Both without a copy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernelwright_child.gpu import driver, sharing
+from kernelwright_child.wire import NoRoom, refuse_unplain, resolved
+
+LENT = "lent"
+"""In place of a handle: the output lies in the memory that the judge lent for outputs."""
+ALIGNMENT = 64
+
+
+class _Bytes:
+    def __init__(self, address: int, size: int) -> None:
+        self._address, self._size = address, size
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self._size,), "typestr": "|u1", "data": (self._address, False), "version": 3}
+
+
+class Borrowed:
+    """Memory that the judge lends by descriptor, and the tensors in it. Keep it as long as they are used."""
+
+    def __init__(self, fd: int, size: int, specs: Sequence[dict[str, Any]]) -> None:
+        """`size`: all bytes of the allocation; `specs`: dtype, shape, and offset in bytes of each tensor."""
+        torch.zeros(1, device="cuda")  # makes the device's primary context and takes it
+        self._shared = sharing.Shared(torch.cuda.current_device(), size, fd)
+        self._whole = torch.as_tensor(_Bytes(self._shared.address, self._shared.bytes), device="cuda")
+        self.tensors = [self._tensor(spec) for spec in specs]
+
+    def close(self) -> None:
+        """Unmap it; no tensor in it may be used any more."""
+        self.tensors = []
+        del self._whole
+        self._shared.close()
+
+    def _tensor(self, spec: dict[str, Any]) -> torch.Tensor:
+        dtype = getattr(torch, spec["dtype"])
+        count = 1
+        for size in spec["shape"]:
+            count *= size
+        if count == 0:
+            return torch.empty(spec["shape"], dtype=dtype, device="cuda")
+        data = self._whole[spec["offset"] : spec["offset"] + count * dtype.itemsize]
+        return data.view(dtype).view(spec["shape"])
+
+
+class Spill:
+    """Memory that the judge lends for outputs whose own memory it can not map; filled from the start in each call."""
+
+    def __init__(self) -> None:
+        self._borrowed: Borrowed | None = None
+        self.takes_all = False
+        """Whether the judge can map nothing of this process."""
+        self._used = 0
+
+    def lend(self, borrowed: Borrowed) -> None:
+        """From now on there is this much."""
+        self._borrowed = borrowed
+
+    def clear(self) -> None:
+        """A new call begins."""
+        self._used = 0
+
+    def take(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """Copy an output here; tells where. Part of the call's time."""
+        size = tensor.numel() * tensor.element_size()
+        room = self._borrowed.tensors[0] if self._borrowed is not None else None
+        if room is None or self._used + size > room.numel():
+            raise NoRoom(size)
+        offset, self._used = self._used, self._used + -(-size // ALIGNMENT) * ALIGNMENT
+        copied = room[offset : offset + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        torch.cuda.synchronize()
+        return _said(copied, LENT, offset)
+
+
+def describe(tensor: torch.Tensor, spill: Spill | None = None) -> tuple[dict[str, Any], torch.Tensor]:
+    """Where a device tensor lies, for the judge to map; and the tensor to keep alive until it has done so.
+
+    What no other process can map (of cudaMallocAsync, managed, or lent by the judge; or all, where the driver forbids
+    it) is copied first, which is part of the call's time.
+    """
+    refuse_unplain(tensor, "cuda")
+    plain = resolved(tensor)
+    if plain is not tensor:
+        torch.cuda.synchronize()
+        tensor = plain
+    if not tensor.numel():
+        return _said(tensor, "", 0), tensor
+    if spill is not None and spill.takes_all:
+        return spill.take(tensor), tensor
+    try:
+        return _placed(tensor), tensor
+    except driver.CudaError:
+        if spill is not None:
+            return spill.take(tensor), tensor
+        copied = tensor.clone(memory_format=torch.contiguous_format)
+        torch.cuda.synchronize()
+        return _placed(copied), copied
+
+
+_handles: dict[tuple[int, int], str] = {}
+"""By first address and size: naming an allocation takes a system call, which belongs to no later call's time."""
+
+
+def forget() -> None:
+    """Memory is given back: what comes next may lie at the same places under other names."""
+    _handles.clear()
+
+
+def _placed(tensor: torch.Tensor) -> dict[str, Any]:
+    base, size = sharing.address_range(tensor.data_ptr())
+    if (base, size) not in _handles:
+        _handles[base, size] = sharing.ipc_handle(base).hex()
+    return _said(tensor, _handles[base, size], tensor.data_ptr() - base)
+
+
+def _said(tensor: torch.Tensor, handle: str, offset: int) -> dict[str, Any]:
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "handle": handle,
+        "offset": offset,
+    }

@@ -1,0 +1,318 @@
+"""What a worker does in place of its other answers once it has been told to use the device.
+
+The candidate shares this process and may change all of it. Nothing here is relied on: the judge looks at the outputs
+itself, before it stops its clock and after.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from kernelwright_child import wire
+from kernelwright_child.exact import widened, widened_value
+from kernelwright_child.gpu import memory as gpu_memory
+from kernelwright_child.gpu.kernels import kernels
+from kernelwright_child.gpu.precision import fix_precision
+from kernelwright_child.gpu.tool import Tools
+from kernelwright_child.gradients import differentiate, weights_of
+from kernelwright_child.worker import Handler, Message, Worker, seed_draws
+
+WIDEST_ITEM = 8
+"""Bytes of an element of the widest dtype that outputs come in, complex ones aside."""
+
+
+def use_device(worker: Worker, handlers: dict[str, Handler]) -> None:
+    """From now on answer on the device: replaces the handlers of the same names."""
+    device = OnDevice(worker)
+    handlers.update(device.handlers() | Tools().handlers())
+    if hasattr(worker, "draw_values"):
+        handlers.update(Drawing(device).handlers())
+
+
+class OnDevice:
+    """The GPU's part of a worker; holds the memory that is lent to it."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self._borrowed: gpu_memory.Borrowed | None = None
+        self._spill: gpu_memory.Spill | None = None if hasattr(worker, "draw_values") else gpu_memory.Spill()
+        """Where outputs go that can not be mapped; a reference copies them to where they can."""
+        self._events: tuple[Any, Any] | None = None
+        self._nothing: torch.Tensor | None = None
+        self._kept: list[torch.Tensor] = []
+        """Outputs that the judge may still look at."""
+
+    def handlers(self) -> dict[str, Handler]:
+        """What the judge may ask."""
+        return {
+            "to device": self.to_device,
+            "lend": self.lend,
+            "lend outputs": self.lend_outputs,
+            "trial": self.trial,
+            "copy outputs": self.copy_outputs,
+            "call": self.call,
+            "backward": self.backward,
+            "burst": self.burst,
+            "burst backward": self.burst_backward,
+            "nothing": self.nothing,
+            "kernels": self.kernels,
+            "state": self.state,
+            "rest": self.rest,
+        }
+
+    def to_device(self, message: Message, fds: list[int]) -> Message:
+        """Fix the precision and move the model, weights and all; tells torch's switches. After `weights`, if any."""
+        assert self.worker.model is not None
+        switches = fix_precision(message["precision"])
+        self.worker.model.to("cuda")
+        torch.cuda.synchronize()
+        return {"switches": switches}
+
+    def lend(self, message: Message, fds: list[int]) -> Message:
+        """Map the device memory that inputs will appear in."""
+        self.worker.lent = []
+        if hasattr(self.worker, "draw_values"):  # a candidate may keep a view of what it was lent, and is not trusted
+            self._give_back()
+        self._borrowed = gpu_memory.Borrowed(fds[0], message["bytes"], message["specs"])
+        os.close(fds[0])
+        self.worker.lent = self._borrowed.tensors
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._events = first, last
+        return {}
+
+    def _give_back(self) -> None:
+        """Let go of the memory that was lent last: a mapping keeps it."""
+        self._kept, self.worker.results = [], None
+        if self._borrowed is not None:
+            torch.cuda.synchronize()
+            self._borrowed.close()
+            self._borrowed = None
+
+    def lend_outputs(self, message: Message, fds: list[int]) -> Message:
+        """Map device memory for outputs that the judge could not map where they are."""
+        self._spill = self._spill or gpu_memory.Spill()
+        self._spill.lend(gpu_memory.Borrowed(fds[0], message["bytes"], message["specs"]))
+        os.close(fds[0])
+        return {}
+
+    def trial(self, message: Message, fds: list[int]) -> Message:
+        """A small tensor as outputs are shown, for the judge to try to map."""
+        self._kept = [torch.ones(1024, device="cuda")]
+        torch.cuda.synchronize()
+        return {"tensors": [gpu_memory.describe(self._kept[0])[0]]}
+
+    def copy_outputs(self, message: Message, fds: list[int]) -> Message:
+        """From now on put all outputs into the memory that was lent for them."""
+        assert self._spill is not None
+        self._spill.takes_all = True
+        return {}
+
+    def call(self, message: Message, fds: list[int]) -> Message:
+        """One call on the lent inputs; `device_ms` is by the device's events, if the candidate left them alone."""
+        with torch.no_grad():
+            return self.timed(lambda arguments: self._run(*arguments), message)
+
+    def backward(self, message: Message, fds: list[int]) -> Message:
+        """The same forward and backward."""
+        return self.timed(self._differentiated, message)
+
+    def burst(self, message: Message, fds: list[int]) -> Message:
+        """One call for each of a list of arguments, one after another, all outputs kept."""
+        with torch.no_grad():
+            return self.timed(lambda calls: [self._run(*arguments) for arguments in calls], message)
+
+    def burst_backward(self, message: Message, fds: list[int]) -> Message:
+        """The same forward and backward."""
+        return self.timed(lambda calls: [self._differentiated(values) for values in calls], message)
+
+    def nothing(self, message: Message, fds: list[int]) -> Message:
+        """A call that computes next to nothing: what the protocol costs."""
+        if self._nothing is None:
+            self._nothing = torch.zeros(1024, device="cuda")
+        result = self._nothing
+        return self.timed(lambda arguments: result.fill_(1), {"arguments": {"l": []}})
+
+    def state(self, message: Message, fds: list[int]) -> Message:
+        """The model's buffers as they are now, shown like outputs."""
+        self.worker.state(message, fds)
+        torch.cuda.synchronize()
+        return self._shown(self.worker.results)
+
+    def rest(self, message: Message, fds: list[int]) -> Message:
+        """Let go of the last result and of all memory that torch keeps for the next call."""
+        self._kept, self.worker.results = [], None
+        gpu_memory.forget()
+        torch.cuda.empty_cache()
+        return {}
+
+    def kernels(self, message: Message, fds: list[int]) -> Message:
+        """The kernels of a call on the lent inputs as they lie there."""
+        arguments = wire.unpack(message["arguments"], self.worker.lent)
+        with torch.no_grad():
+            return {"kernels": kernels(lambda: self._run(*arguments))[:64]}
+
+    def answered(self, arguments: Any, differentiated: bool) -> Any:
+        """What the model makes of the arguments, with gradients or without."""
+        return self._differentiated(arguments) if differentiated else self._run(*arguments)
+
+    def _run(self, *arguments: Any) -> Any:
+        assert self.worker.run is not None
+        return self.worker.run(*arguments)
+
+    def _differentiated(self, values: Any) -> Any:
+        assert self.worker.model is not None and self.worker.run is not None
+        return differentiate(self.worker.run, weights_of(self.worker.model, self.worker.order), values)
+
+    def timed(self, run: Callable[[Any], Any], message: Message) -> Message:
+        """Run on the lent inputs, wait for the device, tell where the outputs lie.
+
+        `marks`: when this was reached, when all was issued, done and described, in ns of the monotonic clock.
+        """
+        marks = [time.perf_counter_ns()]
+        arguments = wire.unpack(message["arguments"], self.worker.lent)
+        self._kept, self.worker.results = [], None
+        assert self._events is not None
+        start, end = self._events
+        seed_draws(message)
+        start.record()
+        self.worker.results = run(arguments)
+        end.record()
+        marks.append(time.perf_counter_ns())
+        torch.cuda.synchronize()
+        marks.append(time.perf_counter_ns())
+        shown = self._shown(self.worker.results)
+        device_ms = start.elapsed_time(end)
+        marks.append(time.perf_counter_ns())
+        return shown | {"device_ms": device_ms, "marks": marks}
+
+    def _shown(self, value: Any) -> Message:
+        """The structure of a value and where its tensors lie, which stay there until the next question."""
+        tensors: list[torch.Tensor] = []
+        tree = wire.pack(value, tensors)
+        if self._spill is not None:
+            self._spill.clear()
+        described = [gpu_memory.describe(tensor, self._spill) for tensor in tensors]
+        self._kept = [kept for _, kept in described]
+        return {"tree": tree, "tensors": [said for said, _ in described]}
+
+
+class Drawing:
+    """The reference's own part: inputs and float64 results on the device."""
+
+    def __init__(self, device: OnDevice) -> None:
+        self._device = device
+        self._reference: Any = device.worker
+
+    def handlers(self) -> dict[str, Handler]:
+        """What the judge may ask."""
+        return {
+            "layout": self.layout,
+            "draw": self.draw,
+            "size": self.size,
+            "exact call": self.exact_call,
+            "exact backward": self.exact_backward,
+            "exact call elsewhere": lambda message, fds: self.exact_call(message | {"elsewhere": True}, fds),
+            "exact backward elsewhere": lambda message, fds: self.exact_backward(message | {"elsewhere": True}, fds),
+            "policy": self.policy,
+        }
+
+    def policy(self, message: Message, fds: list[int]) -> Message:
+        """Set torch's precision switches anew; tells what they are."""
+        return {"switches": fix_precision(message["precision"])}
+
+    def layout(self, message: Message, fds: list[int]) -> Message:
+        """The structure of the inputs with dtype and shape of each tensor."""
+        tensors: list[torch.Tensor] = []
+        tree = wire.pack(self._drawn(message), tensors)
+        return {
+            "tree": tree,
+            "layout": [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors],
+        }
+
+    def draw(self, message: Message, fds: list[int]) -> Message:
+        """Put fresh inputs under the given seed into the lent memory, where the judge takes them from."""
+        tensors: list[torch.Tensor] = []
+        tree = wire.pack(self._drawn(message), tensors)
+        for place, tensor in zip(self._device.worker.lent, tensors, strict=True):
+            if place.shape != tensor.shape or place.dtype != tensor.dtype:
+                raise wire.WireError("get_inputs gives tensors of another shape or dtype under another seed")
+            place.copy_(tensor)
+        torch.cuda.synchronize()
+        return {"tree": tree}
+
+    def _drawn(self, message: Message) -> Any:
+        """The inputs, made on the device where the problem's own code lets itself be moved there.
+
+        With `on_host` it is not tried: there they take none of the device's memory.
+        """
+        if not message.get("on_host"):
+            try:
+                with torch.device("cuda"):
+                    return self._reference.draw_values(message["seed"])
+            except torch.OutOfMemoryError:
+                raise  # others may give some back
+            except Exception:  # a generator or an array of the host's: whatever it is, it works without us
+                pass
+        return self._reference.draw_values(message["seed"])
+
+    def size(self, message: Message, fds: list[int]) -> Message:
+        """Bytes that a call on the lent inputs takes.
+
+        Of its result and of a float64 one, each tensor with some room; of all that is alive at once in it; of weights.
+        """
+        arguments = wire.unpack(message["arguments"], self._device.worker.lent)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with torch.set_grad_enabled(message["backward"]):
+            results = self._device.answered(arguments, message["backward"])
+        torch.cuda.synchronize()
+        tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+        room = gpu_memory.ALIGNMENT * len(tensors)
+        state = dict.fromkeys([*self._reference.model.parameters(), *self._reference.model.buffers()])
+        return {
+            "result": room + sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            "exact": room + sum(tensor.numel() * max(WIDEST_ITEM, tensor.element_size()) for tensor in tensors),
+            "peak": torch.cuda.max_memory_allocated() - before,
+            "weights": sum(tensor.numel() * tensor.element_size() for tensor in state),
+        }
+
+    def exact_call(self, message: Message, fds: list[int]) -> Message:
+        """One call of the model in float64, floating inputs widened."""
+        with torch.no_grad():
+            return self._exact(lambda model, arguments: model(*arguments), message)
+
+    def exact_backward(self, message: Message, fds: list[int]) -> Message:
+        """The same forward and backward."""
+        order = self._reference.order
+        return self._exact(lambda model, values: differentiate(model, weights_of(model, order), values), message)
+
+    def _exact(self, call: Callable[[Any, Any], Any], message: Message) -> Message:
+        """On the device, or on the processor where its memory does not do; then only the result comes to the device."""
+        model = self._reference.model
+
+        def here(arguments: Any) -> Any:
+            with widened(model) as own:
+                return own(call(model, tree_map(widened_value, arguments)))
+
+        try:
+            return self._device.timed(here, message) | {"where": "device"}
+        except torch.OutOfMemoryError:
+            if not message.get("elsewhere"):
+                raise
+        self._device.rest({}, [])
+        model.cpu()
+        try:
+            return self._device.timed(lambda arguments: _to("cuda", here(_to("cpu", arguments))), message) | {
+                "where": "processor"
+            }
+        finally:
+            model.to("cuda")
+
+
+def _to(device: str, tree: Any) -> Any:
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, tree)

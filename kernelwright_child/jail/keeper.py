@@ -1,0 +1,281 @@
+"""The parent of one child: starts it confined, and leaves nothing of it behind.
+
+`main([LIFELINE, STATUS, PLAN, COMMAND...])` in a process of its own: LIFELINE is a descriptor whose end of file means
+"end it"; it closes too when the judge dies. STATUS receives one line at the end: `exit N`, `signal N`, or `limit WHAT`.
+Orphans of the child come to this process (sub-reaper), so a daemon that forks twice is found and killed. PLAN is in
+hexadecimal digits what `marshal` makes of a dictionary: see `confine.confine` and `watch.Watch`. COMMAND is `-m MODULE
+...`, or `-S -c CODE ...` to do without site-packages; the child runs it by itself, since another interpreter's start
+would double what a jail costs. Or it is `-f MEETING`: then the child is a fork of the zygote, which is told of this
+process's namespaces through the descriptor MEETING (see `kernelwright_child.jail.zygote_birth`).
+
+In a process namespace of its own it is process 1: nothing inside can send it a signal that it does not want, and when
+it ends, however it ends, the kernel ends all others. Elsewhere it ends them itself.
+
+Every child waits for this one's start, so it imports next to nothing: `signal`, `json` or `typing` would each cost as
+much as all of bubblewrap.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import select
+import sys
+import time
+
+from kernelwright_child.jail.confine import confine
+from kernelwright_child.jail.watch import Watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from kernelwright_child.jail.start import Entering
+
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGSTOP = 1, 2, 9, 15, 19
+DEFAULT, IGNORE = 0, 1
+WATCH_S = 0.5
+"""How often the folder is looked at, and orphans that have ended are collected."""
+MEMORY_WATCH_S = 0.1
+"""The same for memory, where no control group bounds it: it fills at gigabytes a second."""
+REAPED_AT_ONCE = 4096
+"""Then the lifeline is looked at again: orphans may come as fast as they are collected."""
+INIT = 1
+CREDENTIALS_BYTES = 12
+"""The kernel's `struct ucred`: process, user, group."""
+FAILED = 127
+
+
+def main(arguments: list[str], entering: Entering) -> None:
+    """Run the command until it ends, breaks a limit or the lifeline closes; kill whatever it left; never return."""
+    lifeline, status, plan = int(arguments[0]), int(arguments[1]), marshal.loads(bytes.fromhex(arguments[2]))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    handle_signals(libc, IGNORE)
+    if plan["filter"] is not None:
+        plan["filter"]["guarded"].append(os.getpid())
+    entering.wait()
+    command = arguments[3:]
+    if command[0] == "-f":
+        kept: Own | Guest | None = _invite(int(command[1]), lifeline)
+    else:
+        child = os.fork()
+        if child == 0:
+            _become(libc, command, plan, (lifeline, status))
+        kept = Own(child)
+    # Where the child is of the same user it could otherwise read and write this process.
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    keep(kept, lifeline, status, plan)
+
+
+def keep(kept: Own | Guest | None, lifeline: int, status: int, plan: dict[str, Any]) -> NoReturn:
+    """Wait for the child's end (None: it never came), a broken limit or the lifeline's end; end all, and say why."""
+    ending = ""
+    try:
+        ending = _wait(kept, lifeline, Watch(plan)) if kept else f"exit {FAILED}"
+    finally:
+        end_all()
+        os.write(status, ending.encode())
+        os._exit(0)
+
+
+class Own:
+    """A child that this process has forked. `fd` can be read when it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.fd = os.pidfd_open(pid)
+        self._pid = pid
+
+    def tree(self) -> list[int]:
+        """All processes that live here but this one."""
+        return offspring(os.getpid())
+
+    def ending(self) -> str:
+        """How it ended; empty while it lives. Whatever else has ended is collected."""
+        return _reap(self._pid)
+
+
+class Guest:
+    """A fork of the zygote in the namespaces of this process. Its parent, outside, tells through `fd` of its end."""
+
+    def __init__(self, pid: int, fd: int) -> None:
+        self.fd = fd
+        self._pid = pid
+        self._told = select.poll()
+        self._told.register(fd, select.POLLIN)
+
+    def tree(self) -> list[int]:
+        """All processes that live here but this one."""
+        return [self._pid, *offspring(self._pid), *offspring(os.getpid())]
+
+    def ending(self) -> str:
+        """How it ended; empty while it lives. Whatever else has ended is collected."""
+        _reap(self._pid)
+        if not self._told.poll(0):
+            return ""
+        return os.read(self.fd, 64).decode() or f"signal {SIGKILL}"
+
+
+def _invite(meeting: int, lifeline: int) -> Guest | None:
+    """Let a fork of the zygote into the namespaces of this process; None where it does not come."""
+    import _socket  # the module around it costs as much as all else that is imported here
+
+    point = _socket.socket(fileno=meeting)
+    point.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+    own = os.pidfd_open(os.getpid())
+    point.sendmsg([b"!"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, own.to_bytes(4, sys.byteorder))])
+    os.close(own)
+    poll = select.poll()
+    poll.register(meeting, select.POLLIN)
+    poll.register(lifeline, select.POLLIN)
+    if lifeline in [fd for fd, _ in poll.poll()]:
+        return None
+    try:
+        data, ancillary, _, _ = point.recvmsg(1, _socket.CMSG_SPACE(CREDENTIALS_BYTES))
+    except ConnectionError:  # it has gone without a look at what was sent
+        return None
+    if not data:
+        return None
+    return Guest(int.from_bytes(ancillary[0][2][:4], sys.byteorder), point.detach())
+
+
+def handle_signals(libc: ctypes.CDLL, how: int) -> None:
+    """Ignore, or no longer ignore, what asks a program to end: the keeper ends when its judge says so."""
+    for number in (SIGHUP, SIGINT, SIGTERM):
+        libc.signal(number, ctypes.c_void_p(how))
+
+
+def _become(libc: ctypes.CDLL, command: list[str], plan: dict[str, Any], private: tuple[int, ...]) -> None:
+    """In the child: its own session, all that confines it, and then the command."""
+    try:
+        for fd in private:
+            os.close(fd)
+        os.setsid()
+        handle_signals(libc, DEFAULT)
+        confine(libc, plan)
+    except BaseException as error:
+        print(f"the child could not be confined: {error}", file=sys.stderr, flush=True)
+        os._exit(127)
+    try:
+        _run(command)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
+def _run(command: list[str]) -> None:
+    """What `python -I` would do with these arguments."""
+    del sys.path[0]  # `sandbox` is imported already, and what lies beside it is not for the child
+    if command[0] == "-S":
+        sys.argv = ["-c", *command[3:]]
+        exec(command[2], {"__name__": "__main__"})
+        return
+    import runpy
+    import site
+
+    site.main()
+    sys.argv = command[1:]
+    runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+
+
+def _wait(kept: Own | Guest, lifeline: int, watch: Watch) -> str:
+    """Wait for the child's end, a broken limit or the lifeline's end; orphans that end meanwhile are collected."""
+    interval = WATCH_S if watch.memory is None else MEMORY_WATCH_S
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    poll.register(kept.fd, select.POLLIN)
+    searched = time.monotonic()
+    while True:
+        ready = [fd for fd, _ in poll.poll(1000 * interval)]
+        if lifeline in ready:
+            return "ended"
+        ending = kept.ending()
+        if ending:
+            return ending
+        tree = kept.tree()
+        broken = watch.quick(tree)
+        if not broken and time.monotonic() - searched >= WATCH_S:
+            broken, searched = watch.thorough(tree), time.monotonic()
+        if broken:
+            return f"limit {broken}"
+
+
+def _reap(child: int) -> str:
+    """Collect ended processes; how the child ended, if it is among them."""
+    for _ in range(REAPED_AT_ONCE):
+        try:
+            pid, code = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ""
+        if pid == 0:
+            return ""
+        if pid == child:
+            return how(code)
+    return ""
+
+
+def how(code: int) -> str:
+    """What waitpid(2) tells of an end, in words."""
+    number = os.waitstatus_to_exitcode(code)
+    return f"signal {-number}" if number < 0 else f"exit {number}"
+
+
+def end_all() -> None:
+    """Kill every process below this one and collect it; process 1 leaves that to the kernel, which can not miss one."""
+    while os.getpid() != INIT:
+        found: set[int] = set()
+        # Stop all before killing one: each that is killed makes room for another's fork.
+        while new := set(descendants(os.getpid())) - found:
+            _signal(new, SIGSTOP)
+            found |= new
+        _signal(found, SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def _signal(pids: set[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+def offspring(root: int) -> list[int]:
+    """The processes below `root`, quickly: one that is just being started or handed on may be missing."""
+    found = [root]
+    for pid in found:
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+                with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                    found.extend(map(int, file.read().split()))
+        except FileNotFoundError:
+            if pid == root:  # a kernel without these files
+                return descendants(root)
+        except OSError:
+            continue
+    return found[1:]
+
+
+def descendants(*roots: int) -> list[int]:
+    """All processes below `roots`, parents before children, as one look at /proc shows them."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                with open(f"/proc/{entry.name}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found = [pid for root in roots for pid in children.get(root, [])]
+    for pid in found:
+        found.extend(children.get(pid, []))
+    return found

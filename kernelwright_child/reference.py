@@ -1,0 +1,183 @@
+"""The reference worker: inputs, expected values and the baseline's time come from here.
+
+`python -I -m kernelwright_child.reference FD`. It runs the problem's own code and never meets a candidate.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from kernelwright_child import wire
+from kernelwright_child.casting import cast_inputs, cast_model
+from kernelwright_child.exact import widened, widened_value
+from kernelwright_child.gradients import differentiate, weights_of
+from kernelwright_child.worker import Handler, Message, Worker, construct, place, run_source, serve, with_device
+
+CHANGING_LAYERS = "torch.nn."
+"""Buffers of torch's own layers (running means and variances) are learnt; those of other modules may be constants."""
+COMPILING_THREADS = 4
+"""Each takes memory of its own, which the jail limits."""
+
+
+class Reference(Worker):
+    """A worker that can also draw inputs and compute in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.namespace: dict[str, Any] = {}
+        self.dtype: str | None = None
+        self.drawn: Any = None
+        self.is_differentiated = False
+        self.gradients: list[tuple[torch.Size, torch.dtype]] | None = None
+        """Shapes of the floating outputs where gradients are asked for; None until they are learnt."""
+
+    def handlers(self) -> dict[str, Handler]:
+        """What the judge may ask."""
+        return super().handlers() | {
+            "plan": self.plan,
+            "draw": self.draw,
+            "trace": self.trace,
+            "compile": self.compile,
+            "compilations": self.compilations,
+            "exact call": self.exact_call,
+            "exact backward": self.exact_backward,
+        }
+
+    def plan(self, message: Message, fds: list[int]) -> Message:
+        """What the reference takes of memory, found before it runs for real; see `kernelwright_child.plan`."""
+        from kernelwright_child.plan import plan
+
+        return {"plan": plan(message["source"], message["dtype"], message["backward"])}
+
+    def load(self, message: Message, fds: list[int]) -> Message:
+        """Run the reference and construct `Model` under the given seed.
+
+        Tells arguments, weights, and for each weight whether another value of it makes sense.
+        """
+        torch.set_num_threads(message["threads"])
+        self.namespace = run_source(message["source"], "reference")
+        torch.manual_seed(message["seed"])
+        arguments = self.namespace["get_init_inputs"]()
+        self.model = construct(self.namespace["Model"], arguments)
+        assert self.model is not None
+        self.dtype = message.get("dtype")
+        cast_model(self.model, self.dtype)
+        self.run = self.model
+        self.order = [(name, value.shape) for name, value in self.model.state_dict().items()]
+        self.is_differentiated = message["direction"] != "forward"
+        told = arguments if isinstance(arguments, dict) else list(arguments)
+        self.drawn = [told, dict(self.model.state_dict()), _changing(self.model)]
+        return place(self.drawn)
+
+    def compile(self, message: Message, fds: list[int]) -> Message:
+        """Have calls go through torch.compile in the given mode; it compiles when it is called."""
+        from torch._inductor import config
+
+        assert self.model is not None
+        # A pool of processes would outlive the call that started it. What is then read from the environment is how many
+        # threads of this process compile the kernels that there are to choose from.
+        config.compile_threads = 1
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(COMPILING_THREADS, torch.get_num_threads()))
+        self.run = torch.compile(self.model, mode=message["mode"], dynamic=False)
+        return {}
+
+    def compilations(self, message: Message, fds: list[int]) -> Message:
+        """How many graphs were compiled here, and how many had been compiled before and were found."""
+        from torch._dynamo.utils import counters
+
+        # A graph that is found together with that of its gradients is not counted as the compiler's in every version.
+        found = max(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
+        return {"made": counters["inductor"]["fxgraph_cache_miss"], "found": found}
+
+    def _learn_outputs(self, inputs: Sequence[Any]) -> list[tuple[torch.Size, torch.dtype]]:
+        assert self.model is not None
+        flat: list[torch.Tensor] = []
+        with torch.no_grad():
+            wire.pack(self.model(*inputs), flat)
+        return [(tensor.shape, tensor.dtype) for tensor in flat if tensor.is_floating_point()]
+
+    def weights(self, message: Message, fds: list[int]) -> Message:
+        """Take other weights; tells them as the model holds them, which differs where two share their memory.
+
+        Once the model is on a device they are taken there, and nothing is told: nobody could read it from here.
+        """
+        super().weights(message, fds)
+        assert self.model is not None
+        held = dict(self.model.state_dict())
+        if any(tensor.is_cuda for tensor in held.values()):
+            return {}
+        self.drawn = held
+        return place(self.drawn)
+
+    def draw(self, message: Message, fds: list[int]) -> Message:
+        """Fresh inputs under the given seed; with gradients of the outputs where the problem asks for them."""
+        self.drawn = self.draw_values(message["seed"])
+        return place(self.drawn)
+
+    def draw_values(self, seed: int) -> list[Any]:
+        """The inputs under a seed, on the device that new tensors go to; with gradients where they are asked for."""
+        torch.manual_seed(seed)
+        inputs = cast_inputs(list(self.namespace["get_inputs"]()), self.dtype)
+        if not self.is_differentiated:
+            return inputs
+        if self.gradients is None:
+            self.gradients = self._learn_outputs(inputs)
+        return [inputs, [torch.randn(shape).to(dtype) for shape, dtype in self.gradients]]
+
+    def trace(self, message: Message, fds: list[int]) -> Message:
+        """The necessary work of a call on the lent inputs; see `kernelwright_child.floor.trace`."""
+        from kernelwright_child.floor.trace import trace
+
+        assert self.model is not None
+        values = wire.unpack(message["arguments"], self.lent)
+        call = self._differentiated if self.is_differentiated else None
+        work = trace(self.model, values, call)
+        return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")}}
+
+    def _differentiated(self, model: torch.nn.Module, values: Any) -> Any:
+        return differentiate(model, weights_of(model, self.order), values)
+
+    def exact_call(self, message: Message, fds: list[int]) -> Message:
+        """Call the model in float64 on the lent inputs, floating ones widened."""
+        assert self.model is not None
+        self.results = None
+        with torch.no_grad(), widened(self.model) as own:
+            self.results = own(self.model(*self._widened(message)))
+        return place(self.results)
+
+    def exact_backward(self, message: Message, fds: list[int]) -> Message:
+        """The same for outputs and gradients."""
+        model, self.results = self.model, None
+        assert model is not None
+        with widened(model) as own:
+            self.results = own(differentiate(model, weights_of(model, self.order), self._widened(message)))
+        return place(self.results)
+
+    def _widened(self, message: Message) -> Any:
+        return wire.unpack(message["arguments"], [widened_value(tensor) for tensor in self.lent])
+
+
+def _changing(model: torch.nn.Module) -> list[str]:
+    """Names of the weights that training would change."""
+    return sorted({name for name, _ in model.named_parameters(remove_duplicate=False)} | set(_running(model)))
+
+
+def _running(model: torch.nn.Module) -> Iterator[str]:
+    for path, module in model.named_modules(remove_duplicate=False):
+        if type(module).__module__.startswith(CHANGING_LAYERS):
+            for name, _ in module.named_buffers(recurse=False):
+                yield f"{path}.{name}" if path else name
+
+
+def main() -> None:
+    """Serve on the inherited channel."""
+    serve(socket.socket(fileno=int(sys.argv[1])), with_device(Reference()))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Does a candidate compute with code of its own? Evidence apart from correctness, from its text and from a run. Pure.
+
+Neither source of evidence is proof: text can hide what it does, and a candidate can lie in the process that observes
+it. So each statement says where it comes from, and a refusal under a problem's policy names what it rests on.
+
+What this can not see: a library's product whose name is put together while it runs and that is called through ctypes
+or dlsym where nothing observes; a library that is found by an address rather than by its name; operators behind objects
+that text does not name; how long an operator takes where nothing observes, since an observed call may wait on purpose;
+and a kernel of its own that computes something and whose result is not used. Who rewards kernels reads the best ones.
+"""
+
+import ast
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.authenticity.library import (
+    LIBRARY_IN_CPP,
+    cpp_operators,
+    dispatched,
+    library_calls,
+    vendor_symbols,
+    vendor_words,
+)
+from kernelwright.sandbox.authenticity.reachable import Reach, Unreadable, reach
+from kernelwright.sandbox.verdict.clean import one_line
+from kernelwright.sandbox.verdict.record import Record
+from kernelwright.sandbox.verdict.verdicts import Authenticity
+
+Label = Literal["custom", "mixed", "library_only", "unknown"]
+CAVEAT = "from the text alone; not observed at run time"
+LONGEST_NAME = 200
+OBSERVED_CAVEAT = "observed in the candidate's own process, which could lie"
+SMALL_SHARE = 0.05
+"""Operators that take less of a call than this are not counted as its work."""
+PLUMBING = re.compile(
+    r"aten::(_?(un)?safe_)?(empty|zeros|ones|full|fill|zero|view|reshape|as_strided|transpose|t$|permute|expand|slice|select|"
+    r"narrow|squeeze|unsqueeze|contiguous|clone|copy|to$|_to_copy|detach|alias|resize|set_|resolve|lift|flatten|chunk|"
+    r"split|unbind|is_|item|_local_scalar|result_type|stride|size|numel|record_stream|pin_memory|new_|arange|scalar_tensor)"
+)
+"""Operators that make, shape or move tensors without computing."""
+VENDOR = re.compile(
+    r"aten::(matmul|mm|addmm|bmm|baddbmm|linear|addmv|mv|dot|einsum|_?convolution\w*|conv(_transpose)?[123]d|mkldnn\w*|"
+    r"cudnn\w*|miopen\w*|slow_conv\w*|_slow_conv\w*|thnn_conv\w*|\w*attention\w*|lstm\w*|gru\w*|rnn\w*|_fft\w*|linalg\w*)$"
+)
+"""Operators behind which a vendor's library stands."""
+COMPILED = re.compile(r"Torch-Compiled|CompiledFxGraph|CompiledFunction|TorchDynamo")
+INFRASTRUCTURE = {
+    *("aten", "prim", "profiler", "c10", "c10d", "torch", "cuda", "autograd", "prims", "inductor", "mkl", "mkldnn"),
+    *("mkldnn_prepacked", "onednn", "quantized", "_quantized", "quantization", "sparse", "static_runtime", "_native"),
+    *("inductor_prims", "rngprims", "debugprims", "export", "symm_mem", "fbgemm", "xnnpack", "_c10d_functional"),
+}
+"""Namespaces of operators that come with torch."""
+HOST = ("builtins", "torch", "numpy", "_ctypes", "ctypes", "time", "math", "posix", "gc", "_io", "_thread", "threading")
+
+
+def _shown(value: object) -> object:
+    return one_line(value, LONGEST_NAME) if isinstance(value, str) else value
+
+
+Name = Annotated[str, BeforeValidator(_shown)]
+"""A name as a child said it, fit to be shown."""
+
+
+class Observed(Record):
+    """What `kernelwright_child.observe` saw of one call. Claims of a process that may lie; bounded here once more."""
+
+    operators: tuple[tuple[Name, int, float], ...] = Field(default=(), max_length=64)
+    """Name, calls, and microseconds of its own, of each operator."""
+    kernels: tuple[tuple[Name, int, float], ...] = Field(default=(), max_length=64)
+    wall_us: float = 0.0
+    lines: tuple[int, ...] = Field(default=(), max_length=4000)
+    """Of the candidate's source, those that were executed."""
+    natives: tuple[Name, ...] = Field(default=(), max_length=64)
+    dynamic: bool = False
+    error: Name = Field(default="", max_length=LONGEST_NAME)
+
+    @classmethod
+    def read(cls, answer: dict[str, Any]) -> "Observed":
+        """What an answer claims; nothing but an error where it has another form."""
+        try:
+            return cls.model_validate(answer)
+        except ValidationError:
+            return cls(error="the candidate's process gave no account that can be read")
+
+    def share(self, pattern: re.Pattern[str] | None = None) -> tuple[float, list[str]]:
+        """The part of the call that computing operators took, and their names; those of `pattern` only, if given."""
+        chosen = [
+            (name, us)
+            for name, _, us in self.operators
+            if name.startswith("aten::") and (pattern.match(name) if pattern else not PLUMBING.match(name))
+        ]
+        return sum(us for _, us in chosen) / self.wall_us if self.wall_us > 0 else 0.0, [name for name, _ in chosen]
+
+
+def read_authenticity(source: str) -> Authenticity:
+    """A label from the text alone: own kernels, library calls, both or neither, as far as `forward` leads to them."""
+    try:
+        found = reach(source)
+    except Unreadable as why:
+        return Authenticity(label="unknown", evidence=(str(why),))
+    library = _library(found, source)
+    custom = bool(found.own_calls)
+    evidence = ["forward leads to a kernel of its own"] if custom else []
+    if found.builds and not custom:
+        evidence.append("the source builds a kernel, but forward does not lead to a call of it")
+    if library:
+        evidence.append(f"the source calls library operators: {_listed(library, 8)}")
+    return Authenticity(label=_label(custom, bool(library)), evidence=(*evidence, CAVEAT))
+
+
+def judge_authenticity(source: str, observed: Observed) -> Authenticity:
+    """The label from text and run together; where the run could not be observed, from the text."""
+    read = read_authenticity(source)
+    try:
+        found = reach(source)
+    except Unreadable:
+        found = None
+    if observed.error or found is None:
+        return read.model_copy(update={"evidence": (*read.evidence, *filter(None, [observed.error]))})
+    own = _own_reached(found, observed)
+    share, names = observed.share()
+    compiled = _is_compiled(observed)
+    library = compiled or share >= SMALL_SHARE or (not own and (bool(names) or bool(_library(found, source))))
+    evidence = list(_observations(found, observed, own))
+    if compiled:
+        evidence.append("torch.compile computed")
+    return Authenticity(label=_label(own, library), evidence=(*evidence, *read.evidence[:-1], OBSERVED_CAVEAT))
+
+
+def refusal(problem: Problem, source: str, observed: Observed, symbols: frozenset[str] = frozenset()) -> str:
+    """Why the problem's operator policy refuses a candidate that computes rightly, or an empty string.
+
+    `symbols` are the names that what it has built leaves to other libraries to define.
+    """
+    if problem.operators == "any":
+        return ""
+    try:
+        found = reach(source)
+    except Unreadable as why:
+        return f"the problem's policy is {problem.operators}: {why}"
+    vendor = vendor_words(found) | vendor_symbols(set(symbols))
+    if observed.error:
+        fault = f"the call could not be observed: {observed.error}"
+    elif _is_compiled(observed):
+        fault = "only own kernels count, and torch.compile computed the result"
+    elif problem.operators == "no-library":
+        fault = _library_fault(found, observed, vendor)
+    else:
+        fault = _custom_fault(found, observed, vendor) or _unseen_fault(found, observed, symbols)
+    return one_line(f"the problem's policy is {problem.operators}: {fault}") if fault else ""
+
+
+def _library_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:
+    names = observed.share(VENDOR)[1] or sorted(_numpy(found))
+    if names:
+        return f"library operators do not count, and these ran: {_listed(names)}"
+    return f"library operators do not count, and it names {_listed(vendor)}" if vendor else ""
+
+
+def _custom_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:
+    share, names = observed.share()
+    ran = _listed(names)
+    if not _own_reached(found, observed):
+        return f"only own kernels count, and none was reached{f'; what ran: {ran}' if ran else ''}"
+    if vendor:
+        return f"only own kernels count, and it names those of a library: {_listed(vendor)}"
+    seen = observed.share(VENDOR)[1]
+    if seen:  # however small its share: the rest of a call may be nothing but waiting
+        return f"only own kernels count, and these ran too: {_listed(seen)}"
+    return f"only own kernels count, and {100 * share:.0f} % of the call went to {ran}" if share >= SMALL_SHARE else ""
+
+
+def _unseen_fault(found: Reach, observed: Observed, symbols: frozenset[str]) -> str:
+    """Library calls that the text has and the run did not show: it may have known that it was observed."""
+    calls = [call for call in library_calls(found) if not call.constructs and not _is_seen(call.operator, observed)]
+    native = {name for name in cpp_operators(found) | dispatched(set(symbols)) if not _is_seen(name, observed)}
+    unseen = {f"{call.shown} in line {call.line}" for call in calls} | {f"{name} in C++" for name in native}
+    if not unseen:
+        return ""
+    return f"only own kernels count, and forward also has a way to {_listed(unseen)} that did not run; take it out"
+
+
+def _is_seen(operator: str, observed: Observed) -> bool:
+    return any(name.startswith((f"aten::{operator}", f"aten::_{operator}")) for name, _, _ in observed.operators)
+
+
+def _is_compiled(observed: Observed) -> bool:
+    return any(COMPILED.search(name) for name, _, _ in observed.operators)
+
+
+def _listed(names: Iterable[str], most: int = 4) -> str:
+    """The first of them, in the order of a list and otherwise by name."""
+    chosen = names if isinstance(names, list) else sorted(names)
+    return ", ".join(chosen[:most])
+
+
+def _label(own: bool, library: bool) -> Label:
+    if own:
+        return "mixed" if library else "custom"
+    return "library_only" if library else "unknown"
+
+
+def _own_reached(found: Reach, observed: Observed) -> bool:
+    """Whether native code of the candidate's was called: by line, as an extension's function, or as an operator."""
+    if found.own_calls & set(observed.lines):
+        return True
+    if found.builds and any(name.partition(".")[0] not in HOST for name in observed.natives):
+        return True
+    namespaces = {name.partition("::")[0] for name, _, _ in observed.operators if "::" in name}
+    return found.builds and bool(namespaces - INFRASTRUCTURE)
+
+
+def _observations(found: Reach, observed: Observed, own: bool) -> list[str]:
+    lines = ["a kernel of its own was reached"] if own else ["no kernel of its own was reached"]
+    share, names = observed.share()
+    if names:
+        lines.append(f"operators took {100 * share:.0f} % of the call: {', '.join(names[:6])}")
+    if observed.kernels:
+        lines.append(f"device kernels: {', '.join(name for name, _, _ in observed.kernels[:6])}")
+    ran = [line for line, body in found.handlers if body & set(observed.lines)]
+    if ran:
+        lines.append(f"an exception led to another way: the except clause in line {', '.join(map(str, sorted(ran)))}")
+    if observed.dynamic:
+        lines.append("code that stands in no file was executed")
+    return lines
+
+
+def _library(found: Reach, source: str) -> set[str]:
+    return {call.shown for call in library_calls(found)} | set(LIBRARY_IN_CPP.findall(source))
+
+
+def _numpy(found: Reach) -> set[str]:
+    names = {node.id for node in found.nodes if isinstance(node, ast.Name)}
+    return {"numpy"} & names | ({"np"} & names)

@@ -1,0 +1,29 @@
+"""What can not be judged, told from the source before anything is built. Pure.
+
+The scan refuses only what can not be run at all. It is no defence: what text rules find, text can hide.
+"""
+
+import ast
+
+from kernelwright.problems.defining import Kind, bound_names
+from kernelwright.sandbox.verdict.clean import one_line
+
+SOURCE_BYTES = 1_000_000
+NO_CALL: frozenset[Kind] = frozenset({"module"})
+"""What can not be called as a class is. A function can, and so may what is imported from a package of one's own."""
+
+
+def refuse(source: str, entry: str = "ModelNew") -> str:
+    """Why this source can not be judged, or an empty string."""
+    if len(source.encode(errors="surrogatepass")) > SOURCE_BYTES:
+        return f"the source is longer than {SOURCE_BYTES} bytes"
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        return one_line(f"line {error.lineno}: {error.msg}: {error.text or ''}")
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"the source can not be parsed: {error}"
+    names = bound_names(tree, without=NO_CALL)
+    if entry in names:
+        return ""
+    return one_line(f"no class {entry} is defined; the file defines {', '.join(names) or 'nothing'}")

@@ -1,0 +1,224 @@
+"""The judge's hold on one device: exclusive, flushed before every call, and known to be idle when it should be."""
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import NamedTuple, Self
+
+from kernelwright.sandbox.calls.buffers import Glancer, Lent, Shown, poison
+from kernelwright.sandbox.machine.clocks import Clocks
+from kernelwright.sandbox.machine.turns import DeviceTurn, Waiting
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child.gpu import driver
+
+FLUSH = 2
+"""Times the L2 cache's size: as much is written between calls, so that nothing of them is left in it."""
+CALIBRATIONS = 20
+LATE_MS, LATE_SHARE = 0.03, 0.25
+"""How much longer than on an idle device the judge's own work may take: the larger of a time and a share."""
+PROBES, PROBE_PAUSE_S = 3, 2e-4
+"""How often it is tried before each call whether the device answers at once."""
+ANSWER_MS = 0.4
+"""An idle device does a little work for the judge within this time, on the host's clock."""
+WAIT_S = 600
+LOOK_S = 0.05
+"""How often a thread that waits for another one's turn looks whether it is still wanted."""
+
+
+class Prepared(NamedTuple):
+    """What the judge's own work before a call took, in ms."""
+
+    taken_ms: float
+    """On the device's clock."""
+    idle_ms: float
+    """The same on an idle device."""
+    answer_ms: float = 0.0
+    """The longest that the device took to do next to nothing, on the host's clock, before the inputs appeared."""
+
+    @property
+    def was_idle(self) -> bool:
+        """False where something else ran meanwhile.
+
+        Contexts of different processes have the device in turns of a millisecond or two. Work of a child that stands
+        still (queued before, or a kernel that stays) makes the judge wait for its turn, which the host's clock sees.
+        Where a turn of the judge's ends within its own work, that work takes longer, which the device's clock sees.
+        """
+        in_time = self.taken_ms - self.idle_ms <= max(LATE_MS, LATE_SHARE * self.idle_ms)
+        return in_time and self.answer_ms <= ANSWER_MS
+
+
+class Device:
+    """One device for one process. Calls on it belong between `hold` and its end; children are others' processes."""
+
+    def __init__(self, ordinal: int = 0, wait_s: float = WAIT_S) -> None:
+        """Takes no lock yet; `wait_s` is for `hold`. Raises `MachineError` where there is no device."""
+        self.ordinal = ordinal
+        self._wait_s = wait_s
+        try:
+            self.uuid = driver.device_uuid(ordinal)
+            self._context = driver.Context(ordinal)
+            self.name, self.architecture = self._context.name, self._context.architecture
+            self.clocks = Clocks(self.uuid)
+            self.stream = driver.Stream()
+            self._events = driver.Event(), driver.Event()
+            self._flush_bytes = FLUSH * max(self._context.attribute("l2_bytes"), 2**20)
+            self._flush = driver.allocate(self._flush_bytes)
+        except driver.CudaError as error:
+            raise MachineError(f"no CUDA device {ordinal} can be used ({error}); see `kernelwright doctor`") from None
+        self.glancer = Glancer(self.stream)
+        self.limit_bytes: int | None = None
+        """Of memory that may be used; None for all."""
+        self._idle_ms: dict[int, float] = {}
+        self._turn = 0
+        self._threads = threading.RLock()
+        self._lock: DeviceTurn | None = None
+        self._holds = 0
+
+    def __enter__(self) -> Self:
+        self._take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+        self.close()
+
+    @contextmanager
+    def hold(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Have the device alone, among all judges of this machine and all threads of this one; may be nested.
+
+        Raises `MachineError` where another process keeps it, and where the waiting is `stopped`.
+        """
+        self._take(stopped)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _take(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        while not self._threads.acquire(timeout=LOOK_S):
+            if stopped():
+                raise MachineError(f"the judging was stopped before its turn on device {self.uuid} came")
+        try:
+            self.make_current()
+            if self._holds == 0:
+                self._lock = DeviceTurn(self.uuid, Waiting(self._wait_s, stopped))
+            self._holds += 1
+        except BaseException:
+            self._threads.release()
+            raise
+
+    def _leave(self) -> None:
+        self._holds -= 1
+        if self._holds == 0 and self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        self._threads.release()
+
+    def make_current(self) -> None:
+        """Use the device's context from the calling thread, also through torch."""
+        self._context.make_current()
+        if self.ordinal:
+            import torch
+
+            torch.cuda.set_device(self.ordinal)
+
+    def calibrate(self, lent: Lent) -> None:
+        """Learn what `prepare` takes while no child has work: call it before the candidate's source has run."""
+        with lent.rehearsal():
+            taken = [self._prepare(lent) for _ in range(CALIBRATIONS)]
+        self._idle_ms[lent.bytes] = statistics.median(taken[CALIBRATIONS // 4 :])
+
+    def prepare(self, lent: Lent, outputs: tuple[Shown, ...] = ()) -> Prepared:
+        """All that goes before a call, while the child stands still: the clock may start when this returns.
+
+        Poisons where the last outputs lie, makes the inputs of the last call unusable, looks whether the device is
+        idle, shows the staged inputs, gives pinned cache lines back and flushes the L2 cache. Without `calibrate` for
+        inputs of this size it is not known what that takes on an idle device.
+        """
+        driver.synchronize()
+        for output in outputs:
+            poison(output, self.stream)
+        lent.spoil(self.stream)
+        self.stream.wait()
+        answer = self._longest_answer_ms()
+        if answer > ANSWER_MS:  # a busy host is late once; work on the device makes us wait again
+            answer = min(answer, self._longest_answer_ms())
+        return Prepared(self._prepare(lent), self._idle_ms.get(lent.bytes, math.inf), answer)
+
+    def is_busy(self) -> bool:
+        """Whether something else runs on the device right now."""
+        return self._longest_answer_ms(4 * PROBES) > ANSWER_MS
+
+    def _longest_answer_ms(self, probes: int = PROBES) -> float:
+        return max(self._answer_ms() for _ in range(probes))
+
+    def _answer_ms(self) -> float:
+        """How long the device takes to do next to nothing, once whoever waits for a turn has had the time to get it."""
+        time.sleep(PROBE_PAUSE_S)
+        start = time.perf_counter_ns()
+        self.stream.fill(self._flush, 0, 1)
+        self.stream.wait()
+        return (time.perf_counter_ns() - start) / 1e6
+
+    def _prepare(self, lent: Lent) -> float:
+        start, end = self._events
+        self._context.reset_persisting_l2()
+        self._turn += 1
+        # The device is at this while all that follows is issued: how fast the host is shall not be in the time.
+        self.stream.fill(self._flush, -self._turn % 2**32, self._flush_bytes // 4)
+        self.stream.record(start)
+        lent.reveal(self.stream)
+        self.stream.fill(self._flush, self._turn, self._flush_bytes // 4)
+        self.stream.record(end)
+        self.stream.wait()
+        return end.since(start)
+
+    def free_bytes(self) -> int:
+        """Device memory that nobody has, as far as it may be used."""
+        free, total = self._context.free_bytes()
+        return max(0, free - (total - self.total_bytes()))
+
+    def used_bytes(self) -> int:
+        """Device memory that all processes together have."""
+        free, total = self._context.free_bytes()
+        return total - free
+
+    def total_bytes(self) -> int:
+        """All device memory that may be used: what there is, or `limit_bytes` if that is less."""
+        total = self._context.free_bytes()[1]
+        return total if self.limit_bytes is None else min(total, self.limit_bytes)
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self._flush:
+            self.make_current()
+            self.glancer.close()
+            driver.free(self._flush)
+            for event in self._events:
+                event.close()
+            self.stream.close()
+            self.clocks.close()
+            self._context.close()
+            self._flush = 0
+
+
+def device_of(settings: Settings) -> Device:
+    """The one that these settings name, opened when first needed; they say how much of its memory may be used."""
+    device = _opened(settings.ordinal)
+    device.limit_bytes = settings.device_memory_bytes
+    return device
+
+
+def first_device() -> Device:
+    """The first that this process may see, opened when first needed."""
+    return _opened(0)
+
+
+@cache
+def _opened(ordinal: int) -> Device:
+    return Device(ordinal)

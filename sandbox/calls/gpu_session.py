@@ -1,0 +1,412 @@
+"""The judge's side of a worker on a GPU: inputs appear on a quiet device, outputs are looked at within the clock."""
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
+from kernelwright.sandbox.calls.device import Device, Prepared
+from kernelwright.sandbox.calls.needs import Needs
+from kernelwright.sandbox.calls.relief import relieve
+from kernelwright.sandbox.calls.sessions import (
+    LEAST_BYTES,
+    OBSERVING,
+    ROOM,
+    Misbehaved,
+    Refused,
+    Session,
+    Timed,
+    question,
+)
+from kernelwright.sandbox.jail.children import ChildGone, ChildLate
+from kernelwright.sandbox.jail.layers import Kind
+from kernelwright.sandbox.machine.clocks import ClockSample
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.trees import is_sound
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.memory import gib
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child.gpu import driver
+
+LOG = logging.getLogger(__name__)
+DISTURBED_AT_LEAST, DISTURBED_SHARE = 3, 0.5
+"""So often, and in such a share of the calls, the device must have been busy before somebody is blamed for it.
+
+Times after which it was busy never count, so nothing is won below this share; a busy host stays below it."""
+MOST_MADE_TWICE = 8
+"""So many calls of a candidate may be made once more for want of memory. None of them counts."""
+AFTERMATH_S = 0.1
+"""So long after a child has been killed its work has left the device."""
+NAMELESS = 2**30
+"""A result of unknown size may take so much."""
+LENT_AHEAD = 2**28
+"""Room for outputs up to this size is lent before it is known whether it is needed."""
+
+
+class Witnessed(NamedTuple):
+    """What is known of one call on the device beside its time on the judge's clock."""
+
+    device_ms: float | None
+    """What the worker says that the device's events said. A hint."""
+    prepared: Prepared
+    clocks: ClockSample | None
+    mapped_anew: bool
+    """Whether an output lay in an allocation that was not seen before, which costs time within the clock."""
+    made_twice: bool = False
+    """Whether a candidate made it once more on the same values, after one for which memory was missing: the first may
+    have done the work."""
+    parts: tuple[float, ...] = ()
+    """By the worker's word, in ms since the clock started: reached, issued, done, described; then, by the judge's own
+    clock, answered and looked at."""
+
+
+class GpuSession(Session):
+    """A `Session` whose calls run on a device. Settings must have `gpu`; use it while the device is held."""
+
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, device: Device) -> None:
+        super().__init__(kind, folder, settings)
+        self._device = device
+        self._inputs: Lent | None = None
+        self._owns_inputs = True
+        self._allocations = Allocations()
+        self._outputs: tuple[Shown, ...] = ()
+        self._calls = self._disturbed = self._made_twice = 0
+        self.copies_outputs = False
+        """Whether every output is copied to where the judge can see it: the driver lets it map nothing of the child."""
+        self.switches: dict[str, Any] = {}
+        """Torch's precision switches as the child reported them."""
+        self.is_cold = False
+        """Whether it has given back what a call needs, so that the next one has to get it anew."""
+        self._outputs_bytes = 0
+        self._is_showing = False
+        """Whether values of its last result are still to be read where they are."""
+
+    def greet(self) -> None:
+        """As of any child; it is then told that it works on the device."""
+        super().greet()
+        try:
+            self._exchange({"op": "use device"}, self._settings.start_timeout_s)
+        except (Refused, ChildGone, ChildLate) as error:
+            raise MachineError(f"no child can use the device ({error}); see `kernelwright doctor`") from None
+
+    def admit(self, layout: Layout, result_bytes: int) -> None:
+        """What must be done before the candidate's source runs: lend memory, and learn what an idle device takes."""
+        self.lend_layout(layout)
+        self._outputs_bytes = result_bytes
+        self.copies_outputs = not self.can_be_mapped()
+        if self.copies_outputs or result_bytes <= LENT_AHEAD:
+            self.lend_outputs(result_bytes)
+        if self.copies_outputs:
+            self.ask({"op": "copy outputs"}, self._settings.start_timeout_s)
+
+    def to_device(self, precision: str) -> None:
+        """Move the model, once its weights are its own."""
+        answer = self.ask({"op": "to device", "precision": precision}, self._settings.start_timeout_s)
+        switches = answer.get("switches")
+        self.switches = switches if isinstance(switches, dict) else {}
+
+    def lend(self, values: Values) -> None:
+        """Lend device memory for inputs like these."""
+        self.lend_layout([raw[:2] for raw in values.tensors])
+
+    def lend_layout(self, layout: Layout) -> None:
+        """Lend device memory for inputs of this layout. No child may have work on the device meanwhile."""
+        self._give_back()
+        self._device.make_current()
+        lent = Lent(layout, self._device.ordinal)
+        try:
+            self._device.calibrate(lent)
+            self.lend_memory(lent)
+        except BaseException:
+            lent.close()
+            raise
+        self._owns_inputs = True
+
+    def lend_memory(self, lent: Lent) -> None:
+        """Lend memory that others may see too; whoever made it closes it."""
+        self._give_back()
+        self._exchange(
+            {"op": "lend", "specs": lent.specs, "bytes": lent.bytes}, self._settings.start_timeout_s, lent.fd
+        )
+        self._inputs, self._owns_inputs = lent, False
+
+    @property
+    def inputs(self) -> Lent | None:
+        """The memory for inputs that the child sees now."""
+        return self._inputs
+
+    def lend_outputs(self, size: int) -> None:
+        """Lend room for a call's outputs, for those whose own memory can not be mapped: they are copied in the call."""
+        room = Lent([("uint8", (size,))], self._device.ordinal)
+        self._allocations.lent = room
+        message = {"op": "lend outputs", "specs": room.specs, "bytes": room.bytes}
+        self._exchange(message, self._settings.start_timeout_s, room.fd)
+
+    def rest(self) -> None:
+        """Have a trusted child give back all device memory that it keeps for its next call; its results go too."""
+        if self._is_showing:
+            return
+        self._device.make_current()
+        self._allocations.forget()
+        self._outputs = ()
+        self.ask({"op": "rest"}, self._settings.start_timeout_s)
+        self.is_cold = True
+
+    @property
+    def places_known(self) -> int:
+        """How many allocations of the child have been seen since it last gave all back."""
+        return self._allocations.count
+
+    def let_go(self) -> None:
+        """What the last result holds is no longer read where it lies."""
+        self._is_showing = False
+
+    def can_be_mapped(self) -> bool:
+        """Whether the judge can map memory of this child."""
+        claims = self.ask({"op": "trial"}, self._settings.start_timeout_s)["tensors"]
+        try:
+            self._allocations.find(claims[0])
+        except PeekError:
+            return False
+        return True
+
+    def needs(self, differentiated: bool, values: Values) -> Needs:
+        """What a call of a trusted child on these values takes of the device's memory."""
+        self._show(values)
+        asked = question("size", values) | {"backward": differentiated}
+        answer = self.ask(asked, OBSERVING * self._settings.call_timeout_s)
+        taken = {name: int(answer[name]) for name in ("result", "exact", "peak", "weights")}
+        return Needs(inputs=sum(len(raw.data) for raw in values.tensors), **taken)
+
+    def layout(self, seed: int, timeout_s: float) -> Layout:
+        """Dtype and shape of a trusted child's inputs."""
+        answer = self._drawn({"op": "layout", "seed": seed}, timeout_s)
+        return [(str(dtype), tuple(shape)) for dtype, shape in answer["layout"]]
+
+    def draw(self, seed: int, timeout_s: float) -> Values:
+        """Fresh inputs of a trusted child under a seed; they stay on the device."""
+        assert self._inputs is not None, "lend memory before drawing"
+        answer = self._drawn({"op": "draw", "seed": seed}, timeout_s)
+        return Values(answer["tree"], self._inputs.taken())
+
+    def _drawn(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The answer of a trusted child that draws: on the host, where the device has no room even after relief."""
+        for once_more in ({}, {"on_host": True}):
+            try:
+                return self.ask(message, timeout_s)
+            except Refused as refused:
+                if not refused.memory:
+                    raise
+                LOG.info("memory was missing to draw inputs: %s", refused.reason)
+                relieve()
+                message = message | once_more
+        return self.ask(message, timeout_s)
+
+    def expect(self, result_bytes: int) -> None:
+        """Refuse results that are far larger than this."""
+        if self._kind == "worker":
+            self.result_bytes = 4 * result_bytes + NAMELESS
+
+    def trust_results(self) -> None:
+        """For a trusted child: results may be of any size."""
+        self.result_bytes = self._device.total_bytes()
+
+    def policy(self, name: str) -> dict[str, Any]:
+        """Have a trusted child set torch's precision switches by this policy; tells what they then are."""
+        answer = self.ask({"op": "policy", "precision": name}, self._settings.start_timeout_s)
+        switches = answer.get("switches")
+        return switches if isinstance(switches, dict) else {}
+
+    def state(self, most_bytes: int) -> Values:
+        """The model's buffers as its calls have left them. Far more than so many bytes are refused."""
+        self._device.make_current()
+        answer = self.ask({"op": "state"}, self._settings.start_timeout_s)
+        claims = answer.get("tensors")
+        shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
+        tree = answer.get("tree")
+        if not isinstance(tree, dict) or not is_sound(tree, len(shown)):
+            raise PeekError("the child described its buffers in a form that can not be read")
+        if sum(output.bytes for output in shown) > (most := ROOM * most_bytes + LEAST_BYTES):
+            raise PeekError(f"the buffers of the model take more than {most} bytes")
+        return Values(tree, tuple(fetch(output)[0] for output in shown))
+
+    def call(self, values: Values, timeout_s: float, op: str = "call", in_place: bool = False) -> Timed:
+        """Call the model on `values` (or, with op `burst`, on each of a list made by `merged`).
+
+        With `in_place` a trusted child's result is not copied: it can be read until the child is asked again, or until
+        `let_go`. A call for which memory was missing is made once more when others have given theirs back.
+        """
+        try:
+            return self._called(values, timeout_s, op, in_place)
+        except Refused as refused:
+            if not self._can_make_room(refused):
+                raise
+        except BaseException:
+            self.let_go()
+            raise
+        again = self._called(values, timeout_s, op, in_place)
+        assert again.device is not None
+        return again._replace(device=again.device._replace(made_twice=self._kind == "worker"))
+
+    def _can_make_room(self, refused: Refused) -> bool:
+        """Whether what was missing in a call could be lent or freed."""
+        LOG.info("%s refused a call for want of memory: %s", self._kind, refused.reason)
+        self._made_twice += 1
+        if self._kind == "worker" and self._made_twice > MOST_MADE_TWICE:
+            return False
+        if refused.room is not None and self._allocations.lent is None and self._kind == "worker":
+            self.lend_outputs(self._outputs_bytes)
+            return True
+        if refused.memory:
+            relieve()
+        return refused.memory
+
+    def _called(self, values: Values, timeout_s: float, op: str, in_place: bool) -> Timed:
+        """One call, as `call` says.
+
+        The inputs are shown and everything is flushed while the child stands still; then the clock starts. It stops
+        when secret places of all outputs have been read. What they held must be what the outputs hold once every
+        thread of the child stands still: nothing can finish after its word.
+        """
+        assert self._inputs is not None, "lend memory before calling"
+        self._device.make_current()
+        self._inputs.stage(values.tensors)
+        prepared = self._device.prepare(self._inputs, self._outputs)
+        self.refuse_work_done_meanwhile()
+        self._refuse_disturbance(prepared)
+        self._outputs = ()
+        known, before = self._allocations.count, self._cpu_ms()
+        self.is_cold, self._is_showing = False, True
+        answer, looked, milliseconds, parts = self._clocked(question(op, values), timeout_s)
+        clocks = self._device.clocks.sample()
+        if "error" in answer:
+            self._is_showing = False
+            raise Refused(answer)
+        cpu_ms = self._cpu_ms() - before
+        self._outputs = tuple(shown for shown, _ in looked)
+        output = self._taken(answer, looked, in_place)
+        LOG.debug("%s %s: %s of the device are used", self._kind, op, gib(self._device.used_bytes()))
+        self._is_showing = in_place
+        self.refuse_work_done_meanwhile()
+        if self._watches("offspring") and self._child.offspring():
+            raise Misbehaved("the candidate keeps processes of its own running after a call")
+        if self._watches("input_check") and self._inputs.changed():
+            raise Misbehaved("the call changed an input in place")
+        self._inputs.stage_nothing()
+        said = answer.get("device_ms")
+        device_ms = float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
+        witnessed = Witnessed(device_ms, prepared, clocks, self._allocations.count > known, parts=parts)
+        return Timed(output, milliseconds, cpu_ms, witnessed)
+
+    @property
+    def outputs_overlap(self) -> bool:
+        """Whether outputs of the last call lie in each other's memory."""
+        places = sorted((output.address, output.address + output.bytes) for output in self._outputs if output.bytes)
+        return any(end > start for (_, end), (start, _) in itertools.pairwise(places))
+
+    def call_ms(self, values: Values, timeout_s: float, op: str = "call") -> float:
+        """The same; only its time in ms. A trusted child's result is not read."""
+        found = self.call(values, timeout_s, op, in_place=self._kind == "reference")
+        self.let_go()
+        return found.milliseconds
+
+    def nothing_ms(self) -> float:
+        """The time of a call of a trusted child that computes next to nothing: what the protocol itself costs."""
+        assert self._inputs is not None, "lend memory before calling"
+        self._device.make_current()
+        self._device.prepare(self._inputs, self._outputs)
+        self._outputs = ()
+        return self._clocked({"op": "nothing"}, self._settings.call_timeout_s)[2]
+
+    def observe(self, values: Values, gradients: bool) -> Any:
+        """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
+        self._show(values)
+        asked = question("observe", values) | {"gradients": gradients}
+        return self._exchange(asked, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
+
+    def trace(self, values: Values, timeout_s: float) -> dict[str, Any]:
+        """What a trusted child finds that a call on `values` must do; nothing is timed here."""
+        self._show(values)
+        return self._exchange(question("trace", values), timeout_s)[0]
+
+    def _show(self, values: Values) -> None:
+        assert self._inputs is not None, "lend memory before calling"
+        self._device.make_current()
+        self._inputs.stage(values.tensors)
+        driver.synchronize()
+        self._inputs.reveal(self._device.stream)
+        self._device.stream.wait()
+        self._inputs.stage_nothing()
+
+    def _clocked(
+        self, message: dict[str, Any], timeout_s: float
+    ) -> tuple[dict[str, Any], list[tuple[Shown, Glance]], float, tuple[float, ...]]:
+        """Ask, and look at the outputs before the clock stops; then every thread of the child is stopped."""
+        self._child.send(message)  # it stands still, and finds this when it goes on
+        start = time.perf_counter_ns()
+        self._release()
+        answer = self._hear(timeout_s)
+        answered = time.perf_counter_ns()
+        claims = answer.get("tensors")
+        shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
+        looked = list(zip(shown, self._device.glancer.look(shown), strict=True))
+        stop = time.perf_counter_ns()
+        self._stop()
+        marks = answer.get("marks")
+        said = [mark for mark in marks if isinstance(mark, int)][:4] if isinstance(marks, list) else []
+        parts = tuple((mark - start) / 1e6 for mark in (*said, answered, stop))
+        return answer, looked, (stop - start) / 1e6, parts
+
+    def _taken(self, answer: dict[str, Any], looked: Sequence[tuple[Shown, Glance]], in_place: bool) -> Values:
+        """The outputs' values, which must still be what was seen within the clock."""
+        tree = answer.get("tree")
+        if not isinstance(tree, dict) or not is_sound(tree, len(looked)):
+            raise PeekError("the child described its result in a form that can not be read")
+        if sum(shown.bytes for shown, _ in looked) > self.result_bytes:
+            raise PeekError(f"the outputs take more than {self.result_bytes} bytes")
+        values: list[RawTensor] = []
+        for index, (shown, glance) in enumerate(looked):
+            raw, data = fetch(shown, in_place)
+            if not glance.agrees(data):
+                raise Misbehaved(f"output {index} still changed after the candidate had said that it was done")
+            values.append(raw)
+        return Values(tree, tuple(values))
+
+    def _refuse_disturbance(self, prepared: Prepared) -> None:
+        """Somebody's device work went on while no call did: once may be chance; often, it is looked whose it is."""
+        if self._kind != "worker":
+            return  # it is trusted: what it finds running is another's
+        self._calls += 1
+        self._disturbed += not prepared.was_idle
+        if self._disturbed < max(DISTURBED_AT_LEAST, DISTURBED_SHARE * self._calls):
+            return
+        super().close()
+        time.sleep(AFTERMATH_S)
+        said = (
+            f"the device was busy while no call was going on, before {self._disturbed} of {self._calls} calls (it "
+            f"took {prepared.taken_ms:.3g} ms for what takes {prepared.idle_ms:.3g} ms when idle, and "
+            f"{prepared.answer_ms:.3g} ms to answer)"
+        )
+        if self._device.is_busy():
+            raise MachineError(
+                f"{said}, and still is now that the candidate has been ended; end what else uses the device"
+            )
+        raise Misbehaved(said)
+
+    def _give_back(self) -> None:
+        if self._inputs is not None and self._owns_inputs:
+            self._inputs.close()
+        self._inputs = None
+
+    def close(self) -> str:
+        """End the child, then let go of its memory and of what was lent."""
+        said = super().close()
+        self._device.make_current()
+        self._allocations.close()
+        self._give_back()
+        return said

@@ -1,0 +1,98 @@
+"""What a judging takes of memory, known before it starts: how many references may live beside each other. Pure."""
+
+from typing import NamedTuple
+
+from kernelwright.sandbox.verdict.memory import gib
+
+CONTEXT_BYTES = 640 * 2**20
+"""Of each process that uses a device, before it has done anything."""
+LOOK_BYTES = 3 * 2**29
+"""On a device, for comparing: pieces of outputs in float64, and what is written to flush its cache."""
+LARGE_BYTES = 2**30
+"""Above this, memory that is kept only to be quicker is given back as soon as it is not used."""
+
+
+class Needs(NamedTuple):
+    """What one call of the reference takes, in bytes."""
+
+    inputs: int
+    result: int
+    exact: int
+    """Of its result in float64."""
+    peak: int
+    """Result and all that lies between it and the inputs, at most at once."""
+    weights: int
+
+    @property
+    def exact_peak(self) -> int:
+        """The same for a call in float64: widened inputs and weights, and wider results and intermediates."""
+        return 2 * (self.inputs + self.peak + self.weights)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether memory is not to be kept for nothing."""
+        return self.inputs + self.peak + self.weights > LARGE_BYTES
+
+
+class Own(NamedTuple):
+    """What processes take on their own account, whatever the problem."""
+
+    child: int
+    judge: int
+
+
+ON_DEVICE, ON_HOST = Own(CONTEXT_BYTES, CONTEXT_BYTES + LOOK_BYTES), Own(2**25, 2**28)
+"""On the host children share what they have imported."""
+
+
+def taken_bytes(needs: Needs, references: int, own: Own) -> int:
+    """What judging takes while so many references keep what their calls need.
+
+    Inputs are there four times: lent to the candidate and to all references, held by the judge, and once more while
+    they are drawn or a family is made of them. The judge has a copy of the candidate's result; the candidate is granted
+    what a reference takes. Where there are several references, a check in float64 must fit beside them; a single one
+    gives back what it has first.
+    """
+    child = needs.weights + needs.peak + own.child
+    judge = 4 * needs.inputs + needs.result + own.judge
+    beside = needs.exact_peak + needs.exact + needs.result if references > 2 else 0
+    return judge + (references + 1) * child + beside
+
+
+def references_kept(needs: Needs, wanted: int, free_bytes: int, own: Own) -> int:
+    """How many references may live beside each other, at most `wanted`; 0 where not even one fits."""
+    fitting = (count for count in range(wanted, 0, -1) if taken_bytes(needs, count, own) <= free_bytes)
+    return next(fitting, 0)
+
+
+def child_bytes(needs: Needs) -> int:
+    """What one reference takes of the host's memory that computes on the processor, in float64 too."""
+    return needs.weights + needs.inputs + needs.peak + needs.exact_peak + ON_HOST.child
+
+
+def refusal(name: str, needs: Needs, free_bytes: int, own: Own) -> str:
+    """The sentence for a problem that does not fit."""
+    where = "the device" if own is ON_DEVICE else "this machine"
+    return (
+        f"judging {name} takes {gib(taken_bytes(needs, 1, own))} of memory (a call has {gib(needs.inputs)} of inputs, "
+        f"{gib(needs.weights)} of weights and takes {gib(needs.peak)} beside them) and {where} has "
+        f"{gib(free_bytes)}; use one with more, or make the problem smaller"
+    )
+
+
+def child_refusal(name: str, needs: Needs, limit_bytes: int) -> str:
+    """The sentence for a reference that is too large for a child."""
+    return (
+        f"the reference of {name} takes {gib(child_bytes(needs))} of memory in float64 (a call has "
+        f"{gib(needs.inputs)} of inputs, {gib(needs.weights)} of weights and takes {gib(needs.peak)} beside them) and "
+        f"a child may take {gib(limit_bytes)}; give more with --memory, or use a machine that has more"
+    )
+
+
+def input_refusal(name: str, least: Needs, limit_bytes: int) -> str:
+    """The same where nothing but the inputs is known, which are too many by themselves."""
+    return (
+        f"the reference of {name} takes at least {gib(child_bytes(least))} of memory in float64 (its inputs alone have "
+        f"{gib(least.inputs)}) and a child may take {gib(limit_bytes)}; give more with --memory, or use a machine that "
+        "has more"
+    )

@@ -1,0 +1,557 @@
+"""The problem's own code in its own child: arguments, weights, inputs, expected values and the baseline's time."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.needs import LARGE_BYTES, Needs
+from kernelwright.sandbox.calls.opening import device_held, open_session
+from kernelwright.sandbox.calls.planning import CERTAIN_BYTES, planned, require_room
+from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Timed
+from kernelwright.sandbox.correctness.compare import PLAIN as UNDESCRIBED
+from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
+from kernelwright.sandbox.correctness.cutting import Cut, part
+from kernelwright.sandbox.correctness.lint import quick_status
+from kernelwright.sandbox.correctness.weights import changed
+from kernelwright.sandbox.jail.children import ChildGone, ChildLate
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
+from kernelwright.sandbox.verdict.memory import gib
+from kernelwright.sandbox.verdict.settings import CompileMode, Settings
+from kernelwright.sandbox.verdict.verdicts import ProblemStatus
+
+if TYPE_CHECKING:
+    from kernelwright.sandbox.calls.buffers import Layout
+    from kernelwright.sandbox.calls.exactly import ExactOnDevice
+    from kernelwright.sandbox.calls.gpu_session import GpuSession
+    from kernelwright.sandbox.calls.inputs import SharedInputs
+
+PATIENCE = 10
+"""A reference may take this many times a candidate's call limit: float64 is slow."""
+COMPILING_S = 1200
+"""For all compilation by torch.compile, which may try out dozens of kernels."""
+SHIPPED = "shipped"
+"""The precision policy of torch's own defaults."""
+MOST_WARMING = 4
+"""Calls after memory was given back."""
+STATUS_BYTES = 2**28
+"""Of inputs and result that lazy answers are held against, where a part of them does."""
+RANDOM = (
+    "two calls on the same values differ by more than rounding (dropout, or another draw in forward), so both sides "
+    "are seeded alike before each call and only what draws in the same way can be right"
+)
+
+
+def operation(problem: Problem) -> str:
+    """What workers are asked to do for this problem: `call`, or `backward` where gradients are wanted too."""
+    return "call" if problem.direction == "forward" else "backward"
+
+
+class Form(NamedTuple):
+    """Which reference: how its baseline is computed, and whether its weights are those of the constructor."""
+
+    compiled: CompileMode | None = None
+    changed_weights: bool = False
+
+    @property
+    def baseline(self) -> str:
+        """The name in the record."""
+        return "eager" if self.compiled is None else f"torch.compile {self.compiled}"
+
+
+PLAIN = Form()
+
+
+class Compilation(NamedTuple):
+    """How many graphs torch.compile has compiled, and how many it found compiled before."""
+
+    made: int
+    found: int
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is anything that was not there before."""
+        return self.made > 0 or self.found == 0
+
+
+class ReferenceSession:
+    """The problem's own code in its own child: constructor arguments, weights, inputs, expected values, baseline."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        settings: Settings,
+        form: Form = PLAIN,
+        folder: WorkFolder | None = None,
+        inputs: "SharedInputs | None" = None,
+    ) -> None:
+        """Of a compiled form, `compile` is due before the first call. The folder is removed with the child.
+
+        `inputs`: on a device, the memory that other references of the problem see too.
+        """
+        self.problem, self.settings, self.form = problem, settings, form
+        self.compilation = Compilation(0, 0)
+        self._folder = folder or WorkFolder()
+        self._on_device: GpuSession | None = None
+        self._shared, self._own_inputs = inputs, inputs is None
+        self._forget: Callable[[], None] = lambda: None
+        try:
+            self._session = open_session("reference", self._folder, settings)
+        except BaseException:
+            self._folder.close()
+            raise
+        try:
+            with device_held(settings):
+                self._session.greet()
+                with self._translated():
+                    source = str(self._folder.write("reference.py", self.problem.source))
+                    require_room(problem, settings, self._session, source)
+                    self._load(source)
+                    self._lend()
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, source: str) -> None:
+        limit = self.settings.start_timeout_s
+        message = {
+            "op": "load",
+            "source": source,
+            "seed": _seed(),
+            "threads": self.settings.threads,
+            "direction": self.problem.direction,
+            "dtype": self.problem.dtype,
+        }
+        made = self._session.fetch(self._session.ask(message, limit))
+        arguments, weights, changing = made.tree["l"]
+        self._changing = {item["v"] for item in changing["l"]}
+        self.arguments = _own(arguments, made)
+        self.weight_names = [name for name, _ in weights["d"]]
+        self.weights = _own(weights, made)
+        if self.form.changed_weights and self.weights.tensors:
+            self.weights = self._session.fetch(self._take(self._other_weights()))
+
+    def _other_weights(self) -> Values:
+        other = changed(self.weight_names, self.weights.tensors, self._changing, _seed())
+        return Values(self.weights.tree, tuple(other))
+
+    def _take(self, weights: Values) -> dict[str, Any]:
+        """Have the model take these weights; how it then holds them."""
+        question = {"op": "weights", "names": self.weight_names}
+        return self._session.ask(question, self.settings.start_timeout_s, weights)
+
+    @contextmanager
+    def reweighted(self) -> Iterator[None]:
+        """Within it the model has other weights than before and after."""
+        with self._translated():
+            self._take(self._other_weights())
+        try:
+            yield
+        finally:
+            with self._translated():
+                self._take(self.weights)
+
+    def _lend(self) -> None:
+        if not self.settings.gpu:
+            self._sample = self.draw()
+            self._session.lend(self._sample)
+            return
+        from kernelwright.sandbox.calls.device import device_of
+        from kernelwright.sandbox.calls.gpu_session import GpuSession
+        from kernelwright.sandbox.calls.inputs import SharedInputs
+        from kernelwright.sandbox.calls.relief import register
+
+        assert isinstance(self._session, GpuSession)
+        self._on_device = session = self._session
+        # Whoever uses torch.compile has torch's defaults beside it.
+        session.to_device(SHIPPED if self.form.compiled else self.problem.precision)
+        session.trust_results()
+        self.layout: Layout = session.layout(_seed(), self._patience_s)
+        self._shared = self._shared or SharedInputs()
+        session.lend_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
+        if not session.can_be_mapped():
+            session.lend_outputs(self.needs.exact)
+        self._forget = register(self.rest, self.settings.ordinal)
+
+    @cached_property
+    def plan(self) -> Needs | None:
+        """What a call takes of memory, by its shapes; None where that can not be told. The first time takes seconds."""
+        try:
+            source = str(self._folder.path / "reference.py")
+            return planned(self.problem, self._session, source, self.settings.start_timeout_s)
+        except (ChildGone, ChildLate, Refused, OSError):
+            return None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether weights and inputs are so small that many such children fit on any machine."""
+        return self._on_device is None and self.weights.size + self._sample.size < CERTAIN_BYTES
+
+    @cached_property
+    def needs(self) -> Needs:
+        """On a device: what a call takes of its memory, measured in one."""
+        assert self._on_device is not None
+        with self._translated():
+            return self._on_device.needs(self.problem.direction != "forward", self.draw())
+
+    @cached_property
+    def _exact(self) -> "ExactOnDevice":
+        from kernelwright.sandbox.calls.device import device_of
+        from kernelwright.sandbox.calls.exactly import ExactOnDevice
+
+        assert self._on_device is not None
+        return ExactOnDevice(self._on_device, device_of(self.settings), self.needs, tolerance_of(self.problem))
+
+    @property
+    def exact_ways(self) -> tuple[str, ...]:
+        """On a device: how float64 results were computed so far: `whole`, in `parts`, on the `processor`."""
+        return tuple(sorted(self._exact.ways)) if "_exact" in self.__dict__ else ()
+
+    def rest(self) -> None:
+        """On a device: give back all memory that is kept for the next call only; that one is then preceded by another.
+
+        Nothing while a result is still to be read where it lies.
+        """
+        if self._on_device is not None:
+            with self._translated():
+                self._on_device.rest()
+
+    def let_go(self) -> None:
+        """The last result that was shown is no longer needed."""
+        if self._on_device is not None:
+            self._on_device.let_go()
+
+    def keep(self, output: Values) -> Values:
+        """A result of this child that stays what it is, whatever is asked next."""
+        if self._on_device is None:
+            return output
+        from kernelwright.sandbox.calls.relief import with_relief
+
+        owned = with_relief(output.owned)
+        self._on_device.let_go()
+        return owned
+
+    shipped_switches: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
+    """On a device: the switches under which `shipped` was last called."""
+
+    @property
+    def switches(self) -> dict[str, Any]:
+        """On a device: torch's precision switches as the child reported them."""
+        return self._on_device.switches if self._on_device else {}
+
+    def work(self) -> dict[str, Any]:
+        """What `kernelwright_child.floor.trace` finds that the problem needs."""
+        values = self.draw()
+        with self._translated():
+            answer = self._session.trace(values, self._patience_s)
+            work = answer.get("work")
+            return work if isinstance(work, dict) else {}
+
+    def draw(self) -> Values:
+        """Fresh inputs under a seed from the operating system that nobody else learns."""
+        with self._translated():
+            if self._on_device is not None:
+                drawn = self._on_device.draw(_seed(), self._patience_s)
+                if drawn.size > LARGE_BYTES:
+                    self._on_device.rest()
+                return drawn
+            return self._session.fetch(self._session.ask({"op": "draw", "seed": _seed()}, self.settings.call_timeout_s))
+
+    def admit(self, worker: Session) -> None:
+        """Prepare a candidate's worker before its source runs: on a device, lend it memory like this child's."""
+        if self._on_device is not None:
+            assert isinstance(worker, type(self._on_device))
+            worker.admit(self.layout, self.needs.result)
+
+    def equip(self, worker: Session) -> None:
+        """Prepare it once its model stands and has its weights: lend it memory, or move the model to the device."""
+        if self._on_device is None:
+            worker.lend(self._sample)
+        else:
+            assert isinstance(worker, type(self._on_device))
+            worker.to_device(self.problem.precision)
+
+    def call(self, values: Values) -> Timed:
+        """The reference as it stands: the baseline's time, and what its dtype can reach."""
+        with self._translated():
+            self._warm(values)
+            return self._session.call(values, self._patience_s, operation(self.problem))
+
+    def show(self, values: Values) -> Timed:
+        """The same; on a device the result is read where it lies, until the next question: `keep` what must last."""
+        if self._on_device is None:
+            return self.call(values)
+        with self._translated():
+            self._warm(values)
+            return self._on_device.call(values, self._patience_s, operation(self.problem), in_place=True)
+
+    def call_ms(self, values: Values) -> float:
+        """The baseline's time alone."""
+        with self._translated():
+            self._warm(values)
+            if self._on_device is not None:
+                return self._on_device.call_ms(values, self._patience_s, operation(self.problem))
+            return self._session.call_ms(values, self._patience_s, operation(self.problem))
+
+    def _warm(self, values: Values) -> None:
+        """Whoever has given memory back gets it again in calls that nobody times.
+
+        Until a result lies where an earlier one did: it may take turns with what lies between.
+        """
+        if self._on_device is None or not self._on_device.is_cold:
+            return
+        for _ in range(MOST_WARMING):
+            known = self._on_device.places_known
+            self._on_device.call_ms(values, self._patience_s, operation(self.problem))
+            if self._on_device.places_known == known:
+                return
+
+    def shipped(self, values: Values) -> Timed:
+        """On a device: the same under torch's own precision switches, which are then put back."""
+        assert self._on_device is not None
+        with self._translated():
+            self._warm(values)
+            self.shipped_switches = self._on_device.policy(SHIPPED)
+            try:
+                return self._on_device.call(values, self._patience_s, operation(self.problem), in_place=True)
+            finally:
+                self._on_device.let_go()
+                self._on_device.policy(self.problem.precision)
+
+    def exact(self, values: Values, near: Values | None = None) -> Values:
+        """The reference in float64; `near`, where it is known, is the result as it stands, for when memory is short."""
+        with self._translated():
+            if self._on_device is not None:
+                return self._exact.result(values, near, operation(self.problem), self._patience_s)
+            return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
+
+    def exact_part(self, values: Values) -> Values:
+        """The same of fewer indices, for which memory is lent: nothing is cut any further."""
+        with self._translated():
+            return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
+
+    def state_after(self, worker: Session, values: Values) -> tuple[Values, Values]:
+        """What a call on `values` makes of the buffers of a candidate's model and of this one, both as they began."""
+        question = {"op": "weights", "names": self.weight_names}
+        limit = self.settings.start_timeout_s
+        worker.ask(question, limit, self.weights)
+        worker.call(values, self.settings.call_timeout_s, operation(self.problem))
+        theirs = worker.state(self.weights.size)  # what goes wrong in it is not the problem's fault
+        with self._translated():
+            self._session.ask(question, limit, self.weights)
+            self._session.call(values, self._patience_s, operation(self.problem))
+            return theirs, self._session.state(self.weights.size)
+
+    def burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
+        """On a device: as many calls in one go as there are values, the best of several runs.
+
+        What the judge's clock shows beyond the device's events, and one call's part of these, in ms.
+        """
+        from kernelwright.sandbox.calls.device import device_of
+        from kernelwright.sandbox.tensors.merging import merged
+
+        session, whole = self._on_device, merged(values)
+        assert session is not None
+        op = "burst" if operation(self.problem) == "call" else f"burst {operation(self.problem)}"
+        with self._translated():
+            session.lend(whole)
+            try:
+                found = [_both_clocks(session.call(whole, self._patience_s, op)) for _ in range(1 + runs)][1:]
+            finally:
+                assert self._shared is not None
+                session.lend_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
+        return min(bound - events for bound, events in found), min(events for _, events in found) / len(values)
+
+    def compile(self) -> None:
+        """From now on calls are those of the compiled model; all compilation is done when this returns."""
+        with device_held(self.settings), self._translated(f" under {self.form.baseline}"):
+            values = self.draw()
+            self._session.ask({"op": "compile", "mode": self.form.compiled}, self.settings.start_timeout_s)
+            self._session.call_ms(values, COMPILING_S, operation(self.problem))
+            told = self._session.ask({"op": "compilations"}, self.settings.start_timeout_s)
+        self.compilation = Compilation(made=int(told["made"]), found=int(told["found"]))
+
+    def expect(self, result_bytes: int) -> None:
+        """Prepare for results of this size."""
+        with self._translated():
+            self._session.expect(result_bytes)
+
+    def nothing_ms(self) -> float:
+        """What a call that does nothing takes."""
+        with self._translated():
+            return self._session.nothing_ms()
+
+    @property
+    def _patience_s(self) -> float:
+        return PATIENCE * self.settings.call_timeout_s
+
+    @cached_property
+    def status(self) -> ProblemStatus:
+        """Whether trivial answers fail on this problem."""
+        if self.is_random:
+            return ProblemStatus(status="weak", why=(RANDOM,))
+        with self.subject() as subject:
+            return quick_status(subject, tolerance_of(self.problem), self.problem.values.without)
+
+    @contextmanager
+    def subject(self) -> Iterator["ReferenceSession | PartOfReference"]:
+        """What `lint` looks at: this, or of one that is large on its device a part, which tells as much."""
+        if self._on_device is None or not self.needs.is_large:
+            yield self
+            return
+        values = self.draw()
+        cut = self._exact.cut(values, self.call(values).output, operation(self.problem), self._patience_s)
+        if cut is None:
+            del values
+            yield self
+            return
+        call_bytes = self.needs.inputs + self.needs.result
+        step = max(2, min(self._exact.step(cut), cut.rows * STATUS_BYTES // max(1, call_bytes)))
+        with self._exact.lent(part(values, cut, 0, step)) as turn:
+            del values
+            yield PartOfReference(self, turn, cut, step)
+
+    @cached_property
+    def is_random(self) -> bool:
+        """Whether it answers the same values differently (dropout in training mode), so that no answer is the right."""
+        values = self.draw()
+        return self._answers_otherwise(values, self.call(values).output)
+
+    def is_random_on(self, values: Values, once: Values) -> bool:
+        """The same, where what it answered to some values once is at hand, and is kept."""
+        if "is_random" not in self.__dict__:
+            self.__dict__["is_random"] = self._answers_otherwise(values, once)
+        return self.is_random
+
+    def _answers_otherwise(self, values: Values, once: Values) -> bool:
+        again = self.show(values).output
+        wrong = mismatch(again, once, once, tolerance_of(self.problem), UNDESCRIBED)
+        self.let_go()
+        return wrong is not None
+
+    @contextmanager
+    def _translated(self, how: str = "") -> Iterator[None]:
+        """What goes wrong in this child is the problem's fault, said in one sentence; `how` is part of it."""
+        name = self.problem.name
+        remedy = f"judge without {self.form.baseline}" if how else "correct the problem file"
+        try:
+            yield
+        except ChildLate:
+            smaller = remedy if how else "make the problem smaller"
+            raise BrokenProblem(f"the reference of {name} did not answer in time{how}; {smaller}") from None
+        except Refused as error:
+            if error.memory:
+                raise UnsupportedHere(f"{self._lacking(how)} ({error.reason[:400]})") from None
+            if error.unsupported:
+                raise UnsupportedProblem(f"the problem {name} can not be judged: {error}") from None
+            raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
+        except (ChildGone, PeekError, Misbehaved) as error:
+            if isinstance(error, ChildGone) and self._session.ran_out_of_memory:
+                raise UnsupportedHere(self._lacking(how)) from None
+            raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
+
+    def _lacking(self, how: str) -> str:
+        """The sentence for a reference that has not enough memory, in its own child or on the device."""
+        name = self.problem.name
+        plan = "" if self.plan is None else f" (by its shapes about {gib(self.plan.inputs + self.plan.peak)} a call)"
+        if self.settings.gpu:
+            from kernelwright.sandbox.calls.device import device_of
+
+            there = gib(device_of(self.settings).total_bytes())
+            return (
+                f"the reference of {name} takes more memory{plan} than the device's {there} leave it{how}; use a "
+                "device with more, or make the problem smaller"
+            )
+        there = gib(self.settings.memory_bytes)
+        return (
+            f"the reference of {name} takes more memory{plan} than the {there} that a child may take here{how}; give "
+            "more with --memory, or use a machine that has more"
+        )
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The isolation layers around the child."""
+        return self._session.layers
+
+    def close(self) -> None:
+        """End the child."""
+        self._forget()
+        self._forget = lambda: None
+        try:
+            self._session.close()
+        finally:
+            if self._own_inputs and self._shared is not None:
+                self._shared.close()
+            self._folder.close()
+
+
+class PartOfReference:
+    """A reference that is called on fewer indices of the first axis: enough to see which lazy answers pass.
+
+    A `sandbox.correctness.lint.Subject`; its child sees memory for so many, and `turn` shows it that for whole inputs.
+    """
+
+    def __init__(self, reference: ReferenceSession, turn: Callable[[], None], cut: Cut, step: int) -> None:
+        self._reference, self._turn, self._cut, self._step = reference, turn, cut, step
+        self.weights = reference.weights
+
+    def draw(self) -> Values:
+        """Fresh inputs, cut."""
+        self._turn()
+        try:
+            return part(self._reference.draw(), self._cut, 0, self._step).copied()
+        finally:
+            self._turn()
+
+    def call(self, values: Values) -> Timed:
+        """As of the whole."""
+        return self._reference.call(values)
+
+    def call_ms(self, values: Values) -> float:
+        """As of the whole."""
+        return self._reference.call_ms(values)
+
+    def exact(self, values: Values) -> Values:
+        """In float64."""
+        return self._reference.exact_part(values)
+
+    def reweighted(self) -> AbstractContextManager[None]:
+        """As of the whole."""
+        return self._reference.reweighted()
+
+    def nothing_ms(self) -> float:
+        """As of the whole."""
+        return self._reference.nothing_ms()
+
+
+def _both_clocks(timed: Timed) -> tuple[float, float]:
+    events = timed.device.device_ms if timed.device else None
+    return timed.milliseconds, events or timed.milliseconds
+
+
+def _seed() -> int:
+    return secrets.randbits(63)
+
+
+def _own(tree: dict[str, object], made: Values) -> Values:
+    """A part of a bigger value with only its own tensors, renumbered."""
+    tensors: list[RawTensor] = []
+    return Values(_renumbered(tree, made, tensors), tuple(tensors))
+
+
+def _renumbered(node: dict[str, object], made: Values, tensors: list[RawTensor]) -> dict[str, object]:
+    """The node over `tensors`, to which those that it has of `made` are added."""
+    ((kind, body),) = node.items()
+    if kind == "t":
+        tensors.append(made.tensors[int(str(body))])
+        return {"t": len(tensors) - 1}
+    if kind in ("l", "p") and isinstance(body, list):
+        return {kind: [_renumbered(item, made, tensors) for item in body]}
+    if kind == "d" and isinstance(body, list):
+        return {"d": [[key, _renumbered(item, made, tensors)] for key, item in body]}
+    return node

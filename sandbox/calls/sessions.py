@@ -1,0 +1,284 @@
+"""The judge's side of a worker: load, lend, call; values in and raw outputs out."""
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from kernelwright.sandbox.calls.patience import Patience
+from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
+from kernelwright.sandbox.jail.layers import Kind
+from kernelwright.sandbox.jail.standing import TELLS_REST
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.tensors.arena import Arena
+from kernelwright.sandbox.tensors.peek import PeekError, read_tensors
+from kernelwright.sandbox.tensors.trees import is_sound
+from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.verdict.clean import clean, one_line
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Defence, Settings
+
+if TYPE_CHECKING:
+    from kernelwright.sandbox.calls.gpu_session import Witnessed
+
+
+class Refused(Exception):
+    """The child answered with an error: its last line, its log, and what kind of thing raised it."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        error = answer.get("error")
+        log = answer.get("log")
+        self.reason = one_line(error) if isinstance(error, str) else "an error that is no text"
+        self.log = clean(log) if isinstance(log, str) else ""
+        self.compiling = answer.get("compiling") is True
+        self.unsupported = answer.get("unsupported") is True
+        """A value that can not be handed over."""
+        self.memory = answer.get("memory") is True
+        """Memory was missing."""
+        room = answer.get("room")
+        self.room = room if type(room) is int and room > 0 else None
+        """Bytes of an output for which no room was lent."""
+        super().__init__(self.reason)
+
+
+class Unbuilt(Exception):
+    """The candidate asks for an extension that was not built before. The child goes no further, and has to be ended."""
+
+
+class Misbehaved(Exception):
+    """The child did in a call what no honest candidate does; the text says what."""
+
+
+class Timed(NamedTuple):
+    """One call's result, its time on the judge's clock, and the processor time of all threads of the child."""
+
+    output: Values
+    milliseconds: float
+    cpu_ms: float
+    device: "Witnessed | None" = None
+    """What else is known of a call on a GPU."""
+
+
+LOG = logging.getLogger(__name__)
+ROOM, LEAST_BYTES = 4, 2**24
+"""A result may be so many times as large as the reference's: enough to say what is wrong with it."""
+MOST_RESERVED = 2 * 2**30
+"""Where a result is larger, the time to write it hides that of getting its pages."""
+SPARE = 3
+"""Memory that is made ready, as a multiple of what inputs and result take."""
+OBSERVING = 3
+"""Calls in one observation."""
+IDLE_MS, LEAVING_MS = 0.0, 5.0
+"""Processor time that a child may use while it is stopped.
+
+None: a thread that is off its core runs again only if it is woken. Where the kernel does not tell when that is so, a
+thread may still be leaving its core when the clock stops.
+"""
+
+
+def question(op: str, values: Values) -> dict[str, Any]:
+    """The message that asks for a call on values that were put in place."""
+    return {"op": op, "arguments": values.tree} | ({} if values.seed is None else {"seed": values.seed})
+
+
+class Session:
+    """One child and the memory lent to it. Between questions every thread of the child stands still.
+
+    Questions raise `Refused` (the child's own error), `ChildGone`, `ChildLate`, `PeekError`, `Misbehaved` or `Unbuilt`.
+    """
+
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings) -> None:
+        self._kind, self._settings = kind, settings
+        self._child = Child(kind, folder, settings)
+        self._lent: Arena | None = None
+        self.result_bytes = settings.memory_bytes
+        """A result may take so much of the judge's memory; set lower where its size is known."""
+        self._reserved = False
+        self._stood: float | None = None
+        """The child's processor time in ms since it stands still; None while it runs."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def greet(self) -> None:
+        """Wait until the child has started. Nothing of the candidate has run by then, so a failure is the machine's."""
+        try:
+            self._child.greet(time.monotonic() + self._settings.start_timeout_s)
+            self._child.freeze()
+            LOG.debug("%s has greeted", self._kind)
+        except ChildLate:
+            limit = self._settings.start_timeout_s
+            raise MachineError(f"no child process came up within {limit:.0f} s; end what loads this machine") from None
+        except ChildGone as error:
+            raise MachineError(f"{error}; see `kernelwright doctor`, or try --jail off to find the layer") from None
+
+    def ask(self, message: dict[str, Any], timeout_s: float | Patience, values: Values | None = None) -> dict[str, Any]:
+        """One untimed question; tensors that go with it are lent for as long as the child keeps them mapped."""
+        if values is None or not values.tensors:
+            return self._exchange(message, timeout_s)[0]
+        lent = Arena(values.tensors)
+        try:
+            return self._exchange(message | {"specs": lent.specs}, timeout_s, lent.fd)[0]
+        finally:
+            lent.close()
+
+    def lend(self, values: Values) -> None:
+        """Map memory of the sizes of these inputs into the child; calls then put values of the same sizes there."""
+        if self._lent is not None:
+            self._lent.close()
+        self._lent = Arena(values.tensors)
+        self._exchange({"op": "lend", "specs": self._lent.specs}, self._settings.start_timeout_s, self._lent.fd)
+
+    def call(self, values: Values, timeout_s: float, op: str = "call") -> Timed:
+        """Call the model on `values`, with the clock around it.
+
+        The inputs are put in place while the child stands still, so nothing can start early. The clock runs from its
+        release until every thread stands still again after "done", so nothing can finish late; the raw output is read
+        only then, at no cost in the time.
+        """
+        answer, milliseconds, cpu_ms = self._call(values, timeout_s, op)
+        output = self.fetch(answer)
+        self.refuse_work_done_meanwhile()
+        return Timed(output, milliseconds, cpu_ms)
+
+    def call_ms(self, values: Values, timeout_s: float, op: str = "call") -> float:
+        """The same without reading the result: only its time in ms. For code that is trusted to be right."""
+        return self._call(values, timeout_s, op)[1]
+
+    def _call(self, values: Values, timeout_s: float, op: str) -> tuple[dict[str, Any], float, float]:
+        assert self._lent is not None, "lend memory before calling"
+        self.refuse_work_done_meanwhile()
+        self._lent.write(values.tensors)
+        before = self._cpu_ms()
+        answer, milliseconds = self._exchange(question(op, values), timeout_s)
+        cpu_ms = self._cpu_ms() - before
+        if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
+            raise Misbehaved("the candidate keeps processes of its own running after a call")
+        changed = self._lent.changed(values.tensors) if self._watches("input_check") else None
+        if changed is not None:
+            raise Misbehaved(f"the call changed input {changed} in place")
+        return answer, milliseconds, cpu_ms
+
+    def observe(self, values: Values, gradients: bool) -> Any:
+        """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
+        assert self._lent is not None, "lend memory before calling"
+        self._lent.write(values.tensors)
+        asked = question("observe", values) | {"gradients": gradients}
+        return self._exchange(asked, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
+
+    def trace(self, values: Values, timeout_s: float) -> dict[str, Any]:
+        """What a trusted child finds that a call on `values` must do; nothing is timed here."""
+        assert self._lent is not None, "lend memory before calling"
+        self._lent.write(values.tensors)
+        return self._exchange(question("trace", values), timeout_s)[0]
+
+    def expect(self, result_bytes: int) -> None:
+        """Prepare for results of about this size: memory for them is at hand, and far larger ones are refused.
+
+        The memory for a result is taken from what earlier ones have left, and that depends on how it was cut up since:
+        without a reserve, one call in two of the same kernel took fresh pages, and six times as long.
+        """
+        if self._kind == "worker":
+            self.result_bytes = ROOM * result_bytes + LEAST_BYTES
+        if self._reserved:
+            return
+        self._reserved = True
+        lent = self._lent.size if self._lent else 0
+        reserve = min(SPARE * (result_bytes + lent) + LEAST_BYTES, MOST_RESERVED, self._settings.memory_bytes // ROOM)
+        self._exchange({"op": "reserve", "bytes": reserve}, self._settings.call_timeout_s)
+
+    def state(self, most_bytes: int) -> Values:
+        """The model's buffers as its calls have left them. Far more than so many bytes are refused."""
+        answer = self.ask({"op": "state"}, self._settings.start_timeout_s)
+        return self.fetch(answer, ROOM * most_bytes + LEAST_BYTES)
+
+    def nothing_ms(self) -> float:
+        """The time of a question that asks for nothing: what the protocol itself costs."""
+        return self._exchange({"op": "nothing"}, self._settings.call_timeout_s)[1]
+
+    def fetch(self, answer: dict[str, Any], most_bytes: int | None = None) -> Values:
+        """The values that an answer describes, read from the child's memory; at most as large as a result may be."""
+        tree, claims = answer.get("tree"), answer.get("tensors")
+        if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
+            raise PeekError("the child described its result in a form that can not be read")
+        return Values(tree, read_tensors(self._child.pid, claims, most_bytes or self.result_bytes))
+
+    def _exchange(
+        self, message: dict[str, Any], timeout_s: float | Patience, *fds: int
+    ) -> tuple[dict[str, Any], float]:
+        self.refuse_work_done_meanwhile()
+        start = time.perf_counter_ns()
+        self._release()
+        self._child.send(message, *fds)
+        answer = self._hear(timeout_s)
+        self._stop()
+        milliseconds = (time.perf_counter_ns() - start) / 1e6
+        LOG.debug("%s %s: %.1f ms", self._kind, message["op"], milliseconds)
+        if "error" in answer:
+            raise Refused(answer)
+        return answer, milliseconds
+
+    def _hear(self, timeout_s: float | Patience) -> dict[str, Any]:
+        """The child's answer."""
+        if isinstance(timeout_s, Patience):
+            timeout_s.wait(self._child)
+            timeout_s = 0.0
+        answer = self._child.receive(time.monotonic() + timeout_s)
+        if answer.get("unbuilt") is True:
+            raise Unbuilt
+        return answer
+
+    def _release(self) -> None:
+        self._stood = None
+        self._child.thaw()
+
+    def _stop(self) -> None:
+        """Stop the child, while the clock still runs: what it does from then on is no part of a call."""
+        if self._watches("standing_still"):
+            self._child.freeze()
+            self._stood = self._cpu_ms()
+
+    def refuse_work_done_meanwhile(self) -> None:
+        """Raise `Misbehaved` where the child has run since it was stopped: then it had itself woken.
+
+        A timer's SIGCONT does that, and the child can stop itself again; what it has started meanwhile may have slowed
+        others, worked on the next inputs or changed the last result. Ask whenever something hangs on its stillness.
+        """
+        if self._stood is None or not self._is_witnessed:
+            return
+        used_ms = self._cpu_ms() - self._stood
+        if used_ms > (IDLE_MS if TELLS_REST else LEAVING_MS):
+            raise Misbehaved(f"the candidate ran while it was stopped, for {used_ms:.3f} ms")
+
+    @property
+    def _is_witnessed(self) -> bool:
+        """The reference is trusted to stand still."""
+        return self._kind == "worker" and self._watches("idle_witness") and self._watches("standing_still")
+
+    def _cpu_ms(self) -> float:
+        return self._child.cpu_ms() if self._child.pid else 0.0
+
+    def _watches(self, defence: Defence) -> bool:
+        return defence not in self._settings.without
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether a limit on memory has ended the child, or a compiler that it had started; ask before it is closed."""
+        return self._child.ran_out_of_memory
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The isolation layers around the child, outermost first."""
+        return self._child.layers
+
+    def close(self) -> str:
+        """End the child with all that it started; returns what it printed."""
+        start = time.perf_counter_ns()
+        self._child.close()
+        LOG.debug("%s ended in %.1f ms", self._kind, (time.perf_counter_ns() - start) / 1e6)
+        if self._lent is not None:
+            self._lent.close()
+            self._lent = None
+        return self._child.output()

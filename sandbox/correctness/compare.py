@@ -1,0 +1,312 @@
+"""Is an output right? Decided by arithmetic: the float64 result, and what rounding alone does to the reference. Pure.
+
+A candidate in dtype T may be off from float64 by `factor` times the error of the reference computed in T, never less
+than `floor_ulp` units in the last place at the output's own scale: for the largest element, for the L2 norm, for the
+usual element, so that many small ones beside a few huge ones count too, and for the L2 norm of each slice along the
+first axis, so that small rows beside large ones do. The next lower precision is hundreds of units away, so it does not
+pass.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from kernelwright.problems import Problem, Tolerance
+from kernelwright.sandbox.correctness.distance import Bound, Factors, Moved, Size, apart, finite, measure, worst
+from kernelwright.sandbox.correctness.patterns import describe_pattern, where
+from kernelwright.sandbox.tensors.trees import flatten, show
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.verdict.errors import BrokenProblem
+
+
+class Wrong(NamedTuple):
+    """Why an output was refused: a sentence first, then what helps to find the mistake."""
+
+    reason: str
+    details: str
+    by_distance: bool = False
+    """Whether it is of the right form and only too far from what is right."""
+
+
+class Checks(NamedTuple):
+    """What is compared: everything, except where one tries what a check is there for."""
+
+    structure: bool = True
+    shape: bool = True
+    dtype: bool = True
+    masks: bool = True
+    """Places of NaN and of both infinities."""
+    largest: bool = True
+    norm: bool = True
+    usual: bool = True
+    slices: bool = True
+    pattern: bool = True
+    """Whether the pattern of what is wrong is looked for, which costs more than to see that it is wrong."""
+    undefined: bool = True
+    """Places where float64 gives NaN; not on values outside of what the problem is defined for."""
+
+
+SHORT_FLOOR_ULP = 2.0
+"""The floor for outputs of 16 bits: their sums run in float32, so only the last rounding is theirs."""
+MANY, SHORT_SHARE = 64, 0.5
+"""Of so many such elements rounding is no matter of luck, and this share of factor and floor will do: from float16 to
+bfloat16 it is three bits, no more than the factor; and sums in 16 bits are off by the root of their length only."""
+SURE_FACTOR, LARGEST_UNIT, USUAL_SHARE = 8.0, 0.5, 4.0
+"""Within these, an output may be told right by the same-dtype reference alone; a little less would do."""
+LOOKED_AT = 2**26
+"""Elements of an output that are looked at together for where and how they are wrong."""
+LOWER_PRECISION_ULP = {"strict": 0.0, "tf32": 2.0**13, "half": 2.0**16}
+"""Units in the last place of float32 that one unit of TF32 (10 bits of fraction) or bf16 (7 bits) spans."""
+
+
+def tolerance_of(problem: Problem) -> Tolerance:
+    """The problem's tolerance, widened where its precision policy allows a lower precision inside float32."""
+    floor = max(problem.tolerance.floor_ulp, LOWER_PRECISION_ULP[problem.precision])
+    return problem.tolerance.model_copy(update={"floor_ulp": floor})
+
+
+ALL = Checks()
+PLAIN = Checks(pattern=False)
+
+
+class Truth(NamedTuple):
+    """What the reference gives on the same inputs."""
+
+    exact: Values
+    """In float64."""
+    same_dtype: Values
+    """As it stands."""
+    moved: tuple[Moved, ...] = ()
+    """By output, how far it moves with inputs that are off by what the tolerance allows: as far off is right too."""
+
+
+def mismatch(
+    got: Values, exact: Values, same_dtype: Values, tolerance: Tolerance, checks: Checks = ALL
+) -> Wrong | None:
+    """The first thing in which `got` is wrong, or None; the others as in `Truth`."""
+    return mismatch_with(got, Truth(exact, same_dtype), tolerance, checks)
+
+
+def mismatch_with(got: Values, truth: Truth, tolerance: Tolerance, checks: Checks = ALL) -> Wrong | None:
+    """The first thing in which `got` is wrong, or None."""
+    mine, true, rounded = flatten(got), flatten(truth.exact), flatten(truth.same_dtype)
+    if checks.structure and mine.shape != rounded.shape:
+        return Wrong(f"the structure of the result is {show(mine.shape)}, the reference's is {show(rounded.shape)}", "")
+    moved = truth.moved or (None,) * len(rounded.tensors)
+    _refuse_other_counts(len(rounded.tensors), len(true.tensors), len(moved))
+    # Of one structure are as many; and without that check, nothing stands for everything.
+    parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, moved, strict=checks.structure)
+    for label, *tensors, more in parts:
+        wrong = _form(label, tensors[0], tensors[2], checks) or _values(label, tensors, more, tolerance, checks)
+        if wrong:
+            return wrong
+    return None
+
+
+def _refuse_other_counts(count: int, *exact: int) -> None:
+    """A reference that gives fewer tensors in float64 would leave outputs that nobody compares."""
+    for other in exact:
+        if other != count:
+            raise BrokenProblem(
+                f"the reference gives {count} tensors in its own dtype and {other} in float64; let it give as many"
+            )
+
+
+def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance) -> bool:
+    """Whether `mismatch` finds nothing wrong with `got` whatever the float64 result is; `near` as `same_dtype` there.
+
+    In each norm, let d be the distance between the two and e the error of `near`; then `got` is off by d + e at most.
+    With d at most u/2 of `near`, u being the floor relative to it: where e is at most u/4 of `near`, d + e is below
+    the floor; where e is more, d is below 2 e, and d + e below 3 e, which half of the factor allows too.
+
+    The usual magnitude is no norm, but its root s is one of the kind that sums. With s(d) at most half of sqrt(u) of
+    s(near): where s(e) is at least s(d)/1.8, both together are below sqrt(8) s(e), which the factor allows; where it is
+    less, they are below 1.56 s(d), and s of the float64 result is above s(near) - s(d)/1.8, so above 1.56 s(d)/sqrt(u).
+    """
+    mine, reference = flatten(got), flatten(near)
+    if tolerance.factor < SURE_FACTOR or mine.shape != reference.shape:
+        return False
+    return all(
+        one == other or (_form("", one, other, ALL) is None and _is_near(one, other, tolerance))
+        for one, other in zip(mine.tensors, reference.tensors, strict=True)
+    )
+
+
+def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
+    got, near = real(one.tensor()), real(other.tensor())
+    if not near.is_floating_point():
+        return False
+    unit = _floor(near, tolerance)
+    error, size = apart(got, near)
+    if not (unit <= LARGEST_UNIT and error.is_finite and size.is_finite):
+        return False
+    slices = error.slices is None or size.slices is None or bool((error.slices <= unit / 2 * size.slices).all())
+    usual = error.usual is None or size.usual is None or error.usual <= unit / USUAL_SHARE * size.usual
+    return slices and usual and error.largest <= unit / 2 * size.largest and error.norm <= unit / 2 * size.norm
+
+
+def _floor(near: torch.Tensor, tolerance: Tolerance) -> float:
+    """What an output may always be off by, relative to it."""
+    floor = min(tolerance.floor_ulp, SHORT_FLOOR_ULP) if near.dtype.itemsize <= 2 else tolerance.floor_ulp
+    return float(_share(near) * floor * torch.finfo(near.dtype).eps)
+
+
+def _share(near: torch.Tensor) -> float:
+    """Of what is allowed in general: less where many elements of few bits tell what rounding does."""
+    return SHORT_SHARE if near.dtype.itemsize <= 2 and near.numel() >= MANY else 1.0
+
+
+def _nothing(near: torch.Tensor) -> float:
+    """What an element may always be off by: twice the smallest normal number, of float32 for narrower dtypes.
+
+    A denormal may be taken for zero, and exponentials that are computed by hand end a little above it.
+    """
+    return 2 * torch.finfo(torch.promote_types(near.dtype, torch.float32)).tiny
+
+
+def _form(label: str, mine: RawTensor, reference: RawTensor, checks: Checks) -> Wrong | None:
+    if checks.shape and mine.shape != reference.shape:
+        return Wrong(f"{label} has shape {list(mine.shape)}, the reference's is {list(reference.shape)}", "")
+    if checks.dtype and mine.dtype != reference.dtype:
+        return Wrong(f"{label} has dtype {mine.dtype}, the reference's is {reference.dtype}", "")
+    return None
+
+
+def _values(
+    label: str, tensors: list[RawTensor], moved: Moved | None, tolerance: Tolerance, checks: Checks
+) -> Wrong | None:
+    got, want, near = (real(raw.tensor()) for raw in tensors)
+    got = got.expand(near.shape)
+    if not near.is_floating_point():
+        return _exact_values(label, got, want, near)
+    if not want.numel():
+        return None
+    unit = _floor(near, tolerance)
+    distance = measure(got, near, want)
+    if not all(size.is_finite for size in distance):
+        wrong = _all_masks(label, got, want, near, checks) if checks.masks else None
+        if wrong:
+            return wrong
+        distance, moved = measure(got, near, want, settled=True, undefined=checks.undefined), None
+    factors = Factors(_share(near) * tolerance.factor, tolerance.factor)
+    bound = Bound.of(distance.rounding, distance.want, factors, unit, want.numel())
+    bound = bound.at_least(_nothing(near), want.numel())
+    counted = moved.pulled_back(got) if moved is not None else got
+    error = measure(counted, near, want).error if moved is not None else distance.error
+    return _too_far(_Case(label, got, counted, near, want, checks), error, bound)
+
+
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones, along one more axis; others as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _all_masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Tensor, checks: Checks) -> Wrong | None:
+    """By parts of the first axis: what is noted for each element takes memory too."""
+    if got.numel() <= LOOKED_AT or not got.dim():
+        if not checks.undefined:
+            got, want, near = (torch.where(want.isnan(), 0.0, tensor) for tensor in (got, want, near))
+        return _masks(label, got, want, near)
+    step = max(1, LOOKED_AT * got.shape[0] // got.numel())
+    for start in range(0, got.shape[0], step):
+        # A single index may still be too much, and is then parted along the next axis.
+        part, name = (slice(start, start + step), f"{start}:{start + step}") if step > 1 else (start, f"{start}")
+        mine, true, theirs = (tensor[part] for tensor in (got, want, near))
+        wrong = _all_masks(f"{label}[{name}]", mine, true, theirs, checks)
+        if wrong:
+            return wrong
+    return None
+
+
+def _masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Tensor) -> Wrong | None:
+    """NaN and infinities must stand where the reference has them, unless its overflow in a narrow dtype was avoided."""
+    for name, test in (("NaN", torch.isnan), ("+Inf", torch.isposinf), ("-Inf", torch.isneginf)):
+        extra = test(got) & ~test(near) & ~test(want)
+        missing = test(near) & ~test(got) & ~(torch.isfinite(want) & torch.isfinite(got))
+        for verb, other, places in (("has", "has none", extra), ("lacks", "has one", missing)):
+            if places.any():
+                index = torch.nonzero(places)[0].tolist()
+                spread = where(places) or f"{int(places.sum())} of {places.numel()} places"
+                return Wrong(f"{label} {verb} {name} at {index}, where the reference {other} ({spread})", "")
+    return None
+
+
+class _Case(NamedTuple):
+    """One output: what it is called, what came, and what is right."""
+
+    label: str
+    got: torch.Tensor
+    counted: torch.Tensor
+    """The same less what the rounding of inputs explains."""
+    near: torch.Tensor
+    want: torch.Tensor
+    checks: Checks
+
+    def refused(self, said: str, bound: float) -> Wrong:
+        """The reason with the place of the largest error and the pattern of errors above `bound`."""
+        if not self.checks.pattern:
+            return Wrong(f"{self.label} is wrong: {said}", "", by_distance=True)
+        index = worst(self.counted, self.want)
+        place = f"at {list(index)}: got {float(self.got[index]):.7g}, want {float(self.want[index]):.7g}"
+        around = _around(index, self.want.shape)
+        got, near, want = (tensor[around].double() for tensor in (self.got, self.near, self.want))
+        got, _, want = finite(got, near, want, self.checks.undefined)
+        pattern = describe_pattern(got, want, bound)
+        if want.shape != self.want.shape:
+            pattern = f"{pattern}\n  (of the part from {[axis.start for axis in around]} on, counted from there)"
+        return Wrong(f"{self.label} is wrong: {said}, {place}; {pattern.splitlines()[0]}", pattern, by_distance=True)
+
+
+def _around(index: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    """A part around an element that is small enough to be looked at in every way."""
+    left, found = math.prod(shape), []
+    for place, size in zip(index, shape, strict=True):
+        each = left // size
+        count = min(size, max(1, LOOKED_AT // each))
+        start = min(max(0, place - count // 2), size - count)
+        found.append(slice(start, start + count))
+        left = count * each
+    return tuple(found)
+
+
+def _too_far(case: _Case, error: Size, bound: Bound) -> Wrong | None:
+    checks = case.checks
+    if checks.largest and not error.largest <= bound.largest:
+        return case.refused(f"its largest error is {error.largest:.3g}, the bound {bound.largest:.3g}", bound.largest)
+    if checks.norm and not error.norm <= bound.norm:
+        said = f"the norm of its error is {error.norm:.3g}, the bound {bound.norm:.3g}"
+        return case.refused(f"{said}; its largest error {error.largest:.3g}", bound.norm / math.sqrt(case.want.numel()))
+    if checks.usual and error.usual is not None and bound.usual is not None and not error.usual <= bound.usual:
+        said = f"its usual error is {error.usual:.3g}, the bound {bound.usual:.3g}"
+        return case.refused(f"{said}; a few large elements hide it from other norms", bound.usual)
+    if checks.slices and bound.slices is not None and error.slices is not None:
+        return _slice_too_far(case, error.slices, bound.slices)
+    return None
+
+
+def _slice_too_far(case: _Case, errors: torch.Tensor, bounds: torch.Tensor) -> Wrong | None:
+    over = torch.nonzero(errors > bounds).flatten().tolist()
+    if not over:
+        return None
+    index = max(over, key=lambda index: float(errors[index] / bounds[index]) if bounds[index] else math.inf)
+    limit = float(bounds[index])
+    said = (
+        f"{len(over)} of {len(errors)} indices of axis 0 are off for their own magnitude; at index {index} the norm of "
+        f"the error is {float(errors[index]):.3g}, the bound {limit:.3g}"
+    )
+    got, counted, near, want = (tensor[index] for tensor in (case.got, case.counted, case.near, case.want))
+    part = _Case(case.label, got, counted, near, want, case.checks)
+    return part.refused(said, limit / math.sqrt(part.want.numel()))
+
+
+def _exact_values(label: str, got: torch.Tensor, true: torch.Tensor, near: torch.Tensor) -> Wrong | None:
+    """Integers and booleans: what the reference says, in its own dtype or in float64."""
+    wrong = (got != near) & (got != true)
+    if not wrong.any():
+        return None
+    index = torch.nonzero(wrong)[0].tolist()
+    place = f"at {index}: got {got[tuple(index)].item()}, want {near[tuple(index)].item()}"
+    pattern = describe_pattern(got.double(), torch.where(wrong, near, got).double(), 0.0)
+    return Wrong(f"{label} is wrong: {place}; {pattern.splitlines()[0]}", pattern)

@@ -1,0 +1,252 @@
+"""Does a problem notice a lazy answer, and can it be timed? What is asked of a problem before it is ranked.
+
+A problem that accepts an answer without work is weak, and so is one whose time or values say nothing.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
+
+import torch
+
+from kernelwright.problems import Tolerance
+from kernelwright.sandbox.correctness.compare import LOWER_PRECISION_ULP, PLAIN, mismatch
+from kernelwright.sandbox.correctness.distance import measure
+from kernelwright.sandbox.correctness.domain import is_nan_only
+from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
+from kernelwright.sandbox.correctness.lazy import Case, lazy_answers, lazy_inputs
+from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.verdict.verdicts import ProblemStatus
+
+Draw = tuple[Values, Values, Values]
+"""Inputs, the float64 result and the result in the reference's own dtype, for one seed."""
+CALLS, MOST_CALLS = 5, 50
+"""Timed calls of each kind before a problem is fit to be timed, and before it is found too short."""
+SHORT = 2.0
+"""A call must take this many times what a call that does nothing takes."""
+ROUGH = {2: 0.1, 4: 0.01, 8: 1e-6}
+"""By bytes of an element: the relative error of the reference itself above which right and wrong are not told apart."""
+
+
+class Call(Protocol):
+    """One call's result and its time."""
+
+    @property
+    def output(self) -> Values:
+        """What came out."""
+
+    @property
+    def milliseconds(self) -> float:
+        """On the judge's clock."""
+
+
+class Called(Protocol):
+    """What can be called on values."""
+
+    def call(self, values: Values) -> Call:
+        """The reference as it stands."""
+
+
+class Subject(Called, Protocol):
+    """A problem's reference that runs somewhere, such as a `ReferenceSession`."""
+
+    weights: Values
+
+    def draw(self) -> Values:
+        """Fresh inputs."""
+
+    def call_ms(self, values: Values) -> float:
+        """The time of a call alone, whose result nobody reads."""
+
+    def exact(self, values: Values) -> Values:
+        """The reference in float64."""
+
+    def nothing_ms(self) -> float:
+        """The time of a call that does nothing."""
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with a problem."""
+
+    kind: str
+    """In one word, such as `lazy`, `constant`, `random`, `short`."""
+    evidence: str
+    """A sentence, with figures where there are any."""
+    weak: bool = True
+    """Whether it makes the problem unfit for a ranking."""
+
+
+def status_of(findings: list[Finding]) -> ProblemStatus:
+    """`weak` where any finding says so, with all evidence."""
+    weak = any(finding.weak for finding in findings)
+    return ProblemStatus(status="weak" if weak else "ok", why=tuple(finding.evidence for finding in findings))
+
+
+def problem_status(first: Draw, second: Draw, tolerance: Tolerance) -> ProblemStatus:
+    """What two draws as they come tell: `weak`, with a sentence for each lazy answer that would pass on the first."""
+    case, other = Case(*first), Case(*second)
+    findings = [
+        Finding("lazy", f"it accepts {name}")
+        for name, answer in lazy_answers(case, other, _is_strict(tolerance))
+        if mismatch(answer, case.exact, case.result, tolerance, PLAIN) is None
+    ]
+    return status_of(findings)
+
+
+def quick_status(subject: Subject, tolerance: Tolerance, without: Collection[str] = ()) -> ProblemStatus:
+    """The same, but what passes on values as drawn is tried on other families too, as the judge would.
+
+    `without` are those that the problem is not judged on.
+    """
+    return status_of(_lazy(_Prober(subject, tolerance), without))
+
+
+def examine(
+    subject: Subject, tolerance: Tolerance, memory_bytes: int, reweighted: Called | None = None
+) -> list[Finding]:
+    """All that a run can tell about a problem; `reweighted` is the same with other weights.
+
+    Takes some twenty calls of the reference, half of them in float64.
+    """
+    inputs = subject.draw()
+    result = subject.call(inputs).output
+    findings = _random(result, subject.call(inputs).output, tolerance)
+    if findings:
+        return findings  # nothing else could be told from it
+    prober = _Prober(subject, tolerance, Case(inputs, subject.exact(inputs), result))
+    findings += _constant(prober) + _lazy(prober) + _independent(prober)
+    if reweighted is not None and subject.weights.tensors:
+        findings += _weightless(prober, reweighted)
+    return findings + _rough(prober) + _labels(prober) + _short(prober) + _large(prober, memory_bytes)
+
+
+class _Prober:
+    """A subject with two cases as drawn, and what a judge would say to other answers."""
+
+    def __init__(self, subject: Subject, tolerance: Tolerance, case: Case | None = None) -> None:
+        self.subject, self.tolerance = subject, tolerance
+        self.case, self.other = case or self.make(DRAWN), self.make(DRAWN)
+
+    def make(self, family: str) -> Case:
+        values = vary(self.subject.draw(), family)
+        return Case(values, self.subject.exact(values), self.subject.call(values).output)
+
+    def accepts(self, answer: Values, case: Case) -> bool:
+        return mismatch(answer, case.exact, case.result, self.tolerance, PLAIN) is None
+
+
+def _is_strict(tolerance: Tolerance) -> bool:
+    return tolerance.floor_ulp < LOWER_PRECISION_ULP["tf32"]
+
+
+def _lazy(prober: _Prober, without: Collection[str] = ()) -> list[Finding]:
+    strict = _is_strict(prober.tolerance)
+    answers = lazy_answers(prober.case, prober.other, strict)
+    passing = [name for name, answer in answers if prober.accepts(answer, prober.case)]
+    for family in [family for family in FAMILIES if passing and family not in without]:
+        case, other = prober.make(family), prober.make(family)
+        if is_nan_only(case.exact):
+            continue  # nor would the judge compare anything
+        found = lazy_answers(case, other, strict)
+        passing = [name for name, answer in found if name in passing and prober.accepts(answer, case)]
+    return [Finding("lazy", f"it accepts {name}") for name in passing]
+
+
+def _independent(prober: _Prober) -> list[Finding]:
+    """Answers to other inputs than the given ones."""
+    return [
+        Finding("independent", f"it accepts {name}")
+        for name, inputs in lazy_inputs(prober.case, prober.other, _is_strict(prober.tolerance))
+        if prober.accepts(prober.subject.call(inputs).output, prober.case)
+    ]
+
+
+def _random(first: Values, again: Values, tolerance: Tolerance) -> list[Finding]:
+    """Of two calls on the same values."""
+    wrong = mismatch(again, first, first, tolerance)
+    if wrong is None:
+        return []
+    pairs = zip(first.tensors, again.tensors, strict=False)
+    if any(_drops(one.tensor(), two.tensor()) for one, two in pairs):
+        return [
+            Finding("dropout", "it drops values at random: two calls on the same values have zeros at other places")
+        ]
+    return [Finding("random", f"the reference disagrees with itself on the same values: {wrong.reason}")]
+
+
+def _drops(one: torch.Tensor, two: torch.Tensor) -> bool:
+    if one.shape != two.shape or not one.is_floating_point():
+        return False
+    share = float((one == 0).double().mean())
+    return share > 0.01 and not torch.equal(one == 0, two == 0)
+
+
+def _constant(prober: _Prober) -> list[Finding]:
+    tensors = prober.case.inputs.tensors
+    if tensors and tensors == prober.other.inputs.tensors:
+        return [Finding("constant", "get_inputs gives the same values under every seed")]
+    return []
+
+
+def _weightless(prober: _Prober, reweighted: Called) -> list[Finding]:
+    if prober.accepts(reweighted.call(prober.case.inputs).output, prober.case):
+        return [Finding("weightless", "it accepts the result for other weights")]
+    return []
+
+
+def _rough(prober: _Prober) -> list[Finding]:
+    findings = []
+    for index, (exact, near) in enumerate(zip(prober.case.exact.tensors, prober.case.result.tensors, strict=False)):
+        tensor = near.tensor()
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        distance = measure(tensor, tensor, exact.tensor())
+        if not distance.want.is_finite or not distance.error.is_finite:
+            findings.append(
+                Finding("overflow", f"output {index} has values that are not finite on plain inputs", False)
+            )
+        elif distance.error.norm > ROUGH[min(8, tensor.element_size())] * distance.want.norm:
+            share = distance.error.norm / distance.want.norm if distance.want.norm else float("inf")
+            said = f"output {index} of the reference is itself off by {100 * share:.3g} % from float64"
+            findings.append(Finding("rough", said))
+    return findings
+
+
+def _labels(prober: _Prober) -> list[Finding]:
+    """Floating inputs of whole numbers: labels would be changed into something else by the other families."""
+    return [
+        Finding("labels", f"input {index} is floating but holds whole numbers only; return labels as integers", False)
+        for index, pair in enumerate(zip(prober.case.inputs.tensors, prober.other.inputs.tensors, strict=False))
+        if all(_is_whole(raw.tensor()) for raw in pair)
+    ]
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.numel() < 2:
+        return False
+    return bool((tensor == tensor.round()).all()) and bool((tensor != tensor.reshape(-1)[0]).any())
+
+
+def _short(prober: _Prober) -> list[Finding]:
+    subject = prober.subject
+    call = nothing = float("inf")
+    # The least of each: on a busy machine any one of them can take ten times as long, and so can a few in a row.
+    for number in range(1, MOST_CALLS + 1):
+        call = min(call, subject.call_ms(prober.case.inputs))
+        nothing = min(nothing, subject.nothing_ms())
+        if number >= CALLS and call >= SHORT * nothing:
+            return []
+    said = f"a call takes {call:.3g} ms, and one that does nothing {nothing:.3g} ms; make the problem larger"
+    return [Finding("short", f"it is too short to be timed: {said}")]
+
+
+def _large(prober: _Prober, memory_bytes: int) -> list[Finding]:
+    held = _bytes(prober.subject.weights) + _bytes(prober.case.inputs) + _bytes(prober.case.result)
+    exact = held + _bytes(prober.case.exact) + 2 * (_bytes(prober.subject.weights) + _bytes(prober.case.inputs))
+    if exact <= memory_bytes:
+        return []
+    said = f"{exact / 2**30:.3g} GiB with its float64 copies, the limit is {memory_bytes / 2**30:.3g} GiB"
+    return [Finding("large", f"its values take {said}")]
+
+
+def _bytes(values: Values) -> int:
+    return sum(len(raw.data) for raw in values.tensors)

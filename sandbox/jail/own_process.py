@@ -1,0 +1,59 @@
+"""What a program that judges does to its own process, once, at its start. Not for libraries."""
+
+import ctypes
+import os
+
+from kernelwright.sandbox.jail.zygote import ZYGOTES
+from kernelwright.sandbox.machine.leftovers import sweep
+from kernelwright.sandbox.machine.workfolder import shared_environment
+
+
+def become_a_judge(threads: int | None = None) -> None:
+    """Keep freed memory, leave cores alone, be closed to other processes of the same user, and have children prepared.
+
+    Call it before torch is imported here: the process that children are forked from imports it meanwhile. `threads` as
+    in the settings; None for as many as there are cores. What killed judges have left is removed.
+    """
+    keep_freed_memory()
+    rest_between_loops()
+    protect_this_process()
+    ZYGOTES.find(shared_environment(threads or len(os.sched_getaffinity(0)), steady=True))
+    sweep()
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees.
+
+    The judge handles results of tens of megabytes thousands of times; with glibc's defaults each one is mapped afresh
+    and costs a page fault for every 4 KiB, which took most of the time of a comparison.
+    """
+    mmap_max, trim_threshold = -4, -1
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def give_back_freed_memory() -> None:
+    """Give what `keep_freed_memory` keeps back to the machine, which else counts it as taken: before a new problem."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def rest_between_loops() -> None:
+    """Let the threads of torch's loops here sleep as soon as a loop has ended; call it before torch is imported.
+
+    Otherwise they wait for the next one on their cores, for milliseconds: while a call is timed there already, which
+    then took three times as long as others.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def protect_this_process() -> None:
+    """Let no process of the same user read or write this one's memory.
+
+    It costs core dumps and debuggers. Processes that this one starts are not affected.
+    """
+    set_dumpable = 4
+    ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)

@@ -1,0 +1,236 @@
+"""The judge's side of the zygote: one process for each environment, started when first needed, gone with this one.
+
+See docs/decisions/zygote.md for why it is shaped like this, and the child's package for the process.
+"""
+
+import atexit
+import contextlib
+import importlib.util
+import marshal
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernelwright.sandbox.jail.capture import Capture
+from kernelwright.sandbox.machine import child_package
+
+START = (
+    f"import sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
+    "from kernelwright_child.jail.zygote import main; main(sys.argv[1:])"
+)
+OWN_VARIABLES = {"HOME": "/nonexistent", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""Beside what all children have in common. The latter two keep torch, which looks whether there is a GPU as soon as
+`torch.utils.cpp_extension` is imported, from opening it. Children have an environment of their own."""
+MARK = "KERNELWRIGHT_JUDGE"
+"""A variable with the judge's number: the zygote and its forks show it to whoever asks whose they are."""
+MOST = 3
+"""Of different environments at a time; each holds as much memory as `import torch` takes."""
+RECYCLED_BYTES = 2**30
+"""It should stay as it is. One that grows beyond this leaks, and is replaced."""
+UNFIT = 3
+"""Its exit code where it can not be forked: the same as in the process itself, whose module would import torch."""
+FAILURES = 3
+"""After so many in a row, children of this process are started by themselves."""
+ENDING_S = 5
+
+
+class ZygoteGone(Exception):
+    """It has ended."""
+
+
+class Form(NamedTuple):
+    """What makes a zygote the right one."""
+
+    environment: tuple[tuple[str, str], ...]
+    cores: tuple[int, ...]
+    torch: tuple[int, ...]
+
+
+class Zygote:
+    """A process that has torch imported, or is about to: orders may be given at once."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self._capture = Capture()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = [str(theirs.fileno()), str(os.getpid()), ",".join(map(str, form.cores))]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", START, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=self._capture.write_fd,
+                stderr=self._capture.write_fd,
+                cwd="/",
+                env={**dict(form.environment), **OWN_VARIABLES, MARK: str(os.getpid())},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+            self._capture.start()
+        self.pid = self._process.pid
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it lives and has not grown."""
+        return self._process.poll() is None and resident_bytes(self.pid) < RECYCLED_BYTES
+
+    def order(self, order: dict[str, Any], fds: Sequence[int]) -> None:
+        """Have it fork a child: see `kernelwright_child.jail.zygote_birth.Order`. Raises `ZygoteGone`."""
+        try:
+            socket.send_fds(self._control, [marshal.dumps(order)], list(fds))
+        except OSError:
+            raise ZygoteGone("the zygote has ended") from None
+
+    @property
+    def is_unfit(self) -> bool:
+        """Whether it has found that it can not be forked, as another would."""
+        return self._process.poll() == UNFIT
+
+    def last_words(self) -> str:
+        """The last that it said of itself."""
+        return self._capture.so_far()
+
+    def retire(self) -> None:
+        """Take no more orders. It ends once the keepers that it has forked have ended."""
+        self._control.close()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End it; children live on with their keepers."""
+        self.retire()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0.05)
+        self._process.kill()
+        self._process.wait(timeout=ENDING_S)
+
+    def disown(self) -> None:
+        """In a fork of the process that started it: let go of it without ending it."""
+        self._control.close()
+        self._process.returncode = 0
+
+
+class Zygotes:
+    """Those of this process. Safe to use from many threads; a fork of this process starts its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[Form, Zygote] = {}
+        self._retired: list[Zygote] = []
+        self._failures = 0
+        self.obstacle = ""
+        """Why children are no longer forked; empty while they are."""
+        self._registered = False
+
+    def find(self, environment: Mapping[str, str]) -> Zygote | None:
+        """The zygote for children with this environment in common and the calling thread's cores; None: do without."""
+        if self.obstacle:
+            return None
+        form = Form(tuple(sorted(environment.items())), tuple(sorted(os.sched_getaffinity(0))), _torch_identity())
+        with self._lock:
+            found = self._found.pop(form, None)
+            if found is not None and not found.is_fit:
+                self._retire(found)
+                found = None
+            if found is None:
+                found = self._started(form)
+            if found is not None:
+                self._found[form] = found  # as the youngest
+            while len(self._found) > MOST:
+                self._retire(self._found.pop(next(iter(self._found))))
+        return found
+
+    def _started(self, form: Form) -> Zygote | None:
+        if not self._registered:
+            self._registered = True
+            os.register_at_fork(after_in_child=self._forget)
+            atexit.register(self.close)
+        try:
+            return Zygote(form)
+        except OSError as error:
+            self.obstacle = f"no zygote can be started ({error.strerror})"
+            return None
+
+    def _retire(self, zygote: Zygote) -> None:
+        zygote.retire()
+        self._retired = [old for old in self._retired if old.is_fit]
+        self._retired.append(zygote)
+
+    def succeeded(self) -> None:
+        """A fork has become a child."""
+        self._failures = 0
+
+    def failed(self, zygote: Zygote, why: str) -> None:
+        """A fork has not; a new zygote may fare better, unless it happens again and again."""
+        with self._lock:
+            if self._found.get(zygote.form) is zygote:
+                self._retire(self._found.pop(zygote.form))
+            self._failures += 1
+            if zygote.is_unfit or self._failures >= FAILURES:
+                self.obstacle = zygote.last_words() or why
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        for zygote in (*self._found.values(), *self._retired):
+            zygote.disown()
+        self._found, self._retired = {}, []
+
+    def close(self) -> None:
+        """End all of them; those needed later are started anew."""
+        with self._lock:
+            for zygote in (*self._found.values(), *self._retired):
+                zygote.close()
+            self._found, self._retired = {}, []
+
+    @property
+    def pids(self) -> list[int]:
+        """Their numbers."""
+        return [zygote.pid for zygote in (*self._found.values(), *self._retired)]
+
+
+ZYGOTES = Zygotes()
+"""Those that children are forked from unless they are given others."""
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in use now; 0 where there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def private_bytes(pid: int) -> int:
+    """Memory that a process shares with no other; 0 where that can not be known."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
+def _torch_identity() -> tuple[int, ...]:
+    """Changes when another torch is installed."""
+    try:
+        found = os.stat(_torch_version_file())  # noqa: PTH116 - done for every child
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@cache
+def _torch_version_file() -> str:
+    spec = importlib.util.find_spec("torch")
+    return str(Path(spec.origin).parent / "version.py") if spec and spec.origin else ""

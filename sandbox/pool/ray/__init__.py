@@ -1,0 +1,1 @@
+"""The pool on a Ray cluster."""

@@ -1,0 +1,266 @@
+"""The executor of a Ray cluster: an actor for each device, build tasks on a resource of their own.
+
+Ray retries nothing: an actor's task that it ran again would be a second timing that nobody asked for. What a lost
+worker had begun is the `Dispatcher`'s to hand out again. Results come back to the driver alone; a build goes from its
+builder to a device through the object store, under its digest.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.pool.harness import harness_digest
+from kernelwright.sandbox.pool.protocol import (
+    NEEDS,
+    Answer,
+    Device,
+    ExecutorError,
+    Lost,
+    Product,
+    ProductGone,
+    Question,
+    Stage,
+    Work,
+)
+from kernelwright.sandbox.pool.ray.access import (
+    LOOPBACK,
+    checked_address,
+    found_token,
+    own_token,
+    require_listener,
+    require_token,
+    session_folder,
+    stay_on_this_machine,
+    wants_token,
+)
+from kernelwright.sandbox.pool.workers.devices import given, own_cores
+from kernelwright.sandbox.verdict.settings import Settings
+
+BUILD = "build"
+"""The resource that build pools offer: `ray start --resources '{"build": 8}'`."""
+BUILDS = "builds"
+"""The threads of a supervisor that build, where what is built runs on its device."""
+OBJECT_STORE_BYTES = 200_000_000
+"""For a cluster of this machine alone; a build takes a few megabytes of it until it is judged."""
+START_S = 180.0
+ENDING_S = 20.0
+
+
+class RayExecutor:
+    """See `Executor`."""
+
+    def __init__(
+        self, settings: Settings, address: str | None, builders: int | None, devices: int | Sequence[str] | None = None
+    ) -> None:
+        """`devices`: for a cluster of this machine alone, how many to declare, or their kinds; else it says itself."""
+        self._settings, self._address = settings, address and checked_address(address)
+        self._declared = [] if devices is None or isinstance(devices, int) else list(devices)
+        self._count = devices if devices is None or isinstance(devices, int) else len(devices)
+        self._asked_builders = builders
+        self.builders = builders or len(own_cores())
+        self.takes_turns = not settings.gpu
+        self._ray: Any = None
+        self._folder: Path | None = None
+        self._actors: dict[str, Any] = {}
+        self._places: dict[str, dict[str, Any]] = {}
+        self._kinds: dict[str, str] = {}
+        self._lost: dict[str, Any] = {}
+        self._building: Counter[str] = Counter()
+        self._replacing = asyncio.Lock()
+        self._counts: dict[str, int] = {}
+
+    async def open(self) -> tuple[Device, ...]:
+        """The devices that are free now, each with its actor. Raises `ExecutorError`."""
+        self._ray = self._connect()  # in the main thread, where Ray can have its signal handlers
+        resources = self._ray.cluster_resources()
+        if self._address is not None:
+            offered = int(resources.get(BUILD, resources.get("CPU", 1)))
+            self.builders = min(self._asked_builders or offered, offered)
+        self._build = self._ray.remote(_workers().build).options(
+            num_returns=2, max_retries=0, **self._builders_share(resources)
+        )
+        places = self._device_places()
+        self._builds_a_device = -(-self.builders // max(1, len(places)))
+        started = [(self._start(place), place) for place in places]
+        devices = await asyncio.gather(*(self._described(actor, place) for actor, place in started))
+        found = tuple(device for device in devices if device is not None)
+        if not found:
+            raise ExecutorError("no device of the Ray cluster could be had; see `ray status` for what is free")
+        return found
+
+    def _connect(self) -> Any:
+        if self._address is not None:
+            require_listener(self._address)
+        if wants_token(os.environ):
+            token = own_token(os.environ) if self._address is None else found_token(os.environ, self._address)
+            require_token(os.environ, token)
+        if self._address is None:
+            stay_on_this_machine(os.environ)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            ray: Any = importlib.import_module("ray")
+        except ImportError:
+            raise ExecutorError("Ray is not installed; pip install 'kernelwright[ray]'") from None
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if self._address is None:
+            self._folder = session_folder()
+            options |= self._own_cluster()
+        namespace = f"kernelwright-{secrets.token_hex(4)}"
+        try:
+            ray.init(address=self._address or "local", namespace=namespace, **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = self._address or "this machine"
+            raise ExecutorError(f"no Ray cluster can be used at {where} ({_line(error)}); check `ray status`") from None
+        return ray
+
+    def _own_cluster(self) -> dict[str, Any]:
+        return {
+            "num_cpus": self.builders,
+            "num_gpus": self._count if self._count is not None else None if self._settings.gpu else 1,
+            "resources": {BUILD: self.builders},
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "_temp_dir": str(self._folder),
+            "_node_ip_address": LOOPBACK,
+        }
+
+    def _builders_share(self, resources: dict[str, float]) -> dict[str, Any]:
+        """A build takes a place in a build pool; a core, where no node offers such places."""
+        share = NEEDS["build"].build
+        return {"num_cpus": 0, "resources": {BUILD: share}} if BUILD in resources else {"num_cpus": share}
+
+    def _device_places(self) -> list[dict[str, Any]]:
+        """What to ask of Ray for each device: a GPU; where there is none and none is needed, a whole node."""
+        ray = self._ray
+        free = int(ray.available_resources().get("GPU", 0))
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        self._counts = {node["NodeID"]: max(1, int(node["Resources"].get("GPU", 0))) for node in nodes}
+        if free or self._settings.gpu:
+            return [{"num_gpus": NEEDS["time"].device, "num_cpus": 0}] * free
+        return [{"num_cpus": 0} | self._on_node(node["NodeID"]) for node in nodes]
+
+    def _on_node(self, node: str) -> dict[str, Any]:
+        strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
+        return {"scheduling_strategy": strategies.NodeAffinitySchedulingStrategy(node, soft=False)}
+
+    def _start(self, place: dict[str, Any]) -> Any:
+        groups = {"concurrency_groups": {BUILDS: self._builds_a_device}} if self._settings.gpu else {}
+        kind = self._ray.remote(max_restarts=0, max_task_retries=0, **groups, **place)(_workers().DeviceWorker)
+        return kind.remote(given(self._settings), self._counts, self._declared)
+
+    async def _described(self, actor: Any, place: dict[str, Any]) -> Device | None:
+        """The actor's device; None, and no actor, where it does not come up."""
+        try:
+            said, node = await asyncio.wait_for(actor.describe.remote(), START_S)
+        except (TimeoutError, self._ray.exceptions.RayError):
+            self._ray.kill(actor)
+            return None
+        device = Device.model_validate_json(said)
+        if device.conditions.harness != harness_digest():
+            raise ExecutorError(
+                f"node {device.node} of the Ray cluster has another version of kernelwright; install this one there"
+            )
+        self._actors[device.name] = actor
+        self._places[device.name] = place | self._on_node(node)
+        self._kinds.setdefault(device.name, device.kind)
+        return device
+
+    async def build(self, work: Work) -> Answer | Product:
+        """See `Executor`. The product's bytes stay in the object store."""
+        question = Question(stage="build", work=work).model_dump_json()
+        if not self._settings.gpu:
+            said, packed = self._build.remote(given(self._settings), question)
+            answer = Answer.model_validate_json(await self._heard(said))
+        else:
+            answer, packed = await self._build_beside(question)
+        return answer if answer.product is None else Product(answer.product, packed)
+
+    async def _build_beside(self, question: str) -> tuple[Answer, Any]:
+        """Build in the supervisor that has the fewest builds: the judge needs the device's references for one."""
+        name = min(self._actors, key=lambda name: self._building[name])
+        actor = self._actors[name]
+        self._building[name] += 1
+        try:
+            said, packed = actor.build.options(concurrency_group=BUILDS, num_returns=2).remote(question)
+            return Answer.model_validate_json(await self._heard(said)), packed
+        except Lost:
+            await self._replace(name, actor)
+            raise
+        finally:
+            self._building[name] -= 1
+
+    async def run(self, stage: Stage, work: Work, product: Product, device: Device) -> Answer:
+        """See `Executor`."""
+        question = Question(stage=stage, work=work).model_dump_json()
+        packed = [product.place] if product.place is not None else []
+        actor = self._actors[device.name]
+        try:
+            said = await self._heard(actor.answer.remote(question, product.digest, packed))
+        except Lost:
+            self._lost[device.name] = actor
+            raise
+        if said is None:
+            raise ProductGone("its build was lost with the machine that made it")
+        return Answer.model_validate_json(said)
+
+    async def _heard(self, said: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return await said
+        except errors.RayTaskError:
+            raise
+        except errors.RayError as error:
+            raise Lost(f"Ray says: {_line(error)}") from None
+
+    async def revive(self, device: Device) -> bool:
+        """A new actor on the same node; False where that does not come up, or has another kind of device."""
+        return await self._replace(device.name, self._lost.pop(device.name))
+
+    async def _replace(self, name: str, lost: Any) -> bool:
+        """Once for each actor that was lost, whoever meets it first."""
+        async with self._replacing:
+            if self._actors.get(name) is not lost:
+                return name in self._actors
+            self._ray.kill(self._actors.pop(name))
+            actor = self._start(self._places[name])
+            found = await self._described(actor, self._places[name])
+            if found is None:
+                return False
+            self._actors[name] = actor
+            return found.kind == self._kinds[name]
+
+    @property
+    def gcs_address(self) -> str:
+        """HOST:PORT of the cluster's head, once open."""
+        return str(self._ray.get_runtime_context().gcs_address)
+
+    def release(self, problem: Problem) -> None:
+        """Nothing: workers end what they have not used for longest."""
+
+    async def close(self) -> None:
+        """See `Executor`. What is at work is ended with its actor; its children's keepers end those."""
+        if self._ray is not None:
+            ends = [actor.close.remote() for actor in self._actors.values()]
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*ends, return_exceptions=True), ENDING_S)
+            await asyncio.to_thread(self._ray.shutdown)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _workers() -> Any:
+    return importlib.import_module("kernelwright.sandbox.pool.ray.workers")
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error's text, which may be a page."""
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]

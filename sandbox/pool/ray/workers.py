@@ -1,0 +1,92 @@
+"""What runs in the processes of a Ray cluster: a worker for each device, and builds. Each is a judge.
+
+Nothing of a candidate runs here, nor is anything unpickled that a candidate made: questions and answers are JSON, a
+build is bytes. Ray is imported by whoever starts these.
+"""
+
+import atexit
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kernelwright.sandbox.jail.own_process import become_a_judge, rest_between_loops
+from kernelwright.sandbox.machine.identity import processor_name
+from kernelwright.sandbox.pool.protocol import Question
+from kernelwright.sandbox.pool.workers.devices import device_at, own_cores, shared_cores, split
+from kernelwright.sandbox.pool.workers.order import Order
+from kernelwright.sandbox.pool.workers.parcel import is_kept, pack, unpack
+
+if TYPE_CHECKING:
+    from kernelwright.sandbox.pool.workers.worker import Worker
+
+_builders: dict[str, "Worker"] = {}
+"""The builder of this process by its settings; Ray has processes run one build after the other."""
+
+
+class DeviceWorker:
+    """The supervisor of one device: an actor, so that one question is answered after the other."""
+
+    def __init__(self, chosen: dict[str, Any], counts: dict[str, int], kinds: list[str]) -> None:
+        """`counts`: devices by node; `kinds`: declared ones by ordinal, empty for what is there."""
+        rest_between_loops()  # a GPU's name, which the order holds, is asked of torch
+        context = importlib.import_module("ray").get_runtime_context()
+        node, ids = context.get_node_id(), context.get_accelerator_ids().get("GPU", [])
+        ordinal = int(ids[0]) if ids and ids[0].isdigit() else 0
+        gpu, count = bool(chosen.get("gpu")), counts.get(node, 1)
+        cores = (shared_cores if gpu else split)(own_cores(), count)[ordinal]
+        kind = kinds[ordinal % len(kinds)] if kinds else _cuda_name() if gpu else processor_name()
+        self.device = device_at(ordinal, kind, chosen, cores, node[:12])
+        order = Order(chosen=chosen, device=self.device, alone=count == 1 and not gpu)
+        order.settle()
+        self._worker = _judging(order)
+
+    def describe(self) -> tuple[str, str]:
+        """The device as JSON, and the whole name of its node."""
+        return self.device.model_dump_json(), importlib.import_module("ray").get_runtime_context().get_node_id()
+
+    def answer(self, question: str, digest: str, packed: list[Any]) -> str | None:
+        """The answer as JSON; None where the build is nowhere to be had. `packed` is a reference to its bytes."""
+        if packed and not is_kept(digest):
+            ray = importlib.import_module("ray")
+            try:
+                bytes_ = ray.get(packed[0])
+            except ray.exceptions.RayError:
+                return None
+            if bytes_ is not None:
+                unpack(digest, bytes_)
+        return self._worker.answer(Question.model_validate_json(question)).model_dump_json(exclude_none=True)
+
+    def build(self, question: str) -> tuple[str, bytes | None]:
+        """As the function `build`, with this device's references; runs beside `answer`, in threads of its own."""
+        return _built(self._worker, question)
+
+    def close(self) -> None:
+        """End the children."""
+        self._worker.close()
+
+
+def build(chosen: dict[str, Any], question: str) -> tuple[str, bytes | None]:
+    """The answer as JSON, and the product's bytes for the machines of the devices."""
+    key = Order(chosen=chosen).model_dump_json()
+    if key not in _builders:
+        _builders[key] = _judging(Order(chosen=chosen))
+        atexit.register(_builders[key].close)
+    return _built(_builders[key], question)
+
+
+def _judging(order: Order) -> "Worker":
+    become_a_judge(order.settings().threads)
+    from kernelwright.sandbox.pool.workers.worker import Worker  # torch comes with it
+
+    return Worker(order)
+
+
+def _built(worker: "Worker", question: str) -> tuple[str, bytes | None]:
+    answer = worker.answer(Question.model_validate_json(question))
+    packed = pack(answer.product) if answer.product else None
+    return answer.model_dump_json(exclude_none=True), packed
+
+
+def _cuda_name() -> str:
+    import torch
+
+    return str(torch.cuda.get_device_name(0))

@@ -1,0 +1,1 @@
+"""Workers of the pool: processes of ours beside a device, and what is carried to and from them."""

@@ -1,0 +1,169 @@
+"""A process of ours beside this one that answers JSON lines with JSON lines, many at once.
+
+Nothing that it does leaves a question unanswered. Where it ends, closes a pipe, writes what is no answer or stops in
+the middle of one, it is lost: whoever waits hears of it within about a second, and it is killed.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Self
+
+from kernelwright.sandbox.machine import child_package
+
+LINE_BYTES = 256 * 2**20
+CHUNK_BYTES = 2**16
+ENDING_S = 20.0
+"""How long it may take to clean up before it is killed."""
+KILLED_S = 5.0
+"""How long a killed process may take to be gone; one that hangs in the kernel is left to itself."""
+LOOK_S = 0.2
+HALF_LOOKS = 4
+"""Looks at an answer of which a part has come and nothing more comes: its writer has been stopped. Looks and not
+seconds, for where this process was busy meanwhile, the rest may be there unread."""
+ROOT = child_package.ROOT
+"""`-m` finds our packages there, which lie beside the child's."""
+
+
+class Ended(Exception):
+    """The process was lost before it answered: the text says how. Its own words are on standard error."""
+
+
+class LineProcess:
+    """One process, from `start` to `close`.
+
+    Every question gets an `id`, which its answer repeats. Where whoever asks is cancelled, `{"cancel": id}` is sent.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._input, self._output = process, process.stdin, process.stdout
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count()
+        self._lost = False
+        self._closing = False
+        self._half = bytearray()
+        """Of the line that is being read, what has come."""
+        self._chunks = 0
+        self._reader = asyncio.create_task(self._read())
+        self._watcher = asyncio.create_task(self._watch())
+
+    @classmethod
+    async def start(cls, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Self:
+        """Run `python -m MODULE ARGUMENTS` in a session of its own, with `environment` added to ours."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+            env=os.environ | dict(environment or {}),
+            start_new_session=True,
+        )
+        return cls(process)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will answer nothing more."""
+        return self._lost or self._process.returncode is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None after its end."""
+        return None if self.has_ended else self._process.pid
+
+    @property
+    def asked(self) -> int:
+        """Questions that it has not answered yet."""
+        return len(self._waiting)
+
+    async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Its answer. Raises `Ended`."""
+        if self.has_ended:
+            raise Ended("the process has ended")
+        number = next(self._numbers)
+        answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answered
+        try:
+            self.tell(message | {"id": number})
+            return await answered
+        except asyncio.CancelledError:
+            if not self.has_ended:
+                self.tell({"cancel": number})
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Say something that has no answer.
+
+        Nobody waits until the pipe has room: a process that does not read must not keep us from hearing its end.
+        """
+        with contextlib.suppress(OSError, RuntimeError):
+            self._input.write(json.dumps(message).encode() + b"\n")
+
+    async def _read(self) -> None:
+        try:
+            while chunk := await self._output.read(CHUNK_BYTES):
+                self._chunks += 1
+                *ends, rest = chunk.split(b"\n")
+                for end in ends:
+                    line, self._half = self._half + end, bytearray()
+                    self._take(line)
+                self._half += rest
+                if len(self._half) > LINE_BYTES:
+                    raise ValueError("the line is too long")
+        except (ValueError, RecursionError):  # of json, for a line that is none
+            self.lose("the process wrote what is no answer")
+        self.lose("the process has ended")
+
+    def _take(self, line: bytearray) -> None:
+        said = json.loads(line)
+        if not isinstance(said, dict) or not isinstance(said.get("id"), int):
+            raise ValueError("no answer to a question")
+        answered = self._waiting.get(said.pop("id"))
+        if answered is not None and not answered.done():
+            answered.set_result(said)
+
+    async def _watch(self) -> None:
+        """See what reading alone does not show: its end while others hold its pipe, and a writer that has stopped."""
+        looks = seen = 0
+        while self._process.returncode is None:
+            await asyncio.sleep(LOOK_S)
+            looks = looks + 1 if self._half and self._chunks == seen else 0
+            seen = self._chunks
+            if looks >= HALF_LOOKS:
+                self.lose("the process stopped in the middle of an answer")
+            if self._input.is_closing() and not self._closing:
+                self.lose("the process no longer listens")
+        await asyncio.wait([self._reader], timeout=LOOK_S)  # what it has written before its end
+        self.lose("the process has ended")
+
+    def lose(self, why: str) -> None:
+        """Believe nothing more of it: tell whoever waits, and kill it. Once only."""
+        if self._lost:
+            return
+        self._lost = True
+        for answered in self._waiting.values():
+            if not answered.done():
+                answered.set_exception(Ended(why))
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> None:
+        """End its input, so that it ends itself with all that it started; kill it where that takes too long."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._input.close()
+        await asyncio.wait([self._watcher], timeout=ENDING_S)
+        self.lose("the process was closed")
+        await asyncio.wait([self._watcher], timeout=KILLED_S)
+        for task in (self._reader, self._watcher):
+            task.cancel()
+        await asyncio.gather(self._reader, self._watcher, return_exceptions=True)
+        # There is no other way to let go of a pipe that somebody else still holds.
+        self._process._transport.close()  # type: ignore[attr-defined]
+        await asyncio.sleep(0)  # in which it does

@@ -1,0 +1,37 @@
+"""Several calls as one burst, and its result as theirs again. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+
+
+def merged(calls: Sequence[Values]) -> Values:
+    """Several calls' arguments as those of one burst: every tensor is lent, each call has its own."""
+    tensors: list[RawTensor] = []
+    trees = []
+    for values in calls:
+        trees.append(_shifted(values.tree, len(tensors)))
+        tensors.extend(values.tensors)
+    return Values({"l": trees}, tuple(tensors))
+
+
+def parted(output: Values, calls: int) -> list[Values]:
+    """The results of the calls of a burst. Raises `PeekError` where there are not so many."""
+    parts = output.tree.get("l")
+    if not isinstance(parts, list) or len(parts) != calls:
+        raise PeekError("a burst gave another number of results than it had calls")
+    return [Values(tree, output.tensors) for tree in parts]
+
+
+def _shifted(tree: dict[str, Any], by: int) -> dict[str, Any]:
+    """The same structure over tensors that come `by` later."""
+    ((kind, body),) = tree.items()
+    if kind == "t":
+        return {"t": body + by}
+    if kind in ("l", "p"):
+        return {kind: [_shifted(item, by) for item in body]}
+    if kind == "d":
+        return {"d": [[key, _shifted(item, by)] for key, item in body]}
+    return tree

@@ -1,0 +1,1 @@
+"""Paired timing: candidate and baselines in turn on the same fresh values."""

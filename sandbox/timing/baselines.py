@@ -1,0 +1,210 @@
+"""The references of one problem: as many eager processes as there are worker pairs, and one for each compiled mode."""
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.needs import ON_DEVICE, ON_HOST, Needs, references_kept
+from kernelwright.sandbox.calls.reference import Form, ReferenceSession
+from kernelwright.sandbox.correctness.domain import Domain
+from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.timing.baseline_times import BaselineTimes
+from kernelwright.sandbox.timing.compiled import compiled_reference
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.memory import free_bytes
+from kernelwright.sandbox.verdict.settings import CompileMode, Settings
+from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus
+
+if TYPE_CHECKING:
+    from kernelwright.sandbox.calls.inputs import SharedInputs
+
+AT_ONCE = 2
+"""So many start at a time: more would only wait for each other's memory."""
+AS_CONSTRUCTED = 1
+"""The one process that keeps the constructor's weights, where there are several; the others change them."""
+LOG = logging.getLogger(__name__)
+
+
+class Baselines:
+    """Reference processes, each started when first needed and kept for the problem's next candidates. Close it.
+
+    Where memory does not hold as many as there are worker pairs, those that were used least recently end first.
+    """
+
+    def __init__(self, problem: Problem, settings: Settings) -> None:
+        self.problem, self._settings = problem, settings
+        self._eager: dict[int, ReferenceSession] = {}
+        """Living ones by number, the most recently used last."""
+        self._compiled: dict[CompileMode, ReferenceSession] = {}
+        self._inputs: SharedInputs | None = None
+        self._kept: int | None = None
+        self._status: ProblemStatus | None = None
+        self._arguments: Values | None = None
+        self._shipped_differs: bool | None = None
+        self._ways: set[str] = set()
+        self.is_seeded = False
+        """Whether the reference draws in `forward`, so that both sides are seeded alike before each call."""
+        self._choosing = threading.Lock()
+        self._closed = False
+        self.domain = Domain(problem.values.without)
+        """The families of values that candidates are judged on."""
+
+    def eager(self, number: int) -> ReferenceSession:
+        """The baseline of worker pair `number`; pairs beyond the settings' `worker_pairs` start over with the first."""
+        index = number % self._settings.worker_pairs
+        found = self._living(index)
+        if found is None:
+            while self._eager and len(self._eager) >= self.kept:
+                self._end(next(iter(self._eager)))
+            changed = index != AS_CONSTRUCTED and "weights" not in self._settings.without
+            form = Form(changed_weights=changed)
+            found = ReferenceSession(self.problem, self._settings, form, inputs=self._shared_inputs())
+            with self._choosing:
+                late = self._closed
+                if not late:
+                    self._eager[index] = found
+            if late:  # a thread that nobody waits for any more started it
+                found.close()
+                raise MachineError(f"the judging of {self.problem.name} was ended")
+        return found
+
+    def _living(self, index: int) -> ReferenceSession | None:
+        """The one of this number, which is now the most recently used."""
+        with self._choosing:
+            found = self._eager.pop(index, None)
+            if found is not None:
+                self._eager[index] = found
+        return found
+
+    def placebo(self, number: int) -> ReferenceSession | None:
+        """Another process of the baseline for this worker pair; None where there is no room, or no wish, for it."""
+        if self._settings.worker_pairs == 1 or "placebo" in self._settings.without or self.kept == 1:
+            return None
+        return self._beside(number, number + 1)
+
+    def source(self, number: int) -> ReferenceSession:
+        """Who draws the values of this worker pair: where there is room a process that is not timed on them.
+
+        It would come to the call with warm caches.
+        """
+        if self.kept == 1:
+            return self.eager(number)
+        return self._beside(number, number + min(2, self.kept - 1))
+
+    def _beside(self, number: int, other: int) -> ReferenceSession:
+        """Another one that does not take the place of this pair's own."""
+        self.eager(number)
+        found = self.eager(other)
+        self.eager(number)
+        return found
+
+    @property
+    def kept(self) -> int:
+        """How many references may live at once, by what a call takes of memory and what there is."""
+        if self._kept is None:
+            wanted, (needs, there) = self._settings.worker_pairs, self._needs_and_room()
+            own = ON_DEVICE if self._settings.gpu else ON_HOST
+            self._kept = wanted if needs is None else max(1, references_kept(needs, wanted, there, own))
+            if self._kept < wanted:
+                LOG.info("%s: memory holds %d of %d references at once", self.problem.name, self._kept, wanted)
+        return self._kept
+
+    def _needs_and_room(self) -> tuple[Needs | None, int]:
+        if not self._settings.gpu:
+            return None if self.first.is_small else self.first.plan, free_bytes()
+        from kernelwright.sandbox.calls.device import device_of
+
+        return self.first.needs, device_of(self._settings).total_bytes()
+
+    def _shared_inputs(self) -> "SharedInputs | None":
+        if self._settings.gpu and self._inputs is None:
+            from kernelwright.sandbox.calls.inputs import SharedInputs
+
+            self._inputs = SharedInputs()
+        return self._inputs
+
+    def start(self) -> None:
+        """Have all eager processes run; on a device one after the other, in this thread, which holds it."""
+        numbers = range(min(self.kept, self._settings.worker_pairs))
+        if not self._settings.side_by_side or self.kept < self._settings.worker_pairs:
+            for number in numbers:
+                self.eager(number)
+            return
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(self.eager, numbers))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The families that it is not judged on, so far as is known: the problem's own word first."""
+        return (*self.problem.values.without, *self.domain.outside)
+
+    def compiled(self) -> list[ReferenceSession]:
+        """One for each mode of torch.compile that the settings name, its compilation done."""
+        for mode in self._settings.compiled:
+            if mode not in self._compiled:
+                self._compiled[mode] = compiled_reference(self.problem, self._settings, mode, self._shared_inputs())
+        return list(self._compiled.values())
+
+    def remember(self, measurement: Measurement) -> None:
+        """Keep what each of them took, for tables."""
+        BaselineTimes(self.problem).keep(measurement, self._settings)
+
+    @property
+    def first(self) -> ReferenceSession:
+        """One that describes the problem: arguments, weights. The first of those that live; started where none does."""
+        return self._eager[min(self._eager)] if self._eager else self.eager(0)
+
+    @property
+    def arguments(self) -> Values:
+        """The constructor's arguments."""
+        if self._arguments is None:
+            self._arguments = self.first.arguments
+        return self._arguments
+
+    @property
+    def status(self) -> ProblemStatus:
+        """Whether trivial answers fail on this problem; found once."""
+        if self._status is None:
+            self._status = self.first.status
+        return self._status
+
+    @property
+    def shipped_differs(self) -> bool:
+        """On a device: whether torch's own precision switches change what the reference gives, bit by bit."""
+        if self._shipped_differs is None:
+            values, one = self.first.draw(), self.first
+            strict = one.call(values).output
+            self._shipped_differs = one.shipped(values).output != strict
+        return self._shipped_differs
+
+    @property
+    def exact_ways(self) -> tuple[str, ...]:
+        """On a device: how float64 results were computed so far."""
+        living = {way for session in self._eager.values() for way in session.exact_ways}
+        return tuple(sorted(self._ways | living))
+
+    @property
+    def has_started(self) -> bool:
+        """Whether one runs already."""
+        return bool(self._eager)
+
+    def _end(self, index: int) -> None:
+        with self._choosing:
+            session = self._eager.pop(index)
+        self._ways |= set(session.exact_ways)
+        session.close()
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._choosing:
+            self._closed = True
+        for index in tuple(self._eager):
+            self._end(index)
+        for session in self._compiled.values():
+            session.close()
+        self._compiled.clear()
+        if self._inputs is not None:
+            self._inputs.close()
+            self._inputs = None

@@ -1,0 +1,349 @@
+"""Paired timing: a candidate's worker and its baselines in turn on the same fresh values, every output checked."""
+
+import random
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
+
+from kernelwright.sandbox.calls.reference import ReferenceSession, operation
+from kernelwright.sandbox.calls.sessions import Session, Timed
+from kernelwright.sandbox.correctness.compare import Wrong, is_right_anyhow, mismatch, tolerance_of
+from kernelwright.sandbox.correctness.conditioning import Asked, mismatch_shaken
+from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
+from kernelwright.sandbox.judge.stages import Stopped
+from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.timing.meanwhile import meanwhile
+from kernelwright.sandbox.timing.stopping import EFFORT, is_clearly_slower
+from kernelwright.sandbox.verdict.settings import Defence, Settings
+from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
+
+SLOWEST_CALL_S = 5.0
+"""A call is never cut off before this, however fast the baseline is."""
+PAIRS_A_WORKER = 4
+BACKWARDS = (1, 2)
+"""Of each four pairs, those in which the candidate comes last: a drift of the machine hits both sides alike."""
+SETTLING_MS, MOST_SETTLING = 20.0, 8
+"""For about so long, and at most so many times, a side is called again before it is timed."""
+PLACEBO = "eager again"
+OVERRUN, FEWEST_WORKERS = 4, 2
+"""Where the time budget is overrun this many times, so many worker pairs must do."""
+
+
+class DrawingReference(Exception):
+    """The reference itself draws in `forward`: results can be compared only where both sides are seeded alike."""
+
+
+class Samples:
+    """What has been measured so far of one candidate; all times in ms, sample i of all lists on the same values."""
+
+    def __init__(self) -> None:
+        self.candidate: list[float] = []
+        self.candidate_cpu: list[float] = []
+        self.eager_cpu: list[float] = []
+        self.baselines: dict[str, list[float]] = defaultdict(list)
+        self.workers: list[int] = []
+        self.placebo: list[tuple[float, float, int]] = []
+        """Two processes of the eager baseline on the same values, and the worker pair."""
+        self.protocol: list[float] = []
+
+    def add(self, number: int, mine: Timed, theirs: Timed) -> None:
+        """One pair of the candidate and eager, by worker pair `number`; the baselines' lists are the caller's."""
+        self.candidate.append(mine.milliseconds)
+        self.candidate_cpu.append(mine.cpu_ms)
+        self.eager_cpu.append(theirs.cpu_ms)
+        self.workers.append(number)
+
+    def measurement(self, settings: Settings) -> Measurement:
+        """The record of it all."""
+        candidate, workers = tuple(self.candidate), tuple(self.workers)
+        placebo = None
+        if self.placebo:
+            again, eager, groups = zip(*self.placebo, strict=True)
+            placebo = Pairing(baseline=PLACEBO, candidate_ms=eager, baseline_ms=again, workers=groups)
+        return Measurement(
+            pairings=tuple(
+                Pairing(baseline=name, candidate_ms=candidate, baseline_ms=tuple(times), workers=workers)
+                for name, times in self.baselines.items()
+            ),
+            threads=settings.threads,
+            cores=settings.cores,
+            placebo=placebo,
+            protocol_ms=tuple(self.protocol),
+            candidate_cpu_ms=tuple(self.candidate_cpu),
+            eager_cpu_ms=tuple(self.eager_cpu),
+        )
+
+
+class Timing:
+    """Times one candidate, worker pair after worker pair, until enough is known. Use it as a context.
+
+    What is not timed goes on side by side: a result is compared while the next values are drawn.
+    """
+
+    def __init__(self, baselines: Baselines, settings: Settings) -> None:
+        self._baselines, self._settings = baselines, settings
+        self._tolerance = tolerance_of(baselines.problem)
+        self._operation = operation(baselines.problem)
+        self._domain = baselines.domain
+        self._families = schedule(random.SystemRandom(), self._domain.families if self._has("families") else ())
+        self._met: set[str] = set()
+        self._only: Values | None = None
+        """Where values are not to be fresh: those of the first call."""
+        self._beside = ThreadPoolExecutor(1)
+        self._ahead: Future[tuple[str, Values]] | None = None
+        self._retired: Future[str] | None = None
+        self.at_the_end: Callable[[], object] = lambda: None
+        """Done beside the last comparison of each worker pair, when nothing is timed."""
+        self._spent_s = 0.0
+        self.samples = Samples()
+        self.number = 0
+        """Of the present worker pair, counted from 0."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # No reference may be left with a question whose answer nobody hears.
+        self._beside.shutdown(wait=True)
+
+    @property
+    def baseline(self) -> ReferenceSession:
+        """The reference whose arguments and weights the candidate's present worker has."""
+        return self._baselines.eager(self.number)
+
+    def warm_up(self, session: Session) -> bool | None:
+        """Untimed calls of all sides; those of the first worker are checked.
+
+        Tells whether the candidate repeats itself bit by bit; None where that was not tried.
+        """
+        start, repeats = time.monotonic(), None
+        values = self._values(DRAWN)
+        for turn in range(self._settings.warm_up):
+            theirs = self.baseline.show(values)
+            if turn == 0:
+                self._expect(session, theirs.output.size)
+            self.baseline.keep(theirs.output)  # before the candidate runs, who might find where it lies
+            mine = self._call(session, values)
+            if self.number == 0:
+                self._check(mine, theirs, values, DRAWN)
+                if turn == 0:
+                    repeats = mine.output == self._call(session, values).output
+                    self._check_state(session, values)
+                    self._baselines.start()
+                mine, theirs = _emptied(mine), _emptied(theirs)
+                del values  # before others take its place, which may be as large as the device holds
+                values = self._values(DRAWN)
+            for other in (self._other(), *self._baselines.compiled()):
+                if other is not None:
+                    other.call_ms(values)
+            if self._settings.gpu or turn == self._settings.warm_up - 1:
+                self._settle(session, values, (mine.milliseconds, theirs.milliseconds))
+        self._spent_s += time.monotonic() - start if self.number > 0 else 0.0
+        return repeats
+
+    def _check_state(self, session: Session, values: Values) -> None:
+        """Where the problem wants it, what a call makes of the model's buffers."""
+        if self._baselines.problem.state != "followed":
+            return
+        got, want = self.baseline.state_after(session, values)
+        wrong = mismatch(got, want, want, self._tolerance)
+        if wrong:
+            raise Stopped("check", f"a buffer of ModelNew after a call: {wrong.reason}", wrong.details)
+
+    def _expect(self, session: Session, result_bytes: int) -> None:
+        with meanwhile(lambda: self.baseline.expect(result_bytes), beside=self._settings.side_by_side):
+            session.expect(result_bytes)
+
+    def retire(self, session: Session) -> None:
+        """End a worker whose part is done, while the next one starts; it has ended before anything is timed again."""
+        if self._settings.side_by_side:
+            self._retired = self._beside.submit(session.close)
+        else:
+            session.close()
+
+    def _settle(self, session: Session, values: Values, took_ms: tuple[float, float]) -> None:
+        """More untimed calls of short ones: a fresh process takes some ten of them to come to its speed.
+
+        Each side by its own time, the candidate's first; both end together, so that neither has cooled meanwhile.
+        """
+        mine, theirs = (min(MOST_SETTLING, int(SETTLING_MS / ms)) for ms in took_ms)
+        for left in range(max(mine, theirs), 0, -1):
+            if left <= mine:
+                self._call_unread(session, values)
+            if left <= theirs:
+                self.baseline.call_ms(values)
+
+    def _call_unread(self, session: Session, values: Values) -> None:
+        """An untimed call whose result nobody wants."""
+        session.call_ms(values, self._call_limit_s(), self._operation)
+
+    def measure(self, session: Session) -> None:
+        """The timed calls of the present worker pair; the next one is due after it."""
+        if self._retired is not None:
+            self._retired.result()
+        start = time.monotonic()
+        self.samples.protocol.append(self.baseline.nothing_ms())
+        for turn in range(PAIRS_A_WORKER):
+            while not self._pair(session, turn):
+                pass
+        self._ending.result()
+        self._spent_s += time.monotonic() - start
+        self.number += 1
+
+    def _pair(self, session: Session, turn: int) -> bool:
+        """All sides once on the same values. In two of four pairs the placebo is one of them.
+
+        False where nothing could be compared on these values: they count for nothing.
+        """
+        family, values = self._next()
+        other = self._other() if turn % 2 == 0 else None
+        times: dict[int, float] = {}
+        for side in self._sides(session, other, turn):
+            if isinstance(side, Session):
+                mine = self._call(side, values)
+            elif side is self.baseline:
+                theirs = side.show(values)
+            else:
+                times[id(side)] = side.call_ms(values)
+        session.refuse_work_done_meanwhile()  # while the others had their turns; after its last call nobody else asks
+        if self._excludes(family, theirs, values):
+            return False
+        if turn < PAIRS_A_WORKER - 1:
+            self._draw_ahead()
+        else:
+            self._ending = self._beside.submit(self.at_the_end)
+        if self._has("timed_check"):
+            self._check(mine, theirs, values, family)
+        samples = self.samples
+        samples.add(self.number, mine, theirs)
+        samples.baselines[self.baseline.form.baseline].append(theirs.milliseconds)
+        for compiled in self._baselines.compiled():
+            samples.baselines[compiled.form.baseline].append(times[id(compiled)])
+        if other:
+            samples.placebo.append((times[id(other)], theirs.milliseconds, self.number))
+        return True
+
+    def _sides(
+        self, session: Session, other: ReferenceSession | None, turn: int
+    ) -> Sequence[Session | ReferenceSession]:
+        """All sides in the order in which they are called in this turn."""
+        sides: list[Session | ReferenceSession] = [session, self.baseline, *self._baselines.compiled()]
+        sides += [other] if other else []
+        return sides[::-1] if turn in BACKWARDS else sides
+
+    def _other(self) -> ReferenceSession | None:
+        """Another process of the baseline, for the placebo; None where there is but one."""
+        return self._baselines.placebo(self.number)
+
+    def _next(self) -> tuple[str, Values]:
+        """A family and values of it that no call has seen; those drawn ahead, if there are any."""
+        ahead, self._ahead = self._ahead, None
+        return ahead.result() if ahead else self._draw()
+
+    def _draw(self) -> tuple[str, Values]:
+        family = next(family for family in self._families if family not in self._domain.outside)
+        return family, self._values(family)
+
+    def _draw_ahead(self) -> None:
+        """Have the values of the next pair drawn by another thread, unless their source is busy with what is right."""
+        if self._source is not self.baseline:
+            self._ahead = self._beside.submit(self._draw)
+
+    @property
+    def _source(self) -> ReferenceSession:
+        """Values are drawn in a process that is not timed on them: it would come to the call with warm caches."""
+        return self._baselines.source(self.number)
+
+    def _values(self, family: str) -> Values:
+        if not self._has("fresh_values"):
+            self._only = self._only or self._source.draw()
+            return self._only
+        values = vary(self._source.draw(), family)
+        return values._replace(seed=secrets.randbits(62)) if self._baselines.is_seeded else values
+
+    def _call(self, session: Session, values: Values) -> Timed:
+        return session.call(values, self._call_limit_s(), self._operation)
+
+    def meet_the_rest(self, session: Session) -> None:
+        """Untimed calls on values of the families that no call has met, for the worker pair that was timed last.
+
+        So a verdict is about all of them, however early it came, and does not hang on which were drawn.
+        """
+        self.number -= 1  # the worker has the weights of that pair's baseline
+        try:
+            for family in self._unmet():
+                self._meet(session, family)
+        finally:
+            self.number += 1
+
+    def _meet(self, session: Session, family: str) -> None:
+        values = self._values(family)
+        mine, theirs = self._call(session, values), self.baseline.show(values)
+        if not self._excludes(family, theirs, values):
+            self._check(mine, theirs, values, family)
+
+    def _unmet(self) -> list[str]:
+        checked = self._has("families") and self._has("timed_check")
+        return [family for family in self._domain.families if checked and family not in self._met]
+
+    def _excludes(self, family: str, theirs: Timed, values: Values) -> bool:
+        return self._domain.excludes(family, theirs.output, lambda: self._exact_beside(theirs, values))
+
+    def _exact_beside(self, theirs: Timed, values: Values) -> Values:
+        """The float64 result, while the other one is still needed."""
+        self.baseline.keep(theirs.output)
+        return self.baseline.exact(values)
+
+    def _check(self, mine: Timed, theirs: Timed, values: Values, family: str) -> None:
+        self._met.add(family)
+        if is_right_anyhow(mine.output, theirs.output, self._tolerance):
+            return
+        wrong = self._wrong(mine.output, theirs.output, values, family)
+        if wrong is None:
+            return
+        raise Stopped("check", f"{wrong.reason} (on inputs {family})", wrong.details)
+
+    def _wrong(self, got: Values, theirs: Values, values: Values, family: str) -> Wrong | None:
+        """What is wrong with a result; `theirs` is the reference's. Seeded alike, float64 would draw something else."""
+        near = self.baseline.keep(theirs)
+        if self._baselines.is_seeded:
+            return mismatch(got, near, near, self._tolerance)
+        # Its distance from a float64 that draws something else would excuse anything. Values as drawn come first.
+        if family == DRAWN and self.baseline.is_random_on(values, near):
+            raise DrawingReference
+        asked = Asked(values, lambda other: self.baseline.exact(other, near), self._domain.defines_nan(family))
+        return mismatch_shaken(got, asked, near, self._tolerance)
+
+    def _call_limit_s(self) -> float:
+        longest = self._settings.call_timeout_s
+        known = [ms for times in self.samples.baselines.values() for ms in times]
+        if not known:
+            return longest
+        return min(longest, max(SLOWEST_CALL_S, self._settings.call_factor * max(known) / 1e3))
+
+    def _has(self, defence: Defence) -> bool:
+        return defence not in self._settings.without
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether another worker pair would tell nothing more that is wanted."""
+        settings, count = self._settings, len(self.samples.candidate)
+        budgets = self._spent_s / settings.time_budget_s
+        if count >= settings.max_pairs or (budgets > OVERRUN and self.number >= FEWEST_WORKERS):
+            return True
+        effort = min(count / settings.min_pairs, self.number / settings.worker_pairs)
+        if effort < EFFORT:
+            return False
+        found = self.samples.measurement(settings)
+        if is_clearly_slower(found):
+            return True
+        return effort >= 1 and (budgets > 1 or found.interval.half_width < settings.interval_target)
+
+
+def _emptied(timed: Timed) -> Timed:
+    """A call's times without its result, whose memory others may need."""
+    return timed._replace(output=Values({"v": None}, ()))

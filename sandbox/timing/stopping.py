@@ -1,0 +1,37 @@
+"""When it is known well enough that a candidate is slower than its baseline. Pure.
+
+What is slower is not kept, so by how much need not be known to a few per cent; and most of what a model writes at first
+is slower by far. Ending early tells nothing else than ending late would: the interval is the same bootstrap over what
+was measured, and these rules only say that it need not be narrower. Families of values that were not met till then are
+met untimed (`Timing.meet_the_rest`).
+"""
+
+import math
+
+from kernelwright.sandbox.verdict.verdicts import NOISE_LIMIT, SAME_WITHIN, Measurement
+
+EFFORT = 0.8
+"""The share of worker pairs and of pairs that is measured in any case."""
+FEWEST = 4
+"""Worker pairs: from three, intervals are too narrow too often."""
+SHARE_OF_DISTANCE = 1 / 6
+"""The half width, as a share of the distance of the logarithm from 0: 1 lies at least six half widths away."""
+STUDENT = {4: 3.182, 5: 2.776}
+"""By number of worker pairs, the 97.5 % point of Student's t with one degree less."""
+
+
+def is_clearly_slower(measurement: Measurement) -> bool:
+    """Whether the slowdown is beyond doubt.
+
+    An interval from four processes is too narrow more often than one from five, so it is widened here by what Student's
+    t has for four over what it has for five. It still has to be narrow enough for a claim (`NOISE_LIMIT`),
+    and narrow against its distance from 1; and the placebo has to be steady.
+    """
+    groups = len(set(measurement.closest.workers))
+    if groups < FEWEST or not measurement.is_steady:
+        return False
+    interval = measurement.interval
+    centre, half = math.log(interval.low * interval.high) / 2, math.log(interval.high / interval.low) / 2
+    half *= STUDENT.get(groups, STUDENT[5]) / STUDENT[5]
+    is_beyond = centre + half < -math.log(1 + SAME_WITHIN)
+    return is_beyond and half < min(math.log(1 + NOISE_LIMIT), SHARE_OF_DISTANCE * -centre)

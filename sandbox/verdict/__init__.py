@@ -1,0 +1,1 @@
+"""The records of judging, and what is derived from them: candidate, settings, measurement, verdict, floor."""

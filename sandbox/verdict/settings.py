@@ -1,0 +1,107 @@
+"""What the judge may spend, and how sure it must be."""
+
+import os
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from kernelwright.sandbox.verdict.memory import child_limit_bytes
+from kernelwright.sandbox.verdict.record import Record
+
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+Defence = Literal[
+    "fresh_values",
+    "families",
+    "input_check",
+    "standing_still",
+    "idle_witness",
+    "offspring",
+    "weights",
+    "timed_check",
+    "placebo",
+]
+"""`fresh_values`: new values for every call. `families`: values of several kinds. `input_check`: inputs are compared
+after the call. `standing_still`: every thread stops outside calls. `idle_witness`: processor time used outside calls.
+`offspring`: processes left running. `weights`: parameters are changed after construction. `timed_check`: timed outputs
+are compared. `placebo`: the baseline is timed against itself."""
+
+
+class Settings(Record):
+    """Limits and effort of one judging. The defaults suit a search; a ranking asks for more pairs."""
+
+    jail: Literal["auto", "strict", "off"] = "auto"
+    """`auto`: the best layers that the machine has; `strict`: refuse to run without a named set; `off`: none."""
+    jail_without: tuple[Literal["namespaces"], ...] = ()
+    """Layers to do without although they are to be had: for trying what the others stop."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    """Where candidate and baselines run: `cpu`, `cuda` (the first CUDA device), or `cuda:N`."""
+    threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    """Threads for torch and OpenMP, the same for candidate and baseline."""
+    cores: tuple[int, ...] = Field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
+    """The processor cores that both sides may use."""
+    shortcuts: bool = True
+    """Whether builds may use precompiled headers, and finished builds of the same source."""
+    build_timeout_s: float = 300
+    """All compilation of the candidate, with the imports and the constructor around it."""
+    import_timeout_s: float = Field(default=30, gt=0)
+    """The candidate's imports and its constructor, in one process, without the time that compilers are at work."""
+    start_timeout_s: float = 120
+    """From the start of a child until it can be asked, and each step of making a model ready once it stands."""
+    call_timeout_s: float = 30
+    """One call of the model. Also bounded by `call_factor`."""
+    call_factor: float = 100
+    """A call may take this many times the baseline's, and at least 5 s."""
+    memory_bytes: int = Field(default_factory=child_limit_bytes, ge=2**20)
+    """Memory of the host that each child may take; by default three quarters of what this machine has."""
+    device_memory_bytes: int | None = Field(default=None, ge=2**20)
+    """Memory of the device that judge and children may take together; None for all that is free."""
+    processes: int = 512
+    """Processes and threads of each child tree."""
+    folder_bytes: int = 4 * 2**30
+    """All that a child may leave in its work folder."""
+    file_bytes: int = 2 * 2**30
+    """Largest file that a child may write."""
+    open_files: int = 1024
+    warm_up: int = 2
+    """Calls of each worker before its timing starts. They are checked too."""
+    worker_pairs: int = Field(default=5, ge=1)
+    """Independent processes for each side: every pair of them is a candidate's fresh worker and another baseline's."""
+    min_pairs: int = Field(default=20, ge=4)
+    max_pairs: int = Field(default=60, ge=4)
+    time_budget_s: float = 2
+    """Timing stops here even where the interval is still wide, but never before `min_pairs` and `worker_pairs`. The
+    calls of later workers before their timing count too; those of the first are a check."""
+    interval_target: float = 0.03
+    """Timing stops when the half width of the speedup's interval is below this."""
+    compiled: tuple[CompileMode, ...] = ()
+    """Modes of torch.compile to measure against, beside eager. Each costs a compilation, once a problem."""
+    sanitize: bool = False
+    """Whether what runs on a device is looked at by compute-sanitizer's memcheck too; a faulty access fails it."""
+    profile: bool = False
+    """Whether what is right on a device is looked at by ncu too: the hardware's counters, as evidence."""
+    without: tuple[Defence, ...] = ()
+    """Defences of the judge to do without, for trying what each of them stops; named in the evidence."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_written_before(cls, given: Any) -> Any:
+        """Records from before devices had names say `gpu`."""
+        if isinstance(given, dict) and isinstance(given.get("gpu"), bool):
+            given = dict(given)
+            given.setdefault("device", "cuda" if given.pop("gpu") else "cpu")
+        return given
+
+    @property
+    def gpu(self) -> bool:
+        """Whether candidate and baselines run on a CUDA device."""
+        return self.device != "cpu"
+
+    @property
+    def ordinal(self) -> int:
+        """The number of the CUDA device among those that this process sees; 0 where none is named."""
+        return int(self.device.partition(":")[2] or 0)
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether children may be started, asked and ended beside each other; a device has one user at a time."""
+        return not self.gpu

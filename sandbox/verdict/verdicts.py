@@ -1,0 +1,237 @@
+"""The records of judging: `Candidate` in, `Verdict` out, with the `Measurement` that a passing verdict rests on."""
+
+import hashlib
+import statistics
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kernelwright.sandbox.verdict.bound import Floor
+from kernelwright.sandbox.verdict.findings import Look
+from kernelwright.sandbox.verdict.on_device import DeviceRecord
+from kernelwright.sandbox.verdict.record import Record
+from kernelwright.sandbox.verdict.statistics import Interval, paired_ratio, ratio_interval
+
+Stage = Literal["scan", "build", "load", "run", "check", "time"]
+Comparison = Literal["faster", "same", "slower", "too_noisy"]
+Language = Literal["cpp", "cuda", "triton", "python"]
+NOISE_LIMIT = 0.25
+"""An interval wider than this, as a share of the speedup's centre, is called too noisy to compare."""
+SAME_WITHIN = 0.01
+"""A difference that may be smaller than this is called none."""
+EAGER, AS_SHIPPED, COMPILED = "eager", "eager as shipped", "torch.compile"
+"""What baselines are asked for by: strict eager, eager under torch's own switches, the fastest torch.compile mode."""
+PLACEBO_WITHIN = 0.03
+"""The baseline against itself must come this close to 1, or the machine is too noisy to say anything."""
+
+
+class Candidate(Record):
+    """A source text that defines `ModelNew`."""
+
+    source: str
+    language: Language = "python"
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the source, as 64 hex digits."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+
+class Pairing(Record):
+    """Raw timings of a candidate and one baseline on the same inputs: sample i of both saw the same values.
+
+    Times are in ms on the judge's clock, from the moment the worker may see the input to the moment it is frozen
+    after saying that it is done.
+    """
+
+    baseline: str
+    """`eager`, `eager as shipped`, or `torch.compile` with its mode."""
+    candidate_ms: tuple[float, ...] = Field(min_length=1)
+    baseline_ms: tuple[float, ...] = Field(min_length=1)
+    workers: tuple[int, ...] = ()
+    """Which pair of processes gave sample i, counted from 0; empty where one pair gave all."""
+
+    @property
+    def speedup(self) -> float:
+        """Median over pairs of baseline / candidate: above 1 the candidate is faster."""
+        return paired_ratio(self.baseline_ms, self.candidate_ms)
+
+    @cached_property
+    def interval(self) -> Interval:
+        """95 % bootstrap interval of `speedup`, over processes and samples."""
+        return ratio_interval(self.baseline_ms, self.candidate_ms, self.workers)
+
+
+class Measurement(Record):
+    """Every raw sample behind a passing verdict. What is reported is derived here and nowhere stored."""
+
+    pairings: tuple[Pairing, ...] = Field(min_length=1)
+    threads: int
+    """Threads that torch and OpenMP were given, the same for both sides."""
+    cores: tuple[int, ...] = ()
+    """The processor cores that both sides could use; empty in records that do not tell."""
+    placebo: Pairing | None = None
+    """The eager baseline of one process against that of another, on the same values, within the same minutes."""
+    protocol_ms: tuple[float, ...] = ()
+    """What a call that does nothing takes on the judge's clock; it is part of every other time here."""
+    candidate_cpu_ms: tuple[float, ...] = ()
+    """Processor time of all threads of the candidate in each of its timed calls: a witness apart from the clock."""
+    eager_cpu_ms: tuple[float, ...] = ()
+    """The same of the eager baseline."""
+    clock: Literal["bound", "events"] = "bound"
+    """Whose times the samples are: of the judge's clock, or of the device's events where a burst confirms them."""
+    floor: Floor | None = None
+    """What no program can beat on this machine; None where it is not known."""
+    on_device: DeviceRecord | None = None
+    """How the samples came about on a GPU; None on a processor."""
+
+    @property
+    def closest(self) -> Pairing:
+        """The pairing with the fastest baseline, that is, with the lowest speedup: the one that counts."""
+        return min(self.pairings, key=lambda pairing: pairing.speedup)
+
+    @property
+    def speedup(self) -> float:
+        """Speedup against the fastest baseline."""
+        return self.closest.speedup
+
+    def against(self, baseline: str) -> Pairing | None:
+        """The pairing with `EAGER`, `AS_SHIPPED` or, of its modes the fastest, `COMPILED`; None where there is none.
+
+        Eager is eager as shipped where torch's own switches change nothing: on a processor, which has none of them, and
+        where the device's record says so.
+        """
+        if baseline == COMPILED:
+            found = [one for one in self.pairings if one.baseline not in (EAGER, AS_SHIPPED)]
+        else:
+            found = [one for one in self.pairings if one.baseline == baseline]
+        if baseline == AS_SHIPPED and not found and (self.on_device is None or self.on_device.shipped_is_eager):
+            return self.against(EAGER)
+        return min(found, key=lambda pairing: pairing.speedup, default=None)
+
+    def speedup_against(self, baseline: str) -> float | None:
+        """The speedup against one baseline, see `against`."""
+        found = self.against(baseline)
+        return found.speedup if found else None
+
+    @property
+    def speedups(self) -> dict[str, float]:
+        """The speedup against each baseline that was measured, by its name, the fastest baseline first."""
+        found = {pairing.baseline: pairing.speedup for pairing in self.pairings}
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    @property
+    def interval(self) -> Interval:
+        """95 % interval of `speedup`; a ranking uses its lower end."""
+        return self.closest.interval
+
+    @property
+    def comparison(self) -> Comparison:
+        """`too_noisy` where the interval is wider than `NOISE_LIMIT` or the placebo is off 1.
+
+        Else by whether the interval leaves 1 by more than `SAME_WITHIN`.
+        """
+        if self.interval.half_width > NOISE_LIMIT or not self.is_steady:
+            return "too_noisy"
+        if self.interval.low > 1 + SAME_WITHIN:
+            return "faster"
+        return "slower" if self.interval.high < 1 / (1 + SAME_WITHIN) else "same"
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the placebo's interval reaches within `PLACEBO_WITHIN` of 1; true where there was none."""
+        if self.placebo is None:
+            return True
+        interval = self.placebo.interval
+        return interval.low <= 1 + PLACEBO_WITHIN and interval.high >= 1 / (1 + PLACEBO_WITHIN)
+
+    @property
+    def candidate_ms(self) -> float:
+        """Median time of the candidate in ms, over all samples of the pairing that counts."""
+        return statistics.median(self.closest.candidate_ms)
+
+    @property
+    def floor_ms(self) -> float | None:
+        """What the device could do at best with the reference's algorithm."""
+        return self.floor.floor_ms if self.floor else None
+
+    @property
+    def fraction_of_floor(self) -> float | None:
+        """`floor_ms` over the candidate's time: 1 is as fast as the device can be."""
+        return self.floor.fraction(self.candidate_ms) if self.floor else None
+
+    @property
+    def baselines_ms(self) -> dict[str, float]:
+        """Median time in ms of each baseline."""
+        return {pairing.baseline: statistics.median(pairing.baseline_ms) for pairing in self.pairings}
+
+
+class Authenticity(Record):
+    """Whether the candidate computes with code of its own. Evidence apart from correctness."""
+
+    label: Literal["custom", "mixed", "library_only", "unknown"]
+    evidence: tuple[str, ...] = ()
+
+
+class ProblemStatus(Record):
+    """Whether the problem can tell a right candidate from a lazy one. A weak problem is never ranked."""
+
+    status: Literal["ok", "weak"]
+    why: tuple[str, ...] = ()
+    """For a weak problem, one sentence for each trivial answer that it accepts."""
+
+
+class Evidence(Record):
+    """What every verdict carries, passed or failed."""
+
+    jail: tuple[str, ...]
+    """The isolation layers that were active, outermost first."""
+    seconds: dict[str, float]
+    """Wall seconds by stage: those that were reached. `headers` is what the judge took meanwhile to make a precompiled
+    header for candidates to come."""
+    authenticity: Authenticity
+    problem_status: ProblemStatus | None
+    """None where the judging ended before the reference ran."""
+    versions: dict[str, str]
+    """python, torch, compiler, and the processor or GPU."""
+    deterministic: bool | None = None
+    """Whether the same values gave the same bytes twice; None where that was not reached."""
+    builds: tuple[str, ...] = ()
+    """How each extension was built: by which shortcut, if any, and in how many seconds. The builder's own words."""
+    hidden_builds: tuple[str, ...] = ()
+    """Extensions that could not be built while the candidate went on without them, each with the deciding line. The
+    builder's own words too."""
+    look: Look | None = None
+    """What else was seen of it on a device: its kernels, and what the tools said that were asked for."""
+    families_left_out: tuple[str, ...] = ()
+    """Families of values that it was not judged on: the problem leaves them out, or float64 gives nothing but NaN."""
+    device: str = "cpu"
+    """Where it was judged: `cpu`, `cuda`, or `cuda:N`."""
+    exact: tuple[str, ...] = ()
+    """On a device: how results in float64 were computed where they were asked for: `whole`, `parts`, `processor`."""
+    without: tuple[str, ...] = ()
+    """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
+
+
+class Passed(Record):
+    """The candidate is right on every input that it was given, timed ones included."""
+
+    outcome: Literal["passed"] = "passed"
+    measurement: Measurement
+    evidence: Evidence
+
+
+class Failed(Record):
+    """The candidate failed, at one stage, for one reason."""
+
+    outcome: Literal["failed"] = "failed"
+    stage: Stage
+    reason: str
+    """One or a few lines, the deciding fact first: what a repair prompt needs."""
+    log: str = ""
+    """The trimmed output of the compiler or the traceback."""
+    evidence: Evidence
+
+
+Verdict = Annotated[Passed | Failed, Field(discriminator="outcome")]
