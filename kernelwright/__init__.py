@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kernelwright.evals.runs.running import run
     from kernelwright.problems import Problem, load_problem
     from kernelwright.sandbox.judge.judging import Judge, judge
-    from kernelwright.sandbox.pool.rewarding import Judged, Judging, JudgingError, judge_all
+    from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError, judge_all
     from kernelwright.sandbox.verdict.settings import Settings
     from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed, Verdict
 
@@ -39,15 +39,15 @@ _HOMES = {
     "Candidate": "kernelwright.sandbox.verdict.verdicts",
     "Failed": "kernelwright.sandbox.verdict.verdicts",
     "Judge": "kernelwright.sandbox.judge.judging",
-    "Judged": "kernelwright.sandbox.pool.rewarding",
-    "Judging": "kernelwright.sandbox.pool.rewarding",
-    "JudgingError": "kernelwright.sandbox.pool.rewarding",
+    "Judged": "kernelwright.sandbox.pool.front.rewarding",
+    "Judging": "kernelwright.sandbox.pool.front.rewarding",
+    "JudgingError": "kernelwright.sandbox.pool.front.rewarding",
     "Passed": "kernelwright.sandbox.verdict.verdicts",
     "Problem": "problems",
     "Settings": "kernelwright.sandbox.verdict.settings",
     "Verdict": "kernelwright.sandbox.verdict.verdicts",
     "judge": "kernelwright.sandbox.judge.judging",
-    "judge_all": "kernelwright.sandbox.pool.rewarding",
+    "judge_all": "kernelwright.sandbox.pool.front.rewarding",
     "load_problem": "problems",
     "run": "kernelwright.evals.runs.running",
 }

@@ -3,10 +3,10 @@
 import typer
 
 from kernelwright.commands.judging import doctor, judge, problems, score
+from kernelwright.commands.options.endings import reported
+from kernelwright.commands.options.version import version
 from kernelwright.commands.results import diff, export, import_, inspect, leaderboard, show
 from kernelwright.commands.search import batch, extract, models, prompt, replay, resume, run
-from kernelwright.endings import reported
-from kernelwright.version import version
 
 app = typer.Typer(
     name="kernelwright",

@@ -4,10 +4,10 @@ A problem is a reference program in the KernelBench convention: `class Model`, `
 This package reads and checks text; it never runs a reference (that is the sandbox's work) and imports nothing of ours.
 """
 
-from kernelwright.problems.lint import lint_source
 from kernelwright.problems.loading import catalog_names, load_problem
-from kernelwright.problems.problem import Problem, ProblemError, Tolerance
-from kernelwright.problems.values import VALUE_FAMILIES, Narrowing
+from kernelwright.problems.record.lint import lint_source
+from kernelwright.problems.record.problem import Problem, ProblemError, Tolerance
+from kernelwright.problems.record.values import VALUE_FAMILIES, Narrowing
 
 __all__ = [
     "VALUE_FAMILIES",

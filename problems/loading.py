@@ -5,14 +5,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from kernelwright.problems.dtypes import cast
 from kernelwright.problems.formats.collections import SEPARATOR, format_of, load_address, load_only
 from kernelwright.problems.formats.kernelbench import origin_of
 from kernelwright.problems.formats.reading import Unsupported, into_convention
-from kernelwright.problems.manifest import DEFAULT_SIZE, parse_manifest
-from kernelwright.problems.problem import Problem, ProblemError
-from kernelwright.problems.reference import check_reference, read_text, title_of
-from kernelwright.problems.sizes import put_sizes
+from kernelwright.problems.record.dtypes import cast
+from kernelwright.problems.record.manifest import DEFAULT_SIZE, parse_manifest
+from kernelwright.problems.record.problem import Problem, ProblemError
+from kernelwright.problems.record.reference import check_reference, read_text, title_of
+from kernelwright.problems.record.sizes import put_sizes
 
 __all__ = ["ProblemError", "catalog_names", "load_problem"]
 

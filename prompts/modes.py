@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from kernelwright.problems.defining import top_level
+from kernelwright.problems.record.defining import top_level
 from kernelwright.prompts.brief import Record
 
 NORMALISATIONS = {

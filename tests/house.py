@@ -24,19 +24,19 @@ BELOW: dict[str, tuple[str, ...]] = {
 }
 """The packages that each may import, beside itself."""
 ORDER: dict[str, tuple[str, ...]] = {
-    "kernelwright_child": ("jail", "building", "floor", "", "gpu"),
-    "problems": ("", "formats"),
+    "kernelwright_child": ("jail", "", "building", "floor", "gpu", "programs"),
+    "problems": ("record", "texts", "formats", ""),
     "prompts": ("",),
     "sandbox": (
-        "verdict", "machine", "jail", "build", "tensors", "correctness", "authenticity", "floor", "calls", "timing",
-        "judge", "pool", "pool.workers", "pool.ray", "",
+        "verdict", "machine", "build", "jail", "tensors", "correctness", "authenticity", "floor", "calls", "timing",
+        "judge", "pool", "pool.workers", "pool.ray", "pool.front", "",
     ),
     "agent": (
-        "log", "replies", "strategies", "steering", "briefs", "providers", "providers.openai", "engine", "simulation",
-        "",
+        "replies", "log", "strategies", "steering", "briefs", "providers", "providers.servers", "providers.simulated",
+        "engine", "",
     ),
-    "evals": ("runs", "scores", "boards", "report", "inspector", "formats", ""),
-    "kernelwright": ("", "commands.options", "commands.judging", "commands.search", "commands.results", "commands"),
+    "evals": ("figures", "scores", "runs", "boards", "report", "inspector", "formats", ""),
+    "kernelwright": ("commands.options", "commands.judging", "commands.search", "commands.results", "commands", ""),
 }  # fmt: skip
 """The rooms of each package, lowest first; the empty name is the package's own folder."""
 MOST_FILES = 15

@@ -1,6 +1,5 @@
 """From the record of a search to the `Brief` of its next step: verdicts put into words for a model."""
 
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,10 +10,10 @@ from kernelwright.agent.log.records import Ask, Attempt, Reply
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.steering.advice import lessons
-from kernelwright.agent.steering.budget import floor_ms
 from kernelwright.agent.strategies.moves import lineage
 from kernelwright.problems import Problem
 from kernelwright.prompts import Brief, DeviceSheet, Parent, PastAttempt, TargetVersions, shortened
+from kernelwright.sandbox.verdict.in_words import timings
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 
 ALIKE, FEWEST_LINES = 0.6, 3
@@ -144,34 +143,6 @@ def said_once(verdict: Failed) -> str:
     reason = {line.strip() for line in verdict.reason.splitlines()}
     log = "\n".join(line for line in logged if line.strip() not in reason)
     return "\n\n".join(part for part in (verdict.reason, log) if part.strip())
-
-
-def timings(verdict: Passed) -> str:
-    """The judge's measurement in a few lines: medians in ms, and the speedup with its interval."""
-    measured = verdict.measurement
-    times = {"candidate": measured.candidate_ms} | measured.baselines_ms
-    lines = [f"{name}: {ms:#.3g} ms" for name, ms in times.items()]
-    low, high = measured.interval
-    lines.append(
-        f"speedup against {measured.closest.baseline}: {measured.speedup:.2f} "
-        f"(95 % interval {low:.2f} to {high:.2f}, {measured.comparison.replace('_', ' ')})"
-    )
-    others = list(measured.speedups.items())[1:]
-    if others:
-        lines.append("against the other baselines: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in others))
-    lines.append(f"threads: {measured.threads}")
-    floor = floor_ms(verdict)
-    if floor is not None:
-        lines.append(
-            f"least time that the bytes and operations of the problem allow: {floor:#.3g} ms, "
-            f"{floor / measured.candidate_ms:.0%} of the candidate's"
-        )
-    if measured.protocol_ms:
-        empty = statistics.median(measured.protocol_ms)
-        lines.append(f"a call that does nothing: {empty:#.3g} ms, part of all times above")
-    if verdict.evidence.look is not None:
-        lines.extend(verdict.evidence.look.lines(widest=4))
-    return "\n".join(lines)
 
 
 def _telling(view: View, parent: Attempt) -> list[int]:

@@ -15,12 +15,13 @@ from kernelwright.agent.log.events import Confirmed, Event, Granted, Judged
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.providers.protocol import Waiting
-from kernelwright.agent.steering.budget import NOTHING, Spent, exceeded, floor_ms, out_of_attempts, spent
+from kernelwright.agent.steering.budget import NOTHING, Spent, exceeded, out_of_attempts, spent
 from kernelwright.agent.steering.learning import Lore
 from kernelwright.agent.steering.models import gains
 from kernelwright.agent.steering.prices import Prices, load_prices
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
+from kernelwright.sandbox.verdict.in_words import floor_ms
 
 GRANT = 4
 """Attempts that are handed over at once."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.briefs.hardware import sheet_in
 from kernelwright.agent.engine.deciding import Decider, Opened
+from kernelwright.agent.engine.reading import found_in, read, varied
 from kernelwright.agent.log.events import (
     Asked,
     AskedAgain,
@@ -30,7 +31,6 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.agent.replies.reading import found_in, read, varied
 from kernelwright.agent.steering.advice import notes_in
 from kernelwright.agent.steering.learning import Lore
 from kernelwright.agent.steering.prices import load_prices

@@ -5,6 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kernelwright.agent.engine.reading import found_in, is_cut_short, read, varied
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import (
     AskedAgain,
@@ -22,7 +23,6 @@ from kernelwright.agent.log.journal import Journal
 from kernelwright.agent.log.records import Attempt, FoundCandidate, Reply, Request, Screening
 from kernelwright.agent.providers.protocol import Provider, ProviderError, Waiting
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.agent.replies.reading import found_in, is_cut_short, read, varied
 from kernelwright.agent.steering.advice import notes_in
 from kernelwright.agent.steering.tuning import with_setting
 from kernelwright.problems import Problem

@@ -5,13 +5,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kernelwright.agent.briefs.composing import timings
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.problems import Problem
 from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.verdict.in_words import timings
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Passed
 

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from kernelwright import problems
 from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.problems.faults import first_fault
+from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import Role, Target
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.verdict.record import Record

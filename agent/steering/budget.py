@@ -7,9 +7,8 @@ from kernelwright.agent.log.config import Budget, SearchConfig
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
 from kernelwright.agent.steering.prices import Prices
+from kernelwright.sandbox.verdict.in_words import floor_ms
 from kernelwright.sandbox.verdict.record import Record
-from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
 
 
 class Spent(Record):
@@ -74,14 +73,6 @@ def out_of_attempts(view: View, config: SearchConfig) -> str | None:
     """Why no further attempt may be opened; None where one may."""
     allowed = config.attempts + view.granted
     return f"the budget of {allowed} attempts is used up" if view.spent >= allowed else None
-
-
-def floor_ms(verdict: Verdict | None) -> float | None:
-    """The least time that the problem can take on the device, by the judge; None where it is not known."""
-    if not isinstance(verdict, Passed):
-        return None
-    found = report(verdict)["floor_ms"]
-    return None if found is None else float(found)
 
 
 def near_floor(view: View, share: float) -> str | None:

@@ -10,7 +10,7 @@ from kernelwright.agent.engine.batch import Batch
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.run_log import RunLog, Setting
-from kernelwright.agent.simulation.parts import SimulatedEvaluator, SimulatedProvider
+from kernelwright.agent.providers.simulated.parts import SimulatedEvaluator, SimulatedProvider
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.prompts import TargetVersions, cpu_sheet

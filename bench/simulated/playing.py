@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kernelwright.agent.engine.search import next_to_confirm
 from kernelwright.agent.log.records import Ask, Attempt, FoundCandidate, KnownIdea, PromptOutline
 from kernelwright.agent.log.view import View
-from kernelwright.agent.simulation.landscape import Kernel, Landscape
+from kernelwright.agent.providers.simulated.landscape import Kernel, Landscape
 from kernelwright.agent.strategies import Step, Stop, Strategy
 from kernelwright.prompts import Traits, applicable, idea_bank
 from kernelwright.sandbox.verdict.verdicts import Authenticity, Evidence, Failed, Measurement, Pairing, Passed, Verdict

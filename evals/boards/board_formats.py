@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from kernelwright.evals.boards.cells import Cell, Group
 from kernelwright.evals.boards.leaderboard import Board, Row
-from kernelwright.evals.boards.measured import BASELINES
-from kernelwright.evals.boards.metrics import Effort, Estimate
+from kernelwright.evals.figures.measured import BASELINES
+from kernelwright.evals.figures.metrics import Effort, Estimate
 
 HEADINGS = (
     "rank", "model", "strategy", "target", "score", "correct", "fast_1", "fast_1 eager", "fast_1 as shipped",

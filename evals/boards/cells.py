@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from kernelwright.evals.boards import metrics
-from kernelwright.evals.boards.measured import Measured
-from kernelwright.evals.boards.metrics import Effort, Estimate, Result
+from kernelwright.evals.figures import metrics
+from kernelwright.evals.figures.measured import Measured
+from kernelwright.evals.figures.metrics import Effort, Estimate, Result
 from kernelwright.sandbox.verdict.record import Record
 
 Status = Literal["verified", "unverified", "weak problem", "quarantined", "unsolved"]

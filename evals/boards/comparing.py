@@ -1,7 +1,7 @@
 """Two runs on the same problems: the ratio of their speedups, problem by problem, and a sign test. Pure."""
 
-from kernelwright.evals.boards import metrics
-from kernelwright.evals.boards.metrics import Estimate
+from kernelwright.evals.figures import metrics
+from kernelwright.evals.figures.metrics import Estimate
 from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
 from kernelwright.sandbox.verdict.record import Record
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from kernelwright.evals.boards import metrics
 from kernelwright.evals.boards.cells import Cell, Group, Status, grouped_by
-from kernelwright.evals.boards.measured import BASELINES, Measured
-from kernelwright.evals.boards.metrics import Estimate
+from kernelwright.evals.figures import metrics
+from kernelwright.evals.figures.measured import BASELINES, Measured
+from kernelwright.evals.figures.metrics import Estimate
 from kernelwright.evals.runs.facts import Kernel, ProblemFacts, RunFacts
 from kernelwright.sandbox.verdict.record import Record
 

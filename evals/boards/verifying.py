@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.boards.cells import Cell
 from kernelwright.evals.boards.leaderboard import Board, Verified, boards
-from kernelwright.evals.boards.measured import measured
+from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.runs.facts import RunFacts
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.sandbox.authenticity.languages import candidate_of

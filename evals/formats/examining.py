@@ -4,7 +4,7 @@ from contextlib import closing
 
 from kernelwright.evals.formats.checking import Examined
 from kernelwright.problems import Problem
-from kernelwright.problems.lint import lint_source
+from kernelwright.problems.record.lint import lint_source
 from kernelwright.sandbox.calls.opening import device_held
 from kernelwright.sandbox.calls.reference import PartOfReference, ReferenceSession
 from kernelwright.sandbox.correctness.compare import tolerance_of

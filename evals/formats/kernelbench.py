@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.definition import Foreign, fault_of
-from kernelwright.problems.reference import read_json, read_text
+from kernelwright.problems.record.reference import read_json, read_text
 from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Passed
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.evals.formats.samples import Outcome
-from kernelwright.problems.formats.libraries import library
+from kernelwright.problems.texts.libraries import library
 from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.verdict.report import USUAL, report
 

@@ -10,7 +10,7 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.evals.boards.measured import BASELINES
+from kernelwright.evals.figures.measured import BASELINES
 from kernelwright.evals.report.wording import ending_words, verdict_words
 from kernelwright.evals.scores.collecting import level_of
 from kernelwright.problems import Problem

@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kernelwright.evals.boards import metrics
-from kernelwright.evals.boards.measured import BASELINES, apart
-from kernelwright.evals.boards.metrics import Result
+from kernelwright.evals.figures import metrics
+from kernelwright.evals.figures.measured import BASELINES, apart
+from kernelwright.evals.figures.metrics import Result
 from kernelwright.evals.report.wording import others_words
 from kernelwright.evals.scores.collecting import level_of
 from kernelwright.evals.scores.scoring import NOT_JUDGED, Scored

@@ -18,8 +18,8 @@ from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.ranking import ranked, standing_of
 from kernelwright.evals.scores.collecting import level_of
 from kernelwright.sandbox.pool.harness import harness_digest
-from kernelwright.evals.boards.measured import BUILT, Measured, measured
-from kernelwright.evals.boards.metrics import Effort, total_cost
+from kernelwright.evals.figures.measured import BUILT, Measured, measured
+from kernelwright.evals.figures.metrics import Effort, total_cost
 from kernelwright.evals.runs.steps import Reader, Steps, reading
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.record import Record

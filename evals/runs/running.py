@@ -19,19 +19,19 @@ from kernelwright.agent.log.events import Event
 from kernelwright.agent.briefs.hardware import sheet_for
 from kernelwright.agent.log.run_log import RunLog, RunLogError, Setting
 from kernelwright.agent.briefs.needs import as_remembered
-from kernelwright.agent.providers.choosing import ProviderOptions, check_provider, providing
+from kernelwright.agent.engine.who_answers import ProviderOptions, check_provider, providing
 from kernelwright.agent.providers.recorded import read_story
-from kernelwright.agent.simulation.parts import SimulatedEvaluator
+from kernelwright.agent.providers.simulated.parts import SimulatedEvaluator
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.agent.log.view import View
 from kernelwright.agent.engine.judged_by import Evaluating, evaluating
-from kernelwright.sandbox.pool.choosing import Choice, settled
+from kernelwright.sandbox.pool.front.choosing import Choice, settled
 from kernelwright.evals.runs.facts import HARNESS, run_facts
 from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.evals.runs.origin import commit, own_version
 from kernelwright.evals.runs.suites import LeftOut
 from kernelwright.problems import Problem, load_problem
-from kernelwright.problems.faults import first_fault
+from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import TargetVersions
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.machine.identity import require_tools, versions

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.run_log import DATABASE
-from kernelwright.evals.boards.metrics import Effort, total_cost
+from kernelwright.evals.figures.metrics import Effort, total_cost
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)

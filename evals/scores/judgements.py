@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import AwareDatetime
 
-from kernelwright.evals.boards.measured import Measured, measured
+from kernelwright.evals.figures.measured import Measured, measured
 from kernelwright.sandbox.pool.harness import Conditions
 from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.report import report

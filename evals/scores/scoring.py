@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from kernelwright.evals.boards.measured import Measured
+from kernelwright.evals.figures.measured import Measured
 from kernelwright.evals.scores.collecting import CandidateFile, Collected, read_source, source_digest
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem

@@ -27,7 +27,11 @@ from kernelwright_child.jail import zygote_birth
 
 ORDER_BYTES = 192 * 1024
 MOST_DESCRIPTORS = 16
-IMPORTED = ("kernelwright_child.building.builder", "kernelwright_child.worker", "kernelwright_child.reference")
+IMPORTED = (
+    "kernelwright_child.programs.builder",
+    "kernelwright_child.programs.worker",
+    "kernelwright_child.programs.reference",
+)
 """All of a child but its candidate; a module that is not among them is imported by the child that needs it."""
 UNFIT = 3
 """The exit code of a process that had better not be forked, as another would not be either."""

@@ -5,9 +5,9 @@ problem of another form becomes a reference in our convention: its own text, and
 """
 
 from kernelwright.problems.formats.collections import find_collection, format_of, load_address, read_collection
-from kernelwright.problems.formats.libraries import LibraryMissing
 from kernelwright.problems.formats.reading import Entry, Format, Reading
 from kernelwright.problems.formats.selection import select
+from kernelwright.problems.texts.libraries import LibraryMissing
 
 __all__ = [
     "Entry",

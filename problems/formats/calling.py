@@ -3,11 +3,11 @@
 import ast
 from typing import NamedTuple
 
-from kernelwright.problems.defining import bound_names
 from kernelwright.problems.formats.definition import Definition, Input, TensorSpec, Workload
 from kernelwright.problems.formats.reading import Unsupported
-from kernelwright.problems.problem import ProblemError
-from kernelwright.problems.reference import parse
+from kernelwright.problems.record.defining import bound_names
+from kernelwright.problems.record.problem import ProblemError
+from kernelwright.problems.record.reference import parse
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = {"int64": 1000, "int32": 1000, "int16": 1000, "int8": 128}

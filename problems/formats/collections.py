@@ -8,7 +8,7 @@ from pathlib import Path
 from kernelwright.problems.formats import flashinfer, kernelbench, kernelbot, robust
 from kernelwright.problems.formats.reading import Entry, Format, Reading
 from kernelwright.problems.formats.selection import select
-from kernelwright.problems.problem import Problem, ProblemError
+from kernelwright.problems.record.problem import Problem, ProblemError
 
 SEPARATOR = "::"
 HOMES: dict[str, tuple[str, ...]] = {

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kernelwright.problems.faults import first_fault
-from kernelwright.problems.formats.arithmetic import NotArithmetic, evaluate
-from kernelwright.problems.problem import ProblemError, StatedTolerance
-from kernelwright.problems.reference import read_json, read_text
+from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.problem import ProblemError, StatedTolerance
+from kernelwright.problems.record.reference import read_json, read_text
+from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
 
 
 class Foreign(BaseModel):

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from kernelwright.problems.formats.arithmetic import NotArithmetic, evaluate
 from kernelwright.problems.formats.calling import Call, source_of
 from kernelwright.problems.formats.definition import Definition, Workload, read_definition, read_workloads
 from kernelwright.problems.formats.reading import Entry, Format, Reading, entry_of, safe_name
-from kernelwright.problems.problem import Origin, Problem, ProblemError, Tolerance
-from kernelwright.problems.reference import read_json, read_text
+from kernelwright.problems.record.problem import Origin, Problem, ProblemError, Tolerance
+from kernelwright.problems.record.reference import read_json, read_text
+from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
 
 ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 SHORT_ID = 8

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kernelwright.problems.formats.libraries import library
 from kernelwright.problems.formats.reading import Entry, Given, Reading, entry_of, read_reference, safe_name
-from kernelwright.problems.problem import Origin, ProblemError
-from kernelwright.problems.reference import read_json, read_text
+from kernelwright.problems.record.problem import Origin, ProblemError
+from kernelwright.problems.record.reference import read_json, read_text
+from kernelwright.problems.texts.libraries import library
 
 LEVEL = re.compile(r"level_?(\d+)")
 FILE = re.compile(r"(\d+)_(.*)")

@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kernelwright.problems.defining import bound_names
 from kernelwright.problems.formats.definition import fault_of
-from kernelwright.problems.formats.libraries import library
 from kernelwright.problems.formats.reading import Entry, Reading, Unsupported, entry_of, safe_name
-from kernelwright.problems.problem import Origin, Problem, ProblemError
-from kernelwright.problems.reference import parse, read_text
+from kernelwright.problems.record.defining import bound_names
+from kernelwright.problems.record.problem import Origin, Problem, ProblemError
+from kernelwright.problems.record.reference import parse, read_text
+from kernelwright.problems.texts.libraries import library
 
 TASK, SUBMISSION, REFERENCE = "task.yml", "@SUBMISSION@", "reference.py"
 NEEDED = ("generate_input", "ref_kernel")

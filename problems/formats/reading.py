@@ -6,11 +6,11 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from kernelwright.problems.formats.constructing import gives_keywords, in_order, keyword_only
-from kernelwright.problems.formats.devices import without_cuda
-from kernelwright.problems.formats.memory import input_bytes
-from kernelwright.problems.problem import Origin, Problem, ProblemError
-from kernelwright.problems.reference import check_reference, title_of
+from kernelwright.problems.record.problem import Origin, Problem, ProblemError
+from kernelwright.problems.record.reference import check_reference, title_of
+from kernelwright.problems.texts.constructing import gives_keywords, in_order, keyword_only
+from kernelwright.problems.texts.devices import without_cuda
+from kernelwright.problems.texts.memory import input_bytes
 
 Format = Literal["kernelbench", "robust-kbench", "flashinfer", "sol-execbench", "kernelbot"]
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 from kernelwright.problems.formats.reading import Entry
-from kernelwright.problems.problem import ProblemError
+from kernelwright.problems.record.problem import ProblemError
 
 PART = re.compile(r"([^\[\],]+)(?:\[([^\[\]]*)\])?(?:,|$)")
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.problems.formats.reading import Entry, safe_name
-from kernelwright.problems.problem import Problem, Tolerance
+from kernelwright.problems.record.problem import Problem, Tolerance
 
 INDEX = "import.json"
 POLICIES = ("precision", "operators", "direction")

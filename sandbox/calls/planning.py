@@ -3,7 +3,7 @@
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.problems.formats.memory import input_bytes
+from kernelwright.problems.texts.memory import input_bytes
 from kernelwright.sandbox.calls.needs import (
     ON_HOST,
     Needs,

@@ -18,9 +18,9 @@ from kernelwright.sandbox.jail.zygote import Zygote
 from kernelwright_child.jail import keeper
 
 MODULES: dict[Kind, str] = {
-    "builder": "kernelwright_child.building.builder",
-    "worker": "kernelwright_child.worker",
-    "reference": "kernelwright_child.reference",
+    "builder": "kernelwright_child.programs.builder",
+    "worker": "kernelwright_child.programs.worker",
+    "reference": "kernelwright_child.programs.reference",
 }
 CREDENTIALS = struct.Struct("3i")
 """The kernel's `struct ucred`: process, user, group."""

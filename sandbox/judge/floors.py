@@ -8,10 +8,9 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.floor import processor
 from kernelwright.sandbox.floor.here import peaks_here
-from kernelwright.sandbox.judge.stages import Stopped
 from kernelwright.sandbox.machine.fact_store import Store, work_key
 from kernelwright.sandbox.verdict.bound import Floor, Work, floor_of
-from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement
@@ -34,7 +33,7 @@ class Floors:
         return self._floor
 
     def added(self, reference: ReferenceSession, measurement: Measurement) -> Measurement:
-        """The record with its floor. Raises `Stopped` for a candidate faster than any program can be.
+        """The record with its floor. Raises `StageFailed` for a candidate faster than any program can be.
 
         Peaks are measured once more before that is said. A floor above the times of the reference itself is our
         mistake, no reason to doubt a candidate: then there is none.
@@ -48,7 +47,9 @@ class Floors:
             self._floor = floor
             if floor is not None and floor.is_impossible(mine):
                 least = floor.impossible_below_ms
-                raise Stopped("time", f"{mine:.4g} ms is less than this device can do it in at all ({least:.4g} ms)")
+                raise StageFailed(
+                    "time", f"{mine:.4g} ms is less than this device can do it in at all ({least:.4g} ms)"
+                )
         return measurement.model_copy(update={"floor": floor})
 
     def _found(self, reference: ReferenceSession, peaks: Callable[[], Peaks]) -> Floor | None:

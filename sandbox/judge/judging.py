@@ -16,13 +16,14 @@ from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.late_builds import build_key, built_by, shortcuts_for, with_late_builds
-from kernelwright.sandbox.judge.stages import Built, Stopped
+from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine.identity import needs_device, versions
 from kernelwright.sandbox.machine.turns import Waiting
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.meanwhile import meanwhile
 from kernelwright.sandbox.timing.paired import DrawingReference, Timing
 from kernelwright.sandbox.verdict.bound import Floor
+from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Measurement, Passed, Verdict
@@ -84,10 +85,10 @@ class Judge:
             with built.stage("scan"):
                 refusal = scan.refuse(candidate.source)
             if refusal:
-                raise Stopped("scan", refusal)
+                raise StageFailed("scan", refusal)
             with build_turn(self.settings, self._waiting):
                 self._compile(built, ahead)
-        except Stopped as stop:
+        except StageFailed as stop:
             built.failure = stop
         except BaseException:
             built.close()
@@ -128,8 +129,8 @@ class Judge:
                 log = error.log
                 if not diagnose.names_an_error(log):  # a verbose build prints what its compiler says
                     log = f"{session.close()}\n{log}"
-                raise Stopped("build", diagnose.build_reason(log), diagnose.trim_build_log(log)) from None
-            raise Stopped("load", error.reason, diagnose.trim_traceback(error.log)) from None
+                raise StageFailed("build", diagnose.build_reason(log), diagnose.trim_build_log(log)) from None
+            raise StageFailed("load", error.reason, diagnose.trim_traceback(error.log)) from None
 
     def evaluate(self, built: Built) -> Verdict:
         """Load, run, check and time what was built; removes its work folder. Waits for its turn."""
@@ -141,7 +142,7 @@ class Judge:
                 turn.enter_context(timing_turn(self.settings, self._waiting))
                 with self._looking(built), self._memory_watched(built):
                     measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn))
-            except Stopped as stop:
+            except StageFailed as stop:
                 log = built.log_after(stop)
                 return Failed(stage=stop.stage, reason=stop.reason, log=log, evidence=self._evidence(built))
             finally:
@@ -232,7 +233,7 @@ class Judge:
                 self._load(built, session, reference)
                 with meanwhile(lambda: self._baselines.status, beside=self.settings.side_by_side):
                     observed = Observed.read(session.observe(values, gradients))
-        except Stopped as stop:
+        except StageFailed as stop:
             observed = Observed(error=stop.reason[:200] or "it ended without a word")
         source = built.candidate.source
         built.authenticity = judge_authenticity(source, observed)
@@ -240,7 +241,7 @@ class Judge:
         symbols = frozenset(needed_symbols(built.folder.path) if self.problem.operators != "any" else ())
         refused = refusal(self.problem, source, observed, symbols)
         if refused:
-            raise Stopped("check", refused)
+            raise StageFailed("check", refused)
 
     def _looking(self, built: Built) -> AbstractContextManager[None]:
         """What the settings ask to be looked at, on a device, once the judging inside has ended."""

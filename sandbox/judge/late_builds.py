@@ -11,8 +11,9 @@ from kernelwright.sandbox.build.failures import read_failures
 from kernelwright.sandbox.calls.opening import architecture
 from kernelwright.sandbox.calls.patience import Patience
 from kernelwright.sandbox.calls.sessions import Session, Unbuilt
-from kernelwright.sandbox.judge.stages import Built, Stopped
+from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
 
 MOST_LATE_BUILDS = 16
@@ -64,7 +65,9 @@ def _build_late(built: Built, settings: Settings) -> None:
     """Have a builder make the call that a worker has noted. All builds of a candidate share one limit."""
     left_s = settings.build_timeout_s - built.seconds.get("build", 0.0)
     if left_s <= 0 or built.late_builds >= MOST_LATE_BUILDS:
-        raise Stopped("build", f"there is no end to what it builds: {built.late_builds} extensions in calls, and more")
+        raise StageFailed(
+            "build", f"there is no end to what it builds: {built.late_builds} extensions in calls, and more"
+        )
     built.late_builds += 1
     tools = toolchain() if settings.shortcuts else None
     message = {

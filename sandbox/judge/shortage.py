@@ -9,9 +9,9 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.device import Device, device_of
 from kernelwright.sandbox.calls.needs import CONTEXT_BYTES, ON_DEVICE, refusal
 from kernelwright.sandbox.calls.relief import OUT_OF_MEMORY, free_cached_memory
-from kernelwright.sandbox.judge.stages import Built, Stopped
+from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.timing.baselines import Baselines
-from kernelwright.sandbox.verdict.errors import UnsupportedHere
+from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedHere
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu.driver import CudaError
@@ -22,7 +22,7 @@ GRANTED = 1.5
 
 @contextmanager
 def explained(problem: Problem, settings: Settings, baselines: Baselines, built: Built) -> Iterator[None]:
-    """Judge inside. Where the device's memory does not do, raises `Stopped` or `UnsupportedHere`.
+    """Judge inside. Where the device's memory does not do, raises `StageFailed` or `UnsupportedHere`.
 
     It may lack to the judge or to the reference, and for both the candidate may be why.
     """
@@ -42,7 +42,7 @@ def explained(problem: Problem, settings: Settings, baselines: Baselines, built:
     needs = baselines.first.needs
     granted = GRANTED * (needs.weights + needs.peak + CONTEXT_BYTES)
     if taken > granted:
-        raise Stopped(
+        raise StageFailed(
             "run",
             f"the candidate takes {gib(taken)} of the device's memory, more than {GRANTED:g} times what the reference "
             f"does, and there is none left to judge it; {gib(granted)} can be granted",

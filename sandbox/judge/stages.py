@@ -11,16 +11,9 @@ from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Stage
-
-
-class Stopped(Exception):
-    """A stage ended the judging: stage, reason, log."""
-
-    def __init__(self, stage: Stage, reason: str, log: str = "") -> None:
-        super().__init__(reason)
-        self.stage, self.reason, self.log = stage, reason, log
 
 
 class Built:
@@ -33,7 +26,7 @@ class Built:
         """Started beside the builder, so that both import torch at once; it stands still until the build is done."""
         self.next: Session | None = None
         """The worker after this one, where it was started ahead."""
-        self.failure: Stopped | None = None
+        self.failure: StageFailed | None = None
         self.key = ""
         """Under which digest the store of finished builds keeps it; empty before it is known."""
         self.seconds: dict[str, float] = {}
@@ -58,18 +51,20 @@ class Built:
             yield
         except Refused as error:
             if error.compiling:
-                raise Stopped("build", diagnose.build_reason(error.log), diagnose.trim_build_log(error.log)) from None
-            raise Stopped(name, error.reason, diagnose.trim_traceback(error.log)) from None
+                raise StageFailed(
+                    "build", diagnose.build_reason(error.log), diagnose.trim_build_log(error.log)
+                ) from None
+            raise StageFailed(name, error.reason, diagnose.trim_traceback(error.log)) from None
         except CandidateLate as error:
-            raise Stopped("load", str(error)) from None
+            raise StageFailed("load", str(error)) from None
         except ChildLate:
-            raise Stopped(name, f"no answer within {time.perf_counter() - start:.0f} s") from None
+            raise StageFailed(name, f"no answer within {time.perf_counter() - start:.0f} s") from None
         except (ChildGone, PeekError, Misbehaved) as error:
-            raise Stopped(name, str(error)) from None
+            raise StageFailed(name, str(error)) from None
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def log_after(self, stop: "Stopped") -> str:
+    def log_after(self, stop: "StageFailed") -> str:
         """The log of the failure, and what a build that was hidden said, since that may be why."""
         if stop.stage == "build":
             self.failed_builds = ()  # nothing was hidden: it is told as the failure

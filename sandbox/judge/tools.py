@@ -11,11 +11,11 @@ from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.judge import memcheck, profile
 from kernelwright.sandbox.judge.programs import PROFILE, SANITIZE, folders, needed, require_tools
-from kernelwright.sandbox.judge.stages import Built, Stopped
+from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.peek import PeekError
 from kernelwright.sandbox.tensors.values import RawTensor, Values
-from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.findings import Look, Memcheck
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -47,7 +47,7 @@ class Ran(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What `kernelwright_child.gpu.once` is to do."""
+    """What `kernelwright_child.programs.gpu_once` is to do."""
 
     plan: Mapping[str, object]
     kept: Mapping[str, Values]
@@ -75,17 +75,17 @@ def looked_at(subject: Subject) -> Iterator[None]:
     require_tools(settings.sanitize, settings.profile)
     try:
         yield
-    except Stopped as stop:
+    except StageFailed as stop:
         late = isinstance(stop.__context__, ChildLate)  # it would take even longer under a tool
         if settings.sanitize and built.worker is not None and stop.stage in CALLED and not late:
             found = _sanitized(subject)
             if found.state == "found":
-                raise Stopped(stop.stage, f"{found}\n{stop.reason}", stop.log) from None
+                raise StageFailed(stop.stage, f"{found}\n{stop.reason}", stop.log) from None
         raise
     if settings.sanitize:
         found = _sanitized(subject)
         if found.state == "found":
-            raise Stopped("check", str(found), "\n".join(map(str, found.faults)))
+            raise StageFailed("check", str(found), "\n".join(map(str, found.faults)))
     if settings.profile:
         _profiled(subject)
 
@@ -153,7 +153,7 @@ def _trial(path: str, command: tuple[str, ...], environment: tuple[tuple[str, st
 
 
 def run_under(tool: Tool, call: Call, folder: WorkFolder, settings: Settings) -> Ran:
-    """Start the program `kernelwright_child.gpu.once` below a tool, in a jail, and wait for both."""
+    """Start the program `kernelwright_child.programs.gpu_once` below a tool, in a jail, and wait for both."""
     folder.shown = folders(tool.path)
     more = {"memory_bytes": MEMORY * settings.memory_bytes}
     try:

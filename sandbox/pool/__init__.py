@@ -5,8 +5,8 @@ lost worker had not finished. `Worker` is what runs beside a device, the same on
 ever runs a candidate: each is a judge, and candidates run in its jailed children.
 """
 
-from kernelwright.sandbox.pool.choosing import Choice, executor_for
 from kernelwright.sandbox.pool.dispatch import Dispatcher, Tally
+from kernelwright.sandbox.pool.front.choosing import Choice, executor_for
 from kernelwright.sandbox.pool.protocol import (
     Answer,
     Device,

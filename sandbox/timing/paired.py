@@ -13,11 +13,11 @@ from kernelwright.sandbox.calls.sessions import Session, Timed
 from kernelwright.sandbox.correctness.compare import Wrong, is_right_anyhow, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.conditioning import Asked, mismatch_shaken
 from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
-from kernelwright.sandbox.judge.stages import Stopped
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.meanwhile import meanwhile
 from kernelwright.sandbox.timing.stopping import EFFORT, is_clearly_slower
+from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.settings import Defence, Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
@@ -152,7 +152,7 @@ class Timing:
         got, want = self.baseline.state_after(session, values)
         wrong = mismatch(got, want, want, self._tolerance)
         if wrong:
-            raise Stopped("check", f"a buffer of ModelNew after a call: {wrong.reason}", wrong.details)
+            raise StageFailed("check", f"a buffer of ModelNew after a call: {wrong.reason}", wrong.details)
 
     def _expect(self, session: Session, result_bytes: int) -> None:
         with meanwhile(lambda: self.baseline.expect(result_bytes), beside=self._settings.side_by_side):
@@ -305,7 +305,7 @@ class Timing:
         wrong = self._wrong(mine.output, theirs.output, values, family)
         if wrong is None:
             return
-        raise Stopped("check", f"{wrong.reason} (on inputs {family})", wrong.details)
+        raise StageFailed("check", f"{wrong.reason} (on inputs {family})", wrong.details)
 
     def _wrong(self, got: Values, theirs: Values, values: Values, family: str) -> Wrong | None:
         """What is wrong with a result; `theirs` is the reference's. Seeded alike, float64 would draw something else."""

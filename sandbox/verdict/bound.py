@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from kernelwright.problems.problem import PrecisionPolicy
+from kernelwright.problems.record.problem import PrecisionPolicy
 from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright.sandbox.verdict.record import Record
 

@@ -1,5 +1,7 @@
 """What goes wrong without the candidate being at fault."""
 
+from kernelwright.sandbox.verdict.verdicts import Stage
+
 
 class SandboxError(Exception):
     """The judging can not go on; the text is one sentence with the remedy."""
@@ -19,3 +21,11 @@ class UnsupportedProblem(BrokenProblem):
 
 class UnsupportedHere(UnsupportedProblem):
     """It could be judged on a machine that has more memory; the text says how much it takes and how much there is."""
+
+
+class StageFailed(Exception):
+    """A stage ended the judging of a candidate, whose fault it is: stage, reason, log."""
+
+    def __init__(self, stage: Stage, reason: str, log: str = "") -> None:
+        super().__init__(reason)
+        self.stage, self.reason, self.log = stage, reason, log

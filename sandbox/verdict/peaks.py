@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kernelwright.problems.problem import PrecisionPolicy
+from kernelwright.problems.record.problem import PrecisionPolicy
 from kernelwright.sandbox.verdict.record import Record
 
 HEADROOM = 1.1

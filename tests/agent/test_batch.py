@@ -10,10 +10,10 @@ from kernelwright.agent.engine.replaying import replay
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.config import Budget, SearchConfig
 from kernelwright.agent.log.run_log import RunLog, Setting
-from kernelwright.agent.providers.openai.batchfile import Deferred
 from kernelwright.agent.providers.protocol import Waiting
-from kernelwright.agent.simulation.landscape import Assumptions
-from kernelwright.agent.simulation.parts import SimulatedEvaluator, SimulatedProvider
+from kernelwright.agent.providers.servers.batchfile import Deferred
+from kernelwright.agent.providers.simulated.landscape import Assumptions
+from kernelwright.agent.providers.simulated.parts import SimulatedEvaluator, SimulatedProvider
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.prompts import TargetVersions, cpu_sheet

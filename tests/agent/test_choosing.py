@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
+from kernelwright.agent.engine.who_answers import ProviderOptions, check_provider, provider_for, providing
 from kernelwright.agent.providers.answers import Cached
-from kernelwright.agent.providers.choosing import ProviderOptions, check_provider, provider_for, providing
 from kernelwright.agent.providers.files import Files
-from kernelwright.agent.providers.openai.batchfile import Deferred
-from kernelwright.agent.providers.openai.client import OpenAIProvider, OpenAISettings
-from kernelwright.agent.providers.presets import load_presets
 from kernelwright.agent.providers.protocol import ProviderError
 from kernelwright.agent.providers.recorded import Recorded
-from kernelwright.agent.simulation.parts import SimulatedProvider
+from kernelwright.agent.providers.servers.batchfile import Deferred
+from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
+from kernelwright.agent.providers.servers.presets import load_presets
+from kernelwright.agent.providers.simulated.parts import SimulatedProvider
 from tests.agent.search_parts import new_log
 
 NEAR = OpenAISettings(base_url="http://127.0.0.1:9/v1")

@@ -10,8 +10,8 @@ from bench.simulated.clock import run_simulated
 from bench.simulated.playing import play
 from kernelwright.agent.engine.replaying import replay
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.simulation.landscape import STANDARD, Assumptions, Kernel, Landscape
-from kernelwright.agent.simulation.parts import SimulatedEvaluator, SimulatedProvider, kernel_in, source_of
+from kernelwright.agent.providers.simulated.landscape import STANDARD, Assumptions, Kernel, Landscape
+from kernelwright.agent.providers.simulated.parts import SimulatedEvaluator, SimulatedProvider, kernel_in, source_of
 from kernelwright.agent.strategies import SHIPPED, load_strategy
 from tests.agent.search_parts import CONFIG, new_log, searched
 

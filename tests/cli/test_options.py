@@ -6,8 +6,8 @@ import pytest
 import typer
 
 from kernelwright.cli import app
+from kernelwright.commands.options.endings import UserMistake
 from kernelwright.commands.options.judging import Asked, check_device, check_together, device_for, memory_size, size_for
-from kernelwright.endings import UserMistake
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright_child.gpu import driver

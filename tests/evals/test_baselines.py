@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kernelwright.agent.briefs.composing import timings
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.commands.judging.judge import words
 from kernelwright.evals.boards import board_formats
 from kernelwright.evals.boards.leaderboard import boards
-from kernelwright.evals.boards.measured import apart, measured
+from kernelwright.evals.figures.measured import apart, measured
 from kernelwright.evals.formats.kept import write_kept
 from kernelwright.evals.formats.kernelbench import baseline_times
 from kernelwright.evals.formats.rows import row_of
@@ -25,6 +24,7 @@ from kernelwright.evals.report.wording import others_words, verdict_words
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.collecting import CandidateFile
 from kernelwright.evals.scores.scoring import Scored
+from kernelwright.sandbox.verdict.in_words import timings
 from kernelwright.sandbox.verdict.on_device import DeviceRecord
 from kernelwright.sandbox.verdict.report import report
 from tests.evals.made_run import Writer, failed, passed, problem, setting

@@ -8,7 +8,7 @@ from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.boards import board_formats
 from kernelwright.evals.boards.board_formats import unranked
 from kernelwright.evals.boards.leaderboard import Verified, boards
-from kernelwright.evals.boards.measured import measured
+from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.sandbox.pool.harness import Conditions
 from tests.evals.made_run import Writer, failed, passed, problem, setting

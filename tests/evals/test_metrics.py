@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelwright.evals.boards import metrics
-from kernelwright.evals.boards.metrics import Result
+from kernelwright.evals.figures import metrics
+from kernelwright.evals.figures.metrics import Result
 
 RATIOS = st.floats(0.01, 100)
 SPEEDUPS = st.one_of(st.none(), RATIOS)

@@ -16,8 +16,8 @@ from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch
 from kernelwright.sandbox.machine.turns import processor_path
 from kernelwright.sandbox.pool.dispatch import Dispatcher
+from kernelwright.sandbox.pool.front.rewarding import JudgingError
 from kernelwright.sandbox.pool.protocol import Answer, Lost, Question, Unjudged
-from kernelwright.sandbox.pool.rewarding import JudgingError
 from kernelwright.sandbox.pool.workers import process
 from kernelwright.sandbox.pool.workers.line_process import HALF_LOOKS, LOOK_S, Ended, LineProcess
 from kernelwright.sandbox.pool.workers.local import LocalExecutor

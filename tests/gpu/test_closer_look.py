@@ -2,15 +2,15 @@
 
 import pytest
 
+from kernelwright.commands.options.endings import UserMistake
 from kernelwright.commands.options.executing import check_tools
-from kernelwright.endings import UserMistake
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.opening import open_session
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.jail.children import ChildLate
-from kernelwright.sandbox.judge.stages import Built, Stopped
+from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.judge.tools import Subject, looked_at
-from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.gpu.test_tools import CLEAN, COUNTERS, OVERRUN
@@ -90,7 +90,7 @@ def test_what_is_right_and_clean_passes_with_the_word_of_the_tool(subject, tool)
 @pytest.mark.slow
 def test_a_fault_in_what_is_right_fails_the_check_with_the_deciding_line_first(subject, tool):
     tool("compute-sanitizer", OVERRUN)
-    with pytest.raises(Stopped) as failure, looked_at(subject(sanitize=True)):
+    with pytest.raises(StageFailed) as failure, looked_at(subject(sanitize=True)):
         pass
     assert failure.value.stage == "check"
     assert failure.value.reason.startswith("Invalid __global__ write of size 4 bytes in kernel shift(")
@@ -102,9 +102,9 @@ def test_a_fault_in_what_is_right_fails_the_check_with_the_deciding_line_first(s
 def test_a_fault_leads_the_reason_of_a_failure_whose_stage_stays(subject, tool):
     tool("compute-sanitizer", OVERRUN)
     one = subject(sanitize=True)
-    with pytest.raises(Stopped) as failure, looked_at(one):
+    with pytest.raises(StageFailed) as failure, looked_at(one):
         one.built.worker = open_session("worker", one.built.folder, SETTINGS)
-        raise Stopped("run", "CUDA error: an illegal memory access was encountered")
+        raise StageFailed("run", "CUDA error: an illegal memory access was encountered")
     first, _, last = failure.value.reason.splitlines()
     assert failure.value.stage == "run"
     assert first.startswith("Invalid __global__ write")
@@ -116,9 +116,9 @@ def test_a_fault_leads_the_reason_of_a_failure_whose_stage_stays(subject, tool):
 def test_a_failure_in_which_the_tool_finds_nothing_stays_as_it_is(subject, tool):
     tool("compute-sanitizer", CLEAN)
     one = subject(sanitize=True)
-    with pytest.raises(Stopped, match=r"^wrong values$"), looked_at(one):
+    with pytest.raises(StageFailed, match=r"^wrong values$"), looked_at(one):
         one.built.worker = open_session("worker", one.built.folder, SETTINGS)
-        raise Stopped("check", "wrong values")
+        raise StageFailed("check", "wrong values")
 
 
 @pytest.mark.long
@@ -126,7 +126,7 @@ def test_a_failure_in_which_the_tool_finds_nothing_stays_as_it_is(subject, tool)
 def test_what_took_too_long_is_not_looked_at(subject, tool):
     tool("compute-sanitizer", OVERRUN)
     one = subject(sanitize=True)
-    with pytest.raises(Stopped, match=r"^no answer within"), looked_at(one):
+    with pytest.raises(StageFailed, match=r"^no answer within"), looked_at(one):
         one.built.worker = open_session("worker", one.built.folder, SETTINGS)
         with one.built.stage("run"):
             raise ChildLate
@@ -137,8 +137,8 @@ def test_what_took_too_long_is_not_looked_at(subject, tool):
 def test_what_never_ran_is_not_looked_at(subject, tool, stage):
     tool("compute-sanitizer", OVERRUN)
     one = subject(sanitize=True)
-    with pytest.raises(Stopped, match=r"^as before$"), looked_at(one):
-        raise Stopped(stage, "as before")
+    with pytest.raises(StageFailed, match=r"^as before$"), looked_at(one):
+        raise StageFailed(stage, "as before")
     assert one.built.look is None
 
 

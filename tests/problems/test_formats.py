@@ -6,9 +6,10 @@ import pyarrow.parquet
 import pytest
 
 from kernelwright.problems import ProblemError, load_problem
-from kernelwright.problems.formats import LibraryMissing, format_of, libraries, read_collection
+from kernelwright.problems.formats import LibraryMissing, format_of, read_collection
 from kernelwright.problems.formats.calling import changed_parameters
-from kernelwright.problems.reference import parse
+from kernelwright.problems.record.reference import parse
+from kernelwright.problems.texts import libraries
 from tests.problems.foreign import (
     CONFIGURATIONS,
     DEFINITION,

@@ -5,7 +5,7 @@ import pytest
 from kernelwright.evals.runs.suites import suite
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats import read_collection, select
-from kernelwright.problems.formats.arithmetic import NotArithmetic, evaluate
+from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
 from tests.problems.foreign import write_tree
 from tests.problems.synthetic import write_synthetic
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.problems import VALUE_FAMILIES, Narrowing, ProblemError, Tolerance
-from kernelwright.problems.manifest import parse_manifest
+from kernelwright.problems.record.manifest import parse_manifest
 
 GOOD = """family = "toy"
 title = "Doubling"

@@ -6,9 +6,9 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.floor.processor import _key
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.judge.stages import Stopped
 from kernelwright.sandbox.machine.fact_store import TRACE, Store
 from kernelwright.sandbox.machine.identity import versions
+from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Settings
@@ -70,7 +70,7 @@ def test_a_verdict_tells_the_floor_and_how_close_the_candidate_comes(keeper):
 
 
 def test_a_time_that_no_program_can_reach_is_refused(keeper, own_cache):
-    with pytest.raises(Stopped, match="less than this device can do it in at all") as stopped:
+    with pytest.raises(StageFailed, match="less than this device can do it in at all") as stopped:
         Floors(DOUBLED, SETTINGS).added(keeper.reference, times(candidate_ms=1e-6, eager_ms=1.0))
     assert stopped.value.stage == "time"
 

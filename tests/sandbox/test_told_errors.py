@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from kernelwright_child.programs.worker import failure
 from kernelwright_child.wire import WireError, refuse_unplain
-from kernelwright_child.worker import failure
 
 
 class OwnError(Exception):

@@ -41,7 +41,7 @@ def ModelNew():
         "path": sys.path,
         "descriptors": sorted(os.listdir("/proc/self/fd"))[:4],
         "session": os.getsid(0) == os.getpid(),
-        "file": getattr(sys.modules.get("kernelwright_child.building.builder"), "__file__", None),
+        "file": getattr(sys.modules.get("kernelwright_child.programs.builder"), "__file__", None),
     }))
 """
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from kernelwright.commands.options.endings import DONE, FELL_SHORT, INTERRUPTED, UserMistake, end
 from kernelwright.commands.options.executing import check_threads
 from kernelwright.commands.options.judging import (
     Asked,
@@ -20,7 +21,6 @@ from kernelwright.commands.options.judging import (
     place_words,
     size_for,
 )
-from kernelwright.endings import DONE, FELL_SHORT, INTERRUPTED, UserMistake, end
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +57,7 @@ def check(
 ) -> None:
     """Run each problem, and hold trivial answers against it. Exit code 1 unless all are ok."""
     from kernelwright.problems import catalog_names
-    from kernelwright.problems.dtypes import dtype_named
+    from kernelwright.problems.record.dtypes import dtype_named
     from kernelwright.sandbox.jail.own_process import become_a_judge
 
     if device is not None:
@@ -138,8 +138,8 @@ def _tell_begin(console: "Console", wanted: Sequence[Wanted], known: int, out: P
 def _entries(paths: Sequence[str], size: str | None, device: str | None, dtype: str | None) -> "Iterator[Entry]":
     """Every problem that the paths name: those of other benchmarks' collections first, as they are read."""
     from kernelwright.problems import ProblemError, load_problem
-    from kernelwright.problems.dtypes import cast
     from kernelwright.problems.formats import Entry, read_collection
+    from kernelwright.problems.record.dtypes import cast
 
     collections, loose = _parted(paths)
     for path in collections:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from kernelwright.commands.options.endings import DONE, FELL_SHORT, UserMistake
 from kernelwright.commands.options.executing import PROFILE_HELP, SANITIZE_HELP, check_threads, check_tools
 from kernelwright.commands.options.files import read_text
 from kernelwright.commands.options.judging import (
@@ -19,7 +20,6 @@ from kernelwright.commands.options.judging import (
     place_words,
     size_for,
 )
-from kernelwright.endings import DONE, FELL_SHORT, UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.verdict.verdicts import Language

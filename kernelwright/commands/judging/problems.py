@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.judging.checking import check
+from kernelwright.commands.options.endings import UserMistake, reported
 from kernelwright.commands.options.judging import DtypeOption
-from kernelwright.endings import UserMistake, reported
 
 app = typer.Typer(
     help="The catalog, and checks of problems from anywhere.", no_args_is_help=True, rich_markup_mode=None

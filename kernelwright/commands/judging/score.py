@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kernelwright.commands.options.endings import DONE, FELL_SHORT, INTERRUPTED, MACHINE_LACKS, UserMistake, end
 from kernelwright.commands.options.executing import (
     PROFILE_HELP,
     SANITIZE_HELP,
@@ -27,7 +28,6 @@ from kernelwright.commands.options.judging import (
     place_words,
     size_for,
 )
-from kernelwright.endings import DONE, FELL_SHORT, INTERRUPTED, MACHINE_LACKS, UserMistake, end
 
 if TYPE_CHECKING:
     from kernelwright.evals.report.batch_tables import BatchProgress

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from kernelwright.endings import UserMistake
+from kernelwright.commands.options.endings import UserMistake
 
 if TYPE_CHECKING:
-    from kernelwright.agent.providers.choosing import ProviderOptions
+    from kernelwright.agent.engine.who_answers import ProviderOptions
 
 OWN_NAMES = {"local": "SmolLM2-135M-Instruct", "files": "files", "simulated": "simulated"}
 """What the model is called where none is named; others must be told which one."""
@@ -27,7 +27,7 @@ class Answering(NamedTuple):
 
 def answering(typed: Answering) -> "tuple[str, ProviderOptions]":
     """The model's name and who answers in its place; `UserMistake` for what does not go together."""
-    from kernelwright.agent.providers.choosing import ProviderOptions
+    from kernelwright.agent.engine.who_answers import ProviderOptions
 
     kind = _kind(typed)
     if kind == "recorded" and typed.model:
@@ -58,8 +58,8 @@ def answering(typed: Answering) -> "tuple[str, ProviderOptions]":
 
 
 def _kind(typed: Answering) -> str:
-    from kernelwright.agent.providers.choosing import Kind
-    from kernelwright.agent.providers.presets import load_presets
+    from kernelwright.agent.engine.who_answers import Kind
+    from kernelwright.agent.providers.servers.presets import load_presets
 
     if typed.provider is None:
         return "server" if typed.model else "recorded"
@@ -74,8 +74,8 @@ def _kind(typed: Answering) -> str:
 
 def _server(typed: Answering) -> "dict[str, object]":
     """The preset's settings, each replaced by what was typed."""
-    from kernelwright.agent.providers.openai.client import OpenAISettings
-    from kernelwright.agent.providers.presets import load_presets
+    from kernelwright.agent.providers.servers.client import OpenAISettings
+    from kernelwright.agent.providers.servers.presets import load_presets
 
     preset = load_presets(typed.presets).get(typed.provider or "")
     found: dict[str, object] = (preset.settings if preset else OpenAISettings()).model_dump()

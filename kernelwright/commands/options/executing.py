@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-from kernelwright.endings import UserMistake
+from kernelwright.commands.options.endings import UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool import Choice
@@ -52,7 +52,7 @@ def executor_choice(
     builders: int | None = None,
 ) -> "Choice":
     """The executor that the options name; `UserMistake` for one that is none."""
-    from kernelwright.sandbox.pool.choosing import NAMES, Choice
+    from kernelwright.sandbox.pool.front.choosing import NAMES, Choice
 
     if executor not in NAMES:
         raise UserMistake(f"no executor {executor!r}; there are: {', '.join(NAMES)}")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from kernelwright.commands.options.endings import UserMistake
 from kernelwright.commands.options.policies import compile_modes, jail_policy
-from kernelwright.endings import UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.verdict.settings import Settings

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
-from kernelwright.endings import UserMistake
+from kernelwright.commands.options.endings import UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.verdict.settings import CompileMode

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kernelwright.endings import FELL_SHORT, INTERRUPTED, end, own_command
+from kernelwright.commands.options.endings import FELL_SHORT, INTERRUPTED, end, own_command
 
 LOG_WIDTH = 180
 """Columns of the table where the output is no terminal."""

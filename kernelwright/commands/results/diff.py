@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kernelwright.commands.options.endings import UserMistake
 from kernelwright.commands.options.files import read_text
-from kernelwright.endings import UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.evals.boards.comparing import RunComparison

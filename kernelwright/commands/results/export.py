@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kernelwright.commands.options.endings import DONE, FELL_SHORT, UserMistake
 from kernelwright.commands.options.files import writing
-from kernelwright.endings import DONE, FELL_SHORT, UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.evals.formats.samples import Outcome

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.endings import UserMistake
+from kernelwright.commands.options.endings import UserMistake
 
 
 def inspect(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.endings import UserMistake
+from kernelwright.commands.options.endings import UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.evals.boards.leaderboard import Board

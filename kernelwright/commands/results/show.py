@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from kernelwright.endings import FELL_SHORT, UserMistake
+from kernelwright.commands.options.endings import FELL_SHORT, UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from kernelwright.commands.options.endings import FELL_SHORT
 from kernelwright.commands.options.files import read_text
-from kernelwright.endings import FELL_SHORT
 
 
 def extract(

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from kernelwright.commands.options.endings import UserMistake
 from kernelwright.commands.options.files import read_text
 from kernelwright.commands.options.judging import DtypeOption
-from kernelwright.endings import UserMistake
 
 ROLES = ("propose", "repair", "improve", "plan", "critique", "reflect")
 TARGETS = ("cpp", "cuda", "triton")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.options.answering import Answering, answering
+from kernelwright.commands.options.endings import UserMistake
 from kernelwright.commands.options.executing import (
     PROFILE_HELP,
     SANITIZE_HELP,
@@ -26,7 +27,6 @@ from kernelwright.commands.options.judging import (
 )
 from kernelwright.commands.options.running import go, set_up
 from kernelwright.commands.options.searching import checked_config, search_options
-from kernelwright.endings import UserMistake
 
 
 def run(

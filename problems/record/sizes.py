@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Mapping
 
-from kernelwright.problems.problem import ProblemError
+from kernelwright.problems.record.problem import ProblemError
 
 
 def put_sizes(source: str, values: Mapping[str, int]) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, StrictInt, StringConstraints, ValidationError, model_validator
 
-from kernelwright.problems.problem import (
+from kernelwright.problems.record.problem import (
     Direction,
     Dtype,
     OperatorPolicy,
@@ -15,7 +15,7 @@ from kernelwright.problems.problem import (
     StatePolicy,
     Tolerance,
 )
-from kernelwright.problems.values import Narrowing
+from kernelwright.problems.record.values import Narrowing
 
 DEFAULT_SIZE = "cpu"
 """The size that is loaded where none is asked for; so every manifest has it."""

@@ -1,6 +1,6 @@
 """The reference worker: inputs, expected values and the baseline's time come from here.
 
-`python -I -m kernelwright_child.reference FD`. It runs the problem's own code and never meets a candidate.
+`python -I -m kernelwright_child.programs.reference FD`. It runs the problem's own code and never meets a candidate.
 """
 
 import os
@@ -15,7 +15,16 @@ from kernelwright_child import wire
 from kernelwright_child.casting import cast_inputs, cast_model
 from kernelwright_child.exact import widened, widened_value
 from kernelwright_child.gradients import differentiate, weights_of
-from kernelwright_child.worker import Handler, Message, Worker, construct, place, run_source, serve, with_device
+from kernelwright_child.programs.worker import (
+    Handler,
+    Message,
+    Worker,
+    construct,
+    place,
+    run_source,
+    serve,
+    with_device,
+)
 
 CHANGING_LAYERS = "torch.nn."
 """Buffers of torch's own layers (running means and variances) are learnt; those of other modules may be constants."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ValidationError
 
 from kernelwright.agent.log.records import Reply, Usage
-from kernelwright.agent.providers.openai.chat import (
+from kernelwright.agent.providers.servers.chat import (
     Count,
     InputDetails,
     Lenient,

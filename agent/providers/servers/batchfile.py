@@ -13,8 +13,8 @@ from kernelwright.agent.log.journal import Journal
 from kernelwright.agent.log.records import Ask, Attempt, Reply, Request
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.openai.chat import read_reply
 from kernelwright.agent.providers.protocol import Waiting
+from kernelwright.agent.providers.servers.chat import read_reply
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.verdict.record import Record
 

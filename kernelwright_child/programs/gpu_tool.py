@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kernelwright_child.worker import Handler, Message
+from kernelwright_child.programs.worker import Handler, Message
 
 START = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parent.parent.parent)!r}); "
-    "from kernelwright_child.gpu.once import main; main(sys.argv[1:])"
+    "from kernelwright_child.programs.gpu_once import main; main(sys.argv[1:])"
 )
 START_BYTES, END_BYTES = 60_000, 4000
 """Of a report; what was printed is told from its end alone. All of it is one message."""

@@ -1,4 +1,6 @@
-"""A candidate's worker: builds `ModelNew`, takes weights, answers calls. `python -I -m kernelwright_child.worker FD`.
+"""A candidate's worker: builds `ModelNew`, takes weights, answers calls.
+
+`python -I -m kernelwright_child.programs.worker FD`.
 
 It knows the candidate's source, its constructor's arguments, weights and inputs. It knows no reference, no seed and
 no expected value, so there is nothing here to steal.
@@ -260,7 +262,7 @@ def with_device(worker: Worker) -> dict[str, Handler]:
     handlers = worker.handlers()
 
     def use_device(message: Message, fds: list[int]) -> Message:
-        from kernelwright_child.gpu import worker as gpu_worker
+        from kernelwright_child.programs import gpu_worker
 
         gpu_worker.use_device(worker, handlers)
         return {}

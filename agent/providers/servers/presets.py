@@ -5,13 +5,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from kernelwright.agent.providers.openai.client import OpenAISettings
-from kernelwright.agent.providers.openai.wires import Api
 from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.problems.faults import first_fault
+from kernelwright.agent.providers.servers.client import OpenAISettings
+from kernelwright.agent.providers.servers.wires import Api
+from kernelwright.problems.record.faults import first_fault
 from kernelwright.sandbox.verdict.record import Record
 
-SHIPPED = Path(__file__).parent.parent / "data" / "providers.toml"
+SHIPPED = Path(__file__).parents[2] / "data" / "providers.toml"
 
 
 class Preset(Record):

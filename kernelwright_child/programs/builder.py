@@ -1,7 +1,7 @@
 """The builder: imports the candidate and constructs it once, so that its extensions compile.
 
 Another one makes the call that a worker has noted, where an extension is built only later.
-`python -I -m kernelwright_child.building.builder FD`. It gets no inputs and no weights; what it makes
+`python -I -m kernelwright_child.programs.builder FD`. It gets no inputs and no weights; what it makes
 are files in the work folder.
 """
 
@@ -13,7 +13,7 @@ import sys
 from kernelwright_child import wire
 from kernelwright_child.building import inline, shortcuts
 from kernelwright_child.mapping import lent_tensors
-from kernelwright_child.worker import Message, construct, failure, run_source, serve
+from kernelwright_child.programs.worker import Message, construct, failure, run_source, serve
 
 
 def build(message: Message, fds: list[int]) -> Message:

@@ -4,7 +4,7 @@ import ast
 import math
 from collections.abc import Iterable, Iterator
 
-from kernelwright.problems.formats.arithmetic import NotArithmetic, Value, value_of
+from kernelwright.problems.texts.arithmetic import NotArithmetic, Value, value_of
 
 MAKERS = {"rand", "randn", "zeros", "ones", "empty"}
 """Functions of torch whose positional arguments are the shape."""

@@ -1,6 +1,6 @@
 """The dtypes that a problem can be cast to, by the names that people give them."""
 
-from kernelwright.problems.problem import Dtype, Problem, ProblemError
+from kernelwright.problems.record.problem import Dtype, Problem, ProblemError
 
 DTYPES: dict[str, Dtype] = {
     "float32": "float32",

@@ -8,12 +8,12 @@ from typing import Literal, assert_never
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.providers.answers import Answers, Cached
 from kernelwright.agent.providers.files import Files
-from kernelwright.agent.providers.local import Local
-from kernelwright.agent.providers.openai.batchfile import Deferred
-from kernelwright.agent.providers.openai.client import OpenAIProvider, OpenAISettings
 from kernelwright.agent.providers.protocol import Provider
 from kernelwright.agent.providers.recorded import Recorded
-from kernelwright.agent.simulation.parts import SimulatedProvider
+from kernelwright.agent.providers.servers.batchfile import Deferred
+from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
+from kernelwright.agent.providers.servers.local import Local
+from kernelwright.agent.providers.simulated.parts import SimulatedProvider
 from kernelwright.sandbox.verdict.record import Record
 
 Kind = Literal["server", "recorded", "files", "batch", "local", "simulated"]

@@ -17,7 +17,7 @@ from kernelwright_child import wire
 from kernelwright_child.gpu.precision import fix_precision
 from kernelwright_child.gradients import differentiate, weights_of
 from kernelwright_child.mapping import lent_tensors
-from kernelwright_child.worker import Worker, failure
+from kernelwright_child.programs.worker import Worker, failure
 
 
 def main(arguments: list[str]) -> None:

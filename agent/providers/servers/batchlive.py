@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.providers.openai.batchfile import ENDPOINT, Imported, batch_line, import_answers, open_requests
-from kernelwright.agent.providers.openai.client import OpenAIProvider, OpenAISettings
 from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.servers.batchfile import ENDPOINT, Imported, batch_line, import_answers, open_requests
+from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
 from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.verdict.record import Record
 

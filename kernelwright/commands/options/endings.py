@@ -59,7 +59,7 @@ def _code_of(error: Exception) -> int | None:
     """The exit code of an error of ours. The packages are looked up only if loaded: a command may need none of them."""
     codes = {
         "kernelwright.problems": {"ProblemError": USER_MISTAKE},
-        "kernelwright.problems.formats.libraries": {"LibraryMissing": MACHINE_LACKS},
+        "kernelwright.problems.texts.libraries": {"LibraryMissing": MACHINE_LACKS},
         "kernelwright.prompts": {"PromptError": USER_MISTAKE},
         "kernelwright.sandbox.verdict.errors": {"MachineError": MACHINE_LACKS, "BrokenProblem": USER_MISTAKE},
         "kernelwright.agent.log.events": {"RunLogError": USER_MISTAKE},

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from kernelwright.problems.defining import bound_names
-from kernelwright.problems.problem import ProblemError
+from kernelwright.problems.record.defining import bound_names
+from kernelwright.problems.record.problem import ProblemError
 
 ENTRY_POINTS = {
     "Model": "add a class Model(nn.Module) with the computation in forward",

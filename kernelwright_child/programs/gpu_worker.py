@@ -17,9 +17,9 @@ from kernelwright_child.exact import widened, widened_value
 from kernelwright_child.gpu import memory as gpu_memory
 from kernelwright_child.gpu.kernels import kernels
 from kernelwright_child.gpu.precision import fix_precision
-from kernelwright_child.gpu.tool import Tools
 from kernelwright_child.gradients import differentiate, weights_of
-from kernelwright_child.worker import Handler, Message, Worker, seed_draws
+from kernelwright_child.programs.gpu_tool import Tools
+from kernelwright_child.programs.worker import Handler, Message, Worker, seed_draws
 
 WIDEST_ITEM = 8
 """Bytes of an element of the widest dtype that outputs come in, complex ones aside."""

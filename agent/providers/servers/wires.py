@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kernelwright.agent.log.records import Reply, Request
-from kernelwright.agent.providers.openai.chat import read_reply
-from kernelwright.agent.providers.openai.responses import read_failure, read_response
+from kernelwright.agent.providers.servers.chat import read_reply
+from kernelwright.agent.providers.servers.responses import read_failure, read_response
 
 if TYPE_CHECKING:
     import openai

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.simulation.landscape import STANDARD, Assumptions, Kernel, Landscape
+from kernelwright.agent.providers.simulated.landscape import STANDARD, Assumptions, Kernel, Landscape
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.verdict.verdicts import (

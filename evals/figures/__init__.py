@@ -1,0 +1,1 @@
+"""A verdict in numbers, and what is reported of many."""
