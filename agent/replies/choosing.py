@@ -3,7 +3,8 @@
 import re
 from functools import cached_property
 
-from kernelwright.agent.replies.blocks import Block, explicit_blocks, raw_blocks
+from kernelwright.agent.replies.blocks import marked_blocks, raw_blocks
+from kernelwright.agent.replies.fences import Block
 from kernelwright.agent.replies.joining import Reading, read_alone, read_block
 from kernelwright.agent.replies.modules import Broken, Parser, breaks_off
 from kernelwright.agent.replies.strings import leaves_string_open
@@ -28,7 +29,7 @@ class ZoneReader:
     @cached_property
     def blocks(self) -> list[Block]:
         """The blocks that marks set off, in the order of their ends."""
-        return explicit_blocks(self.zone.text, self.parser)
+        return marked_blocks(self.zone.text, self.parser)
 
     @cached_property
     def named(self) -> list[int]:

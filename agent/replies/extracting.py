@@ -48,7 +48,7 @@ def extract(
     `truncated` says that the provider stopped at its length limit. Takes any text, in linear time, and never raises.
     """
     parser = Parser()
-    zones = [ZoneReader(zone, entry, parser) for zone in read_zones(reply, reasoning, parser.is_whole)]
+    zones = [ZoneReader(zone, entry, parser) for zone in read_zones(reply, reasoning, parser)]
     if truncated and not zones:
         return NotExtracted(kind="truncated", detail="The reply was cut off before its first word.")
     for index, zone in enumerate(zones[:1] if truncated else zones):

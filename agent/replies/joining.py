@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernelwright.agent.replies.blocks import Block
+from kernelwright.agent.replies.fences import Block
 from kernelwright.agent.replies.modules import Broken, Module, Parser, dedented
 
 MOST_PARTS = 8
