@@ -3,7 +3,7 @@
 import re
 
 from kernelwright.agent.log.records import Ask, FoundCandidate, Reply
-from kernelwright.agent.replies import Extracted, NotExtracted, extract
+from kernelwright.agent.replies import Extraction, NotExtracted, extract
 from kernelwright.agent.replies.normalising import normal_digest
 from kernelwright.agent.steering.tuning import knobs_of, with_setting
 from kernelwright.sandbox.verdict.verdicts import Candidate, Language
@@ -14,7 +14,7 @@ _OPENING = re.compile(r"\A\s*```\w*[ \t]*\n")
 _STARTS_OVER = re.compile(r"^```python\b[^`]*?^(?:import|from) ", re.MULTILINE | re.DOTALL)
 
 
-def read(reply: Reply, second: Reply | None = None) -> Extracted | NotExtracted:
+def read(reply: Reply, second: Reply | None = None) -> Extraction | NotExtracted:
     """What a reply offers; with the second half of one that was cut off, or the shorter one given instead."""
     if second is None:
         return extract(reply.text, reasoning=reply.reasoning, truncated=reply.finish_reason == CUT_OFF)
@@ -22,7 +22,7 @@ def read(reply: Reply, second: Reply | None = None) -> Extracted | NotExtracted:
     joined = reply.text + _OPENING.sub("", second.text)
     texts = [second.text, joined] if _STARTS_OVER.search(second.text) else [joined, second.text]
     first, other = (extract(text, truncated=cut) for text in texts)
-    return other if isinstance(first, NotExtracted) and isinstance(other, Extracted) else first
+    return other if isinstance(first, NotExtracted) and isinstance(other, Extraction) else first
 
 
 def is_cut_short(reply: Reply) -> bool:
@@ -31,7 +31,7 @@ def is_cut_short(reply: Reply) -> bool:
     return reply.finish_reason == CUT_OFF and isinstance(found, NotExtracted)
 
 
-def found_in(extracted: Extracted) -> FoundCandidate:
+def found_in(extracted: Extraction) -> FoundCandidate:
     """The record of what was extracted."""
     return found_candidate(extracted.source, extracted.language, extracted.how, extracted.warnings)
 
