@@ -29,9 +29,8 @@ from kernelwright_child.jail.watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
-
-    from kernelwright_child.jail.start import Entering
 
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGSTOP = 1, 2, 9, 15, 19
@@ -48,15 +47,18 @@ CREDENTIALS_BYTES = 12
 FAILED = 127
 
 
-def main(arguments: list[str], entering: Entering) -> None:
-    """Run the command until it ends, breaks a limit or the lifeline closes; kill whatever it left; never return."""
+def main(arguments: list[str], wait_for_groups: Callable[[], None]) -> None:
+    """Run the command until it ends, breaks a limit or the lifeline closes; kill whatever it left; never return.
+
+    `wait_for_groups` returns when this process is in its control groups, and raises `OSError` where it can not be.
+    """
     lifeline, status, plan = int(arguments[0]), int(arguments[1]), marshal.loads(bytes.fromhex(arguments[2]))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     handle_signals(libc, IGNORE)
     if plan["filter"] is not None:
         plan["filter"]["guarded"].append(os.getpid())
-    entering.wait()
+    wait_for_groups()
     command = arguments[3:]
     if command[0] == "-f":
         kept: Own | Guest | None = _invite(int(command[1]), lifeline)

@@ -10,7 +10,8 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.needs import LARGE_BYTES, Needs
 from kernelwright.sandbox.calls.opening import device_held, open_session
 from kernelwright.sandbox.calls.planning import CERTAIN_BYTES, planned, require_room
-from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Timed
+from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
+from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.compare import PLAIN as UNDESCRIBED
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.cutting import Cut, part

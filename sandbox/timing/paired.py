@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 from kernelwright.sandbox.calls.reference import ReferenceSession, operation
-from kernelwright.sandbox.calls.sessions import Session, Timed
+from kernelwright.sandbox.calls.sessions import Session
+from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.compare import Wrong, is_right_anyhow, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.conditioning import Asked, mismatch_shaken
 from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from kernelwright.sandbox.calls.device import Device
-from kernelwright.sandbox.calls.gpu_session import GpuSession, Witnessed
+from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.relief import free_cached_memory
-from kernelwright.sandbox.calls.sessions import Refused, Session, Timed
+from kernelwright.sandbox.calls.sessions import Refused, Session
+from kernelwright.sandbox.calls.timed_call import Timed, Witnessed
 from kernelwright.sandbox.correctness.families import DRAWN
 from kernelwright.sandbox.machine.clocks import ClockSample, steady
 from kernelwright.sandbox.tensors.merging import merged, parted
