@@ -107,7 +107,7 @@ class _Birth:
         if child == 0:
             self._live()
         os.close(self._channel)
-        keeper.keep(keeper.Own(child), lifeline, status, plan)
+        keeper.keep(keeper.ForkedChild(child), lifeline, status, plan)
 
     def _live(self) -> NoReturn:
         """In the child: nothing left of the zygote that is not meant for it; then confined, then its module."""

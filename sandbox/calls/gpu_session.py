@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
-from kernelwright.sandbox.calls.device import Device, Prepared
+from kernelwright.sandbox.calls.device import CudaDevice, Prepared
 from kernelwright.sandbox.calls.needs import Needs
 from kernelwright.sandbox.calls.relief import relieve
 from kernelwright.sandbox.calls.sessions import (
@@ -50,7 +50,7 @@ LENT_AHEAD = 2**28
 class GpuSession(Session):
     """A `Session` whose calls run on a device. Settings must have `gpu`; use it while the device is held."""
 
-    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, device: Device) -> None:
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, device: CudaDevice) -> None:
         super().__init__(kind, folder, settings)
         self._device = device
         self._inputs: Lent | None = None

@@ -5,7 +5,7 @@ import torch
 
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import mismatch
-from kernelwright.sandbox.correctness.conditioning import Asked, mismatch_shaken, shake
+from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken, shake
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 ROWS, COLUMNS = 256, 1000
@@ -53,7 +53,7 @@ def reference(x):
 
 
 def judged(x, output):
-    return mismatch_shaken(values(output), Asked(values(x), exact), values(reference(x)), Tolerance())
+    return mismatch_shaken(values(output), ExactCase(values(x), exact), values(reference(x)), Tolerance())
 
 
 def test_a_sum_whose_large_terms_cancel_last_is_right():
@@ -84,7 +84,7 @@ def test_what_has_the_wrong_form_is_not_asked_about_again():
     asked = []
     wrong = mismatch_shaken(
         values(reference(x)[:, :-1]),
-        Asked(values(x), lambda inputs: asked.append(1) or exact(inputs)),
+        ExactCase(values(x), lambda inputs: asked.append(1) or exact(inputs)),
         values(reference(x)),
         Tolerance(),
     )
@@ -112,7 +112,7 @@ def test_one_element_that_hardly_any_rounding_leaves_where_it_is_excuses_no_othe
 
     inputs, near = values(a, b, c, d), a * b / (c - d)
     rounded = (a.bfloat16() * b.bfloat16()).float() / (c - d)
-    asked = Asked(inputs, slopes)
+    asked = ExactCase(inputs, slopes)
     assert mismatch_shaken(values(rounded), asked, values(near), Tolerance())
     off = near.clone()
     off[0, 7] *= 1 + 1e-3  # what a different rounding of c and d does there
