@@ -12,7 +12,7 @@ from typing import Literal
 
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.calls.buffers import Layout, Lent
-from kernelwright.sandbox.calls.device import Device
+from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.needs import Needs
 from kernelwright.sandbox.calls.relief import relieve
@@ -31,7 +31,7 @@ PART_SHARE = 3
 class ExactOnDevice:
     """Computes float64 results of one reference."""
 
-    def __init__(self, session: GpuSession, device: Device, needs: Needs, tolerance: Tolerance) -> None:
+    def __init__(self, session: GpuSession, device: CudaDevice, needs: Needs, tolerance: Tolerance) -> None:
         self._session, self._device, self._needs, self._tolerance = session, device, needs, tolerance
         self._found: Cut | None = None
         self._is_looked_for = False

@@ -5,10 +5,10 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
-from kernelwright.sandbox.calls.device import Device, Prepared
+from kernelwright.sandbox.calls.device import CudaDevice, Prepared
 from kernelwright.sandbox.calls.needs import Needs
 from kernelwright.sandbox.calls.relief import relieve
 from kernelwright.sandbox.calls.sessions import (
@@ -18,12 +18,11 @@ from kernelwright.sandbox.calls.sessions import (
     Misbehaved,
     Refused,
     Session,
-    Timed,
     question,
 )
+from kernelwright.sandbox.calls.timed_call import Timed, Witnessed
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.machine.clocks import ClockSample
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.peek import PeekError
 from kernelwright.sandbox.tensors.trees import is_sound
@@ -48,27 +47,10 @@ LENT_AHEAD = 2**28
 """Room for outputs up to this size is lent before it is known whether it is needed."""
 
 
-class Witnessed(NamedTuple):
-    """What is known of one call on the device beside its time on the judge's clock."""
-
-    device_ms: float | None
-    """What the worker says that the device's events said. A hint."""
-    prepared: Prepared
-    clocks: ClockSample | None
-    mapped_anew: bool
-    """Whether an output lay in an allocation that was not seen before, which costs time within the clock."""
-    made_twice: bool = False
-    """Whether a candidate made it once more on the same values, after one for which memory was missing: the first may
-    have done the work."""
-    parts: tuple[float, ...] = ()
-    """By the worker's word, in ms since the clock started: reached, issued, done, described; then, by the judge's own
-    clock, answered and looked at."""
-
-
 class GpuSession(Session):
     """A `Session` whose calls run on a device. Settings must have `gpu`; use it while the device is held."""
 
-    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, device: Device) -> None:
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, device: CudaDevice) -> None:
         super().__init__(kind, folder, settings)
         self._device = device
         self._inputs: Lent | None = None

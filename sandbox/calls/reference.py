@@ -10,7 +10,8 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.needs import LARGE_BYTES, Needs
 from kernelwright.sandbox.calls.opening import device_held, open_session
 from kernelwright.sandbox.calls.planning import CERTAIN_BYTES, planned, require_room
-from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Timed
+from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
+from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.compare import PLAIN as UNDESCRIBED
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.cutting import Cut, part
@@ -67,7 +68,7 @@ class Form(NamedTuple):
 PLAIN = Form()
 
 
-class Compilation(NamedTuple):
+class CompiledGraphs(NamedTuple):
     """How many graphs torch.compile has compiled, and how many it found compiled before."""
 
     made: int
@@ -95,7 +96,7 @@ class ReferenceSession:
         `inputs`: on a device, the memory that other references of the problem see too.
         """
         self.problem, self.settings, self.form = problem, settings, form
-        self.compilation = Compilation(0, 0)
+        self.compilation = CompiledGraphs(0, 0)
         self._folder = folder or WorkFolder()
         self._on_device: GpuSession | None = None
         self._shared, self._own_inputs = inputs, inputs is None
@@ -382,7 +383,7 @@ class ReferenceSession:
             self._session.ask({"op": "compile", "mode": self.form.compiled}, self.settings.start_timeout_s)
             self._session.call_ms(values, COMPILING_S, operation(self.problem))
             told = self._session.ask({"op": "compilations"}, self.settings.start_timeout_s)
-        self.compilation = Compilation(made=int(told["made"]), found=int(told["found"]))
+        self.compilation = CompiledGraphs(made=int(told["made"]), found=int(told["found"]))
 
     def expect(self, result_bytes: int) -> None:
         """Prepare for results of this size."""
