@@ -83,11 +83,10 @@ def _json_rule(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 _MARKDOWN = MarkdownIt("commonmark")
-_MARKDOWN.block.ruler.at("fence", fence_rule, {"alt": ["list"]})
+for _name, _rule in {"block": fence_rule, "json": _json_rule, "tag": _tag_rule}.items():
+    _MARKDOWN.block.ruler.after("list", _name, _rule, {"alt": ["list"]})
 _MARKDOWN.block.ruler.at("paragraph", _line_rule)
-_MARKDOWN.block.ruler.before("fence", "tag", _tag_rule, {"alt": ["list"]})
-_MARKDOWN.block.ruler.before("fence", "json", _json_rule, {"alt": ["list"]})
-_MARKDOWN.block.ruler.enableOnly(["tag", "json", "fence", "list", "paragraph"])
+_MARKDOWN.block.ruler.enableOnly(["list", "tag", "json", "block", "paragraph"])
 
 
 def _json_value(text: str) -> tuple[object, int]:

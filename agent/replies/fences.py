@@ -27,6 +27,7 @@ _OPENING = re.compile(
     r"(?P<ticks>`{3,}+)(?P<info>[^`\n]*)|(?P<tildes>~{3,}+)(?P<note>[^\n]*)|[^`\n]++```[ \t]*(?P<language>[\w+]+)[ \t]*"
 )
 """CommonMark's fences, or prose with three backticks and a language behind it."""
+_INFO = re.compile(r"^[ \t]*(?:`{3,}+|~{3,}+)[ \t]*(\w*)", re.MULTILINE)
 _LOOSE_END = re.compile(r"(?:^[ \t]*(?:`{3,}+|~{3,}+)|(?<=[^`\n])```)[ \t]*$", re.MULTILINE)
 """A fence too short or too far in to close the block, or stuck to the end of a line of code."""
 
@@ -93,7 +94,14 @@ def _closing(state: StateBlock, opening: _Opening, end: int) -> int:
         return first
     state.env["longer"] -= 1
     later = islice(_closings(state, opening, min(end, opening.line + MOST_LINES)), 1, MOST_ENDS)
-    return next((line for line in later if state.env["parser"].is_whole(_body(state, opening.line, line))), first)
+    bodies = ((line, _body(state, opening.line, line)) for line in later)
+    return next((line for line, body in bodies if not _goes_on(body) and state.env["parser"].is_whole(body)), first)
+
+
+def _goes_on(body: str) -> bool:
+    """Whether a block ends and another begins in `body`: a string cut in two, not one that quotes an example."""
+    infos = _INFO.findall(body)
+    return not infos[0] and any(infos)
 
 
 def _closings(state: StateBlock, opening: _Opening, end: int) -> Iterator[int]:
@@ -112,7 +120,9 @@ def _is_level(state: StateBlock, line: int, start: int) -> bool:
 
 
 def _body(state: StateBlock, start: int, stop: int) -> str:
-    return state.getLines(start + 1, stop, state.sCount[start], True)
+    """The lines between two fences, less the indentation that they share with the first."""
+    indents = (state.sCount[line] for line in range(start + 1, stop) if not state.isEmpty(line))
+    return state.getLines(start + 1, stop, min(state.sCount[start], min(indents, default=0)), True)
 
 
 def _block(state: StateBlock, head: _Opening, stop: int, closed: bool) -> Block:

@@ -29,7 +29,7 @@ _CONTROL = re.compile(
     r"<\|(?:start|end|message|channel|return|call|constrain|im_start|im_end|im_sep|eot_id|eom_id|endoftext|end_of_text"
     r"|begin_of_text|assistant|user|system)\|>|<\uff5c[^\uff5c\n]{1,40}\uff5c>|<(?:start|end)_of_turn>|(?:</s>|<eos>)\s*\Z"
 )
-_QUOTED = re.compile(r"^ {0,3}> ?", re.MULTILINE)
+_QUOTED = re.compile(r"^(?: {0,3}> ?)++", re.MULTILINE)
 _QUOTED_RUN = re.compile(r"(?:^ {0,3}>[^\n]*\n?)++", re.MULTILINE)
 
 
