@@ -16,6 +16,7 @@ from kernelwright.agent.replies.strings import LONGEST_SOURCE
 
 MOST_JSON_VALUES = 8
 MOST_TAGS = 100
+"""Tags of a text that are looked at."""
 MOST_RAW_ENTRIES = 4
 MOST_RAW_STARTS = 200
 _TAG = re.compile(

@@ -16,7 +16,9 @@ from kernelwright.agent.replies.strings import leaves_string_open
 MOST_LONGER = 50
 """Blocks of a text that end within a string and whose true end is looked for."""
 MOST_ENDS = 8
+"""Ends that are tried for one block."""
 MOST_LINES = 10_000
+"""Lines of a block in which later ends are looked for."""
 PROGRAM_LANGUAGES = frozenset(
     {"python", "py", "python3", "py3", "pytorch", "torch", "triton", "cuda", "cu", "cpp", "c++", "cc", "c"}
 )
@@ -27,7 +29,7 @@ _OPENING = re.compile(
     r"(?P<ticks>`{3,}+)(?P<info>[^`\n]*)|(?P<tildes>~{3,}+)(?P<note>[^\n]*)|[^`\n]++```[ \t]*(?P<language>[\w+]+)[ \t]*"
 )
 """CommonMark's fences, or prose with three backticks and a language behind it."""
-_INFO = re.compile(r"^[ \t]*(?:`{3,}+|~{3,}+)[ \t]*(\w*)", re.MULTILINE)
+_FENCE_INFO = re.compile(r"^[ \t]*(?:`{3,}+|~{3,}+)[ \t]*(\w*)", re.MULTILINE)
 _LOOSE_END = re.compile(r"(?:^[ \t]*(?:`{3,}+|~{3,}+)|(?<=[^`\n])```)[ \t]*$", re.MULTILINE)
 """A fence too short or too far in to close the block, or stuck to the end of a line of code."""
 
@@ -80,7 +82,7 @@ def fence_rule(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 def _opening(state: StateBlock, line: int) -> _Opening | None:
     match = _OPENING.fullmatch(state.src, state.bMarks[line] + state.tShift[line], state.eMarks[line])
-    if match is None or (match["language"] or "python").lower() not in KNOWN_LANGUAGES:
+    if match is None or (match["language"] and match["language"].lower() not in KNOWN_LANGUAGES):
         return None
     info = match["info"] or match["note"] or match["language"] or ""
     language = re.split(r"[\s{}.,:;=]+", info.strip(" \t{."), maxsplit=1)[0].lower()
@@ -100,7 +102,7 @@ def _closing(state: StateBlock, opening: _Opening, end: int) -> int:
 
 def _goes_on(body: str) -> bool:
     """Whether a block ends and another begins in `body`: a string cut in two, not one that quotes an example."""
-    infos = _INFO.findall(body)
+    infos = _FENCE_INFO.findall(body)
     return not infos[0] and any(infos)
 
 
@@ -131,7 +133,8 @@ def _block(state: StateBlock, head: _Opening, stop: int, closed: bool) -> Block:
     if closed:
         return Block(text, "fenced block", start, state.eMarks[stop], True, head.language)
     for loose in islice(_LOOSE_END.finditer(text), MOST_ENDS):
-        if state.env["parser"].is_whole(text[: loose.start()]):
+        code = text[: loose.start()]
+        if code.strip() and state.env["parser"].is_whole(code):
             end = state.eMarks[head.line] + 1 + loose.end()
-            return Block(text[: loose.start()], "fenced block", start, end, True, head.language)
+            return Block(code, "fenced block", start, end, True, head.language)
     return Block(text, "fenced block", start, state.bMarks[stop], False, head.language)
