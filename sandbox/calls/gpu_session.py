@@ -292,18 +292,30 @@ class GpuSession(Session):
         return any(end > start for (_, end), (start, _) in itertools.pairwise(places))
 
     def call_ms(self, values: Values, timeout_s: float, op: str = "call") -> float:
-        """The same; only its time in ms. A trusted child's result is not read."""
-        found = self.call(values, timeout_s, op, in_place=self._kind == "reference")
+        """The same; only its time in ms. A trusted child's result is not read, and its time is that of its events."""
+        trusted = self._kind == "reference"
+        found = self.call(values, timeout_s, op, in_place=trusted)
         self.let_go()
-        return found.milliseconds
+        events_ms = found.device.device_ms if trusted and found.device is not None else None
+        return found.milliseconds if events_ms is None else events_ms
 
     def nothing_ms(self) -> float:
         """The time of a call of a trusted child that computes next to nothing: what the protocol itself costs."""
+        return self._nothing()[1]
+
+    def nothing_on_device_ms(self) -> float:
+        """The same by the device's events: what starting next to nothing costs."""
+        answer, milliseconds = self._nothing()
+        said = answer.get("device_ms")
+        return float(said) if isinstance(said, int | float) and said > 0 else milliseconds
+
+    def _nothing(self) -> tuple[dict[str, Any], float]:
         assert self._inputs is not None, "lend memory before calling"
         self._device.make_current()
         self._device.prepare(self._inputs, self._outputs)
         self._outputs = ()
-        return self._clocked({"op": "nothing"}, self._settings.call_timeout_s)[2]
+        answer, _, milliseconds, _ = self._clocked({"op": "nothing"}, self._settings.call_timeout_s)
+        return answer, milliseconds
 
     def observe(self, values: Values, gradients: bool) -> Any:
         """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""

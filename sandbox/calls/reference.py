@@ -101,6 +101,7 @@ class ReferenceSession:
         self._on_device: GpuSession | None = None
         self._shared, self._own_inputs = inputs, inputs is None
         self._forget: Callable[[], None] = lambda: None
+        self._shows_exact = False
         try:
             self._session = open_session("reference", self._folder, settings)
         except BaseException:
@@ -226,6 +227,9 @@ class ReferenceSession:
         """The last result that was shown is no longer needed."""
         if self._on_device is not None:
             self._on_device.let_go()
+            if self._shows_exact and self.needs.is_large:
+                self.rest()
+            self._shows_exact = False
 
     def keep(self, output: Values) -> Values:
         """A result of this child that stays what it is, whatever is asked next."""
@@ -292,7 +296,7 @@ class ReferenceSession:
             return self._on_device.call(values, self._patience_s, operation(self.problem), in_place=True)
 
     def call_ms(self, values: Values) -> float:
-        """The baseline's time alone."""
+        """The baseline's time alone; on a device by its events, which a trusted child tells as they are."""
         with self._translated():
             self._warm(values)
             if self._on_device is not None:
@@ -325,9 +329,13 @@ class ReferenceSession:
                 self._on_device.policy(self.problem.precision)
 
     def exact(self, values: Values, near: Values | None = None) -> Values:
-        """The reference in float64; `near`, where it is known, is the result as it stands, for when memory is short."""
+        """The reference in float64; `near`, where it is known, is the result as it stands, for when memory is short.
+
+        A large result on a device is read where it lies, until the next question: `owned` is what must last.
+        """
         with self._translated():
             if self._on_device is not None:
+                self._shows_exact = True
                 return self._exact.result(values, near, operation(self.problem), self._patience_s)
             return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
 
@@ -382,10 +390,17 @@ class ReferenceSession:
         with self._translated():
             self._session.expect(result_bytes)
 
-    def nothing_ms(self) -> float:
-        """What a call that does nothing takes."""
+    def protocol_ms(self) -> float:
+        """What a call that does nothing takes on the judge's clock."""
         with self._translated():
             return self._session.nothing_ms()
+
+    def nothing_ms(self) -> float:
+        """The same on the clock of `call_ms`."""
+        if self._on_device is None:
+            return self.protocol_ms()
+        with self._translated():
+            return self._on_device.nothing_on_device_ms()
 
     @property
     def _patience_s(self) -> float:
@@ -405,6 +420,8 @@ class ReferenceSession:
         if self._on_device is None or not self.needs.is_large:
             yield self
             return
+        from kernelwright.sandbox.calls.exactly import layout_of_part
+
         values = self.draw()
         cut = self._exact.cut(values, self.call(values).output, operation(self.problem), self._patience_s)
         if cut is None:
@@ -413,8 +430,9 @@ class ReferenceSession:
             return
         call_bytes = self.needs.inputs + self.needs.result
         step = max(2, min(self._exact.step(cut), cut.rows * STATUS_BYTES // max(1, call_bytes)))
-        with self._exact.lent(part(values, cut, 0, step)) as turn:
-            del values
+        layout = layout_of_part(values, cut, step)
+        del values
+        with self._exact.lent(layout) as turn:
             yield PartOfReference(self, turn, cut, step)
 
     @cached_property

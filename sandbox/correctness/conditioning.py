@@ -45,6 +45,7 @@ def mismatch_shaken(got: Values, asked: ExactCase, near: Values, tolerance: Tole
 
 def _moved(asked: ExactCase, want: Values, units: float) -> tuple[Moved, ...]:
     """By output, how far it moves; one draw after the other, since each result may take much memory."""
+    want.owned()  # whoever is asked for others may show them where these are
     moved = tuple(Moved(real(raw.tensor())) for raw in flatten(want).tensors)
     for _ in range(DRAWS):
         found = flatten(asked.exact(shake(asked.inputs, units)))

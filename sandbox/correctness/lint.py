@@ -55,13 +55,13 @@ class RunningReference(Called, Protocol):
         """Fresh inputs."""
 
     def call_ms(self, values: Values) -> float:
-        """The time of a call alone, whose result nobody reads."""
+        """The time of a call alone, whose result nobody reads, on the finest clock that there is."""
 
     def exact(self, values: Values) -> Values:
         """The reference in float64."""
 
     def nothing_ms(self) -> float:
-        """The time of a call that does nothing."""
+        """The time of a call that does nothing, on the same clock."""
 
 
 class Finding(NamedTuple):
@@ -112,7 +112,7 @@ def examine(
     findings = _random(result, subject.call(inputs).output, tolerance)
     if findings:
         return findings  # nothing else could be told from it
-    prober = _Prober(subject, tolerance, Case(inputs, subject.exact(inputs), result))
+    prober = _Prober(subject, tolerance, Case(inputs, subject.exact(inputs).owned(), result))
     findings += _constant(prober) + _lazy(prober) + _independent(prober)
     if reweighted is not None and subject.weights.tensors:
         findings += _weightless(prober, reweighted)
@@ -128,7 +128,7 @@ class _Prober:
 
     def make(self, family: str) -> Case:
         values = vary(self.subject.draw(), family)
-        return Case(values, self.subject.exact(values), self.subject.call(values).output)
+        return Case(values, self.subject.exact(values).owned(), self.subject.call(values).output)
 
     def accepts(self, answer: Values, case: Case) -> bool:
         return mismatch(answer, case.exact, case.result, self.tolerance, PLAIN) is None

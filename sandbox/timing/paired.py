@@ -187,7 +187,7 @@ class Timing:
         if self._retired is not None:
             self._retired.result()
         start = time.monotonic()
-        self.samples.protocol.append(self.baseline.nothing_ms())
+        self.samples.protocol.append(self.baseline.protocol_ms())
         for turn in range(PAIRS_A_WORKER):
             while not self._pair(session, turn):
                 pass
@@ -304,6 +304,7 @@ class Timing:
         if is_right_anyhow(mine.output, theirs.output, self._tolerance):
             return
         wrong = self._wrong(mine.output, theirs.output, values, family)
+        self.baseline.let_go()
         if wrong is None:
             return
         raise StageFailed("check", f"{wrong.reason} (on inputs {family})", wrong.details)

@@ -130,7 +130,7 @@ class DeviceTiming(Timing):
             if good == PAIRS_A_WORKER:
                 break
         self._spent_s += time.monotonic() - start
-        self.samples.protocol.append(statistics.median(self.baseline.nothing_ms() for _ in range(PROTOCOLS)))
+        self.samples.protocol.append(statistics.median(self.baseline.protocol_ms() for _ in range(PROTOCOLS)))
         self.samples.switches = {CANDIDATE: session.switches, EAGER: self.baseline.switches}
         self.samples.shipped_is_eager = not self._baselines.shipped_differs
         if self._baselines.shipped_differs:

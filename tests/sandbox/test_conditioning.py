@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from kernelwright.problems import Tolerance
+from kernelwright.sandbox.correctness import conditioning
 from kernelwright.sandbox.correctness.compare import mismatch
 from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken, shake
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors.values import RawTensor, ShownBytes, Values
 
 ROWS, COLUMNS = 256, 1000
 
@@ -118,3 +119,33 @@ def test_one_element_that_hardly_any_rounding_leaves_where_it_is_excuses_no_othe
     off[0, 7] *= 1 + 1e-3  # what a different rounding of c and d does there
     assert mismatch(values(off), slopes(inputs), values(near), Tolerance(factor=1e-3, reason="to see the other check"))
     assert not any(mismatch_shaken(values(off), asked, values(near), Tolerance()) for _ in range(50))
+
+
+def showing():
+    """The same results, all shown in one place: each is gone when the next is asked for."""
+    place = torch.empty(ROWS * COLUMNS * 8, dtype=torch.uint8)
+
+    def answer(inputs):
+        (found,) = exact(inputs).tensors
+        place.copy_(torch.frombuffer(found.data, dtype=torch.uint8))
+        return Values({"t": 0}, (RawTensor("float64", found.shape, ShownBytes(place)),))
+
+    return answer
+
+
+def test_results_that_are_shown_in_one_place_lead_to_the_same_verdict():
+    x = alternating()
+    for output in (scaled_and_summed(x, strided_sum(x)), reference(x) * 1.01):
+        asked = ExactCase(values(x), showing())
+        found = mismatch_shaken(values(output), asked, values(reference(x)), Tolerance())
+        assert (found is None) == (judged(x, output) is None)
+
+
+def test_what_was_shown_first_is_kept_before_another_is_asked_for():
+    x = alternating()
+    shown = showing()
+    want = shown(values(x))
+    kept = want.tensors[0].tensor().clone()
+    asked = ExactCase(values(x), shown)
+    conditioning._moved(asked, want, 4.0)
+    assert torch.equal(want.tensors[0].tensor(), kept)
