@@ -25,7 +25,7 @@ from kernelwright.agent.providers.simulated.parts import SimulatedEvaluator
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.agent.log.view import View
 from kernelwright.agent.engine.judged_by import Evaluating, evaluating
-from kernelwright.sandbox.pool.front.choosing import ExecutorChoice, settled
+from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
 from kernelwright.evals.runs.facts import HARNESS, run_facts
 from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.evals.runs.origin import commit, own_version

@@ -9,7 +9,7 @@ import json
 import os
 from pathlib import Path
 
-from kernelwright.sandbox.machine.folders import READING, Bounds, FolderStore, digest_of
+from kernelwright.sandbox.machine.folder_store import READING, Bounds, FolderStore, digest_of
 from kernelwright.sandbox.build.toolchain import Toolchain
 
 INDEX = "built.json"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from kernelwright.sandbox.jail.capture import Capture
 from kernelwright.sandbox.jail.layers import Kind, jail_for
-from kernelwright.sandbox.jail.standing import cpu_ms, stands_still
+from kernelwright.sandbox.jail.process_state import cpu_ms, stands_still
 from kernelwright.sandbox.jail.zygote import ZYGOTES, Zygote, ZygoteGone, Zygotes
 from kernelwright.sandbox.jail.zygote_start import (
     CREDENTIALS,

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.needs import ON_DEVICE, ON_HOST, Needs, references_kept
+from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, references_kept
 from kernelwright.sandbox.calls.reference import Form, ReferenceSession
 from kernelwright.sandbox.correctness.domain import Domain
 from kernelwright.sandbox.tensors.values import Values

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from kernelwright.problems import Problem
 from kernelwright.sandbox.build import require_python_header
 from kernelwright.sandbox.calls.reference import Form, ReferenceSession
-from kernelwright.sandbox.machine.folders import Bounds, FolderStore, digest_of
+from kernelwright.sandbox.machine.folder_store import Bounds, FolderStore, digest_of
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.timing.place import place_of, processor_kind
+from kernelwright.sandbox.timing.device_versions import place_of, processor_kind
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 
 if TYPE_CHECKING:

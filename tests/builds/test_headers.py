@@ -8,7 +8,7 @@ import pytest
 from kernelwright.sandbox.build import HeaderShelf
 from kernelwright.sandbox.build.build_record import Compilation
 from kernelwright.sandbox.build.toolchain import Toolchain
-from kernelwright.sandbox.judge.late_builds import learn
+from kernelwright.sandbox.judge.candidate_builds import learn
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.verdict.verdicts import Candidate
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key
-from kernelwright.sandbox.verdict.bound import NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.peaks import HEADROOM, Level, Peaks
+from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
 from kernelwright_child.floor.arithmetic import Convolution, Window, fewest
 
 LEVELS = (

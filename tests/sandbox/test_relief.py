@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernelwright.sandbox.calls.relief import register, with_relief
+from kernelwright.sandbox.calls.memory_relief import register, with_relief
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.machine.turns import WaitLimit, measuring, processor_path, processor_turn
+from kernelwright.sandbox.machine.timing_locks import WaitLimit, measuring, processor_path, processor_turn
 from kernelwright.sandbox.verdict.errors import MachineError
 from tests.turns import holders, locked_bytes, waiters
 
@@ -21,14 +21,14 @@ WANTS_PEAKS = (
 )
 HOLDS = """
 import sys, time
-from kernelwright.sandbox.machine.turns import processor_turn
+from kernelwright.sandbox.machine.timing_locks import processor_turn
 with processor_turn((0, 1)):
     print("held", flush=True)
     sys.stdin.read()
 """
 FORKS = """
 import os, sys, time
-from kernelwright.sandbox.machine.turns import processor_turn
+from kernelwright.sandbox.machine.timing_locks import processor_turn
 with processor_turn((0, 1)):
     if os.fork() == 0:
         print(os.getpid(), flush=True)

@@ -307,7 +307,7 @@ folder.close()
 def test_a_protected_judge_can_still_read_its_children():
     code = """
 from kernelwright.sandbox.jail.own_process import protect_this_process
-from kernelwright.sandbox.tensors.peek import read_bytes
+from kernelwright.sandbox.tensors.process_memory import read_bytes
 protect_this_process()
 second = Child("worker", folder, Settings())
 second.greet(time.monotonic() + 120)

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kernelwright.sandbox.machine.flocks import byte_freed, byte_taken, open_everybodys, open_own
+from kernelwright.sandbox.machine.file_locks import open_everybodys, open_own, try_lock_byte, unlock_byte
 from kernelwright.sandbox.verdict.errors import MachineError
 
 POLL_S = 0.02
@@ -103,7 +103,7 @@ def device_holder(uuid: str) -> str | None:
     except OSError:
         return None
     try:
-        return None if byte_taken(fd, WHOLE, shared=True) else _named(fd, WHOLE)
+        return None if try_lock_byte(fd, WHOLE, shared=True) else _named(fd, WHOLE)
     finally:
         os.close(fd)
 
@@ -136,12 +136,12 @@ class _Lock:
         try:
             self._wait_for(place, place, shared)
         finally:
-            byte_freed(self._fd, DOORS + place)
+            unlock_byte(self._fd, DOORS + place)
         self._places.append(place)
         os.pwrite(self._fd, str(os.getpid()).encode().ljust(NAME_BYTES), place * NAME_BYTES)
 
     def _wait_for(self, byte: int, place: int, shared: bool = False) -> None:
-        while not byte_taken(self._fd, byte, shared):
+        while not try_lock_byte(self._fd, byte, shared):
             waited_s, limit_s = time.monotonic() - self._since, self._waiting.limit_s
             if self._waiting.stopped():
                 raise MachineError(f"the judging was stopped before its turn on {self._what} came")
