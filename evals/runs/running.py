@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import ValidationError
 
-from kernelwright.agent.engine.batch import Batch, views_of
+from kernelwright.agent.engine.batch import Scheduler, views_of
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.log.config import SearchConfig
@@ -107,7 +107,7 @@ class Running:
     async def search_all(self, on_event: Callable[[Event], None]) -> list[View]:
         """Search for the problems; keep the best of each on disk. Views in the order of the problems.
 
-        A problem that can not be judged ends its own search: its view says why. See `Batch.search` for what is raised.
+        A problem that can not be judged ends its own search: its view says why. See `Scheduler.search` for what is raised.
         """
         async with self._judging() as evaluator, providing(self.plan.provider, self.log) as provider:
 
@@ -130,7 +130,7 @@ class Running:
                 evaluator.release(problem)
                 write_best(self.log, problem.name)
 
-            await Batch(self.log, self.plan.search, parts_for, ended).search(self.problems)
+            await Scheduler(self.log, self.plan.search, parts_for, ended).search(self.problems)
             run_facts(self.log.folder)  # keeps what a leaderboard will ask, so that it need not be derived then
             return views_of(self.log)
 
