@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernelwright.sandbox.build import diagnose
-from kernelwright.sandbox.machine.folder_store import READING
 from kernelwright.sandbox.build.build_store import INDEX
+from kernelwright.sandbox.machine.folder_store import READING
 from kernelwright.sandbox.verdict.escaping import escaped, one_line
 
 MAX_BYTES = 4 * 2**20
