@@ -32,7 +32,7 @@ from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu import driver
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("kernelwright.sandbox.calls")
 DISTURBED_AT_LEAST, DISTURBED_SHARE = 3, 0.5
 """So often, and in such a share of the calls, the device must have been busy before somebody is blamed for it.
 

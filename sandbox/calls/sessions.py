@@ -46,7 +46,7 @@ class Misbehaved(Exception):
     """The child did in a call what no honest candidate does; the text says what."""
 
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("kernelwright.sandbox.calls")
 ROOM, LEAST_BYTES = 4, 2**24
 """A result may be so many times as large as the reference's: enough to say what is wrong with it."""
 MOST_RESERVED = 2 * 2**30

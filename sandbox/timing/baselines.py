@@ -24,7 +24,7 @@ AT_ONCE = 2
 """So many start at a time: more would only wait for each other's memory."""
 AS_CONSTRUCTED = 1
 """The one process that keeps the constructor's weights, where there are several; the others change them."""
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("kernelwright.sandbox.timing")
 
 
 class Baselines:

@@ -6,6 +6,7 @@ copies what an earlier child has left into the work folder of the next one, befo
 that runs a candidate has no such folder at all.
 """
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.inputs import SharedInputs
 
+LOG = logging.getLogger("kernelwright.sandbox.timing")
 LIMIT_BYTES = 2 * 2**30
 BOUNDS = Bounds(bytes=2**29, files=8192, depth=8)
 FORMAT = "1"
@@ -88,6 +90,8 @@ def compiled_reference(
     try:
         session.compile()
         if session.compilation.is_new:
+            made = session.compilation.made
+            LOG.info("torch.compile (%s) compiled %d graphs anew: what was kept is replaced", mode, made)
             store.forget(key)  # it was of no use, or there was none
             store.keep(key, folder.compiler)
     except BaseException:
