@@ -58,3 +58,9 @@ def test_the_reading_order_takes_an_afternoon():
     assert len(house.reading_order()) > 20
     (said,) = house.off(house.OWED, to_read=house.MOST_TO_READ + 1)
     assert "reading order" in said
+
+
+def test_no_room_has_a_name_that_git_and_ruff_ignore():
+    rooms = {part for module in house.modules().values() for part in (module.package, *module.room.split("."))}
+    ignored = {line.strip("/") for line in (house.ROOT / ".gitignore").read_text().splitlines() if line[:1] != "/"}
+    assert not rooms & ignored

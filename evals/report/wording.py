@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from kernelwright.agent.log.view import View
-from kernelwright.sandbox.verdict.clean import one_line
+from kernelwright.sandbox.verdict.escaping import one_line
 from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
 
 

@@ -11,17 +11,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.header import Header, read_header
-from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.ranking import ranked, standing_of
-from kernelwright.evals.scores.collecting import level_of
-from kernelwright.sandbox.pool.harness import harness_digest
+from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.figures.measured import BUILT, Measured, measured
 from kernelwright.evals.figures.metrics import Effort, total_cost
 from kernelwright.evals.runs.steps import Reader, Steps, reading
+from kernelwright.evals.scores.collecting import level_of
 from kernelwright.problems import Problem
+from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.verdict.record import Record
 
 DERIVED = "derived.json"

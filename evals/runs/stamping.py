@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from kernelwright.agent.providers.story import STORY, read_story, recorded_targets, story_folder
 from kernelwright.agent.log.view import View, fold
+from kernelwright.agent.providers.story import STORY, read_story, recorded_targets, story_folder
 from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
 from kernelwright.evals.runs.running import Running
 from kernelwright.problems import catalog_names

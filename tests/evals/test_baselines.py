@@ -24,8 +24,8 @@ from kernelwright.evals.report.wording import others_words, verdict_words
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.collecting import CandidateFile
 from kernelwright.evals.scores.scoring import Scored
+from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.in_words import timings
-from kernelwright.sandbox.verdict.on_device import DeviceRecord
 from kernelwright.sandbox.verdict.report import report
 from tests.evals.made_run import Writer, failed, passed, problem, setting
 from tests.formats.outcomes import outcome, tree_problems

@@ -57,9 +57,9 @@ def _print_source(log: "RunLog", problem: str, number: int | None, as_json: bool
 
 def fit_for(stream: TextIO, source: str) -> str:
     """A candidate's source for a stream: a file gets it as it is, a terminal would take some of it for commands."""
-    from kernelwright.sandbox.verdict.clean import clean
+    from kernelwright.sandbox.verdict.escaping import escaped
 
-    return clean(source) if stream.isatty() else source
+    return escaped(source) if stream.isatty() else source
 
 
 def _print_tree(model: object) -> None:
