@@ -7,7 +7,7 @@ from typing import Protocol
 from kernelwright.agent.log.events import Event
 from kernelwright.agent.log.records import Ask, Attempt, Reply, Request, Usage
 from kernelwright.agent.log.view import View, fold
-from kernelwright.agent.providers.protocol import NoMoreAnswers, ProviderError
+from kernelwright.agent.providers.provider import NoMoreAnswers, ProviderError
 from kernelwright.agent.providers.story import (
     CATALOG,
     RecordedAnswer,

@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from kernelwright.agent.engine.who_answers import ProviderOptions, check_provider, provider_for, providing
-from kernelwright.agent.providers.answers import CachedProvider
 from kernelwright.agent.providers.files import FilesProvider
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.recorded import RecordedProvider
-from kernelwright.agent.providers.servers.batchfile import BatchProvider
+from kernelwright.agent.providers.registry import ProviderOptions, check_provider, provider_for, providing
+from kernelwright.agent.providers.reply_cache import CachedProvider
+from kernelwright.agent.providers.servers.batch_file import BatchProvider
 from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
 from kernelwright.agent.providers.servers.presets import load_presets
-from kernelwright.agent.providers.simulated.parts import SimulatedProvider
+from kernelwright.agent.providers.simulated.simulation import SimulatedProvider
 from tests.agent.search_parts import new_log
 
 NEAR = OpenAISettings(base_url="http://127.0.0.1:9/v1")

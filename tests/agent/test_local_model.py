@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.servers import weights as small
 from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
 from kernelwright.agent.providers.servers.llama import CONTEXT

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from kernelwright.agent.log.records import Ask, Reply, Request
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.proxies import proxy_for
-from kernelwright.agent.providers.servers.wires import WIRES, Api
+from kernelwright.agent.providers.servers.apis import WIRES, Api
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Prompt
 

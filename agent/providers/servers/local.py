@@ -11,10 +11,10 @@ import threading
 from pathlib import Path
 
 from kernelwright.agent.log.records import Ask, Reply, Request
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers.servers.apis import Api
 from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
 from kernelwright.agent.providers.servers.weights import weights
-from kernelwright.agent.providers.servers.wires import Api
 from kernelwright.prompts import Prompt
 
 RUNTIME = "xllamacpp"

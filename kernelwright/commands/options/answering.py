@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 from kernelwright.commands.options.endings import UserMistake
 
 if TYPE_CHECKING:
-    from kernelwright.agent.engine.who_answers import ProviderOptions
+    from kernelwright.agent.providers.registry import ProviderOptions
 
 OWN_NAMES = {"local": "SmolLM2-135M-Instruct", "files": "files", "simulated": "simulated"}
 """What the model is called where none is named; others must be told which one."""
@@ -27,7 +27,7 @@ class Answering(NamedTuple):
 
 def answering(typed: Answering) -> "tuple[str, ProviderOptions]":
     """The model's name and who answers in its place; `UserMistake` for what does not go together."""
-    from kernelwright.agent.engine.who_answers import ProviderOptions
+    from kernelwright.agent.providers.registry import ProviderOptions
 
     kind = _kind(typed)
     if kind == "recorded" and typed.model:
@@ -58,7 +58,7 @@ def answering(typed: Answering) -> "tuple[str, ProviderOptions]":
 
 
 def _kind(typed: Answering) -> str:
-    from kernelwright.agent.engine.who_answers import Kind
+    from kernelwright.agent.providers.registry import Kind
     from kernelwright.agent.providers.servers.presets import load_presets
 
     if typed.provider is None:

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.providers.answers import CachedProvider, ReplyCache
 from kernelwright.agent.providers.files import FilesProvider
-from kernelwright.agent.providers.protocol import Provider
+from kernelwright.agent.providers.provider import Provider
 from kernelwright.agent.providers.recorded import RecordedProvider
-from kernelwright.agent.providers.servers.batchfile import BatchProvider
+from kernelwright.agent.providers.reply_cache import CachedProvider, ReplyCache
+from kernelwright.agent.providers.servers.batch_file import BatchProvider
 from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
 from kernelwright.agent.providers.servers.local import LocalProvider
-from kernelwright.agent.providers.simulated.parts import SimulatedProvider
+from kernelwright.agent.providers.simulated.simulation import SimulatedProvider
 from kernelwright.problems.record.base import Record
 
 Kind = Literal["server", "recorded", "files", "batch", "local", "simulated"]

@@ -13,7 +13,7 @@ from kernelwright.agent.log.journal import Journal
 from kernelwright.agent.log.records import Ask, Attempt, Reply, Request
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.protocol import AnswerPending
+from kernelwright.agent.providers.provider import AnswerPending
 from kernelwright.agent.providers.servers.chat import read_reply
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Prompt

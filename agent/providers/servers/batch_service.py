@@ -16,8 +16,14 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.providers.servers.batchfile import ENDPOINT, Imported, batch_line, import_answers, open_requests
+from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers.servers.batch_file import (
+    ENDPOINT,
+    Imported,
+    batch_line,
+    import_answers,
+    open_requests,
+)
 from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.atomic import write_atomically
