@@ -1,90 +1,79 @@
-"""Which provider answers a run: the one place where a choice that can be written down becomes an object."""
+"""Finding a provider by its name: shipped, installed beside us, or a function in a file of the user's own.
 
-from collections.abc import AsyncIterator
+What has a name is a function `provider(options, run)` that gives a `Provider`. It is called before a run starts, to
+hear early of what is lacking, and again once it has: so it looks, and starts nothing.
+"""
+
+import pkgutil
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Literal, assert_never
 
-from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.providers.files import FilesProvider
-from kernelwright.agent.providers.provider import Provider
-from kernelwright.agent.providers.recorded import RecordedProvider
+from kernelwright.agent.log.events import Event
+from kernelwright.agent.providers.options import ProviderOptions
+from kernelwright.agent.providers.provider import Provider, ProviderError, RunRecord
 from kernelwright.agent.providers.reply_cache import CachedProvider, ReplyCache
-from kernelwright.agent.providers.servers.batch_file import BatchProvider
-from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
-from kernelwright.agent.providers.servers.local import LocalProvider
-from kernelwright.agent.providers.simulated.simulation import SimulatedProvider
-from kernelwright.problems.record.base import Record
+from kernelwright.agent.strategies.plugins import function_in
 
-Kind = Literal["server", "recorded", "files", "batch", "local", "simulated"]
+GROUP = "kernelwright.providers"
+KINDS = Path(__file__).with_name("kinds")
+Maker = Callable[[ProviderOptions, RunRecord], Provider]
 
 
-class ProviderOptions(Record):
-    """Who answers. Written into the run's header, so that a resumed run asks the same; it holds no key."""
+class _NotStarted:
+    """What is known of a run before there is one."""
 
-    kind: Kind = "recorded"
-    server: OpenAISettings = OpenAISettings()
-    """For `server`: where and how to ask; for `local`, in which form."""
-    folder: str | None = None
-    """For `files`: where tasks and answers lie; None is `tasks` in the run's own folder."""
-    model_file: str | None = None
-    """For `local`: a GGUF file; None is the small model that `kernelwright models fetch` gets."""
-    cache: str | None = None
-    """A folder of answers that is looked into before anybody is asked; None for none."""
+    folder = Path()
+
+    def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]:
+        return ()
 
 
-def provider_for(options: ProviderOptions, log: RunLog) -> Provider:
+def providers() -> dict[str, EntryPoint]:
+    """All that can be named: those that ship, then those of installed packages, which may not take a shipped name."""
+    names = [module.name for module in pkgutil.iter_modules([str(KINDS)])]
+    shipped = {name: EntryPoint(name, f"{__package__}.kinds.{name}:provider", GROUP) for name in names}
+    return shipped | {point.name: point for point in entry_points(group=GROUP) if point.name not in shipped}
+
+
+def provider_for(options: ProviderOptions, run: RunRecord) -> Provider:
     """The provider; `ProviderError` for what the user or the machine lacks, such as a key. See `providing`."""
-    provider = _bare(options, log)
+    provider = _bare(options, run)
     if options.cache is None:
         return provider
-    return CachedProvider(provider, ReplyCache(Path(options.cache)), _place(options, provider))
+    place = getattr(provider, "place", f"{options.kind} {options.model_file or ''}")
+    return CachedProvider(provider, ReplyCache(Path(options.cache)), place)
 
 
 def check_provider(options: ProviderOptions) -> None:
     """Raise, before a run is started, what `provider_for` would."""
-    match options.kind:
-        case "server":
-            OpenAIProvider(options.server)
-        case "local":
-            LocalProvider(_model_file(options))
+    _bare(options, _NotStarted())
 
 
 @asynccontextmanager
-async def providing(options: ProviderOptions, log: RunLog) -> AsyncIterator[Provider]:
+async def providing(options: ProviderOptions, run: RunRecord) -> AsyncIterator[Provider]:
     """The provider for as long as the block lasts: what it started ends with it."""
-    provider = provider_for(options, log)
+    provider = provider_for(options, run)
     try:
         yield provider
     finally:
         bare = provider.provider if isinstance(provider, CachedProvider) else provider
-        if isinstance(bare, LocalProvider):
-            bare.close()
+        if (close := getattr(bare, "close", None)) is not None:
+            close()
 
 
-def _bare(options: ProviderOptions, log: RunLog) -> Provider:
-    match options.kind:
-        case "server":
-            return OpenAIProvider(options.server)
-        case "recorded":
-            return RecordedProvider(log)
-        case "files":
-            return FilesProvider(Path(options.folder) if options.folder else log.folder / "tasks")
-        case "batch":
-            return BatchProvider()
-        case "local":
-            return LocalProvider(_model_file(options), options.server.api)
-        case "simulated":
-            return SimulatedProvider(latency_s=(0.0, 0.0))
-    assert_never(options.kind)
+def _bare(options: ProviderOptions, run: RunRecord) -> Provider:
+    return _maker(options.kind)(options, run)
 
 
-def _model_file(options: ProviderOptions) -> Path | None:
-    return None if options.model_file is None else Path(options.model_file)
-
-
-def _place(options: ProviderOptions, provider: Provider) -> str:
-    """What decides an answer beside the request."""
-    if isinstance(provider, OpenAIProvider):
-        return f"{provider.base_url} {options.server.api}"
-    return f"{options.kind} {options.model_file or ''}"
+def _maker(name: str) -> Maker:
+    if ":" in name:
+        return function_in(name, "provider", ProviderError, "(options, run)")
+    known = providers()
+    if name not in known:
+        raise ProviderError(
+            f"no provider {name!r}; there are: {', '.join(known)}, and any function as path/to/file.py:function"
+        )
+    maker: Maker = known[name].load()
+    return maker

@@ -19,8 +19,9 @@ from kernelwright.agent.log.events import Event
 from kernelwright.agent.briefs.hardware import sheet_for
 from kernelwright.agent.log.run_log import RunLog, RunLogError, Setting
 from kernelwright.agent.briefs.needs import as_remembered
-from kernelwright.agent.providers.registry import ProviderOptions, check_provider, providing
-from kernelwright.agent.providers.recorded import read_story
+from kernelwright.agent.providers.registry import check_provider, providing
+from kernelwright.agent.providers.options import ProviderOptions
+from kernelwright.agent.providers.story import read_story
 from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.agent.log.view import View

@@ -10,8 +10,8 @@ from kernelwright.agent.engine.scheduling import Scheduler, views_of
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.config import Budget, SearchConfig
 from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.providers.kinds.batch import BatchProvider
 from kernelwright.agent.providers.provider import AnswerPending
-from kernelwright.agent.providers.servers.batch_file import BatchProvider
 from kernelwright.agent.providers.simulated.landscape import Assumptions
 from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator, SimulatedProvider
 from kernelwright.agent.strategies import load_strategy

@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from kernelwright.agent.log.view import fold
+from kernelwright.agent.providers.kinds.batch import BatchProvider
+from kernelwright.agent.providers.options import OpenAISettings
 from kernelwright.agent.providers.provider import AnswerPending, ProviderError
-from kernelwright.agent.providers.servers.batch_file import BatchProvider
 from kernelwright.agent.providers.servers.batch_service import BatchService
-from kernelwright.agent.providers.servers.client import OpenAISettings
 from kernelwright.cli import app
 from tests.agent.search_parts import CONFIG, PROBLEM, new_log, reply_with, searched
 

@@ -109,8 +109,8 @@ def fetch(
 
 
 def _service(log: "RunLog", base_url: str | None, api_key_env: str) -> "BatchService":
+    from kernelwright.agent.providers.options import OpenAISettings
     from kernelwright.agent.providers.servers.batch_service import BatchService
-    from kernelwright.agent.providers.servers.client import OpenAISettings
 
     return BatchService(log, OpenAISettings(base_url=base_url, api_key_env=api_key_env))
 
