@@ -26,7 +26,7 @@ from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.agent.log.view import View
 from kernelwright.agent.engine.evaluator import Evaluating, evaluating
-from kernelwright.sandbox.pool.front.choosing import Choice, settled
+from kernelwright.sandbox.pool.front.choosing import ExecutorChoice, settled
 from kernelwright.evals.runs.facts import HARNESS, run_facts
 from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.evals.runs.origin import commit, own_version
@@ -53,7 +53,7 @@ class Plan(Record):
     device: str | None = None
     """A named device whose sheet the prompt shows; None for this machine."""
     judging: Settings = Settings()
-    executor: Choice = Choice()
+    executor: ExecutorChoice = ExecutorChoice()
     """Where it is judged."""
     left_out: tuple[LeftOut, ...] = ()
     """What a suite names and nothing could be read of."""
