@@ -37,7 +37,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     ),
     "agent": (
         "replies", "log", "strategies", "steering", "briefs", "providers", "providers.servers", "providers.simulated",
-        "engine", "",
+        "providers.kinds", "engine", "",
     ),
     "evals": ("figures", "scores", "runs", "boards", "report", "inspector", "formats", ""),
     "kernelwright": ("commands.options", "commands.judging", "commands.search", "commands.results", "commands", ""),
