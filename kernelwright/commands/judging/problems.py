@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.judging.checking import check
+from kernelwright.commands.options.declared import DtypeOption, size_option
 from kernelwright.commands.options.endings import UserMistake, reported
-from kernelwright.commands.options.judging import DtypeOption
 
 app = typer.Typer(
     help="The catalog, and checks of problems from anywhere.", no_args_is_help=True, rich_markup_mode=None
@@ -40,7 +40,7 @@ def list_problems(
 @reported
 def show(
     problem: Annotated[str, typer.Argument(help="Catalog name, path of a .py file, or PATH::ID.")],
-    size: Annotated[str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: cpu.")] = None,
+    size: Annotated[str | None, size_option("cpu")] = None,
     dtype: DtypeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole record as one JSON object.")] = False,
 ) -> None:

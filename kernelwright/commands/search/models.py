@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kernelwright.commands.options.declared import PresetsOption
 from kernelwright.commands.options.endings import UserMistake, reported
 from kernelwright.commands.options.executing import check_threads
 
@@ -16,7 +17,7 @@ app = typer.Typer(help="Servers that can be asked by name, and a small model to 
 @app.command("list")
 @reported
 def list_(
-    presets: Annotated[Path | None, typer.Option(help="Table of further servers (TOML).")] = None,
+    presets: PresetsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a server, nothing else.")] = False,
 ) -> None:
     """List the servers that `run --provider` knows by name. Beside each, whether the variable of its key is set."""
