@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernelwright.commands.options.declared import RunArgument
-from kernelwright.commands.options.endings import FELL_SHORT, UserMistake, own_command, reported
+from kernelwright.commands.options.endings import FELL_SHORT, UserMistake, own_command
 from kernelwright.commands.options.files import opened
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ KeyEnv = Annotated[str, typer.Option(help="Environment variable that holds the k
 
 
 @app.command("export")
-@reported
 def export(
     folder: RunArgument,
     file: Annotated[Path, typer.Argument(help="File to write, one request a line.")],
@@ -50,7 +49,6 @@ def export(
 
 
 @app.command("import")
-@reported
 def import_(
     folder: RunArgument,
     file: Annotated[str, typer.Argument(help="Answers, or errors, as the batch gave them; - for standard input.")],
@@ -66,7 +64,6 @@ def import_(
 
 
 @app.command("send")
-@reported
 def send(
     folder: RunArgument, base_url: BaseUrl = None, api_key_env: KeyEnv = "OPENAI_API_KEY", as_json: AsJson = False
 ) -> None:
@@ -84,7 +81,6 @@ def send(
 
 
 @app.command("fetch")
-@reported
 def fetch(
     folder: RunArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Ask again and again until the batches have ended.")] = False,
