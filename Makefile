@@ -25,6 +25,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.house
 
 # Every extension of a varied corpus built as torch would and as we do; about half an hour.
 corpus: setup

@@ -1,10 +1,14 @@
 """The house as it stands, in figures: `python -m tests.house` prints them, and fails where one is beyond its bound.
 
+What is not yet at its bound is noted in `OWED`, and may only fall: a figure that is better than noted fails too, until
+the note says so.
+
 Rooms are folders of the packages. `ORDER` says which room may import which: those that stand before it in its package,
 and the packages that `BELOW` names. Every import counts, also one inside a function.
 """
 
 import ast
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -39,7 +43,11 @@ ORDER: dict[str, tuple[str, ...]] = {
     "kernelwright": ("commands.options", "commands.judging", "commands.search", "commands.results", "commands", ""),
 }  # fmt: skip
 """The rooms of each package, lowest first; the empty name is the package's own folder."""
+OWED = {"class names used twice": 34, "module names used twice among siblings and parents": 2, "circles": 5}
+"""How many of each there still are; what is not named here has none. To be lowered, never raised."""
 MOST_FILES = 15
+MOST_TO_READ = 9_000
+"""Lines of the reading order: an afternoon."""
 TEXTS = frozenset({"catalog", "examples"})
 """Programs that ship as texts: data, not part of the house."""
 
@@ -189,25 +197,56 @@ def lines() -> Counter[str]:
     return found
 
 
-def main() -> int:
-    """Print the figures; 1 where one is beyond its bound."""
-    most = max(files().values())
-    full = [f"{folder} ({count})" for folder, count in files().items() if count > MOST_FILES]
-    counted = lines()
-    each = ", ".join(f"{package} {count}" for package, count in counted.most_common())
-    told = {
-        f"files directly in a folder, at most {MOST_FILES}: {most}": full,
+def reading_order() -> list[str]:
+    """The files that AGENTS.md gives to be read, in its order."""
+    section = re.search(r"^## Reading order$(.*?)(?=^## )", (ROOT / "AGENTS.md").read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([\w./]+/[\w.]+\.\w+)`", section[1]) if section else []
+
+
+def found() -> dict[str, list[str]]:
+    """What nobody wants to find, by its name in the figures."""
+    return {
+        "folders with too many files": [f"{name} ({count})" for name, count in files().items() if count > MOST_FILES],
         "class names used twice": classes_twice(),
         "module names used twice among siblings and parents": modules_twice(),
         "imports that run back up": arrows(),
         "circles": circles(),
+        "files of the reading order that are not there": [one for one in reading_order() if not (ROOT / one).is_file()],
     }
-    for what, found in told.items():
-        print(f"{what}: {len(found)}")
-        for one in found:
+
+
+def off(counts: dict[str, int], to_read: int) -> list[str]:
+    """What is beyond its bound, or better than noted; a sentence each."""
+    said = []
+    for what, count in counts.items():
+        owed = OWED.get(what, 0)
+        if count > owed:
+            said.append(f"{what}: {count}, at most {owed}; mend it, the bound is not raised")
+        elif count < owed:
+            said.append(f"{what}: {count}, better than the {owed} of OWED in tests/house.py; note it there")
+    if to_read > MOST_TO_READ:
+        said.append(f"lines of the reading order: {to_read}, at most {MOST_TO_READ}; take files out, in AGENTS.md")
+    return said
+
+
+def main() -> int:
+    """Print the figures; 1 where one is not as noted."""
+    there = found()
+    counted = lines()
+    each = ", ".join(f"{package} {count}" for package, count in counted.most_common())
+    order = [ROOT / one for one in reading_order() if (ROOT / one).is_file()]
+    to_read = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in order)
+    print(f"files directly in a folder, at most {MOST_FILES}: {max(files().values())}")
+    for what, ones in there.items():
+        print(f"{what}: {len(ones)}")
+        for one in ones:
             print(f"  {one}")
     print(f"shipped lines: {counted.total()} ({each})")
-    return 1 if any(told.values()) else 0
+    print(f"lines of the reading order, at most {MOST_TO_READ}: {to_read} ({len(order)} files)")
+    wrong = off({what: len(ones) for what, ones in there.items()}, to_read)
+    for one in wrong:
+        print(f"NOT AS NOTED: {one}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

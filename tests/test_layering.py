@@ -35,3 +35,26 @@ def test_the_old_top_level_names_are_imported_nowhere():
 def test_every_room_has_its_place_in_the_order():
     rooms = {(module.package, module.room) for module in house.modules().values()}
     assert rooms == {(package, room) for package, order in house.ORDER.items() for room in order}
+
+
+def test_the_figures_of_the_house_are_as_noted(capsys):
+    assert house.main() == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_figure_that_is_not_as_noted_is_told(change):
+    for what, owed in house.OWED.items():
+        (said,) = house.off({**house.OWED, what: owed + change}, to_read=house.MOST_TO_READ)
+        assert said.startswith(f"{what}: {owed + change}, ")
+
+
+def test_what_is_not_noted_may_not_be_found_at_all():
+    assert house.off(house.OWED, to_read=0) == []
+    (said,) = house.off({**house.OWED, "imports that run back up": 1}, to_read=0)
+    assert said == "imports that run back up: 1, at most 0; mend it, the bound is not raised"
+
+
+def test_the_reading_order_takes_an_afternoon():
+    assert len(house.reading_order()) > 20
+    (said,) = house.off(house.OWED, to_read=house.MOST_TO_READ + 1)
+    assert "reading order" in said
