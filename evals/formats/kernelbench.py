@@ -45,7 +45,7 @@ EvalResults = dict[str, list[EvalResult]]
 """By number of the problem, within one level."""
 
 
-class BaselineTime(Foreign):
+class TimeStats(Foreign):
     """One problem in a file of baseline times, in ms."""
 
     mean: float
@@ -57,7 +57,7 @@ class BaselineTime(Foreign):
     device: str = ""
 
 
-Baselines = dict[str, dict[str, BaselineTime]]
+Baselines = dict[str, dict[str, TimeStats]]
 """By level, such as `level1`, and by file name of the problem."""
 
 
@@ -175,9 +175,9 @@ def _place(outcome: Outcome) -> str:
     return "cuda:0" if outcome.sample.candidate.language in ("cuda", "triton") else "cpu"
 
 
-def stats_of(samples_ms: Sequence[float], outcome: Outcome) -> BaselineTime:
+def stats_of(samples_ms: Sequence[float], outcome: Outcome) -> TimeStats:
     """Mean, standard deviation and ends of samples in ms that were taken for an outcome, as their files state them."""
-    return BaselineTime(
+    return TimeStats(
         mean=statistics.fmean(samples_ms),
         std=statistics.pstdev(samples_ms),
         min=min(samples_ms),
@@ -250,7 +250,7 @@ def read_baselines(path: Path) -> Baselines:
     found = read_json(read_text(path), str(path))
     try:
         return {
-            level: {title: BaselineTime.model_validate(time) for title, time in problems.items()}
+            level: {title: TimeStats.model_validate(time) for title, time in problems.items()}
             for level, problems in dict(found).items()
         }
     except ValidationError as error:

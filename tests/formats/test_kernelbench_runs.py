@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from kernelwright.evals.formats import kernelbench, leaderboard
+from kernelwright.evals.formats import kernelbench
+from kernelwright.evals.formats import submissions as leaderboard
 from kernelwright.evals.formats.samples import sample_of
 from kernelwright.problems import ProblemError, load_problem
 from tests.formats.outcomes import CANDIDATE, DEVICE, failed, outcome, passed, tree_problems
