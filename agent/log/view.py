@@ -179,9 +179,10 @@ class View(Record):
         elif isinstance(body, Confirmed):
             # One candidate, one ruling: else the same source would be refused here and recommended there.
             touched |= {attempt.number for attempt in self.attempts if attempt.same_as == old.number}
-        return tuple(
-            Attempt.model_validate(_fields(one) | news) if one.number in touched else one for one in self.attempts
-        )
+        attempts = list(self.attempts)
+        for number in touched:
+            attempts[number - 1] = Attempt.model_validate(_fields(self.attempt(number)) | news)
+        return tuple(attempts)
 
     def _with(self, **changes: Any) -> "View":
         return View.model_validate(_fields(self) | changes)
