@@ -20,11 +20,10 @@ from kernelwright.evals.formats.rows import row_of
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.report.batch_tables import batch_table, scored_words
 from kernelwright.evals.report.summary import summary_rows, summary_table
-from kernelwright.evals.report.wording import others_words, verdict_words
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.collecting import CandidateFile
 from kernelwright.evals.scores.scoring import Scored
-from kernelwright.sandbox.verdict.in_words import timings
+from kernelwright.sandbox.verdict.in_words import others_words, timings, verdict_words
 from kernelwright.sandbox.verdict.on_device import DeviceRecord
 from kernelwright.sandbox.verdict.report import report
 from tests.evals.made_run import Writer, failed, passed, problem, setting

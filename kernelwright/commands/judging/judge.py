@@ -155,7 +155,7 @@ def _failure(found: dict[str, Any]) -> str:
 
 
 def _success(found: dict[str, Any]) -> str:
-    from kernelwright.evals.report.wording import others_words
+    from kernelwright.sandbox.verdict.in_words import others_words, ratio_words
 
     baselines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found["baselines_ms"].items())
     floor = ""
@@ -165,7 +165,7 @@ def _success(found: dict[str, Any]) -> str:
         )
     against = f" against the fastest, {found['against']}" if len(found["baselines_ms"]) > 1 else ""
     return (
-        f"passed: {found['speedup']:.2f} x [{found['speedup_low']:.2f}, {found['speedup_high']:.2f}]{against}, "
+        f"passed: {ratio_words(found['speedup'], found['speedup_low'], found['speedup_high'])}{against}, "
         f"{found['comparison'].replace('_', ' ')}{others_words(found['speedups'])}; "
         f"candidate {found['candidate_ms']:.3f} ms, {baselines}{floor}"
     )

@@ -36,7 +36,7 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from kernelwright.evals.report.progress import Progress
-    from kernelwright.evals.report.wording import ending_words
+    from kernelwright.evals.report.summary import ending_words
 
     console = Console(stderr=as_json)
     names = tuple(problem.name for problem in running.problems)
