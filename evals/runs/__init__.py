@@ -1,1 +1,1 @@
-"""A run over many problems: start, go on, and what its log says."""
+"""A search over many problems: which they are, the run in its folder, and the facts that are kept of it."""

@@ -108,8 +108,7 @@ class Running:
     async def search_all(self, on_event: Callable[[Event], None]) -> list[View]:
         """Search for the problems; keep the best of each on disk. Views in the order of the problems.
 
-        A problem that can not be judged ends its own search: its view says why. See `Scheduler.search` for what is
-        raised.
+        A problem that can not be judged ends its own search: its view says why. What is raised, see `Scheduler.search`.
         """
         async with self._judging() as evaluator, providing(self.plan.provider, self.log) as provider:
 
