@@ -17,7 +17,9 @@ from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.events import Event
 from kernelwright.agent.briefs.hardware import sheet_for
-from kernelwright.agent.log.run_log import RunLog, RunLogError, Setting
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.events import RunLogError
+from kernelwright.agent.log.header import Setting
 from kernelwright.agent.briefs.needs import as_remembered
 from kernelwright.agent.providers.registry import check_provider, providing
 from kernelwright.agent.providers.options import ProviderOptions
