@@ -9,7 +9,8 @@ from kernelwright.agent.engine.replaying import replay
 from kernelwright.agent.engine.scheduling import Scheduler, views_of
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.config import Budget, SearchConfig
-from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.log.header import Setting
+from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.providers.kinds.batch import BatchProvider
 from kernelwright.agent.providers.provider import AnswerPending
 from kernelwright.agent.providers.simulated.landscape import Assumptions
