@@ -43,12 +43,12 @@ _HOMES = {
     "Judging": "kernelwright.sandbox.pool.front.rewarding",
     "JudgingError": "kernelwright.sandbox.pool.front.rewarding",
     "Passed": "kernelwright.sandbox.verdict.verdicts",
-    "Problem": "problems",
+    "Problem": "kernelwright.problems",
     "Settings": "kernelwright.sandbox.verdict.settings",
     "Verdict": "kernelwright.sandbox.verdict.verdicts",
     "judge": "kernelwright.sandbox.judge.judging",
     "judge_all": "kernelwright.sandbox.pool.front.rewarding",
-    "load_problem": "problems",
+    "load_problem": "kernelwright.problems",
     "run": "kernelwright.evals.runs.running",
 }
 

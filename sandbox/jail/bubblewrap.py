@@ -11,6 +11,8 @@ from pathlib import Path
 
 from kernelwright.sandbox.machine import child_package
 
+PACKAGE = Path(__file__).parents[2]
+"""`kernelwright`, by the path that it is imported from."""
 PROBE_S = 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 CONFIGURATION = (
@@ -65,10 +67,10 @@ def _needed_paths(variables: tuple[tuple[str, str], ...]) -> list[str]:
 
 def hidden_paths() -> list[str]:
     """Packages of ours that no child needs: references and recorded answers lie there."""
-    ours = child_package.ROOT
     shown = [Path(path) for path in needed_paths()]
-    found = [ours / name for name in ("kernelwright", "agent", "evals", "problems", "prompts", "sandbox")]
-    return [str(path) for path in found if path.is_dir() and any(path.is_relative_to(top) for top in shown)]
+    # In a checkout its packages are links to folders beside it; installed they lie in it.
+    found = [PACKAGE, *(path.resolve() for path in sorted(PACKAGE.iterdir()) if path.is_symlink())]
+    return [str(path) for path in found if any(path.is_relative_to(top) for top in shown)]
 
 
 def _installation(tool: str) -> str:
