@@ -21,7 +21,7 @@ import torch
 from bench.chosen import chosen
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.calls.buffers import Lent, Shown
-from kernelwright.sandbox.calls.device import Device
+from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.floor.gpu_measure import arithmetic, best_ms, memory
 from kernelwright.sandbox.floor.gpu_peaks import device_peaks
@@ -29,7 +29,7 @@ from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.values import RawTensor, Values
-from kernelwright.sandbox.verdict.bound import Work, floor_of
+from kernelwright.sandbox.verdict.bound import NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright_child.floor.trace import trace
 from kernelwright_child.gpu import driver
@@ -145,7 +145,7 @@ def floors() -> Iterator[str]:
         exec(compile(problem.source, name, "exec"), namespace)
         model = namespace["Model"](*namespace["get_init_inputs"]()).to("cuda")  # type: ignore[operator]
         inputs = [x.to("cuda") if isinstance(x, torch.Tensor) else x for x in namespace["get_inputs"]()]  # type: ignore[operator]
-        floor = floor_of(Work.of(trace(model, inputs)), top, problem.precision)
+        floor = floor_of(NecessaryWork.of(trace(model, inputs)), top, problem.precision)
         with torch.no_grad():
             eager = best_ms(lambda model=model, inputs=inputs: model(*inputs))  # type: ignore[misc]
         figures = f"{floor.memory_ms:8.4f} {floor.direct_ms:8.4f} {floor.least_ms:8.4f} {eager:8.4f}"
@@ -160,20 +160,20 @@ def units() -> Iterator[str]:
     top = kept_peaks()
     source = torch.randn(2**28, device="cuda")
     target = torch.empty_like(source)
-    copied = floor_of(Work(read_bytes=2**30, written_bytes=2**30), top, "strict").floor_ms
+    copied = floor_of(NecessaryWork(read_bytes=2**30, written_bytes=2**30), top, "strict").floor_ms
     best = best_ms(lambda source=source, target=target: target.copy_(source))  # type: ignore[misc]
     yield f"copy of 1 GiB: floor {copied:.4f} ms, best {best:.4f} ms, ratio {best / copied:.3f}"
     del source, target
     side = 8192
     left, right = (torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    work = Work(read_bytes=4 * side**2, written_bytes=2 * side**2, flops={"bfloat16": 2 * side**3})
+    work = NecessaryWork(read_bytes=4 * side**2, written_bytes=2 * side**2, flops={"bfloat16": 2 * side**3})
     floor, best = floor_of(work, top, "strict").floor_ms, best_ms(lambda: left @ right)
     yield f"bf16 product of side {side}: floor {floor:.4f} ms, best {best:.4f} ms, ratio {best / floor:.3f}"
 
 
 def preparing() -> Iterator[str]:
     """What goes before each call (reveal and flush), on the device's clock; and how often an idle device seems busy."""
-    with Device(wait_s=5) as device:
+    with CudaDevice(wait_s=5) as device:
         for name, count in SIZES.items():
             lent = Lent([("float32", (count,))])
             device.calibrate(lent)
@@ -197,7 +197,7 @@ def preparing() -> Iterator[str]:
 
 def protocol() -> Iterator[str]:
     """A jailed worker that rectifies: the judge's clock (bound) against the device's events in the worker, in ms."""
-    with Device(wait_s=5) as device:
+    with CudaDevice(wait_s=5) as device:
         for name, count in SIZES.items():
             folder = WorkFolder()
             try:
@@ -237,7 +237,7 @@ def _drawn(count: int) -> Values:
 
 def witness() -> Iterator[str]:
     """The device beside another process that keeps it busy: how often the witness sees that, out of 50."""
-    with Device(wait_s=5) as device:
+    with CudaDevice(wait_s=5) as device:
         lent = Lent([("float32", (2**24,))])
         device.calibrate(lent)
         with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as other:
@@ -277,7 +277,7 @@ print("dead:", fetch(shown)[0].tensor()[:4].tolist())
     yield f"exit code {done.returncode} {done.stderr.strip().splitlines()[-1:]}"
 
 
-def clocks_ms(device: Device) -> float:
+def clocks_ms(device: CudaDevice) -> float:
     """What a sample of NVML costs."""
     return statistics.median(clocked(device.clocks.sample))
 

@@ -10,7 +10,7 @@ from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from kernelwright.sandbox.judge import memcheck, profile
 from kernelwright.sandbox.judge.programs import program
-from kernelwright.sandbox.judge.tools import Call, Tool, run_under
+from kernelwright.sandbox.judge.tools import Tool, ToolTask, run_under
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
@@ -94,7 +94,7 @@ def try_out(tool):
         folder, start = WorkFolder(), time.perf_counter()
         ran = run_under(
             Tool(path, tuple(tool.command(path, "{report}")), tool.ENVIRONMENT),
-            Call({"trial": True}, {}),
+            ToolTask({"trial": True}, {}),
             folder,
             QUICK.model_copy(update=less),
         )

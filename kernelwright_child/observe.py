@@ -19,7 +19,7 @@ MOST_NAMES, MOST_LINES, LONGEST_NAME = 48, 2000, 96
 OWN_FILE = "candidate.py"
 
 
-class Trace:
+class ExecutionTrace:
     """Lines of the candidate's file that were executed, and native functions that its own code called."""
 
     def __init__(self) -> None:
@@ -53,10 +53,11 @@ def observe(call: Callable[[], object]) -> dict[str, Any]:
     """Call three times: once as it is, once traced, once profiled. What was seen, as plain JSON of bounded size.
 
     Keys: `operators` and `kernels`, each a list of `[name, calls, microseconds of its own]`, longest first; `wall_us`
-    of the profiled call; `lines`, `natives` and `dynamic` of `Trace`; `error`, why something could not be observed.
+    of the profiled call; `lines`, `natives` and `dynamic` of `ExecutionTrace`; `error`, why something could not be
+    observed.
     """
     found: dict[str, Any] = {"operators": [], "kernels": [], "wall_us": 0.0, "error": ""}
-    trace = Trace()
+    trace = ExecutionTrace()
     call()
     try:
         _traced(call, trace)
@@ -70,7 +71,7 @@ def observe(call: Callable[[], object]) -> dict[str, Any]:
     }
 
 
-def _traced(call: Callable[[], object], trace: Trace) -> None:
+def _traced(call: Callable[[], object], trace: ExecutionTrace) -> None:
     threading.settrace(trace.on_call)
     sys.settrace(trace.on_call)
     sys.setprofile(trace.on_profile)

@@ -7,11 +7,11 @@ This package reads and checks text; it never runs a reference (that is the sandb
 from kernelwright.problems.loading import catalog_names, load_problem
 from kernelwright.problems.record.lint import lint_source
 from kernelwright.problems.record.problem import Problem, ProblemError, Tolerance
-from kernelwright.problems.record.values import VALUE_FAMILIES, Narrowing
+from kernelwright.problems.record.values import VALUE_FAMILIES, ExcludedValues
 
 __all__ = [
     "VALUE_FAMILIES",
-    "Narrowing",
+    "ExcludedValues",
     "Problem",
     "ProblemError",
     "Tolerance",

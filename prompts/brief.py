@@ -2,9 +2,10 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kernelwright.problems import Problem
+from kernelwright.problems.record.base import Record
 from kernelwright.prompts.devices import DeviceSheet
 
 Role = Literal["propose", "repair", "improve", "tune", "plan", "critique", "reflect"]
@@ -17,12 +18,6 @@ VERSION = r"^\d+\.\d+(\.\d+)?$"
 
 class PromptError(ValueError):
     """A brief that no prompt can be made from, or a template that cannot be rendered; the message is one sentence."""
-
-
-class Record(BaseModel):
-    """A frozen, closed record."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class TargetVersions(Record):

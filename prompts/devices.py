@@ -7,15 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kernelwright.problems.record.base import Record
 
 DATA = Path(__file__).parent / "data" / "devices.toml"
 
 
-class DeviceSheet(BaseModel):
+class DeviceSheet(Record):
     """A device and what a kernel's author must know of it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     kind: Literal["cpu", "cuda"]
@@ -23,10 +23,8 @@ class DeviceSheet(BaseModel):
     """One line each, with units."""
 
 
-class GpuFigures(BaseModel):
+class GpuFigures(Record):
     """One entry of `devices.toml`. The rates are the vendor's peaks, without sparsity."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     aliases: tuple[str, ...]

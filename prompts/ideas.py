@@ -13,7 +13,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kernelwright.problems import Problem
-from kernelwright.prompts.brief import Record, Target
+from kernelwright.problems.record.base import Record
+from kernelwright.prompts.brief import Target
 from kernelwright.prompts.narrow import narrow_of
 
 DATA = Path(__file__).parent / "data" / "ideas.toml"

@@ -7,8 +7,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.defining import top_level
-from kernelwright.prompts.brief import Record
 
 NORMALISATIONS = {
     f"{prefix}{kind}Norm{dimensions}": (3 if prefix else 4, kind == "Batch")

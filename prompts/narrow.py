@@ -1,7 +1,7 @@
 """What a prompt says of a dtype of 16 bits that weights and inputs are cast to."""
 
 from kernelwright.problems import Problem
-from kernelwright.prompts.brief import Record
+from kernelwright.problems.record.base import Record
 
 FORMATS = {"float16": ("fp16", 10), "bfloat16": ("bf16", 7)}
 """By dtype, its short name and the bits of its fraction."""
@@ -11,7 +11,7 @@ MANY, SHARE = 64, 0.5
 `docs/judge.md`."""
 
 
-class Narrow(Record):
+class HalfPrecision(Record):
     """A dtype of 16 bits, and the bound that comes with it."""
 
     short: str
@@ -25,11 +25,11 @@ class Narrow(Record):
     """The same as a share of the output's largest magnitude."""
 
 
-def narrow_of(problem: Problem) -> Narrow | None:
+def narrow_of(problem: Problem) -> HalfPrecision | None:
     """None where weights and inputs stay as they are, or are of 32 bits."""
     if problem.dtype not in FORMATS:
         return None
     short, fraction_bits = FORMATS[problem.dtype]
     ulp = SHARE * min(MOST_ULP, problem.tolerance.floor_ulp)
     factor = SHARE * problem.tolerance.factor
-    return Narrow(short=short, many=MANY, factor=factor, floor_ulp=ulp, floor=ulp / 2**fraction_bits)
+    return HalfPrecision(short=short, many=MANY, factor=factor, floor_ulp=ulp, floor=ulp / 2**fraction_bits)

@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterable
 from functools import cached_property
 
-from kernelwright.prompts.brief import Record, Role, Target
+from kernelwright.problems.record.base import Record
+from kernelwright.prompts.brief import Role, Target
 
 BYTES_PER_TOKEN = 3.5
 """Between prose, at about 4.3 bytes a token, and code, at about 3."""

@@ -7,7 +7,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from kernelwright.problems import VALUE_FAMILIES
-from kernelwright.prompts.brief import Brief, PromptError, Record, Role, check_parent
+from kernelwright.problems.record.base import Record
+from kernelwright.prompts.brief import Brief, PromptError, Role, check_parent
 from kernelwright.prompts.ideas import traits_of
 from kernelwright.prompts.markdown import cell, fenced, milliseconds, times, trimmed
 from kernelwright.prompts.modes import mode_of

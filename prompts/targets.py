@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from kernelwright.prompts.brief import PromptError, Record, Target, TargetVersions
+from kernelwright.problems.record.base import Record
+from kernelwright.prompts.brief import PromptError, Target, TargetVersions
 
 EXAMPLES = Path(__file__).parent / "examples"
 

@@ -12,7 +12,7 @@ from kernelwright.problems import Problem
 from kernelwright.prompts import DeviceSheet
 from kernelwright.sandbox.floor.here import known_peaks_here
 from kernelwright.sandbox.machine.fact_store import Store, work_key
-from kernelwright.sandbox.verdict.bound import Floor, Work, floor_of
+from kernelwright.sandbox.verdict.bound import Floor, NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright.sandbox.verdict.verdicts import Measurement, Passed
 
@@ -40,7 +40,7 @@ def as_remembered(sheet: DeviceSheet, problem: Problem, threads: int, folder: Pa
     if peaks is None:
         return sheet
     try:
-        floor = floor_of(Work.model_validate(kept), peaks, problem.precision)
+        floor = floor_of(NecessaryWork.model_validate(kept), peaks, problem.precision)
     except ValidationError:
         return sheet
     return _with(_with(sheet, PEAKS, _rates(peaks)), NEEDS, _needs(floor))

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from kernelwright.agent.engine.search import Parts, search
 from kernelwright.agent.log.config import Budget, SearchConfig
-from kernelwright.agent.log.events import Confirmed, Event, Granted, Judged
+from kernelwright.agent.log.events import Confirmed, Event, Granted, JudgedAttempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
-from kernelwright.agent.providers.protocol import Waiting
+from kernelwright.agent.providers.protocol import AnswerPending
 from kernelwright.agent.steering.budget import NOTHING, Spent, exceeded, out_of_attempts, spent
-from kernelwright.agent.steering.learning import Lore
+from kernelwright.agent.steering.learning import IdeaStatistics
 from kernelwright.agent.steering.models import gains
 from kernelwright.agent.steering.prices import Prices, load_prices
 from kernelwright.problems import Problem
@@ -33,7 +33,7 @@ UNKNOWN_ROOM = math.log(2)
 
 
 @dataclass(frozen=True)
-class Account:
+class EndedSearch:
     """A problem whose search has ended for now."""
 
     problem: Problem
@@ -44,7 +44,7 @@ class Account:
     expected_gain: float
 
 
-class Troubles:
+class SearchErrors:
     """What ended searches of a run, told apart: a problem's own trouble, or one of the run as a whole.
 
     A machine that lacks something may lack it for one problem alone, such as memory. It is taken for broken where
@@ -52,14 +52,14 @@ class Troubles:
     """
 
     def __init__(self) -> None:
-        self._waits: Waiting | None = None
+        self._waits: AnswerPending | None = None
         self._lacking: list[MachineError] = []
         """Since the last verdict."""
         self._judged = False
 
     def hear(self, event: Event) -> None:
         """Take notice of verdicts: they show that the machine can judge."""
-        if isinstance(event.body, Confirmed) or (isinstance(event.body, Judged) and event.body.same_as is None):
+        if isinstance(event.body, Confirmed) or (isinstance(event.body, JudgedAttempt) and event.body.same_as is None):
             self._judged = True
             self._lacking.clear()
 
@@ -70,7 +70,7 @@ class Troubles:
             match error:
                 case None | BrokenProblem():
                     pass
-                case Waiting():
+                case AnswerPending():
                     self._waits = error
                 case MachineError() if len(self._lacking) + 1 < LACKING:
                     self._lacking.append(error)
@@ -88,7 +88,7 @@ class Troubles:
 
 
 @dataclass
-class Batch:
+class Scheduler:
     """The searches of one run."""
 
     log: RunLog
@@ -96,17 +96,18 @@ class Batch:
     parts_for: Callable[[Problem], Parts]
     ended: Callable[[Problem], None] = lambda problem: None
     """Called each time that the search for a problem has ended: to keep its best, to free what it holds."""
-    accounts: dict[str, Account] = field(default_factory=dict)
-    troubles: Troubles = field(default_factory=Troubles)
+    accounts: dict[str, EndedSearch] = field(default_factory=dict)
+    troubles: SearchErrors = field(default_factory=SearchErrors)
 
     async def search(self, problems: Sequence[Problem]) -> None:
         """Search for all of them; the first error ends the run once it is raised, and what is in flight is dropped.
 
-        Two kinds of error concern their own problem alone. One whose answers are to come later: `Waiting` is raised at
-        the end. One that can not be judged, as its search has logged; see `Troubles` for what is the machine's.
+        Two kinds of error concern their own problem alone. One whose answers are to come later: `AnswerPending` is
+        raised at the end. One that can not be judged, as its search has logged; see `SearchErrors` for what is the
+        machine's.
         """
-        purse = Purse(self.config.batch, load_prices(self.config.prices))
-        lore = Lore(self.log, self.config)
+        purse = SharedBudget(self.config.batch, load_prices(self.config.prices))
+        lore = IdeaStatistics(self.log, self.config)
         queue = list(problems)
         running: set[asyncio.Task[None]] = set()
         try:
@@ -123,7 +124,7 @@ class Batch:
             await asyncio.gather(*running, return_exceptions=True)
         self.troubles.conclude()
 
-    async def _search_one(self, problem: Problem, purse: "Purse", lore: Lore) -> None:
+    async def _search_one(self, problem: Problem, purse: "SharedBudget", lore: IdeaStatistics) -> None:
         parts = self.parts_for(problem)
         tell = parts.on_event
 
@@ -156,7 +157,7 @@ class Batch:
         return chosen.problem
 
 
-class Purse:
+class SharedBudget:
     """What the problems of a run may spend together, beside attempts."""
 
     def __init__(self, budget: Budget, prices: Prices) -> None:
@@ -180,10 +181,10 @@ class Purse:
         return exceeded(self._budget, total.model_copy(update={"wall_s": wall_s}), " of the run")
 
 
-def account(problem: Problem, view: View, config: SearchConfig) -> Account:
+def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
     """Where a problem stands whose search has ended."""
     hungry = out_of_attempts(view, config) is not None and view.stopped == out_of_attempts(view, config)
-    return Account(
+    return EndedSearch(
         problem=problem,
         left=-view.granted if hungry else config.attempts - view.spent,
         hungry=hungry,

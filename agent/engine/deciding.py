@@ -22,7 +22,7 @@ NOTHING_ASKED = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True)
-class Opened:
+class PreparedAsk:
     """An ask as it is logged, with its prompt's text, which is empty for tuning."""
 
     asked: Asked
@@ -41,7 +41,7 @@ class Decider:
     limit: Callable[[View], str | None] = lambda view: None
     """A further reason to stop, such as the budget of all problems together."""
 
-    def decide(self, view: View, room: int) -> list[Opened] | Stop:
+    def decide(self, view: View, room: int) -> list[PreparedAsk] | Stop:
         """At most `room` asks; none to wait; or the end, which counts once nothing is pending."""
         reason = self._spent_out(view)
         if reason is not None:
@@ -64,7 +64,7 @@ class Decider:
         reason = near_floor(view, self.config.near_floor) or self.limit(view)
         return reason or exceeded(self.config.budget, spent(view, self.prices))
 
-    def _by_strategy(self, view: View, room: int) -> list[Opened] | Stop:
+    def _by_strategy(self, view: View, room: int) -> list[PreparedAsk] | Stop:
         left = self.config.attempts + view.granted - view.spent
         allowed = min(room, left)
         decision = self.strategy.propose(view, allowed, self._rng(view))
@@ -88,9 +88,9 @@ class Decider:
     def _rng(self, view: View) -> random.Random:
         return random.Random(f"{self.config.seed}/{self.problem.name}/{view.next_number}")
 
-    def _opened(self, view: View, steps: list[Step], room: int) -> list[Opened]:
+    def _opened(self, view: View, steps: list[Step], room: int) -> list[PreparedAsk]:
         rng = self._rng(view)
-        opened: list[Opened] = []
+        opened: list[PreparedAsk] = []
         for at, step in enumerate(steps):
             ask = Ask(
                 attempt=view.next_number + at,
@@ -106,7 +106,7 @@ class Decider:
                 opened.append(self._asked(view, ask, decision, [one.asked for one in opened]))
         return opened
 
-    def _asked(self, view: View, ask: Ask, decision: Decision, beside: list[Asked]) -> Opened:
+    def _asked(self, view: View, ask: Ask, decision: Decision, beside: list[Asked]) -> PreparedAsk:
         """The decision together with the whole request, so that it can be repeated word for word."""
         prompt = render(self.brief_for(self.problem, view, ask), without=frozenset(self.config.without))
         before = [(one.prompt.digest, one.ask.model) for one in view.attempts]
@@ -127,9 +127,9 @@ class Decider:
             decision=decision,
             **request.model_dump(include={"temperature", "max_tokens", "sample"}),
         )
-        return Opened(asked, prompt.text)
+        return PreparedAsk(asked, prompt.text)
 
-    def _tuned(self, ask: Ask, decision: Decision) -> Opened:
+    def _tuned(self, ask: Ask, decision: Decision) -> PreparedAsk:
         nothing = PromptOutline(
             role="tune", target=ask.target, digest=NOTHING_ASKED, stable_digest=NOTHING_ASKED, sections=()
         )
@@ -144,4 +144,4 @@ class Decider:
             sample=0,
             decision=decision,
         )
-        return Opened(asked, "")
+        return PreparedAsk(asked, "")

@@ -7,7 +7,7 @@ from typing import Protocol
 from kernelwright.agent.engine.steps import Evaluator
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.front.choosing import Choice, executor_for
+from kernelwright.sandbox.pool.front.choosing import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.protocol import Unjudged, Work
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
@@ -54,8 +54,8 @@ class ExecutorEvaluator:
 
 
 @asynccontextmanager
-async def evaluating(choice: Choice, settings: Settings) -> AsyncIterator[Evaluating]:
+async def evaluating(choice: ExecutorChoice, settings: Settings) -> AsyncIterator[Evaluating]:
     """What judges for a search: an executor's workers. Where nothing is chosen there is one device of this machine."""
-    chosen = Choice(devices=1) if choice == Choice() else choice
+    chosen = ExecutorChoice(devices=1) if choice == ExecutorChoice() else choice
     async with Dispatcher(executor_for(chosen, settings), chosen.kind) as dispatcher:
         yield ExecutorEvaluator(dispatcher)

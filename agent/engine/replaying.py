@@ -9,16 +9,16 @@ from pathlib import Path
 
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.briefs.hardware import sheet_in
-from kernelwright.agent.engine.deciding import Decider, Opened
+from kernelwright.agent.engine.deciding import Decider, PreparedAsk
 from kernelwright.agent.engine.reading import found_in, read, varied
 from kernelwright.agent.log.events import (
     Asked,
     AskedAgain,
     Body,
+    CandidateExtracted,
     Equipped,
     Event,
-    Extracted,
-    Judged,
+    JudgedAttempt,
     Kept,
     NoCandidate,
     Noted,
@@ -32,11 +32,11 @@ from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.steering.advice import notes_in
-from kernelwright.agent.steering.learning import Lore
+from kernelwright.agent.steering.learning import IdeaStatistics
 from kernelwright.agent.steering.prices import load_prices
 from kernelwright.agent.strategies import Stop, load_strategy
+from kernelwright.problems.record.base import Record
 from kernelwright.prompts import DeviceSheet, TargetVersions, continued
-from kernelwright.sandbox.verdict.record import Record
 
 Made = tuple[Body, list[str]]
 
@@ -73,7 +73,7 @@ class _Player:
         self.again = again
         self.views: dict[str, View] = {}
         self.count = 1
-        self.opened: defaultdict[str, deque[Opened]] = defaultdict(deque)
+        self.opened: defaultdict[str, deque[PreparedAsk]] = defaultdict(deque)
 
     def play(self, event: Event) -> None:
         """Make one event again, compare it with the record, and log it."""
@@ -107,16 +107,16 @@ class _Player:
                 return body, [self.recorded.text(body.reply_digest)]
             case AskedAgain():
                 return self.asked_again(body, attempt)
-            case Extracted() | NoCandidate():
+            case CandidateExtracted() | NoCandidate():
                 return self.extracted(attempt, view)
             case Noted():
                 notes = notes_in(self.again.reply(attempt.reply_digest or "").text)
                 return Noted(problem=body.problem, attempt=body.attempt, notes=notes), []
-            case Judged():
+            case JudgedAttempt():
                 known = view.first_with(attempt.candidate.identity) if attempt.candidate else None
                 same_as = None if known is None else known.number
                 verdict = known.verdict if known and known.verdict else body.verdict
-                return Judged(problem=body.problem, attempt=body.attempt, verdict=verdict, same_as=same_as), []
+                return JudgedAttempt(problem=body.problem, attempt=body.attempt, verdict=verdict, same_as=same_as), []
             case other:
                 return other, []  # type: ignore[return-value]  # the rest of the union
 
@@ -124,7 +124,7 @@ class _Player:
         """Ideas by the wins of this run come out again; those by other runs' wins are taken as recorded."""
         if body.config.learn_from or body.problem in self.views:
             return body
-        ideas = Lore(self.again, body.config).ideas(self.recorded.problem(body.problem))
+        ideas = IdeaStatistics(self.again, body.config).ideas(self.recorded.problem(body.problem))
         return Equipped(problem=body.problem, ideas=ideas, config=body.config)
 
     def asked(self, body: Asked, view: View) -> Made:
@@ -170,13 +170,13 @@ class _Player:
         name, number = view.problem, attempt.number
         if isinstance(found, NotExtracted):
             return NoCandidate(problem=name, attempt=number, why=found), []
-        return Extracted(problem=name, attempt=number, candidate=found_in(found)), [found.source]
+        return CandidateExtracted(problem=name, attempt=number, candidate=found_in(found)), [found.source]
 
     def varied(self, attempt: Attempt, view: View) -> Made:
         parent = view.attempt(attempt.ask.parent or 0).candidate
         assert parent is not None, "only candidates are tuned"
         candidate, source = varied(parent, self.again.text(parent.digest), attempt.ask)
-        return Extracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
+        return CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
 
     def kept(self, body: Kept, view: View) -> Kept:
         best = view.best

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelwright.agent.engine.deciding import Decider
-from kernelwright.agent.engine.steps import Evaluator, Steps
+from kernelwright.agent.engine.steps import AttemptSteps, Evaluator
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import AtFault, Equipped, Event, Kept, RunLogError
 from kernelwright.agent.log.events import Stopped as SearchStopped
@@ -19,8 +19,8 @@ from kernelwright.agent.log.journal import Journal
 from kernelwright.agent.log.records import Ask, Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.protocol import NoMoreAnswers, Provider, ProviderError, Waiting
-from kernelwright.agent.steering.learning import Lore
+from kernelwright.agent.providers.protocol import AnswerPending, NoMoreAnswers, Provider, ProviderError
+from kernelwright.agent.steering.learning import IdeaStatistics
 from kernelwright.agent.steering.prices import load_prices
 from kernelwright.agent.steering.tuning import to_screen
 from kernelwright.agent.strategies import Stop, Strategy
@@ -54,7 +54,7 @@ class Parts:
     """See `briefs.BriefMaker`."""
     on_event: Callable[[Event], None] = _ignore
     """Called with each event once it is committed: for showing progress."""
-    lore: Lore | None = None
+    lore: IdeaStatistics | None = None
     """What is known of ideas; made from the log where it is None."""
     limit: Callable[[View], str | None] = _no_limit
     """A reason to stop that lies outside this problem, such as a budget of the whole run; see `Decider`."""
@@ -64,10 +64,11 @@ async def search(problem: Problem, parts: Parts) -> View:
     """Search until a budget is used up, the strategy stops or the provider has no more answers; the view at the end.
 
     Goes on where the log ends: what was asked and not answered is asked again, word for word; what was answered is not.
-    Before the end the fastest are judged afresh. Raises `ProviderError` once the provider cannot go on (`Waiting` where
-    answers are to come later), whatever the evaluator raises, `RunLogError` and `StrategyError`; what is in flight then
-    is finished and logged first. A `SandboxError` of the evaluator is logged as the end of this problem's search: a
-    later search tries to judge again. When cancelled, what is in flight is dropped, and a later search does it again.
+    Before the end the fastest are judged afresh. Raises `ProviderError` once the provider cannot go on (`AnswerPending`
+    where answers are to come later), whatever the evaluator raises, `RunLogError` and `StrategyError`; what is in
+    flight then is finished and logged first. A `SandboxError` of the evaluator is logged as the end of this problem's
+    search: a later search tries to judge again. When cancelled, what is in flight is dropped, and a later search does
+    it again.
     """
     return await _Search(problem, parts).run()
 
@@ -82,7 +83,7 @@ class _Search:
         self.problem = problem
         self.parts = parts
         self.journal = Journal(problem.name, parts.log, parts.on_event)
-        self.steps = Steps(problem, parts.config, parts.provider, parts.evaluator, self.journal)
+        self.steps = AttemptSteps(problem, parts.config, parts.provider, parts.evaluator, self.journal)
         self.decider = Decider(
             problem, parts.config, parts.strategy, parts.brief_for, load_prices(parts.config.prices), parts.limit
         )
@@ -116,7 +117,7 @@ class _Search:
     def equip(self) -> None:
         """Log, before the first decision, what the search sets out with; again where that is changed."""
         if self.view.config != self.parts.config:
-            lore = self.parts.lore or Lore(self.parts.log, self.parts.config)
+            lore = self.parts.lore or IdeaStatistics(self.parts.log, self.parts.config)
             ideas = self.view.ideas or lore.ideas(self.problem)
             self.journal.write(Equipped(problem=self.problem.name, ideas=ideas, config=self.parts.config))
 
@@ -194,7 +195,7 @@ class _Search:
         match self.trouble:
             case NoMoreAnswers() | None:
                 reason = USED_UP if self.trouble else self.stop.reason if self.stop else None
-            case Waiting():
+            case AnswerPending():
                 reason = None
             case ProviderError():
                 reason = str(self.trouble)
@@ -221,7 +222,7 @@ def _gravity(trouble: BaseException | None) -> int:
             return 0
         case NoMoreAnswers():
             return 1
-        case Waiting():
+        case AnswerPending():
             return 2
         case ProviderError():
             return 3

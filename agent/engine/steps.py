@@ -9,9 +9,9 @@ from kernelwright.agent.engine.reading import found_in, is_cut_short, read, vari
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import (
     AskedAgain,
+    CandidateExtracted,
     Confirmed,
-    Extracted,
-    Judged,
+    JudgedAttempt,
     NoCandidate,
     Noted,
     ProviderFailed,
@@ -21,7 +21,7 @@ from kernelwright.agent.log.events import (
 )
 from kernelwright.agent.log.journal import Journal
 from kernelwright.agent.log.records import Attempt, FoundCandidate, Reply, Request, Screening
-from kernelwright.agent.providers.protocol import Provider, ProviderError, Waiting
+from kernelwright.agent.providers.protocol import AnswerPending, Provider, ProviderError
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.steering.advice import notes_in
 from kernelwright.agent.steering.tuning import with_setting
@@ -46,7 +46,7 @@ class Evaluator(Protocol):
 
 
 @dataclass
-class Steps:
+class AttemptSteps:
     """Takes the steps of the attempts at one problem."""
 
     problem: Problem
@@ -132,7 +132,7 @@ class Steps:
         for retry in range(self.config.provider_retries + 1):
             try:
                 return await self.provider.complete(request, attempt.ask, prompt)
-            except Waiting:
+            except AnswerPending:
                 raise
             except ProviderError as error:
                 failed = ProviderFailed(
@@ -167,7 +167,7 @@ class Steps:
             self.journal.write(NoCandidate(problem=self.problem.name, attempt=attempt.number, why=found))
             return
         candidate = found_in(found)
-        extracted = Extracted(problem=self.problem.name, attempt=attempt.number, candidate=candidate)
+        extracted = CandidateExtracted(problem=self.problem.name, attempt=attempt.number, candidate=candidate)
         self.journal.write(extracted, blobs=[found.source])
 
     def _vary(self, attempt: Attempt) -> None:
@@ -176,7 +176,7 @@ class Steps:
         parent = self._attempt(attempt.ask.parent).candidate
         assert parent is not None, "only candidates are tuned"
         candidate, source = varied(parent, self.journal.texts.text(parent.digest), attempt.ask)
-        extracted = Extracted(problem=self.problem.name, attempt=attempt.number, candidate=candidate)
+        extracted = CandidateExtracted(problem=self.problem.name, attempt=attempt.number, candidate=candidate)
         self.journal.write(extracted, blobs=[source])
 
     async def _judge(self, attempt: Attempt) -> None:
@@ -189,5 +189,5 @@ class Steps:
                 verdict, same_as = known.verdict, known.number
             else:
                 verdict, same_as = await self.evaluator.evaluate(self.problem, self._candidate(found)), None
-            judged = Judged(problem=self.problem.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
+            judged = JudgedAttempt(problem=self.problem.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
             self.journal.write(judged)

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.providers.answers import Answers, Cached
-from kernelwright.agent.providers.files import Files
+from kernelwright.agent.providers.answers import CachedProvider, ReplyCache
+from kernelwright.agent.providers.files import FilesProvider
 from kernelwright.agent.providers.protocol import Provider
-from kernelwright.agent.providers.recorded import Recorded
-from kernelwright.agent.providers.servers.batchfile import Deferred
+from kernelwright.agent.providers.recorded import RecordedProvider
+from kernelwright.agent.providers.servers.batchfile import BatchProvider
 from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
-from kernelwright.agent.providers.servers.local import Local
+from kernelwright.agent.providers.servers.local import LocalProvider
 from kernelwright.agent.providers.simulated.parts import SimulatedProvider
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 
 Kind = Literal["server", "recorded", "files", "batch", "local", "simulated"]
 
@@ -38,7 +38,7 @@ def provider_for(options: ProviderOptions, log: RunLog) -> Provider:
     provider = _bare(options, log)
     if options.cache is None:
         return provider
-    return Cached(provider, Answers(Path(options.cache)), _place(options, provider))
+    return CachedProvider(provider, ReplyCache(Path(options.cache)), _place(options, provider))
 
 
 def check_provider(options: ProviderOptions) -> None:
@@ -47,7 +47,7 @@ def check_provider(options: ProviderOptions) -> None:
         case "server":
             OpenAIProvider(options.server)
         case "local":
-            Local(_model_file(options))
+            LocalProvider(_model_file(options))
 
 
 @asynccontextmanager
@@ -57,8 +57,8 @@ async def providing(options: ProviderOptions, log: RunLog) -> AsyncIterator[Prov
     try:
         yield provider
     finally:
-        bare = provider.provider if isinstance(provider, Cached) else provider
-        if isinstance(bare, Local):
+        bare = provider.provider if isinstance(provider, CachedProvider) else provider
+        if isinstance(bare, LocalProvider):
             bare.close()
 
 
@@ -67,13 +67,13 @@ def _bare(options: ProviderOptions, log: RunLog) -> Provider:
         case "server":
             return OpenAIProvider(options.server)
         case "recorded":
-            return Recorded(log)
+            return RecordedProvider(log)
         case "files":
-            return Files(Path(options.folder) if options.folder else log.folder / "tasks")
+            return FilesProvider(Path(options.folder) if options.folder else log.folder / "tasks")
         case "batch":
-            return Deferred()
+            return BatchProvider()
         case "local":
-            return Local(_model_file(options), options.server.api)
+            return LocalProvider(_model_file(options), options.server.api)
         case "simulated":
             return SimulatedProvider(latency_s=(0.0, 0.0))
     assert_never(options.kind)

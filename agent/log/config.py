@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Target
-from kernelwright.sandbox.verdict.record import Record
 
 Adviser = Literal["plan", "critique", "reflect"]
 

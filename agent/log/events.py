@@ -9,7 +9,7 @@ from kernelwright.agent.log.findings import Decision, FoundCandidate, KnownIdea,
 from kernelwright.agent.log.outline import PromptOutline
 from kernelwright.agent.log.records import Ask, ReplyFacts
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 AtFault = Literal["broken", "unsupported", "machine"]
@@ -104,7 +104,7 @@ class Noted(OfAttempt):
     notes: tuple[Note, ...]
 
 
-class Extracted(OfAttempt):
+class CandidateExtracted(OfAttempt):
     """The reply held a candidate, whose source is a blob."""
 
     kind: Literal["extracted"] = "extracted"
@@ -118,7 +118,7 @@ class NoCandidate(OfAttempt):
     why: NotExtracted
 
 
-class Judged(OfAttempt):
+class JudgedAttempt(OfAttempt):
     """The verdict on the attempt's candidate."""
 
     kind: Literal["judged"] = "judged"
@@ -180,10 +180,10 @@ Body = Annotated[
     | Replied
     | AskedAgain
     | RepliedAgain
-    | Extracted
+    | CandidateExtracted
     | NoCandidate
     | Noted
-    | Judged
+    | JudgedAttempt
     | Screened
     | Confirmed
     | Kept

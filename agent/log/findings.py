@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
+from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Idea
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.verdicts import Language
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import AwareDatetime, JsonValue, ValidationError
 
 from kernelwright.agent.log.events import RunLogError
+from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.verdict.record import Record
 
 FORMAT = 1
 """Raised whenever a record that is stored changes so that older code cannot read it."""

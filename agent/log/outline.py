@@ -4,8 +4,8 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
+from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Prompt, Role, Section, Target
-from kernelwright.sandbox.verdict.record import Record
 
 Offset = Annotated[int, Field(ge=0)]
 

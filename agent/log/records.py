@@ -10,8 +10,8 @@ from kernelwright.agent.log.findings import Decision, FoundCandidate, Knob, Know
 from kernelwright.agent.log.outline import PromptOutline, SectionSpan
 from kernelwright.agent.log.ranking import standing_of
 from kernelwright.agent.replies import NotExtracted
+from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Role, Target
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed, Verdict
 
 __all__ = [

@@ -11,12 +11,12 @@ from kernelwright.agent.log.events import (
     Asked,
     AskedAgain,
     AtFault,
+    CandidateExtracted,
     Confirmed,
     Equipped,
     Event,
-    Extracted,
     Granted,
-    Judged,
+    JudgedAttempt,
     Kept,
     NoCandidate,
     Noted,
@@ -31,7 +31,7 @@ from kernelwright.agent.log.events import (
 )
 from kernelwright.agent.log.ranking import ranked
 from kernelwright.agent.log.records import Attempt, FollowUp, KnownIdea
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 
 
 class View(Record):
@@ -174,7 +174,7 @@ class View(Record):
         old = self.attempt(body.attempt)
         news = _news(old, body)
         touched = {old.number}
-        if isinstance(body, Judged) and body.same_as is not None:
+        if isinstance(body, JudgedAttempt) and body.same_as is not None:
             news |= {"confirmed": self.attempt(body.same_as).confirmed}
         elif isinstance(body, Confirmed):
             # One candidate, one ruling: else the same source would be refused here and recommended there.
@@ -197,13 +197,13 @@ def _news(old: Attempt, body: OfAttempt) -> dict[str, Any]:
             fields = {"follow_up": FollowUp(prompt_digest=body.prompt_digest, request_digest=body.request_digest)}
         case RepliedAgain():
             fields = {"follow_up": _answered(old.follow_up, body)}
-        case Extracted():
+        case CandidateExtracted():
             fields = {"extraction": body.candidate}
         case NoCandidate():
             fields = {"extraction": body.why}
         case Noted():
             fields = {"notes": body.notes}
-        case Judged():
+        case JudgedAttempt():
             fields = {"verdict": body.verdict, "same_as": body.same_as}
         case Screened():
             fields = {"screenings": (*old.screenings, *body.screenings)}

@@ -14,7 +14,7 @@ from kernelwright.prompts import Prompt
 CACHED = "from the response cache"
 
 
-class Answers:
+class ReplyCache:
     """A folder of replies. Many processes may share it: a reader sees a whole reply or none."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,10 +56,10 @@ class Answers:
         return self.folder / key[:2] / f"{key}.json"
 
 
-class Cached:
+class CachedProvider:
     """Asks another provider only for what `answers` does not hold. A failure is never kept."""
 
-    def __init__(self, provider: Provider, answers: Answers, place: str) -> None:
+    def __init__(self, provider: Provider, answers: ReplyCache, place: str) -> None:
         self.provider = provider
         self.answers = answers
         self.place = place

@@ -8,7 +8,7 @@ the same again, and finds the answers that came meanwhile.
 from pathlib import Path
 
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.providers.protocol import ProviderError, Waiting
+from kernelwright.agent.providers.protocol import AnswerPending, ProviderError
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.atomic import write_atomically
 
@@ -17,7 +17,7 @@ SHOWN = 3
 """How many missing answers the sentence names."""
 
 
-class Files:
+class FilesProvider:
     """See the module."""
 
     name = "files"
@@ -26,7 +26,7 @@ class Files:
         self.folder = folder
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """The answer that lies in the folder; `Waiting`, which names what is still missing, where there is none."""
+        """The answer in the folder; `AnswerPending`, which names what is still missing, where there is none."""
         answer = self.folder / f"{request.digest}{ANSWER}"
         try:
             self._put_task(request)
@@ -36,7 +36,7 @@ class Files:
                 f"cannot use the folder of tasks {self.folder} ({error}); make it readable and writable"
             ) from error
         if not text.strip():
-            raise Waiting(self._wanted())
+            raise AnswerPending(self._wanted())
         return Reply(
             text=text,
             finish_reason="stop",

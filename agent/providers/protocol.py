@@ -15,7 +15,7 @@ class ProviderError(Exception):
         """Whether the same request may well succeed a little later."""
 
 
-class Waiting(ProviderError):
+class AnswerPending(ProviderError):
     """No answer is there yet, since someone else gives it later: the search rests, and other problems go on."""
 
 

@@ -8,10 +8,17 @@ from kernelwright.agent.log.events import Event
 from kernelwright.agent.log.records import Ask, Attempt, Reply, Request, Usage
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.providers.protocol import NoMoreAnswers, ProviderError
-from kernelwright.agent.providers.story import CATALOG, Entry, Story, read_story, recorded_targets, story_folder
+from kernelwright.agent.providers.story import (
+    CATALOG,
+    RecordedAnswer,
+    Story,
+    read_story,
+    recorded_targets,
+    story_folder,
+)
 from kernelwright.prompts import Prompt
 
-__all__ = ["CATALOG", "Recorded", "Story", "read_story", "recorded_targets"]
+__all__ = ["CATALOG", "RecordedProvider", "Story", "read_story", "recorded_targets"]
 
 
 class EventSource(Protocol):
@@ -22,7 +29,7 @@ class EventSource(Protocol):
         ...
 
 
-class Recorded:
+class RecordedProvider:
     """Gives each answer once in a run. Which ones are used up is read from the run's log, so a resumed run goes on."""
 
     name = "recorded"
@@ -49,7 +56,7 @@ class Recorded:
             note=f"recorded answer {entry.file}; its prompt {_likeness(entry, prompt)}; {story.label}",
         )
 
-    def _entry(self, story: Story, ask: Ask) -> Entry:
+    def _entry(self, story: Story, ask: Ask) -> RecordedAnswer:
         view = fold(ask.problem, self._log.events(ask.problem))
         used = self._files(view) | {
             attempt: file for (problem, attempt), file in self._given.items() if problem == ask.problem
@@ -70,7 +77,7 @@ class Recorded:
         reply = attempt.reply
         return reply.provider_request_id if reply and reply.provider == self.name else None
 
-    def _text(self, ask: Ask, entry: Entry) -> str:
+    def _text(self, ask: Ask, entry: RecordedAnswer) -> str:
         path = story_folder(ask.problem, ask.target, self._catalog) / entry.file
         try:
             return path.read_text(encoding="utf-8")
@@ -78,11 +85,11 @@ class Recorded:
             raise ProviderError(f"cannot read the recorded answer {path}: {error}; restore it") from error
 
 
-def _parent_file(story: Story, entry: Entry) -> str | None:
+def _parent_file(story: Story, entry: RecordedAnswer) -> str | None:
     return None if entry.parent is None else story.entries[entry.parent - 1].file
 
 
-def _likeness(entry: Entry, prompt: Prompt) -> str:
+def _likeness(entry: RecordedAnswer, prompt: Prompt) -> str:
     if entry.prompt_digest == prompt.digest:
         return "was the same"
     if entry.stable_digest == prompt.stable_digest:

@@ -11,16 +11,16 @@ from pydantic import Field, ValidationError, model_validator
 
 from kernelwright import problems
 from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import Role, Target
 from kernelwright.prompts.targets import TARGETS
-from kernelwright.sandbox.verdict.record import Record
 
 CATALOG = Path(problems.__file__).parent / "catalog"
 STORY = "story.toml"
 
 
-class Entry(Record):
+class RecordedAnswer(Record):
     """One recorded answer."""
 
     file: str = Field(pattern=r"^[\w-]+\.md$")
@@ -39,7 +39,7 @@ class Story(Record):
 
     label: str = Field(min_length=1)
     """Who wrote the answers, and in answer to what: shown wherever they are used."""
-    entries: tuple[Entry, ...] = Field(min_length=1)
+    entries: tuple[RecordedAnswer, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _parents_come_first(self) -> Self:

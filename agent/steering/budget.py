@@ -7,8 +7,8 @@ from kernelwright.agent.log.config import Budget, SearchConfig
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
 from kernelwright.agent.steering.prices import Prices
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.in_words import floor_ms
-from kernelwright.sandbox.verdict.record import Record
 
 
 class Spent(Record):

@@ -12,7 +12,7 @@ from kernelwright.problems import Problem
 from kernelwright.prompts import applicable, idea_bank, traits_of
 
 
-class Lore:
+class IdeaStatistics:
     """Counts wins by idea over the problems of a run that came to an end, and over earlier runs that are named."""
 
     def __init__(self, log: RunLog, config: SearchConfig) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from kernelwright.agent.log.records import ReplyFacts
+from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
-from kernelwright.sandbox.verdict.record import Record
 
 SHIPPED = Path(__file__).parent.parent / "data" / "prices.toml"
 MILLION = 1_000_000

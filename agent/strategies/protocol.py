@@ -4,8 +4,8 @@ import random
 from typing import NamedTuple, Protocol
 
 from kernelwright.agent.log.view import View
+from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Role
-from kernelwright.sandbox.verdict.record import Record
 
 
 class Stop(Record):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.simulated.clock import run_simulated
 from kernelwright.agent.briefs.composing import BriefMaker
-from kernelwright.agent.engine.batch import Batch
+from kernelwright.agent.engine.batch import Scheduler
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.run_log import RunLog, Setting
@@ -79,7 +79,7 @@ def run_many(folder: Path, problems: int, config: SearchConfig, judge_slots: int
             config=config,
             brief_for=BriefMaker(cpu_sheet("simulated", 2, [], {}), TargetVersions(), log),
         )
-        batch = Batch(log, config, lambda problem: parts, notes.end)
+        batch = Scheduler(log, config, lambda problem: parts, notes.end)
         simulated_s = run_simulated(_timed(batch, asked))
         kinds = [event.kind for event in log.events()]
     return Load(
@@ -98,6 +98,6 @@ def _largest_mb() -> float:
     return int(line.split()[1]) / 1024
 
 
-async def _timed(batch: Batch, problems: list[Problem]) -> float:
+async def _timed(batch: Scheduler, problems: list[Problem]) -> float:
     await batch.search(problems)
     return asyncio.get_running_loop().time()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kernelwright.agent.engine.search import next_to_confirm
 from kernelwright.agent.log.records import Ask, Attempt, FoundCandidate, KnownIdea, PromptOutline
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.simulated.landscape import Kernel, Landscape
+from kernelwright.agent.providers.simulated.landscape import Landscape, SimulatedKernel
 from kernelwright.agent.strategies import Step, Stop, Strategy
 from kernelwright.prompts import Traits, applicable, idea_bank
 from kernelwright.sandbox.verdict.verdicts import Authenticity, Evidence, Failed, Measurement, Pairing, Passed, Verdict
@@ -38,7 +38,7 @@ def play(strategy: Strategy, landscape: Landscape, budgets: Sequence[int], seed:
     """
     rng = random.Random(f"{seed}/play")
     view = View(problem="simulated", ideas=IDEAS)
-    kernels: list[Kernel] = []
+    kernels: list[SimulatedKernel] = []
     reached: dict[int, float] = {}
     while len(kernels) < max(budgets):
         decision = strategy.propose(view, 1, random.Random(f"{seed}/{len(kernels)}"))
@@ -53,14 +53,14 @@ def play(strategy: Strategy, landscape: Landscape, budgets: Sequence[int], seed:
     return Played({budget: reached.get(budget, end) for budget in budgets}, len(kernels))
 
 
-def _next(landscape: Landscape, step: Step, kernels: list[Kernel], rng: random.Random) -> Kernel:
+def _next(landscape: Landscape, step: Step, kernels: list[SimulatedKernel], rng: random.Random) -> SimulatedKernel:
     if step.parent is None:
         return landscape.draft(step.idea, rng)
     parent = kernels[step.parent - 1]
     return landscape.repair(parent, rng) if step.role == "repair" else landscape.improve(parent, step.idea, rng)
 
 
-def _judged(landscape: Landscape, kernel: Kernel, rng: random.Random) -> Verdict:
+def _judged(landscape: Landscape, kernel: SimulatedKernel, rng: random.Random) -> Verdict:
     if kernel.mends is not None:
         return Failed.model_construct(stage="check", reason="simulated", log="", evidence=EVIDENCE)
     return passed(landscape.measured(kernel, rng))
@@ -88,7 +88,7 @@ def _attempt(number: int, step: Step, verdict: Verdict) -> Attempt:
     )
 
 
-def _true_best(landscape: Landscape, view: View, kernels: list[Kernel], rng: random.Random) -> float:
+def _true_best(landscape: Landscape, view: View, kernels: list[SimulatedKernel], rng: random.Random) -> float:
     """The true speedup of the best by a fresh measurement of the fastest, as the engine confirms it."""
     while (attempt := next_to_confirm(view, CONFIRMED)) is not None:
         fresh = attempt.model_copy(update={"confirmed": passed(landscape.measured(kernels[attempt.number - 1], rng))})

@@ -8,7 +8,7 @@ from kernelwright.problems.record.lint import lint_source
 from kernelwright.sandbox.calls.opening import device_held
 from kernelwright.sandbox.calls.reference import PartOfReference, ReferenceSession
 from kernelwright.sandbox.correctness.compare import tolerance_of
-from kernelwright.sandbox.correctness.lint import Call, Finding, examine, status_of
+from kernelwright.sandbox.correctness.lint import Finding, TimedResult, examine, status_of
 from kernelwright.sandbox.jail.own_process import give_back_freed_memory
 from kernelwright.sandbox.pool.exhausted import within_memory
 from kernelwright.sandbox.tensors.values import Values
@@ -21,7 +21,7 @@ class _Reweighted:
     def __init__(self, subject: ReferenceSession | PartOfReference) -> None:
         self._subject = subject
 
-    def call(self, values: Values) -> Call:
+    def call(self, values: Values) -> TimedResult:
         with self._subject.reweighted():
             return self._subject.call(values)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from kernelwright.evals.formats.samples import Outcome
 from kernelwright.evals.formats.solutions import solution_name
-from kernelwright.problems.formats.definition import Trace, Workload
+from kernelwright.problems.formats.definition import FlashInferTrace, Workload
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 STATUS = {
@@ -23,11 +23,11 @@ UNKNOWN_ERROR = {"max_relative_error": "NaN", "max_absolute_error": "NaN"}
 """They want a largest error wherever values were compared; a verdict does not keep one, and NaN is what they allow."""
 
 
-def trace_of(outcome: Outcome) -> Trace:
+def trace_of(outcome: Outcome) -> FlashInferTrace:
     """The trace of one verdict; the problem must come from a workload."""
     origin = outcome.problem.origin
     assert origin is not None, "only problems with a workload have traces"
-    return Trace(
+    return FlashInferTrace(
         definition=origin.title,
         workload=Workload.model_validate(origin.details["workload"]),
         solution=solution_name(outcome.sample, outcome.problem),
@@ -59,6 +59,6 @@ def _evaluation(outcome: Outcome) -> dict[str, Any]:
     return found
 
 
-def traces_text(traces: Iterable[Trace]) -> str:
+def traces_text(traces: Iterable[FlashInferTrace]) -> str:
     """The traces as JSON lines."""
     return "".join(json.dumps(trace.as_json()) + "\n" for trace in traces)

@@ -8,7 +8,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kernelwright.agent.log.events import Asked, Confirmed, Event, Judged, NoCandidate, ProviderFailed, Resumed, Stopped
+from kernelwright.agent.log.events import (
+    Asked,
+    Confirmed,
+    Event,
+    JudgedAttempt,
+    NoCandidate,
+    ProviderFailed,
+    Resumed,
+    Stopped,
+)
 from kernelwright.agent.log.view import View, fold
 from kernelwright.evals.report.wording import ending_words, verdict_words
 from kernelwright.sandbox.verdict.clean import clean
@@ -67,7 +76,7 @@ def line_of(event: Event, view: View) -> str:  # noqa: PLR0911 - one return for 
         case Asked(ask=ask):
             start = f" of attempt {ask.parent}" if ask.parent else ""
             return f"{body.problem} attempt {ask.attempt}: {ask.role}{start}{': ' + ask.idea if ask.idea else ''}"
-        case Judged(verdict=verdict):
+        case JudgedAttempt(verdict=verdict):
             same = f" (as attempt {body.same_as})" if body.same_as else ""
             return f"{body.problem} attempt {body.attempt}: {verdict_words(verdict)}{same}"
         case Confirmed(verdict=verdict):

@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import ValidationError
 
-from kernelwright.agent.engine.batch import Batch, views_of
+from kernelwright.agent.engine.batch import Scheduler, views_of
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.log.config import SearchConfig
@@ -25,7 +25,7 @@ from kernelwright.agent.providers.simulated.parts import SimulatedEvaluator
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.agent.log.view import View
 from kernelwright.agent.engine.judged_by import Evaluating, evaluating
-from kernelwright.sandbox.pool.front.choosing import Choice, settled
+from kernelwright.sandbox.pool.front.choosing import ExecutorChoice, settled
 from kernelwright.evals.runs.facts import HARNESS, run_facts
 from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.evals.runs.origin import commit, own_version
@@ -52,7 +52,7 @@ class Plan(Record):
     device: str | None = None
     """A named device whose sheet the prompt shows; None for this machine."""
     judging: Settings = Settings()
-    executor: Choice = Choice()
+    executor: ExecutorChoice = ExecutorChoice()
     """Where it is judged."""
     left_out: tuple[LeftOut, ...] = ()
     """What a suite names and nothing could be read of."""
@@ -107,7 +107,7 @@ class Running:
     async def search_all(self, on_event: Callable[[Event], None]) -> list[View]:
         """Search for the problems; keep the best of each on disk. Views in the order of the problems.
 
-        A problem that can not be judged ends its own search: its view says why. See `Batch.search` for what is raised.
+        A problem that can not be judged ends its own search: its view says why. See `Scheduler.search` for what is raised.
         """
         async with self._judging() as evaluator, providing(self.plan.provider, self.log) as provider:
 
@@ -130,7 +130,7 @@ class Running:
                 evaluator.release(problem)
                 write_best(self.log, problem.name)
 
-            await Batch(self.log, self.plan.search, parts_for, ended).search(self.problems)
+            await Scheduler(self.log, self.plan.search, parts_for, ended).search(self.problems)
             run_facts(self.log.folder)  # keeps what a leaderboard will ask, so that it need not be derived then
             return views_of(self.log)
 

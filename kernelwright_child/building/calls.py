@@ -24,14 +24,14 @@ class Keys(NamedTuple):
     essence: str
 
 
-class Call(NamedTuple):
+class BuildCall(NamedTuple):
     """One call: the name of the function, and its arguments by the names of its parameters."""
 
     function: str
     arguments: dict[str, Any]
 
     @classmethod
-    def of(cls, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> "Call":
+    def of(cls, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> "BuildCall":
         """By the function's own parameters; raises `TypeError`, as the call itself would, where they do not fit."""
         return cls(function.__name__, dict(inspect.signature(function).bind(*arguments, **options).arguments))
 
@@ -46,7 +46,7 @@ class Call(NamedTuple):
         return Keys(hashlib.sha256(f"{exact} {given}".encode(errors="surrogatepass")).hexdigest(), given)
 
 
-def write_note(path: Path, call: Call, keys: Keys, environment: dict[str, str | None]) -> None:
+def write_note(path: Path, call: BuildCall, keys: Keys, environment: dict[str, str | None]) -> None:
     """Leave word of a call, with the files that its arguments name and what the candidate has set in its environment.
 
     Raises `WireError` for arguments that are no plain values.
@@ -65,7 +65,7 @@ def write_note(path: Path, call: Call, keys: Keys, environment: dict[str, str | 
     )
 
 
-def read_note(path: Path) -> tuple[Call, Keys]:
+def read_note(path: Path) -> tuple[BuildCall, Keys]:
     """The call of a note, with the environment set and the files in place where they are not."""
     note = json.loads(path.read_text())
     for name, value in note["environment"].items():
@@ -76,7 +76,7 @@ def read_note(path: Path) -> tuple[Call, Keys]:
         if not Path(name).exists():
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(text, errors="surrogateescape")
-    return Call(note["function"], wire.unpack(note["arguments"], [])), Keys(*note["keys"])
+    return BuildCall(note["function"], wire.unpack(note["arguments"], [])), Keys(*note["keys"])
 
 
 def _essence(value: Any) -> Any:

@@ -20,7 +20,7 @@ import torch
 from torch.utils import cpp_extension
 
 from kernelwright_child.building import calls
-from kernelwright_child.building.calls import Call, Keys
+from kernelwright_child.building.calls import BuildCall, Keys
 
 INDEX = "built.json"
 NOTE = "unbuilt.json"
@@ -72,7 +72,7 @@ class Recorder:
         # There even where nothing is built, so that the end of a build can be told from none.
         self.index.save()
 
-    def make(self, build: Callable[[], Any], call: Call, keys: Keys) -> Any:
+    def make(self, build: Callable[[], Any], call: BuildCall, keys: Keys) -> Any:
         """The call's result or its error; what has failed once is not tried again."""
         known = self.index.failed(keys)
         if known is not None:
@@ -102,7 +102,7 @@ def record(folder: str) -> Recorder:
 
     def recording(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            made = Call.of(function, arguments, options)
+            made = BuildCall.of(function, arguments, options)
             keys = made.keys(recorder.index.top.parent)
             return recorder.make(lambda: function(*arguments, **options), made, keys)
 
@@ -132,7 +132,7 @@ def reuse(folder: str, unbuilt: Callable[[], object]) -> None:
 
     def reusing(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            made = Call.of(function, arguments, options)
+            made = BuildCall.of(function, arguments, options)
             keys = made.keys(index.top.parent)
             entry = index.find(keys)
             if entry is not None and "error" in entry:
@@ -165,7 +165,7 @@ def replayed(entry: Entry) -> BaseException:
     return error
 
 
-def _failure(call: Call, error: BaseException) -> Entry:
+def _failure(call: BuildCall, error: BaseException) -> Entry:
     text = str(error)
     if len(text) > HEAD_CHARACTERS + TAIL_CHARACTERS:
         text = f"{text[:HEAD_CHARACTERS]}\n[...]\n{text[-TAIL_CHARACTERS:]}"

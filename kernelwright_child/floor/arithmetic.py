@@ -43,7 +43,7 @@ def fewest(rows: float, inner: float, columns: float) -> float:
     return min(plain, 7 * fewest(rows / 2, inner / 2, columns / 2) + additions)
 
 
-class Axis(NamedTuple):
+class ConvolutionAxis(NamedTuple):
     """What a convolution does along one axis."""
 
     pairs: int
@@ -62,7 +62,7 @@ class Window(NamedTuple):
     padding: int
     dilation: int
 
-    def meet(self, near: int, far: int) -> Axis:
+    def meet(self, near: int, far: int) -> ConvolutionAxis:
         """Position n meets with tap k the element n * stride - padding + k * dilation, where 0 <= it < far."""
         pairs, positions, elements = 0, [], []
         for tap in range(self.kernel):
@@ -77,7 +77,7 @@ class Window(NamedTuple):
             quotient, remainder = divmod(shift, self.stride)
             elements.append((remainder, first + quotient, end + quotient))
         by_remainder = {r: _union((a, b) for other, a, b in elements if other == r) for r, _, _ in elements}
-        return Axis(pairs, _union(positions), sum(by_remainder.values()))
+        return ConvolutionAxis(pairs, _union(positions), sum(by_remainder.values()))
 
 
 def _union(intervals: Iterable[tuple[int, int]]) -> int:
@@ -129,7 +129,7 @@ class Convolution(NamedTuple):
         return share
 
     @property
-    def _axes(self) -> list[Axis]:
+    def _axes(self) -> list[ConvolutionAxis]:
         sizes = zip(self.windows, self.image[2:], self.result[2:], strict=True)
         if self.transposed:
             return [window.meet(near=own, far=made) for window, own, made in sizes]

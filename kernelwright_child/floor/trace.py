@@ -24,7 +24,7 @@ LARGEST_MAP = 2**28
 Call = Callable[[torch.nn.Module, Any], Any]
 
 
-class Part(NamedTuple):
+class StorageView(NamedTuple):
     """A part of a storage: a strided view, of which a share is certainly read."""
 
     size: tuple[int, ...]
@@ -47,7 +47,7 @@ class Node(NamedTuple):
     """One operation: what it reads of which storages, what it makes, and what that costs."""
 
     name: str
-    reads: tuple[tuple[int, Part], ...]
+    reads: tuple[tuple[int, StorageView], ...]
     makes: tuple[int, ...]
     dtype: str
     arithmetic: Arithmetic
@@ -73,11 +73,11 @@ class Tracer(TorchDispatchMode):
         storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         return int(self._alive.setdefault(storage.cdata, storage).cdata)
 
-    def part(self, tensor: torch.Tensor, share: float = 1.0) -> Part:
+    def part(self, tensor: torch.Tensor, share: float = 1.0) -> StorageView:
         """The tensor as a part of its storage."""
         whole = tensor.untyped_storage().nbytes()
         size, stride = tuple(tensor.shape), tuple(tensor.stride())
-        return Part(size, stride, int(tensor.storage_offset()), tensor.element_size(), whole, share)
+        return StorageView(size, stride, int(tensor.storage_offset()), tensor.element_size(), whole, share)
 
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
@@ -164,15 +164,15 @@ def _needed(nodes: Sequence[Node], wanted: set[int]) -> Iterator[Node]:
     yield from reversed(found)
 
 
-def _bytes(parts: Sequence[tuple[int, Part]]) -> int:
+def _bytes(parts: Sequence[tuple[int, StorageView]]) -> int:
     """Distinct bytes of parts of several storages."""
-    by_storage: dict[int, set[Part]] = {}
+    by_storage: dict[int, set[StorageView]] = {}
     for key, part in parts:
         by_storage.setdefault(key, set()).add(part)
     return sum(int(_covered(found)) for found in by_storage.values())
 
 
-def _covered(parts: set[Part]) -> float:
+def _covered(parts: set[StorageView]) -> float:
     """A lower bound on the bytes that parts of one storage cover together."""
     largest = max(part.bytes for part in parts)
     sure = [part for part in parts if part.share == 1.0]

@@ -256,7 +256,7 @@ class Stream:
         copy.width, copy.height = 4, rows
         call("cuMemcpy2DAsync_v2", byref(copy), self._stream)
 
-    def record(self, event: Event) -> None:
+    def record(self, event: CudaEvent) -> None:
         """Put a mark behind what was issued so far."""
         call("cuEventRecord", event.event, self._stream)
 
@@ -271,14 +271,14 @@ class Stream:
             self._stream = c_void_p()
 
 
-class Event:
+class CudaEvent:
     """A point in time on the device."""
 
     def __init__(self) -> None:
         self.event = c_void_p()
         call("cuEventCreate", byref(self.event), c_uint(0))
 
-    def since(self, earlier: Event) -> float:
+    def since(self, earlier: CudaEvent) -> float:
         """Milliseconds from another event to this one; both must have happened."""
         elapsed = c_float()
         call("cuEventElapsedTime", byref(elapsed), earlier.event, self.event)

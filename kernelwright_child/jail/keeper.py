@@ -29,9 +29,8 @@ from kernelwright_child.jail.watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
-
-    from kernelwright_child.jail.start import Entering
 
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGSTOP = 1, 2, 9, 15, 19
@@ -48,29 +47,32 @@ CREDENTIALS_BYTES = 12
 FAILED = 127
 
 
-def main(arguments: list[str], entering: Entering) -> None:
-    """Run the command until it ends, breaks a limit or the lifeline closes; kill whatever it left; never return."""
+def main(arguments: list[str], wait_for_groups: Callable[[], None]) -> None:
+    """Run the command until it ends, breaks a limit or the lifeline closes; kill whatever it left; never return.
+
+    `wait_for_groups` returns when this process is in its control groups, and raises `OSError` where it can not be.
+    """
     lifeline, status, plan = int(arguments[0]), int(arguments[1]), marshal.loads(bytes.fromhex(arguments[2]))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     handle_signals(libc, IGNORE)
     if plan["filter"] is not None:
         plan["filter"]["guarded"].append(os.getpid())
-    entering.wait()
+    wait_for_groups()
     command = arguments[3:]
     if command[0] == "-f":
-        kept: Own | Guest | None = _invite(int(command[1]), lifeline)
+        kept: ForkedChild | Guest | None = _invite(int(command[1]), lifeline)
     else:
         child = os.fork()
         if child == 0:
             _become(libc, command, plan, (lifeline, status))
-        kept = Own(child)
+        kept = ForkedChild(child)
     # Where the child is of the same user it could otherwise read and write this process.
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     keep(kept, lifeline, status, plan)
 
 
-def keep(kept: Own | Guest | None, lifeline: int, status: int, plan: dict[str, Any]) -> NoReturn:
+def keep(kept: ForkedChild | Guest | None, lifeline: int, status: int, plan: dict[str, Any]) -> NoReturn:
     """Wait for the child's end (None: it never came), a broken limit or the lifeline's end; end all, and say why."""
     ending = ""
     try:
@@ -81,7 +83,7 @@ def keep(kept: Own | Guest | None, lifeline: int, status: int, plan: dict[str, A
         os._exit(0)
 
 
-class Own:
+class ForkedChild:
     """A child that this process has forked. `fd` can be read when it has ended."""
 
     def __init__(self, pid: int) -> None:
@@ -181,7 +183,7 @@ def _run(command: list[str]) -> None:
     runpy.run_module(command[1], run_name="__main__", alter_sys=True)
 
 
-def _wait(kept: Own | Guest, lifeline: int, watch: Watch) -> str:
+def _wait(kept: ForkedChild | Guest, lifeline: int, watch: Watch) -> str:
     """Wait for the child's end, a broken limit or the lifeline's end; orphans that end meanwhile are collected."""
     interval = WATCH_S if watch.memory is None else MEMORY_WATCH_S
     poll = select.poll()

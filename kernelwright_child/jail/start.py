@@ -40,4 +40,4 @@ def main(arguments: list[str]) -> None:
     entering = Entering(arguments[0])
     from kernelwright_child.jail import keeper
 
-    keeper.main(arguments[1:], entering)
+    keeper.main(arguments[1:], entering.wait)

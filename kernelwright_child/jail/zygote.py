@@ -1,8 +1,8 @@
 """The zygote: a process that has imported torch once, and is forked for every child that is asked for.
 
-`main([CONTROL, JUDGE, CORES])`: CONTROL is a descriptor of packets, each an order (see `birth.born`) with descriptors;
-JUDGE is the number of the process that gives them, and CORES are those that its children may use, divided by commas.
-It ends when the judge closes the other end of CONTROL, or dies.
+`main([CONTROL, JUDGE, CORES])`: CONTROL is a descriptor of packets, each an order (see `zygote_birth`) with
+descriptors; JUDGE is the number of the process that gives them, and CORES are those that its children may use, divided
+by commas. It ends when the judge closes the other end of CONTROL, or dies.
 
 It is trusted and not confined: it runs nothing of a candidate, reads nothing that a candidate wrote, and its
 environment is scrubbed. It has one thread, since a fork takes only the calling one with it, and never touches CUDA,
@@ -21,7 +21,6 @@ import select
 import signal
 import socket
 import sys
-from typing import NamedTuple
 
 from kernelwright_child.jail import zygote_birth
 
@@ -44,15 +43,6 @@ class UnfitError(Exception):
     """This process can not be forked safely; the text says why."""
 
 
-class Zygote(NamedTuple):
-    """What a forked process finds here."""
-
-    bound: frozenset[int]
-    """The cores that the main thread of a program has once torch is imported: its OpenMP may bind it to one."""
-    cores: frozenset[int]
-    """Those that it had before."""
-
-
 def main(arguments: list[str]) -> None:
     """Import, and serve until the judge goes; never returns."""
     # Another process of the user could otherwise read it, write to it, or take its descriptors.
@@ -62,20 +52,20 @@ def main(arguments: list[str]) -> None:
         parent = os.pidfd_open(judge)
         if os.getppid() != judge:
             raise UnfitError("the judge has gone")
-        zygote = _prepared(frozenset(int(core) for core in arguments[2].split(",")))
+        affinity = _prepared(frozenset(int(core) for core in arguments[2].split(",")))
     except (UnfitError, ImportError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(UNFIT)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects what has ended
-    _serve(zygote, control, parent)
+    _serve(affinity, control, parent)
     os._exit(0)
 
 
-def _prepared(cores: frozenset[int]) -> Zygote:
+def _prepared(cores: frozenset[int]) -> zygote_birth.Affinity:
     os.sched_setaffinity(0, cores)
     for name in IMPORTED:
         importlib.import_module(name)
-    del sys.path[0]  # `sandbox` is imported, and what lies beside it is not for a child
+    del sys.path[0]  # `kernelwright_child` is imported, and what lies beside it is not for a child
     _settle()
     bound = frozenset(os.sched_getaffinity(0))
     # OpenMP may have bound this thread to one core, where every fork would wait for whatever else runs on it.
@@ -83,7 +73,7 @@ def _prepared(cores: frozenset[int]) -> Zygote:
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, every page of what was imported
     _gather_memory()
-    return Zygote(bound, cores)
+    return zygote_birth.Affinity(bound, cores)
 
 
 def _settle() -> None:
@@ -117,7 +107,7 @@ def _gather_memory() -> None:
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
-def _serve(zygote: Zygote, control: socket.socket, parent: int) -> None:
+def _serve(affinity: zygote_birth.Affinity, control: socket.socket, parent: int) -> None:
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(parent, select.POLLIN)
@@ -132,7 +122,7 @@ def _serve(zygote: Zygote, control: socket.socket, parent: int) -> None:
         if os.fork() == 0:
             control.close()
             os.close(parent)
-            zygote_birth.born(zygote, marshal.loads(data), fds)
+            zygote_birth.born(affinity, marshal.loads(data), fds)
         for fd in fds:
             os.close(fd)
 

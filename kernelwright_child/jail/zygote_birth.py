@@ -17,13 +17,10 @@ import socket
 import sys
 import tempfile
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from kernelwright_child.jail import keeper
 from kernelwright_child.jail.confine import confine
-
-if TYPE_CHECKING:
-    from kernelwright_child.jail.zygote import Zygote
 
 Order = dict[str, Any]
 """`module` (whose `main()` serves on the descriptor in `sys.argv[1]`), `is_timed`, `environment`, `plan` (see
@@ -38,7 +35,16 @@ CHANNEL = 3
 FAILED = 127
 
 
-def born(zygote: Zygote, order: Order, fds: list[int]) -> NoReturn:
+class Affinity(NamedTuple):
+    """The cores that a child may run on."""
+
+    bound: frozenset[int]
+    """Those that the main thread of a program has once torch is imported: its OpenMP may bind it to one."""
+    cores: frozenset[int]
+    """Those that it had before."""
+
+
+def born(affinity: Affinity, order: Order, fds: list[int]) -> NoReturn:
     """Go through with the order; never returns. What fails is said on the child's output."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -50,7 +56,7 @@ def born(zygote: Zygote, order: Order, fds: list[int]) -> NoReturn:
         for fd in rest[len(rest) - order["groups"] :]:
             os.write(fd, b"0")  # the process that writes enters the group
             os.close(fd)
-        birth = _Birth(zygote, order, socket.socket(fileno=meeting), channel)
+        birth = _Birth(affinity, order, socket.socket(fileno=meeting), channel)
         if order["namespaces"]:
             birth.enter()
         else:
@@ -62,8 +68,8 @@ def born(zygote: Zygote, order: Order, fds: list[int]) -> NoReturn:
 
 
 class _Birth:
-    def __init__(self, zygote: Zygote, order: Order, meeting: socket.socket, channel: int) -> None:
-        self._zygote = zygote
+    def __init__(self, affinity: Affinity, order: Order, meeting: socket.socket, channel: int) -> None:
+        self._affinity = affinity
         self._order = order
         self._meeting = meeting
         self._channel = channel
@@ -101,7 +107,7 @@ class _Birth:
         if child == 0:
             self._live()
         os.close(self._channel)
-        keeper.keep(keeper.Own(child), lifeline, status, plan)
+        keeper.keep(keeper.ForkedChild(child), lifeline, status, plan)
 
     def _live(self) -> NoReturn:
         """In the child: nothing left of the zygote that is not meant for it; then confined, then its module."""
@@ -136,7 +142,7 @@ class _Birth:
         os.environ.update(self._order["environment"])
         tempfile.tempdir = None  # it may hold what the zygote's environment said
         # A builder's compilers are for all cores, and inherit what it has.
-        os.sched_setaffinity(0, self._zygote.bound if self._order["is_timed"] else self._zygote.cores)
+        os.sched_setaffinity(0, self._affinity.bound if self._order["is_timed"] else self._affinity.cores)
 
 
 def draw_afresh() -> None:

@@ -1,6 +1,6 @@
 """The program below a tool: the candidate is called twice on given values, and then it ends.
 
-`main([PLAN])`; PLAN is a file that `gpu.tool` wrote. Nothing is compared or timed here. The first call
+`main([PLAN])`; PLAN is a file that `gpu_tool` wrote. Nothing is compared or timed here. The first call
 compiles and tunes what compiles and tunes itself; a profiler looks at the second one alone.
 """
 
@@ -17,7 +17,8 @@ from kernelwright_child import wire
 from kernelwright_child.gpu.precision import fix_precision
 from kernelwright_child.gradients import differentiate, weights_of
 from kernelwright_child.mapping import lent_tensors
-from kernelwright_child.programs.worker import Worker, failure
+from kernelwright_child.programs.model_runner import ModelRunner
+from kernelwright_child.programs.serving import failure
 
 
 def main(arguments: list[str]) -> None:
@@ -44,21 +45,21 @@ def _trial(plan: dict[str, Any]) -> Callable[[], object]:
 
 def _candidate(plan: dict[str, Any]) -> Callable[[], object]:
     """A call of the model as a worker makes it, on tensors of the device."""
-    kept, device, worker = plan["kept"], plan["device"], Worker()
-    worker.load(
+    kept, device, runner = plan["kept"], plan["device"], ModelRunner()
+    runner.load(
         plan["load"] | {"arguments": kept["arguments"]["tree"], "specs": kept["arguments"]["specs"]},
         _fds(kept["arguments"]),
     )
     if "weights" in kept:
-        worker.weights({"names": plan["weights"], "specs": kept["weights"]["specs"]}, _fds(kept["weights"]))
+        runner.weights({"names": plan["weights"], "specs": kept["weights"]["specs"]}, _fds(kept["weights"]))
     fix_precision(plan["precision"])
-    assert worker.model is not None and worker.run is not None
-    run, model = worker.run, worker.model.to(device)
+    assert runner.model is not None and runner.run is not None
+    run, model = runner.run, runner.model.to(device)
     values = kept["values"]
     tensors = [tensor.to(device) for fd in _fds(values) for tensor in lent_tensors(fd, values["specs"])]
     given = wire.unpack(values["tree"], tensors)
     if plan["gradients"]:
-        return lambda: differentiate(run, weights_of(model, worker.order), given)
+        return lambda: differentiate(run, weights_of(model, runner.order), given)
 
     def call() -> object:
         with torch.no_grad():

@@ -1,6 +1,6 @@
 """A child that runs nothing of the candidate itself, and starts a tool of the CUDA toolkit around another that does.
 
-The tool, and the program below it (`gpu.once`), are in the same jail. They and their report belong to the
+The tool, and the program below it (`gpu_once`), are in the same jail. They and their report belong to the
 candidate's user, so what is told here is a hint.
 """
 
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kernelwright_child.programs.worker import Handler, Message
+from kernelwright_child.programs.serving import Handler, Message
 
 START = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parent.parent.parent)!r}); "

@@ -19,13 +19,14 @@ from kernelwright_child.gpu.kernels import kernels
 from kernelwright_child.gpu.precision import fix_precision
 from kernelwright_child.gradients import differentiate, weights_of
 from kernelwright_child.programs.gpu_tool import Tools
-from kernelwright_child.programs.worker import Handler, Message, Worker, seed_draws
+from kernelwright_child.programs.model_runner import ModelRunner, seed_draws
+from kernelwright_child.programs.serving import Handler, Message
 
 WIDEST_ITEM = 8
 """Bytes of an element of the widest dtype that outputs come in, complex ones aside."""
 
 
-def use_device(worker: Worker, handlers: dict[str, Handler]) -> None:
+def use_device(worker: ModelRunner, handlers: dict[str, Handler]) -> None:
     """From now on answer on the device: replaces the handlers of the same names."""
     device = OnDevice(worker)
     handlers.update(device.handlers() | Tools().handlers())
@@ -36,7 +37,7 @@ def use_device(worker: Worker, handlers: dict[str, Handler]) -> None:
 class OnDevice:
     """The GPU's part of a worker; holds the memory that is lent to it."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: ModelRunner) -> None:
         self.worker = worker
         self._borrowed: gpu_memory.Borrowed | None = None
         self._spill: gpu_memory.Spill | None = None if hasattr(worker, "draw_values") else gpu_memory.Spill()

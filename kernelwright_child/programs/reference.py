@@ -15,16 +15,9 @@ from kernelwright_child import wire
 from kernelwright_child.casting import cast_inputs, cast_model
 from kernelwright_child.exact import widened, widened_value
 from kernelwright_child.gradients import differentiate, weights_of
-from kernelwright_child.programs.worker import (
-    Handler,
-    Message,
-    Worker,
-    construct,
-    place,
-    run_source,
-    serve,
-    with_device,
-)
+from kernelwright_child.programs.model_runner import ModelRunner, construct, place, run_source
+from kernelwright_child.programs.serving import Handler, Message, serve
+from kernelwright_child.programs.worker import with_device
 
 CHANGING_LAYERS = "torch.nn."
 """Buffers of torch's own layers (running means and variances) are learnt; those of other modules may be constants."""
@@ -32,8 +25,8 @@ COMPILING_THREADS = 4
 """Each takes memory of its own, which the jail limits."""
 
 
-class Reference(Worker):
-    """A worker that can also draw inputs and compute in float64."""
+class Reference(ModelRunner):
+    """A runner that can also draw inputs and compute in float64."""
 
     def __init__(self) -> None:
         super().__init__()

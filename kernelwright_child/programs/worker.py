@@ -6,265 +6,22 @@ It knows the candidate's source, its constructor's arguments, weights and inputs
 no expected value, so there is nothing here to steal.
 """
 
-import ctypes
 import os
-import re
-import signal
 import socket
 import sys
-import traceback
-from collections.abc import Callable
-from typing import Any, NoReturn
 
-import torch
-
-from kernelwright_child import wire
-from kernelwright_child.building import inline
-from kernelwright_child.casting import cast_model
-from kernelwright_child.gradients import differentiate, weights_of
-from kernelwright_child.mapping import lent_tensors
-from kernelwright_child.observe import observe
-
-Message = dict[str, Any]
-Handler = Callable[[Message, list[int]], Message]
-LOG_CHARACTERS = 24_000
-TENSOR_DUMP = re.compile(r"tensor\(\[[^()]*\)")
-"""Values in a message: pages of them, before the argument that is at fault."""
-LARGEST_SMALL, SMALL_CHUNKS = 2048, 96
+from kernelwright_child.programs.model_runner import ModelRunner
+from kernelwright_child.programs.serving import Handler, Message, serve, wait_for_a_build
 
 
-def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
-    """Greet, then answer one message after another until the judge hangs up. Errors are answers too."""
-    wire.send(channel, {"pid": os.getpid()})
-    while True:
-        try:
-            message, fds = wire.receive(channel)
-        except EOFError:
-            return
-        try:
-            answer = handlers[message["op"]](message, fds)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt of a candidate are its failures, not our end
-            is_ours = isinstance(error, wire.WireError)
-            answer = failure(error, unsupported=is_ours, compiling=inline.is_replayed(error), **_wants(error))
-        try:
-            wire.send(channel, answer)
-        except wire.WireError as error:
-            wire.send(channel, failure(error, unsupported=True))
-
-
-def _wants(error: BaseException) -> Message:
-    """What kind of room the error says is missing: `memory`, or `room` for so many bytes of outputs."""
-    if isinstance(error, wire.NoRoom):
-        return {"room": error.size}
-    # torch tells of the host's memory in a RuntimeError like any other; there is nothing but its text to know it by.
-    refused = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-    return {"memory": True} if refused or isinstance(error, MemoryError | torch.OutOfMemoryError) else {}
-
-
-def wait_for_a_build(channel: socket.socket) -> NoReturn:
-    """In the midst of a question: tell the judge that a call of the candidate's has been noted, and go no further."""
-    wire.send(channel, {"unbuilt": True})
-    while True:
-        signal.pause()
-
-
-def failure(error: BaseException, **more: Any) -> Message:
-    """The message for an exception: its last line and the traceback's end.
-
-    Exceptions of ours come without the name of their class, which says nothing to who has to mend the candidate.
-    """
-    kind = type(error)
-    inner = f"{kind.__module__}.{kind.__qualname__}: " if kind.__module__.startswith("kernelwright_child.") else ""
-    line = TENSOR_DUMP.sub("tensor(...)", traceback.format_exception_only(error)[-1].strip()).removeprefix(inner)
-    log = TENSOR_DUMP.sub("tensor(...)", "".join(traceback.format_exception(error)))
-    log = log.replace(inner, "") if inner else log
-    return {"error": line[:2000], "log": log[-LOG_CHARACTERS:]} | more
-
-
-class Worker:
-    """Holds one model and the tensors that the judge lends."""
-
-    def __init__(self, unbuilt: Callable[[], object] = lambda: None) -> None:
-        self.unbuilt = unbuilt
-        """Called where the candidate asks for an extension that was not built before."""
-        self.model: torch.nn.Module | None = None
-        self.run: Callable[..., Any] | None = None
-        """What is called: the model, or a compiled form of it."""
-        self.order: list[tuple[str, torch.Size]] = []
-        """The model's own names of the weights that were handed over, in the judge's order, with the judge's shapes."""
-        self.lent: list[torch.Tensor] = []
-        self.results: Any = None
-
-    def handlers(self) -> dict[str, Handler]:
-        """What the judge may ask."""
-        return {
-            "load": self.load,
-            "weights": self.weights,
-            "lend": self.lend,
-            "call": self.call,
-            "backward": self.backward,
-            "reserve": self.reserve,
-            "state": self.state,
-            "observe": self.observe,
-            "nothing": lambda message, fds: {},
-        }
-
-    def load(self, message: Message, fds: list[int]) -> Message:
-        """Run the source and construct the model; constructor tensors, if any, come in the descriptor."""
-        torch.set_num_threads(message["threads"])
-        inline.reuse(message["built"], self.unbuilt)
-        tensors = lent_tensors(fds[0], message["specs"]) if fds else []
-        # torch's OpenMP has bound this thread to its core. A second OpenMP library that the candidate brings counts the
-        # cores while it is loaded, and must see them all.
-        bound = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, message["cores"])
-        try:
-            namespace = run_source(message["source"], "candidate")
-            self.model = construct(namespace[message["entry"]], wire.unpack(message["arguments"], tensors))
-        finally:
-            os.sched_setaffinity(0, bound)
-        cast_model(self.model, message.get("dtype"))
-        self.run = self.model
-        return {}
-
-    def weights(self, message: Message, fds: list[int]) -> Message:
-        """Copy the reference's parameters and buffers in, by name where all names match, else by order and shape."""
-        assert self.model is not None
-        given = dict(zip(message["names"], lent_tensors(fds[0], message["specs"]), strict=True))
-        own = self.model.state_dict()
-        by_name = own.keys() == given.keys() and all(own[name].shape == given[name].shape for name in own)
-        names = list(given) if by_name else _by_order(own, given)
-        values = zip(names, given.values(), strict=True)
-        self.model.load_state_dict({name: value.view(own[name].shape).clone() for name, value in values})
-        self.order = [(name, value.shape) for name, value in zip(names, given.values(), strict=True)]
-        return {"how": "by name" if by_name else "by order"}
-
-    def lend(self, message: Message, fds: list[int]) -> Message:
-        """Map the memory that inputs will appear in."""
-        self.lent = lent_tensors(fds[0], message["specs"])
-        return {}
-
-    def observe(self, message: Message, fds: list[int]) -> Message:
-        """What runs in a call on the lent inputs; see `kernelwright_child.observe`."""
-        assert self.model is not None and self.run is not None
-        run, values = self.run, wire.unpack(message["arguments"], self.lent)
-        if message["gradients"]:
-            weights = weights_of(self.model, self.order)
-            return {"observed": observe(lambda: differentiate(run, weights, values))}
-        with torch.no_grad():
-            return {"observed": observe(lambda: run(*values))}
-
-    def reserve(self, message: Message, fds: list[int]) -> Message:
-        """Have so many bytes of free memory that was used before: fresh pages cost a fault for every 4 KiB.
-
-        They hold NaN for floating types, so that what a kernel does not write is not zero by chance.
-        """
-        stock_small_chunks()
-        torch.empty(message["bytes"], dtype=torch.uint8).fill_(0xFF)
-        return {}
-
-    def call(self, message: Message, fds: list[int]) -> Message:
-        """Call the model on the lent inputs and say where its outputs lie; they stay alive until the next call."""
-        assert self.run is not None
-        arguments = wire.unpack(message["arguments"], self.lent)
-        self.results = None
-        seed_draws(message)
-        with torch.no_grad():
-            self.results = self.run(*arguments)
-        return place(self.results)
-
-    def state(self, message: Message, fds: list[int]) -> Message:
-        """The model's buffers as they are now, in the judge's order of weights: what calls have made of them."""
-        assert self.model is not None
-        own = dict(self.model.named_buffers(remove_duplicate=False))
-        self.results = [own[name] for name, _ in self.order if name in own]
-        return place(self.results)
-
-    def backward(self, message: Message, fds: list[int]) -> Message:
-        """Forward and backward on the lent inputs, from the lent gradients of the outputs.
-
-        Tells the outputs, the gradients of the inputs, and those of the weights in the judge's order; None where
-        nothing flows.
-        """
-        assert self.model is not None and self.run is not None
-        values = wire.unpack(message["arguments"], self.lent)
-        self.results = None
-        seed_draws(message)
-        self.results = differentiate(self.run, weights_of(self.model, self.order), values)
-        return place(self.results)
-
-
-def seed_draws(message: Message) -> None:
-    """Seed what the call itself draws, where the judge says how: for references that draw in `forward`."""
-    if "seed" in message:
-        torch.manual_seed(message["seed"])
-
-
-def stock_small_chunks() -> None:
-    """Leave the C library free chunks of every small size.
-
-    Where it has none, a request for some bytes is cut off the large chunk that the last result has just left; the next
-    result no longer fits there, and takes fresh pages.
-    """
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
-        ctypes.c_void_p,
-        [ctypes.c_size_t],
-        [ctypes.c_void_p],
-    )
-    for size in range(16, LARGEST_SMALL + 1, 16):
-        chunks = [libc.malloc(size) for _ in range(SMALL_CHUNKS)]
-        for chunk in chunks[::2]:  # their neighbours stay, so that they do not grow together
-            libc.free(chunk)
-
-
-def construct(entry: Callable[..., Any], arguments: Any) -> Any:
-    """Call a constructor with what `get_init_inputs` gave: a list by position, a dictionary by name."""
-    return entry(**arguments) if isinstance(arguments, dict) else entry(*arguments)
-
-
-def place(value: Any) -> Message:
-    """The structure of a result and where its tensors lie."""
-    tensors: list[torch.Tensor] = []
-    tree = wire.pack(value, tensors)
-    return {"tree": tree, "tensors": [wire.describe(tensor) for tensor in tensors]}
-
-
-def run_source(path: str, name: str) -> dict[str, Any]:
-    """Execute a file as a module of its own, so that classes, pickling and inspection find their source."""
-    module = type(sys)(name)
-    module.__file__ = path
-    sys.modules[name] = module
-    with open(path, encoding="utf-8") as file:
-        exec(compile(file.read(), path, "exec"), module.__dict__)
-    return module.__dict__
-
-
-def _by_order(own: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> list[str]:
-    """The model's own names in the judge's order; shapes must agree, or only differ by axes of size one."""
-    mine = [f"{name}{list(value.shape)}" for name, value in own.items()]
-    theirs = [f"{name}{list(value.shape)}" for name, value in given.items()]
-    pairs = zip(own.values(), given.values(), strict=False)
-    if len(own) != len(given) or any(_squeezed(a) != _squeezed(b) for a, b in pairs):
-        raise ValueError(
-            f"the weights of ModelNew ({', '.join(mine) or 'none'}) match those of Model "
-            f"({', '.join(theirs) or 'none'}) neither by name nor by order and shape"
-        )
-    return list(own)
-
-
-def _squeezed(tensor: torch.Tensor) -> list[int]:
-    return [size for size in tensor.shape if size != 1]
-
-
-def with_device(worker: Worker) -> dict[str, Handler]:
-    """The worker's handlers, and one that replaces some of them by those for a device."""
-    handlers = worker.handlers()
+def with_device(runner: ModelRunner) -> dict[str, Handler]:
+    """The runner's handlers, and one that replaces some of them by those for a device."""
+    handlers = runner.handlers()
 
     def use_device(message: Message, fds: list[int]) -> Message:
         from kernelwright_child.programs import gpu_worker
 
-        gpu_worker.use_device(worker, handlers)
+        gpu_worker.use_device(runner, handlers)
         return {}
 
     handlers["use device"] = use_device
@@ -274,7 +31,7 @@ def with_device(worker: Worker) -> dict[str, Handler]:
 def main() -> None:
     """Serve on the inherited channel, then leave without running the candidate's exit handlers."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    serve(channel, with_device(Worker(lambda: wait_for_a_build(channel))))
+    serve(channel, with_device(ModelRunner(lambda: wait_for_a_build(channel))))
     os._exit(0)
 
 

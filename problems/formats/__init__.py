@@ -5,15 +5,15 @@ problem of another form becomes a reference in our convention: its own text, and
 """
 
 from kernelwright.problems.formats.collections import find_collection, format_of, load_address, read_collection
-from kernelwright.problems.formats.reading import Entry, Format, Reading
+from kernelwright.problems.formats.reading import Collection, Entry, Format
 from kernelwright.problems.formats.selection import select
 from kernelwright.problems.texts.libraries import LibraryMissing
 
 __all__ = [
+    "Collection",
     "Entry",
     "Format",
     "LibraryMissing",
-    "Reading",
     "find_collection",
     "format_of",
     "load_address",

@@ -3,7 +3,7 @@
 import ast
 from typing import NamedTuple
 
-from kernelwright.problems.formats.definition import Definition, Input, TensorSpec, Workload
+from kernelwright.problems.formats.definition import Definition, TensorSpec, Workload, WorkloadInput
 from kernelwright.problems.formats.reading import Unsupported
 from kernelwright.problems.record.defining import bound_names
 from kernelwright.problems.record.problem import ProblemError
@@ -42,7 +42,7 @@ def get_init_inputs():
 '''
 
 
-class Call(NamedTuple):
+class SizedDefinition(NamedTuple):
     """A definition at the sizes of one workload."""
 
     definition: Definition
@@ -50,7 +50,7 @@ class Call(NamedTuple):
     sizes: dict[str, int]
 
 
-def source_of(call: Call) -> str:
+def source_of(call: SizedDefinition) -> str:
     """The reference of a workload. Raises `ProblemError` and `Unsupported`."""
     definition = call.definition
     tree = parse(definition.reference, f"the reference of {definition.name}")
@@ -112,7 +112,7 @@ def _is_custom(workload: Workload) -> bool:
     return any(given.type == "custom" for given in workload.inputs.values())
 
 
-def _drawing(call: Call) -> str:
+def _drawing(call: SizedDefinition) -> str:
     definition, workload = call.definition, call.workload
     if not _is_custom(workload):
         items = [_drawn(call, name, spec) for name, spec in definition.inputs.items()]
@@ -128,8 +128,8 @@ def _drawing(call: Call) -> str:
     )
 
 
-def _drawn(call: Call, name: str, spec: TensorSpec) -> str:
-    given = call.workload.inputs.get(name, Input(type="random"))
+def _drawn(call: SizedDefinition, name: str, spec: TensorSpec) -> str:
+    given = call.workload.inputs.get(name, WorkloadInput(type="random"))
     shape = call.definition.shape(spec, call.sizes)
     if given.type == "scalar":
         if given.value is None:

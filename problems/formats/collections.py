@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernelwright.problems.formats import flashinfer, kernelbench, kernelbot, robust
-from kernelwright.problems.formats.reading import Entry, Format, Reading
+from kernelwright.problems.formats.reading import Collection, Entry, Format
 from kernelwright.problems.formats.selection import select
 from kernelwright.problems.record.problem import Problem, ProblemError
 
@@ -39,7 +39,7 @@ def format_of(path: Path) -> Format | None:
     return next((name for name, test in tests if test(path)), None)
 
 
-def read_collection(path: Path) -> Reading:
+def read_collection(path: Path) -> Collection:
     """Every problem of a collection. `ProblemError` where the path holds none that can be read."""
     kind = format_of(path)
     if kind is None:
@@ -118,7 +118,7 @@ def load_only(path: Path) -> Problem:
 
 
 @lru_cache(maxsize=8)
-def _reading(path: Path, changed: float) -> Reading:
+def _reading(path: Path, changed: float) -> Collection:
     return read_collection(path)
 
 

@@ -34,7 +34,7 @@ class Foreign(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-class Axis(Foreign):
+class DefinitionAxis(Foreign):
     """One dimension: constant, given by the workload, or computed from others."""
 
     type: Literal["const", "var", "expr"]
@@ -58,7 +58,7 @@ class Definition(Foreign):
     op_type: str | None = None
     type: str | None = None
     """What `op_type` was called in early files."""
-    axes: dict[str, Axis]
+    axes: dict[str, DefinitionAxis]
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec] = Field(min_length=1)
     reference: str
@@ -95,7 +95,7 @@ class Definition(Foreign):
         return [sizes[axis] for axis in spec.shape]
 
 
-class Input(Foreign):
+class WorkloadInput(Foreign):
     """Where an input comes from."""
 
     type: str
@@ -123,11 +123,11 @@ class Workload(Foreign):
 
     uuid: str = Field(min_length=1)
     axes: dict[str, int]
-    inputs: dict[str, Input] = {}
+    inputs: dict[str, WorkloadInput] = {}
     tolerance: ForeignTolerance | None = None
 
 
-class Trace(Foreign):
+class FlashInferTrace(Foreign):
     """A line of FlashInfer-Trace: a workload alone, or with what a solution did on it."""
 
     definition: str
@@ -164,7 +164,7 @@ def read_workloads(path: Path, definition: Definition) -> tuple[list[Workload | 
             content = read_json(line, where)
             if isinstance(content, dict) and "workload" in content:
                 traced = True
-                trace = Trace.model_validate(content)
+                trace = FlashInferTrace.model_validate(content)
                 if trace.definition == definition.name and trace.solution is None:
                     found.append(trace.workload)
             else:

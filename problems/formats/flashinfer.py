@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from kernelwright.problems.formats.calling import Call, source_of
+from kernelwright.problems.formats.calling import SizedDefinition, source_of
 from kernelwright.problems.formats.definition import Definition, Workload, read_definition, read_workloads
-from kernelwright.problems.formats.reading import Entry, Format, Reading, entry_of, safe_name
+from kernelwright.problems.formats.reading import Collection, Entry, Format, entry_of, safe_name
 from kernelwright.problems.record.problem import Origin, Problem, ProblemError, Tolerance
 from kernelwright.problems.record.reference import read_json, read_text
 from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
@@ -32,7 +32,7 @@ def is_definition(path: Path) -> bool:
     return isinstance(found, dict) and {"axes", "reference"} <= found.keys()
 
 
-def read_definitions(root: Path) -> Reading:
+def read_definitions(root: Path) -> Collection:
     """Every workload of every definition."""
     entries: list[Entry] = []
     kinds: set[Format] = set()
@@ -45,7 +45,7 @@ def read_definitions(root: Path) -> Reading:
             continue
         kinds.add(kind)
         entries += _entries(definition, workloads, kind)
-    return Reading("sol-execbench" if kinds == {"sol-execbench"} else "flashinfer", tuple(entries))
+    return Collection("sol-execbench" if kinds == {"sol-execbench"} else "flashinfer", tuple(entries))
 
 
 def _workloads(path: Path, definition: Definition) -> tuple[Format, list[Workload | str]]:
@@ -113,7 +113,7 @@ def _entry(definition: Definition, workload: Workload, named: tuple[Origin, str]
     origin, name = named
     sizes = definition.sizes(workload.axes)
     notes += tuple(_constraints(definition, sizes))
-    source = source_of(Call(definition, workload, sizes))
+    source = source_of(SizedDefinition(definition, workload, sizes))
     operation = definition.op_type or definition.type
     problem = Problem(
         name=name,

@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kernelwright.problems.formats.reading import Entry, Given, Reading, entry_of, read_reference, safe_name
+from kernelwright.problems.formats.reading import (
+    Collection,
+    Entry,
+    ForeignReference,
+    entry_of,
+    read_reference,
+    safe_name,
+)
 from kernelwright.problems.record.problem import Origin, ProblemError
 from kernelwright.problems.record.reference import read_json, read_text
 from kernelwright.problems.texts.libraries import library
@@ -36,7 +43,7 @@ def level_folders(root: Path) -> list[Path]:
     return []
 
 
-def read_tree(root: Path) -> Reading:
+def read_tree(root: Path) -> Collection:
     """Every problem of a tree, in the order of levels and numbers."""
     entries: list[Entry] = []
     strangers: list[str] = []
@@ -46,7 +53,7 @@ def read_tree(root: Path) -> Reading:
         strangers += [str(path) for path in files if not FILE.fullmatch(path.stem)]
         entries += [_file_entry(path) for path in sorted(numbered, key=lambda path: _number(FILE, path.stem))]
     notes = tuple(f"{path} bears no number, so it is no problem of a level" for path in strangers)
-    return Reading("kernelbench", tuple(_numbered_once(entries)), notes)
+    return Collection("kernelbench", tuple(_numbered_once(entries)), notes)
 
 
 def _file_entry(path: Path) -> Entry:
@@ -55,11 +62,11 @@ def _file_entry(path: Path) -> Entry:
     return entry_of(origin, lambda: _entry(origin, path.stem, read_text(path)))
 
 
-def read_rows(path: Path) -> Reading:
+def read_rows(path: Path) -> Collection:
     """Every problem of a data set file: `.jsonl`, or `.parquet` with the extra `data`."""
     rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
     entries = [_row_entry(f"{path}, row {number}", row) for number, row in enumerate(rows, 1)]
-    return Reading("kernelbench", tuple(_numbered_once(entries)))
+    return Collection("kernelbench", tuple(_numbered_once(entries)))
 
 
 def _row_entry(where: str, row: object) -> Entry:
@@ -84,7 +91,7 @@ def _row_entry(where: str, row: object) -> Entry:
 
 def _entry(origin: Origin, stem: str, source: str, notes: tuple[str, ...] = ()) -> Entry:
     level = origin.id.partition("/")[0]
-    return read_reference(Given(origin, f"{level}_{safe_name(stem)}", level, source), notes)
+    return read_reference(ForeignReference(origin, f"{level}_{safe_name(stem)}", level, source), notes)
 
 
 def _numbered_once(entries: Iterable[Entry]) -> Iterator[Entry]:

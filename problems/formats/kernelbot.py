@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernelwright.problems.formats.definition import fault_of
-from kernelwright.problems.formats.reading import Entry, Reading, Unsupported, entry_of, safe_name
+from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
 from kernelwright.problems.record.defining import bound_names
 from kernelwright.problems.record.problem import Origin, Problem, ProblemError
 from kernelwright.problems.record.reference import parse, read_text
@@ -73,7 +73,7 @@ def task_files(root: Path) -> list[Path]:
     return sorted(root.rglob(TASK))
 
 
-def read_tasks(root: Path) -> Reading:
+def read_tasks(root: Path) -> Collection:
     """The benchmarks of every task, or its tests where it has none."""
     entries: list[Entry] = []
     for path in task_files(root):
@@ -85,7 +85,7 @@ def read_tasks(root: Path) -> Reading:
             entries.append(Entry(id=name, status="broken", why=str(error)))
             continue
         entries += _entries(task, place, name)
-    return Reading("kernelbot", tuple(entries))
+    return Collection("kernelbot", tuple(entries))
 
 
 def read_task(path: Path) -> Task:

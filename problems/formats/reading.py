@@ -4,8 +4,7 @@ import ast
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
+from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.problem import Origin, Problem, ProblemError
 from kernelwright.problems.record.reference import check_reference, title_of
 from kernelwright.problems.texts.constructing import gives_keywords, in_order, keyword_only
@@ -19,10 +18,8 @@ class Unsupported(Exception):
     """A sound problem that asks for what the judge can not do; the message is a clause that says what."""
 
 
-class Entry(BaseModel):
+class Entry(Record):
     """One problem of a collection."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     """As its collection names it: `level1/3`, `DEFINITION/WORKLOAD`."""
@@ -37,7 +34,7 @@ class Entry(BaseModel):
     """What the inputs need at least, as far as the text tells."""
 
 
-class Reading(NamedTuple):
+class Collection(NamedTuple):
     """A whole collection."""
 
     format: Format
@@ -46,7 +43,7 @@ class Reading(NamedTuple):
     """What was found beside the problems and is not read."""
 
 
-class Given(NamedTuple):
+class ForeignReference(NamedTuple):
     """A reference in the KernelBench convention before it is looked at, with what its collection says of it."""
 
     origin: Origin
@@ -67,7 +64,7 @@ def entry_of(origin: Origin, make: Callable[[], Entry]) -> Entry:
         return Entry(id=origin.id, status="broken", why=str(error))
 
 
-def read_reference(given: Given, notes: tuple[str, ...] = ()) -> Entry:
+def read_reference(given: ForeignReference, notes: tuple[str, ...] = ()) -> Entry:
     """The entry for a reference, put into our convention. Raises `ProblemError` and `Unsupported`."""
     tree = check_reference(given.source, given.origin.id)
     source = into_convention(given.source, tree)

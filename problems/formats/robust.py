@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kernelwright.problems.formats.reading import Entry, Reading, Unsupported, entry_of, safe_name
+from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.problems.record.problem import Origin, Problem, ProblemError
 from kernelwright.problems.record.reference import check_reference, read_json, read_text, title_of
@@ -60,13 +60,13 @@ def task_folders(root: Path) -> list[Path]:
     return sorted(path.parent for path in root.rglob(SOURCE))
 
 
-def read_tasks(root: Path) -> Reading:
+def read_tasks(root: Path) -> Collection:
     """Every configuration of every task."""
     entries: list[Entry] = []
     for folder in task_folders(root):
         name = folder.relative_to(root).as_posix() if folder != root else folder.name
         entries += _task(folder, name)
-    return Reading("robust-kbench", tuple(entries))
+    return Collection("robust-kbench", tuple(entries))
 
 
 def _task(folder: Path, name: str) -> Iterator[Entry]:

@@ -3,8 +3,9 @@
 import tomllib
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, StrictInt, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, StrictInt, StringConstraints, ValidationError, model_validator
 
+from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.problem import (
     Direction,
     Dtype,
@@ -15,7 +16,7 @@ from kernelwright.problems.record.problem import (
     StatePolicy,
     Tolerance,
 )
-from kernelwright.problems.record.values import Narrowing
+from kernelwright.problems.record.values import ExcludedValues
 
 DEFAULT_SIZE = "cpu"
 """The size that is loaded where none is asked for; so every manifest has it."""
@@ -23,10 +24,8 @@ DEFAULT_SIZE = "cpu"
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
-class Manifest(BaseModel):
+class Manifest(Record):
     """The whole of one `problem.toml`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     family: Text
     """The group that the problem is listed in, such as `norm`."""
@@ -38,7 +37,7 @@ class Manifest(BaseModel):
     dtype: Dtype | None = None
     state: StatePolicy = "free"
     tolerance: Tolerance = Tolerance()
-    values: Narrowing = Narrowing()
+    values: ExcludedValues = ExcludedValues()
     origin: Origin | None = None
     sizes: dict[str, dict[str, StrictInt]]
     """By name of the size: the values of the reference's module-level constants."""
@@ -81,7 +80,7 @@ def _first_fault(error: ValidationError) -> str:
         case "missing":
             return f"the key {key!r} is missing; add it"
         case "extra_forbidden":
-            tables: dict[str, type[BaseModel]] = {"tolerance": Tolerance, "values": Narrowing}
+            tables: dict[str, type[BaseModel]] = {"tolerance": Tolerance, "values": ExcludedValues}
             known = tables.get(key.partition(".")[0], Manifest).model_fields
             return f"unknown key {key!r}; there are: {', '.join(known)}"
         case "value_error":

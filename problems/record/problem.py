@@ -3,9 +3,10 @@
 import hashlib
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
-from kernelwright.problems.record.values import Narrowing
+from kernelwright.problems.record.base import Record
+from kernelwright.problems.record.values import ExcludedValues
 
 PrecisionPolicy = Literal["strict", "tf32", "half"]
 OperatorPolicy = Literal["any", "no-library", "custom-only"]
@@ -18,13 +19,11 @@ class ProblemError(ValueError):
     """A problem that cannot be had as asked. The message is one sentence for the user, with the remedy."""
 
 
-class StatedTolerance(BaseModel):
+class StatedTolerance(Record):
     """What the benchmark that a problem comes from allows, in its own terms; `None` where it does not say.
 
     An element is right where |error| <= max_atol + max_rtol * |expected|.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_atol: float | None = Field(default=None, ge=0)
     max_rtol: float | None = Field(default=None, ge=0)
@@ -36,10 +35,8 @@ class StatedTolerance(BaseModel):
     """Whether -inf may stand where the reference has it."""
 
 
-class Tolerance(BaseModel):
+class Tolerance(Record):
     """How far a candidate may be from the float64 result, as a multiple of the reference's own rounding error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     factor: float = Field(default=8.0, gt=0)
     """k: the candidate's error against float64 may be k times the error of the same-dtype reference."""
@@ -56,24 +53,20 @@ class Tolerance(BaseModel):
     """Why this problem departs from the defaults; must be given where it does."""
 
 
-class Origin(BaseModel):
+class Origin(Record):
     """Where a problem was written down first, so that results can be handed back under its own name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["kernelbench", "robust-kbench", "flashinfer", "sol-execbench", "kernelbot"]
     id: str
     """As its benchmark says: `level1/3`, `TASK/CONFIGURATION`, `DEFINITION/WORKLOAD`."""
     title: str = ""
     """The benchmark's own name for it, such as the file name `3_Softmax.py`."""
-    details: dict[str, JsonValue] = {}
+    details: dict[str, JsonValue] = Field(default={})
     """What its results must repeat: for `DEFINITION/WORKLOAD` the workload, and the names of inputs and outputs."""
 
 
-class Problem(BaseModel):
+class Problem(Record):
     """What to compute, at one size. Immutable; two problems with the same digest ask the same thing."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     """Catalog name such as `softmax`, or the file's stem for a file from elsewhere."""
@@ -93,7 +86,7 @@ class Problem(BaseModel):
     state: StatePolicy = "free"
     """Whether buffers that forward changes, such as running statistics, must change as the reference's do."""
     tolerance: Tolerance = Tolerance()
-    values: Narrowing = Narrowing()
+    values: ExcludedValues = ExcludedValues()
     """Which families of input values it is not judged on."""
     origin: Origin | None = None
     """None for a problem that was written for us."""

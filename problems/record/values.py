@@ -5,7 +5,9 @@ What each of them does to values is `kernelwright.sandbox.correctness.families`.
 
 from typing import Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
+
+from kernelwright.problems.record.base import Record
 
 ValueFamily = Literal[
     "scaled up by 8",
@@ -22,10 +24,8 @@ ValueFamily = Literal[
 VALUE_FAMILIES: tuple[ValueFamily, ...] = get_args(ValueFamily)
 
 
-class Narrowing(BaseModel):
+class ExcludedValues(Record):
     """Families that lie outside of what a problem is defined for, such as negative values under a logarithm."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     without: tuple[ValueFamily, ...] = ()
     reason: str = ""

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from kernelwright.sandbox.calls.buffers import Glancer, Lent, Shown, poison
 from kernelwright.sandbox.machine.clocks import Clocks
-from kernelwright.sandbox.machine.turns import DeviceTurn, Waiting
+from kernelwright.sandbox.machine.turns import DeviceTurn, WaitLimit
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu import driver
@@ -52,7 +52,7 @@ class Prepared(NamedTuple):
         return in_time and self.answer_ms <= ANSWER_MS
 
 
-class Device:
+class CudaDevice:
     """One device for one process. Calls on it belong between `hold` and its end; children are others' processes."""
 
     def __init__(self, ordinal: int = 0, wait_s: float = WAIT_S) -> None:
@@ -65,7 +65,7 @@ class Device:
             self.name, self.architecture = self._context.name, self._context.architecture
             self.clocks = Clocks(self.uuid)
             self.stream = driver.Stream()
-            self._events = driver.Event(), driver.Event()
+            self._events = driver.CudaEvent(), driver.CudaEvent()
             self._flush_bytes = FLUSH * max(self._context.attribute("l2_bytes"), 2**20)
             self._flush = driver.allocate(self._flush_bytes)
         except driver.CudaError as error:
@@ -106,7 +106,7 @@ class Device:
         try:
             self.make_current()
             if self._holds == 0:
-                self._lock = DeviceTurn(self.uuid, Waiting(self._wait_s, stopped))
+                self._lock = DeviceTurn(self.uuid, WaitLimit(self._wait_s, stopped))
             self._holds += 1
         except BaseException:
             self._threads.release()
@@ -207,18 +207,18 @@ class Device:
             self._flush = 0
 
 
-def device_of(settings: Settings) -> Device:
+def device_of(settings: Settings) -> CudaDevice:
     """The one that these settings name, opened when first needed; they say how much of its memory may be used."""
     device = _opened(settings.ordinal)
     device.limit_bytes = settings.device_memory_bytes
     return device
 
 
-def first_device() -> Device:
+def first_device() -> CudaDevice:
     """The first that this process may see, opened when first needed."""
     return _opened(0)
 
 
 @cache
-def _opened(ordinal: int) -> Device:
-    return Device(ordinal)
+def _opened(ordinal: int) -> CudaDevice:
+    return CudaDevice(ordinal)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 from kernelwright.problems import Tolerance
-from kernelwright.sandbox.calls.buffers import Lent
-from kernelwright.sandbox.calls.device import Device
+from kernelwright.sandbox.calls.buffers import Layout, Lent
+from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.needs import Needs
 from kernelwright.sandbox.calls.relief import relieve
@@ -31,7 +31,7 @@ PART_SHARE = 3
 class ExactOnDevice:
     """Computes float64 results of one reference."""
 
-    def __init__(self, session: GpuSession, device: Device, needs: Needs, tolerance: Tolerance) -> None:
+    def __init__(self, session: GpuSession, device: CudaDevice, needs: Needs, tolerance: Tolerance) -> None:
         self._session, self._device, self._needs, self._tolerance = session, device, needs, tolerance
         self._found: Cut | None = None
         self._is_looked_for = False
@@ -54,14 +54,18 @@ class ExactOnDevice:
         if cut is not None:
             return self._in_parts(values, cut, op, patience_s)
         try:
-            return self._gone("whole", self._session.call(values, patience_s, f"exact {op}").output)
+            return self._gone("whole", self._read(values, f"exact {op}", patience_s))
         except Refused as refused:
             if not refused.memory:
                 raise
         cut = self.cut(values, near, op, patience_s) if near is not None else None
         if cut is not None:
             return self._in_parts(values, cut, op, patience_s)
-        return self._gone("processor", self._session.call(values, patience_s, f"exact {op} elsewhere").output)
+        return self._gone("processor", self._read(values, f"exact {op} elsewhere", patience_s))
+
+    def _read(self, values: Values, op: str, patience_s: float) -> Values:
+        """A large result is read where it lies, until the child is asked again: it may take what a copy would take."""
+        return self._session.call(values, patience_s, op, in_place=self._needs.is_large).output
 
     def _gone(self, way: Way, found: Values) -> Values:
         self.ways.add(way)
@@ -82,7 +86,7 @@ class ExactOnDevice:
         """Whether a part from the middle gives what the whole has there."""
         step = self.step(cut)
         start = (cut.rows - step) // 2
-        with self.lent(part(values, cut, start, start + step)):
+        with self.lent(layout_of_part(values, cut, step)):
             try:
                 got = self._session.call(part(values, cut, start, start + step), patience_s, op).output
             except Refused:  # a shape that it does not take
@@ -99,7 +103,7 @@ class ExactOnDevice:
 
     def _in_parts(self, values: Values, cut: Cut, op: str, patience_s: float) -> Values:
         joined, step = Joined(cut.rows), self.step(cut)
-        with self.lent(part(values, cut, 0, step)):
+        with self.lent(layout_of_part(values, cut, step)):
             for start, stop in spans(cut.rows, step):
                 found = self._session.call(part(values, cut, start, stop), patience_s, f"exact {op}", in_place=True)
                 joined.put(found.output, start, stop)
@@ -107,14 +111,14 @@ class ExactOnDevice:
         return self._gone("parts", joined.values())
 
     @contextmanager
-    def lent(self, values: Values) -> Iterator[Callable[[], None]]:
-        """Within it the child sees memory for inputs like these, and after it what it saw before.
+    def lent(self, layout: Layout) -> Iterator[Callable[[], None]]:
+        """Within it the child sees memory for inputs of this layout, and after it what it saw before.
 
         What is yielded shows it the former memory again, until the same is called once more.
         """
         session, whole = self._session, self._session.inputs
         assert whole is not None
-        mine = Lent([raw[:2] for raw in values.tensors], self._device.ordinal)
+        mine = Lent(layout, self._device.ordinal)
         shown = [mine, whole]
 
         def turn() -> None:
@@ -130,3 +134,8 @@ class ExactOnDevice:
                     session.lend_memory(whole)
             finally:
                 mine.close()
+
+
+def layout_of_part(values: Values, cut: Cut, rows: int) -> Layout:
+    """Of a part of these inputs; the values themselves are not held by whoever lends memory for them."""
+    return [raw[:2] for raw in part(values, cut, 0, rows).tensors]

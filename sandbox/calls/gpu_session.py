@@ -5,10 +5,10 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
-from kernelwright.sandbox.calls.device import Device, Prepared
+from kernelwright.sandbox.calls.device import CudaDevice, Prepared
 from kernelwright.sandbox.calls.needs import Needs
 from kernelwright.sandbox.calls.relief import relieve
 from kernelwright.sandbox.calls.sessions import (
@@ -18,12 +18,11 @@ from kernelwright.sandbox.calls.sessions import (
     Misbehaved,
     Refused,
     Session,
-    Timed,
     question,
 )
+from kernelwright.sandbox.calls.timed_call import Timed, Witnessed
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.machine.clocks import ClockSample
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.peek import PeekError
 from kernelwright.sandbox.tensors.trees import is_sound
@@ -48,27 +47,10 @@ LENT_AHEAD = 2**28
 """Room for outputs up to this size is lent before it is known whether it is needed."""
 
 
-class Witnessed(NamedTuple):
-    """What is known of one call on the device beside its time on the judge's clock."""
-
-    device_ms: float | None
-    """What the worker says that the device's events said. A hint."""
-    prepared: Prepared
-    clocks: ClockSample | None
-    mapped_anew: bool
-    """Whether an output lay in an allocation that was not seen before, which costs time within the clock."""
-    made_twice: bool = False
-    """Whether a candidate made it once more on the same values, after one for which memory was missing: the first may
-    have done the work."""
-    parts: tuple[float, ...] = ()
-    """By the worker's word, in ms since the clock started: reached, issued, done, described; then, by the judge's own
-    clock, answered and looked at."""
-
-
 class GpuSession(Session):
     """A `Session` whose calls run on a device. Settings must have `gpu`; use it while the device is held."""
 
-    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, device: Device) -> None:
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, device: CudaDevice) -> None:
         super().__init__(kind, folder, settings)
         self._device = device
         self._inputs: Lent | None = None
@@ -310,18 +292,30 @@ class GpuSession(Session):
         return any(end > start for (_, end), (start, _) in itertools.pairwise(places))
 
     def call_ms(self, values: Values, timeout_s: float, op: str = "call") -> float:
-        """The same; only its time in ms. A trusted child's result is not read."""
-        found = self.call(values, timeout_s, op, in_place=self._kind == "reference")
+        """The same; only its time in ms. A trusted child's result is not read, and its time is that of its events."""
+        trusted = self._kind == "reference"
+        found = self.call(values, timeout_s, op, in_place=trusted)
         self.let_go()
-        return found.milliseconds
+        events_ms = found.device.device_ms if trusted and found.device is not None else None
+        return found.milliseconds if events_ms is None else events_ms
 
     def nothing_ms(self) -> float:
         """The time of a call of a trusted child that computes next to nothing: what the protocol itself costs."""
+        return self._nothing()[1]
+
+    def nothing_on_device_ms(self) -> float:
+        """The same by the device's events: what starting next to nothing costs."""
+        answer, milliseconds = self._nothing()
+        said = answer.get("device_ms")
+        return float(said) if isinstance(said, int | float) and said > 0 else milliseconds
+
+    def _nothing(self) -> tuple[dict[str, Any], float]:
         assert self._inputs is not None, "lend memory before calling"
         self._device.make_current()
         self._device.prepare(self._inputs, self._outputs)
         self._outputs = ()
-        return self._clocked({"op": "nothing"}, self._settings.call_timeout_s)[2]
+        answer, _, milliseconds, _ = self._clocked({"op": "nothing"}, self._settings.call_timeout_s)
+        return answer, milliseconds
 
     def observe(self, values: Values, gradients: bool) -> Any:
         """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""

@@ -1,7 +1,7 @@
 """The memory in which all references of a problem see inputs: they are trusted, and called one after the other."""
 
 from kernelwright.sandbox.calls.buffers import Layout, Lent
-from kernelwright.sandbox.calls.device import Device
+from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 
 
@@ -11,7 +11,7 @@ class SharedInputs:
     def __init__(self) -> None:
         self._lent: Lent | None = None
 
-    def for_layout(self, layout: Layout, device: Device) -> Lent:
+    def for_layout(self, layout: Layout, device: CudaDevice) -> Lent:
         """The memory; all references have one layout, since those that see it would go on seeing it."""
         if self._lent is None:
             device.make_current()

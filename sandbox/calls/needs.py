@@ -34,18 +34,18 @@ class Needs(NamedTuple):
         return self.inputs + self.peak + self.weights > LARGE_BYTES
 
 
-class Own(NamedTuple):
+class ProcessBytes(NamedTuple):
     """What processes take on their own account, whatever the problem."""
 
     child: int
     judge: int
 
 
-ON_DEVICE, ON_HOST = Own(CONTEXT_BYTES, CONTEXT_BYTES + LOOK_BYTES), Own(2**25, 2**28)
+ON_DEVICE, ON_HOST = ProcessBytes(CONTEXT_BYTES, CONTEXT_BYTES + LOOK_BYTES), ProcessBytes(2**25, 2**28)
 """On the host children share what they have imported."""
 
 
-def taken_bytes(needs: Needs, references: int, own: Own) -> int:
+def taken_bytes(needs: Needs, references: int, own: ProcessBytes) -> int:
     """What judging takes while so many references keep what their calls need.
 
     Inputs are there four times: lent to the candidate and to all references, held by the judge, and once more while
@@ -59,7 +59,7 @@ def taken_bytes(needs: Needs, references: int, own: Own) -> int:
     return judge + (references + 1) * child + beside
 
 
-def references_kept(needs: Needs, wanted: int, free_bytes: int, own: Own) -> int:
+def references_kept(needs: Needs, wanted: int, free_bytes: int, own: ProcessBytes) -> int:
     """How many references may live beside each other, at most `wanted`; 0 where not even one fits."""
     fitting = (count for count in range(wanted, 0, -1) if taken_bytes(needs, count, own) <= free_bytes)
     return next(fitting, 0)
@@ -70,7 +70,7 @@ def child_bytes(needs: Needs) -> int:
     return needs.weights + needs.inputs + needs.peak + needs.exact_peak + ON_HOST.child
 
 
-def refusal(name: str, needs: Needs, free_bytes: int, own: Own) -> str:
+def refusal(name: str, needs: Needs, free_bytes: int, own: ProcessBytes) -> str:
     """The sentence for a problem that does not fit."""
     where = "the device" if own is ON_DEVICE else "this machine"
     return (

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.machine.turns import PATIENT, Waiting, processor_turn
+from kernelwright.sandbox.machine.turns import PATIENT, WaitLimit, processor_turn
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -19,7 +19,7 @@ def open_session(kind: Kind, folder: WorkFolder, settings: Settings) -> Session:
     return GpuSession(kind, folder, settings, device_of(settings))
 
 
-def device_held(settings: Settings, waiting: Waiting = PATIENT) -> AbstractContextManager[None]:
+def device_held(settings: Settings, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
     """Within it no other judge of this machine times anything on the GPU; nothing where the settings have none."""
     if not settings.gpu:
         return nullcontext()
@@ -28,7 +28,7 @@ def device_held(settings: Settings, waiting: Waiting = PATIENT) -> AbstractConte
     return device_of(settings).hold(waiting.stopped)
 
 
-def timing_turn(settings: Settings, waiting: Waiting) -> AbstractContextManager[None]:
+def timing_turn(settings: Settings, waiting: WaitLimit) -> AbstractContextManager[None]:
     """Within it nothing of ours disturbs a timing on the cores; come with the device's turn, where there is one.
 
     What runs on a GPU is timed beside builds, and beside what other GPUs' judges do on the same cores.
@@ -36,7 +36,7 @@ def timing_turn(settings: Settings, waiting: Waiting) -> AbstractContextManager[
     return processor_turn(settings.cores, shared=settings.gpu, waiting=waiting)
 
 
-def build_turn(settings: Settings, waiting: Waiting) -> AbstractContextManager[None]:
+def build_turn(settings: Settings, waiting: WaitLimit) -> AbstractContextManager[None]:
     """Within it nothing is timed on the cores that the build would take from it; nothing where there are some to spare.
 
     Builds share their turn.

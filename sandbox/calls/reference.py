@@ -10,7 +10,8 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.needs import LARGE_BYTES, Needs
 from kernelwright.sandbox.calls.opening import device_held, open_session
 from kernelwright.sandbox.calls.planning import CERTAIN_BYTES, planned, require_room
-from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Timed
+from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
+from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.compare import PLAIN as UNDESCRIBED
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.cutting import Cut, part
@@ -67,7 +68,7 @@ class Form(NamedTuple):
 PLAIN = Form()
 
 
-class Compilation(NamedTuple):
+class CompiledGraphs(NamedTuple):
     """How many graphs torch.compile has compiled, and how many it found compiled before."""
 
     made: int
@@ -95,11 +96,12 @@ class ReferenceSession:
         `inputs`: on a device, the memory that other references of the problem see too.
         """
         self.problem, self.settings, self.form = problem, settings, form
-        self.compilation = Compilation(0, 0)
+        self.compilation = CompiledGraphs(0, 0)
         self._folder = folder or WorkFolder()
         self._on_device: GpuSession | None = None
         self._shared, self._own_inputs = inputs, inputs is None
         self._forget: Callable[[], None] = lambda: None
+        self._shows_exact = False
         try:
             self._session = open_session("reference", self._folder, settings)
         except BaseException:
@@ -225,6 +227,9 @@ class ReferenceSession:
         """The last result that was shown is no longer needed."""
         if self._on_device is not None:
             self._on_device.let_go()
+            if self._shows_exact and self.needs.is_large:
+                self.rest()
+            self._shows_exact = False
 
     def keep(self, output: Values) -> Values:
         """A result of this child that stays what it is, whatever is asked next."""
@@ -291,7 +296,7 @@ class ReferenceSession:
             return self._on_device.call(values, self._patience_s, operation(self.problem), in_place=True)
 
     def call_ms(self, values: Values) -> float:
-        """The baseline's time alone."""
+        """The baseline's time alone; on a device by its events, which a trusted child tells as they are."""
         with self._translated():
             self._warm(values)
             if self._on_device is not None:
@@ -324,9 +329,13 @@ class ReferenceSession:
                 self._on_device.policy(self.problem.precision)
 
     def exact(self, values: Values, near: Values | None = None) -> Values:
-        """The reference in float64; `near`, where it is known, is the result as it stands, for when memory is short."""
+        """The reference in float64; `near`, where it is known, is the result as it stands, for when memory is short.
+
+        A large result on a device is read where it lies, until the next question: `owned` is what must last.
+        """
         with self._translated():
             if self._on_device is not None:
+                self._shows_exact = True
                 return self._exact.result(values, near, operation(self.problem), self._patience_s)
             return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
 
@@ -374,17 +383,24 @@ class ReferenceSession:
             self._session.ask({"op": "compile", "mode": self.form.compiled}, self.settings.start_timeout_s)
             self._session.call_ms(values, COMPILING_S, operation(self.problem))
             told = self._session.ask({"op": "compilations"}, self.settings.start_timeout_s)
-        self.compilation = Compilation(made=int(told["made"]), found=int(told["found"]))
+        self.compilation = CompiledGraphs(made=int(told["made"]), found=int(told["found"]))
 
     def expect(self, result_bytes: int) -> None:
         """Prepare for results of this size."""
         with self._translated():
             self._session.expect(result_bytes)
 
-    def nothing_ms(self) -> float:
-        """What a call that does nothing takes."""
+    def protocol_ms(self) -> float:
+        """What a call that does nothing takes on the judge's clock."""
         with self._translated():
             return self._session.nothing_ms()
+
+    def nothing_ms(self) -> float:
+        """The same on the clock of `call_ms`."""
+        if self._on_device is None:
+            return self.protocol_ms()
+        with self._translated():
+            return self._on_device.nothing_on_device_ms()
 
     @property
     def _patience_s(self) -> float:
@@ -404,6 +420,8 @@ class ReferenceSession:
         if self._on_device is None or not self.needs.is_large:
             yield self
             return
+        from kernelwright.sandbox.calls.exactly import layout_of_part
+
         values = self.draw()
         cut = self._exact.cut(values, self.call(values).output, operation(self.problem), self._patience_s)
         if cut is None:
@@ -412,8 +430,9 @@ class ReferenceSession:
             return
         call_bytes = self.needs.inputs + self.needs.result
         step = max(2, min(self._exact.step(cut), cut.rows * STATUS_BYTES // max(1, call_bytes)))
-        with self._exact.lent(part(values, cut, 0, step)) as turn:
-            del values
+        layout = layout_of_part(values, cut, step)
+        del values
+        with self._exact.lent(layout) as turn:
             yield PartOfReference(self, turn, cut, step)
 
     @cached_property

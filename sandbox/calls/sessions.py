@@ -2,9 +2,10 @@
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, Self
 
 from kernelwright.sandbox.calls.patience import Patience
+from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.standing import TELLS_REST
@@ -16,9 +17,6 @@ from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.clean import clean, one_line
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Defence, Settings
-
-if TYPE_CHECKING:
-    from kernelwright.sandbox.calls.gpu_session import Witnessed
 
 
 class Refused(Exception):
@@ -46,16 +44,6 @@ class Unbuilt(Exception):
 
 class Misbehaved(Exception):
     """The child did in a call what no honest candidate does; the text says what."""
-
-
-class Timed(NamedTuple):
-    """One call's result, its time on the judge's clock, and the processor time of all threads of the child."""
-
-    output: Values
-    milliseconds: float
-    cpu_ms: float
-    device: "Witnessed | None" = None
-    """What else is known of a call on a GPU."""
 
 
 LOG = logging.getLogger(__name__)

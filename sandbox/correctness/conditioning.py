@@ -21,7 +21,7 @@ DRAWS = 6
 """One draw may leave a result where it was by chance."""
 
 
-class Asked(NamedTuple):
+class ExactCase(NamedTuple):
     """Inputs, and who knows the result in float64."""
 
     inputs: Values
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     """Whether the values lie in the problem's domain, so that a NaN of the reference has to be met."""
 
 
-def mismatch_shaken(got: Values, asked: Asked, near: Values, tolerance: Tolerance) -> Wrong | None:
+def mismatch_shaken(got: Values, asked: ExactCase, near: Values, tolerance: Tolerance) -> Wrong | None:
     """As `mismatch`; where an output is too far off, the reference is asked again on shaken inputs.
 
     `near` is the reference as it stands on the same inputs.
@@ -43,8 +43,9 @@ def mismatch_shaken(got: Values, asked: Asked, near: Values, tolerance: Toleranc
     return mismatch_with(got, truth, tolerance, Checks(undefined=asked.defines_nan))
 
 
-def _moved(asked: Asked, want: Values, units: float) -> tuple[Moved, ...]:
+def _moved(asked: ExactCase, want: Values, units: float) -> tuple[Moved, ...]:
     """By output, how far it moves; one draw after the other, since each result may take much memory."""
+    want.owned()  # whoever is asked for others may show them where these are
     moved = tuple(Moved(real(raw.tensor())) for raw in flatten(want).tensors)
     for _ in range(DRAWS):
         found = flatten(asked.exact(shake(asked.inputs, units)))

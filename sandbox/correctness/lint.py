@@ -27,7 +27,7 @@ ROUGH = {2: 0.1, 4: 0.01, 8: 1e-6}
 """By bytes of an element: the relative error of the reference itself above which right and wrong are not told apart."""
 
 
-class Call(Protocol):
+class TimedResult(Protocol):
     """One call's result and its time."""
 
     @property
@@ -42,11 +42,11 @@ class Call(Protocol):
 class Called(Protocol):
     """What can be called on values."""
 
-    def call(self, values: Values) -> Call:
+    def call(self, values: Values) -> TimedResult:
         """The reference as it stands."""
 
 
-class Subject(Called, Protocol):
+class RunningReference(Called, Protocol):
     """A problem's reference that runs somewhere, such as a `ReferenceSession`."""
 
     weights: Values
@@ -55,13 +55,13 @@ class Subject(Called, Protocol):
         """Fresh inputs."""
 
     def call_ms(self, values: Values) -> float:
-        """The time of a call alone, whose result nobody reads."""
+        """The time of a call alone, whose result nobody reads, on the finest clock that there is."""
 
     def exact(self, values: Values) -> Values:
         """The reference in float64."""
 
     def nothing_ms(self) -> float:
-        """The time of a call that does nothing."""
+        """The time of a call that does nothing, on the same clock."""
 
 
 class Finding(NamedTuple):
@@ -92,7 +92,7 @@ def problem_status(first: Draw, second: Draw, tolerance: Tolerance) -> ProblemSt
     return status_of(findings)
 
 
-def quick_status(subject: Subject, tolerance: Tolerance, without: Collection[str] = ()) -> ProblemStatus:
+def quick_status(subject: RunningReference, tolerance: Tolerance, without: Collection[str] = ()) -> ProblemStatus:
     """The same, but what passes on values as drawn is tried on other families too, as the judge would.
 
     `without` are those that the problem is not judged on.
@@ -101,7 +101,7 @@ def quick_status(subject: Subject, tolerance: Tolerance, without: Collection[str
 
 
 def examine(
-    subject: Subject, tolerance: Tolerance, memory_bytes: int, reweighted: Called | None = None
+    subject: RunningReference, tolerance: Tolerance, memory_bytes: int, reweighted: Called | None = None
 ) -> list[Finding]:
     """All that a run can tell about a problem; `reweighted` is the same with other weights.
 
@@ -112,7 +112,7 @@ def examine(
     findings = _random(result, subject.call(inputs).output, tolerance)
     if findings:
         return findings  # nothing else could be told from it
-    prober = _Prober(subject, tolerance, Case(inputs, subject.exact(inputs), result))
+    prober = _Prober(subject, tolerance, Case(inputs, subject.exact(inputs).owned(), result))
     findings += _constant(prober) + _lazy(prober) + _independent(prober)
     if reweighted is not None and subject.weights.tensors:
         findings += _weightless(prober, reweighted)
@@ -122,13 +122,13 @@ def examine(
 class _Prober:
     """A subject with two cases as drawn, and what a judge would say to other answers."""
 
-    def __init__(self, subject: Subject, tolerance: Tolerance, case: Case | None = None) -> None:
+    def __init__(self, subject: RunningReference, tolerance: Tolerance, case: Case | None = None) -> None:
         self.subject, self.tolerance = subject, tolerance
         self.case, self.other = case or self.make(DRAWN), self.make(DRAWN)
 
     def make(self, family: str) -> Case:
         values = vary(self.subject.draw(), family)
-        return Case(values, self.subject.exact(values), self.subject.call(values).output)
+        return Case(values, self.subject.exact(values).owned(), self.subject.call(values).output)
 
     def accepts(self, answer: Values, case: Case) -> bool:
         return mismatch(answer, case.exact, case.result, self.tolerance, PLAIN) is None

@@ -17,8 +17,8 @@ from kernelwright.sandbox.jail.standing import cpu_ms, stands_still
 from kernelwright.sandbox.jail.zygote import ZYGOTES, Zygote, ZygoteGone, Zygotes
 from kernelwright.sandbox.jail.zygote_start import (
     CREDENTIALS,
+    ChildSpec,
     Ends,
-    Order,
     Root,
     Starter,
     fork,
@@ -73,7 +73,7 @@ class Child:
         self._channel.setblocking(False)
         lifeline_read, self._lifeline = os.pipe()
         self._status, status_write = os.pipe()
-        order = Order(kind, self._jail, folder.environment(settings.threads, steady=kind != "builder"))
+        order = ChildSpec(kind, self._jail, folder.environment(settings.threads, steady=kind != "builder"))
         ends = Ends(theirs.fileno(), self._capture.write_fd, lifeline_read, status_write)
         try:
             self._root: Root = fork(order, ends, zygote) if zygote else spawn(order, ends)

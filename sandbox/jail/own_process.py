@@ -16,6 +16,7 @@ def become_a_judge(threads: int | None = None) -> None:
     """
     keep_freed_memory()
     rest_between_loops()
+    give_back_device_memory_whole()
     protect_this_process()
     ZYGOTES.find(shared_environment(threads or len(os.sched_getaffinity(0)), steady=True))
     sweep()
@@ -48,6 +49,15 @@ def rest_between_loops() -> None:
     then took three times as long as others.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def give_back_device_memory_whole() -> None:
+    """Let torch give back device memory of which a piece is still in use; call it before torch uses the device here.
+
+    The judge handles results of gigabytes. Where a small one is cut off the memory of a large one, the rest could
+    otherwise not be given back for as long as the small one lives. Children choose for themselves.
+    """
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 def protect_this_process() -> None:

@@ -44,7 +44,7 @@ class ZygoteGone(Exception):
     """It has ended."""
 
 
-class Form(NamedTuple):
+class ZygoteKey(NamedTuple):
     """What makes a zygote the right one."""
 
     environment: tuple[tuple[str, str], ...]
@@ -55,7 +55,7 @@ class Form(NamedTuple):
 class Zygote:
     """A process that has torch imported, or is about to: orders may be given at once."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: ZygoteKey) -> None:
         self.form = form
         self._capture = Capture()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -127,7 +127,7 @@ class Zygotes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[Form, Zygote] = {}
+        self._found: dict[ZygoteKey, Zygote] = {}
         self._retired: list[Zygote] = []
         self._failures = 0
         self.obstacle = ""
@@ -138,7 +138,7 @@ class Zygotes:
         """The zygote for children with this environment in common and the calling thread's cores; None: do without."""
         if self.obstacle:
             return None
-        form = Form(tuple(sorted(environment.items())), tuple(sorted(os.sched_getaffinity(0))), _torch_identity())
+        form = ZygoteKey(tuple(sorted(environment.items())), tuple(sorted(os.sched_getaffinity(0))), _torch_identity())
         with self._lock:
             found = self._found.pop(form, None)
             if found is not None and not found.is_fit:
@@ -152,7 +152,7 @@ class Zygotes:
                 self._retire(self._found.pop(next(iter(self._found))))
         return found
 
-    def _started(self, form: Form) -> Zygote | None:
+    def _started(self, form: ZygoteKey) -> Zygote | None:
         if not self._registered:
             self._registered = True
             os.register_at_fork(after_in_child=self._forget)

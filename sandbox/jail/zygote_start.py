@@ -37,7 +37,7 @@ class Ends(NamedTuple):
     status: int
 
 
-class Order(NamedTuple):
+class ChildSpec(NamedTuple):
     """What is to be started."""
 
     kind: Kind
@@ -55,14 +55,14 @@ class Root(Protocol):
         """End this one by force."""
 
 
-def spawn(order: Order, ends: Ends) -> subprocess.Popen[bytes]:
+def spawn(order: ChildSpec, ends: Ends) -> subprocess.Popen[bytes]:
     """Start interpreter, keeper and child anew. Raises `OSError`."""
     inner = ["-m", MODULES[order.kind], str(ends.channel)]
     command = order.jail.command(inner, ends.lifeline, ends.status)
     return _run(command, order, ends, (ends.channel, *order.jail.fds))
 
 
-def fork(order: Order, ends: Ends, zygote: Zygote) -> Root:
+def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> Root:
     """Have the zygote fork the child; where there are namespaces, into those that a keeper of its own makes.
 
     Raises `ZygoteGone` and `OSError`. Nobody has to wait for the zygote: what it does not do shows in the greeting.
@@ -93,7 +93,7 @@ def fork(order: Order, ends: Ends, zygote: Zygote) -> Root:
         theirs.close()
 
 
-def _run(command: list[str], order: Order, ends: Ends, fds: Sequence[int]) -> subprocess.Popen[bytes]:
+def _run(command: list[str], order: ChildSpec, ends: Ends, fds: Sequence[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 from kernelwright.sandbox.build import python_header, shortcuts_found
 from kernelwright.sandbox.jail import bubblewrap, cgroups
 from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import REMEDIES, STRICT, USER, landlock_abi, landlock_layer
 from kernelwright.sandbox.jail.zygote import ZYGOTES, private_bytes, resident_bytes
+from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
+from kernelwright.sandbox.judge.health_check import HealthCheck
 from kernelwright.sandbox.machine import child_package
 from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_writable
 from kernelwright.sandbox.machine.identity import compiler, processor_name
@@ -22,7 +23,6 @@ from kernelwright.sandbox.machine.leftovers import sweep
 from kernelwright.sandbox.machine.workfolder import WorkFolder, temporary_place
 from kernelwright.sandbox.tensors.peek import PeekError, read_bytes
 from kernelwright.sandbox.verdict.errors import MachineError, SandboxError
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.jail import syscalls
 
@@ -36,23 +36,12 @@ LANDLOCK_REMEDY = "needed only where namespaces are not to be had: Linux 5.13 or
 GROUP_REMEDY = "a watch bounds memory instead, less sharply; run as root, or under `systemd-run --user --scope`"
 
 
-class Finding(Record):
-    """One thing looked at. `missing`: nothing can be judged without it. `absent`: some target or layer is not there."""
-
-    name: str
-    state: Literal["ok", "absent", "missing"]
-    found: str
-    remedy: str = ""
-
-
-def examine() -> list[Finding]:
+def examine() -> list[HealthCheck]:
     """All findings; tries a child process, so it takes a few seconds."""
     return list(_findings())
 
 
-def _findings() -> Iterator[Finding]:
-    from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
-
+def _findings() -> Iterator[HealthCheck]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     yield _judged(
         "system", platform.system() == "Linux", f"{platform.system()}, {processor_name()}, {cores} cores", "use Linux"
@@ -69,7 +58,7 @@ def _findings() -> Iterator[Finding]:
     yield from _child()
 
 
-def _building() -> Iterator[Finding]:
+def _building() -> Iterator[HealthCheck]:
     """What compiling needs."""
     path, wanted = compiler(), os.environ.get("CXX", "g++")
     yield _needed(
@@ -83,39 +72,39 @@ def _building() -> Iterator[Finding]:
     yield _needed("ninja", ninja, "not found", "for cpp and cuda candidates: pip install ninja")
 
 
-def _space() -> Finding:
+def _space() -> HealthCheck:
     try:
         place = temporary_place()
     except MachineError as error:
-        return Finding(name="space", state="missing", found="none", remedy=str(error))
+        return HealthCheck(name="space", state="missing", found="none", remedy=str(error))
     free = shutil.disk_usage(place).free
     room = f"{free / 2**30:.1f} GiB free in {place}"
     return _judged("space", free > SPACE_BYTES, room, "free some, or set TMPDIR to a place with at least 2 GiB")
 
 
-def _leftovers() -> Finding:
+def _leftovers() -> HealthCheck:
     removed = sweep()
     found = f"{len(removed)} temporary folders of killed judges, now removed" if removed else "none"
-    return Finding(name="left-overs", state="ok", found=found)
+    return HealthCheck(name="left-overs", state="ok", found=found)
 
 
-def _cache() -> Finding:
+def _cache() -> HealthCheck:
     """What is kept between judgements. Nothing needs it: without it everything is built and measured again."""
     root = cache_root()
     if is_writable(root):
-        return Finding(name="cache", state="ok", found=shortcuts_found() or f"{root} can be written")
+        return HealthCheck(name="cache", state="ok", found=shortcuts_found() or f"{root} can be written")
     remedy = f"without it every build and measurement is made anew: set {VARIABLE} to a folder that can be written"
-    return Finding(name="cache", state="absent", found=f"{root} can not be written", remedy=remedy)
+    return HealthCheck(name="cache", state="absent", found=f"{root} can not be written", remedy=remedy)
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[HealthCheck]:
     import torch
 
     numbers = tuple(int(part) for part in torch.__version__.split(".")[:2])
     yield _judged("torch", numbers >= (2, 9), torch.__version__, "pip install 'torch>=2.9'")
 
 
-def _layers() -> Iterator[Finding]:
+def _layers() -> Iterator[HealthCheck]:
     """The layers of the jail, each tried by itself."""
     why = bubblewrap.obstacle()
     found = f"{bubblewrap.program()}; {'users are mapped anew' if bubblewrap.is_own_user_namespace() else 'as root'}"
@@ -128,11 +117,11 @@ def _layers() -> Iterator[Finding]:
     yield _layer("control group", not why, "bounds memory and processes of a child as a whole", why, GROUP_REMEDY)
 
 
-def _layer(name: str, good: bool, found: str, why: str, remedy: str) -> Finding:
+def _layer(name: str, good: bool, found: str, why: str, remedy: str) -> HealthCheck:
     """Nothing needs any one layer: `auto` does without."""
     if good:
-        return Finding(name=f"jail: {name}", state="ok", found=found)
-    return Finding(name=f"jail: {name}", state="absent", found=why, remedy=remedy)
+        return HealthCheck(name=f"jail: {name}", state="ok", found=found)
+    return HealthCheck(name=f"jail: {name}", state="absent", found=why, remedy=remedy)
 
 
 def _filter_obstacle() -> str:
@@ -149,7 +138,7 @@ def _filter_obstacle() -> str:
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
 
-def _child() -> Iterator[Finding]:
+def _child() -> Iterator[HealthCheck]:
     """Start a child and read its memory from outside, as judging does; then, whether `--jail strict` would."""
     layers: tuple[str, ...] = ()
 
@@ -181,9 +170,9 @@ def _child() -> Iterator[Finding]:
     missing = [layer for layer in STRICT if layer not in layers]
     if missing:
         found = f"refused for want of: {', '.join(missing)}"
-        yield Finding(name="--jail strict", state="absent", found=found, remedy=REMEDIES.get(missing[0], ""))
+        yield HealthCheck(name="--jail strict", state="absent", found=found, remedy=REMEDIES.get(missing[0], ""))
     else:
-        yield Finding(name="--jail strict", state="ok", found="every layer that it insists on is there")
+        yield HealthCheck(name="--jail strict", state="ok", found="every layer that it insists on is there")
 
 
 def _further() -> str:
@@ -206,18 +195,18 @@ def _further() -> str:
     return f"forked in {ready_ms:.0f} ms, with {mib:.0f} MiB of its own; the zygote holds {held:.0f} MiB"
 
 
-def _tried(name: str, attempt: Callable[[], str]) -> Finding:
+def _tried(name: str, attempt: Callable[[], str]) -> HealthCheck:
     try:
-        return Finding(name=name, state="ok", found=attempt())
+        return HealthCheck(name=name, state="ok", found=attempt())
     except (SandboxError, ChildGone, ChildLate, PeekError, OSError) as error:
-        return Finding(name=name, state="missing", found="failed", remedy=str(error))
+        return HealthCheck(name=name, state="missing", found="failed", remedy=str(error))
 
 
-def _judged(name: str, good: bool, found: str, remedy: str) -> Finding:
-    return Finding(name=name, state="ok" if good else "missing", found=found, remedy="" if good else remedy)
+def _judged(name: str, good: bool, found: str, remedy: str) -> HealthCheck:
+    return HealthCheck(name=name, state="ok" if good else "missing", found=found, remedy="" if good else remedy)
 
 
-def _needed(name: str, path: str | None, lack: str, remedy: str) -> Finding:
+def _needed(name: str, path: str | None, lack: str, remedy: str) -> HealthCheck:
     if path is None:
-        return Finding(name=name, state="absent", found=lack, remedy=remedy)
-    return Finding(name=name, state="ok", found=path)
+        return HealthCheck(name=name, state="absent", found=lack, remedy=remedy)
+    return HealthCheck(name=name, state="ok", found=path)

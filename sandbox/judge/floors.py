@@ -9,7 +9,7 @@ from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.floor import processor
 from kernelwright.sandbox.floor.here import peaks_here
 from kernelwright.sandbox.machine.fact_store import Store, work_key
-from kernelwright.sandbox.verdict.bound import Floor, Work, floor_of
+from kernelwright.sandbox.verdict.bound import Floor, NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright.sandbox.verdict.settings import Settings
@@ -61,13 +61,13 @@ class Floors:
         except MachineError:
             return None
 
-    def _work(self, reference: ReferenceSession) -> Work | None:
+    def _work(self, reference: ReferenceSession) -> NecessaryWork | None:
         key = work_key(self._problem.digest)
         kept = self._works.get(key)
         try:
             if kept is not None:
-                return Work.model_validate(kept)
-            work = Work.of(reference.work())
+                return NecessaryWork.model_validate(kept)
+            work = NecessaryWork.of(reference.work())
         except (ValidationError, KeyError, TypeError):
             return None
         self._works.put(key, work.model_dump(mode="json"))

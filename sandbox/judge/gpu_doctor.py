@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.judge import memcheck, profile, programs
-from kernelwright.sandbox.judge.doctor import Finding
+from kernelwright.sandbox.judge.health_check import HealthCheck
 from kernelwright.sandbox.machine.clocks import Clocks
 from kernelwright.sandbox.machine.turns import device_holder
 from kernelwright_child.gpu import driver, sharing
@@ -14,13 +14,13 @@ from kernelwright_child.gpu import driver, sharing
 KILOBYTE = 1024
 
 
-def gpu_findings(ordinal: int = 0) -> Iterator[Finding]:
+def gpu_findings(ordinal: int = 0) -> Iterator[HealthCheck]:
     """All that concerns one device; a single line where there is none. Makes a context, so it takes a second."""
     try:
         context = driver.Context(ordinal)
     except driver.CudaError as error:
         remedy = "cuda and triton candidates need an NVIDIA GPU and its driver; cpp does not"
-        yield Finding(name="GPU", state="absent", found=str(error), remedy=remedy)
+        yield HealthCheck(name="GPU", state="absent", found=str(error), remedy=remedy)
         return
     try:
         uuid = driver.device_uuid(ordinal)
@@ -35,30 +35,30 @@ def gpu_findings(ordinal: int = 0) -> Iterator[Finding]:
     yield from _profilers()
 
 
-def _device(context: driver.Context) -> Finding:
+def _device(context: driver.Context) -> HealthCheck:
     free, total = context.free_bytes()
     units, cache = context.attribute("multiprocessors"), context.attribute("l2_bytes") / KILOBYTE**2
     room = f"{free / KILOBYTE**3:.0f} of {total / KILOBYTE**3:.0f} GiB free"
     found = f"{context.name}, compute capability {context.architecture}, {units} multiprocessors, {cache:.0f} MiB L2"
-    return Finding(name="GPU", state="ok", found=f"{found}, {room}; driver for CUDA {driver.driver_version()}")
+    return HealthCheck(name="GPU", state="ok", found=f"{found}, {room}; driver for CUDA {driver.driver_version()}")
 
 
-def _toolkit(architecture: str) -> Finding:
+def _toolkit(architecture: str) -> HealthCheck:
     """Whether nvcc makes code for this device, by having it make some."""
     path = driver.toolkit_compiler()
     if path is None:
         remedy = "for cuda candidates: install the CUDA toolkit, or set CUDA_HOME to it; triton does without"
-        return Finding(name="GPU: nvcc", state="absent", found="not found", remedy=remedy)
+        return HealthCheck(name="GPU: nvcc", state="absent", found="not found", remedy=remedy)
     target = f"sm_{architecture.replace('.', '')}"
     release = next((line for line in _printed(path, "--version") if "release" in line), "")
     known = _printed(path, "--list-gpu-code")
     if target in known:
-        return Finding(name="GPU: nvcc", state="ok", found=f"{path}, {release.strip()}; makes {target}")
+        return HealthCheck(name="GPU: nvcc", state="ok", found=f"{path}, {release.strip()}; makes {target}")
     remedy = f"install a CUDA toolkit that knows {target}"
-    return Finding(name="GPU: nvcc", state="absent", found=f"{path} does not make {target}", remedy=remedy)
+    return HealthCheck(name="GPU: nvcc", state="absent", found=f"{path} does not make {target}", remedy=remedy)
 
 
-def _clocks(uuid: str) -> Iterator[Finding]:
+def _clocks(uuid: str) -> Iterator[HealthCheck]:
     clocks = Clocks(uuid)
     try:
         facts, sample = clocks.facts(), clocks.sample()
@@ -66,18 +66,18 @@ def _clocks(uuid: str) -> Iterator[Finding]:
         clocks.close()
     if facts is None or sample is None:
         remedy = "samples at a low clock can not be told apart; make libnvidia-ml.so.1 of the driver loadable"
-        yield Finding(name="GPU: clocks", state="absent", found="NVML does not answer", remedy=remedy)
+        yield HealthCheck(name="GPU: clocks", state="absent", found="NVML does not answer", remedy=remedy)
         return
     now = f"SM {sample.sm_mhz} MHz of {facts.highest_sm_mhz}, memory {sample.memory_mhz} MHz"
     state = f"{facts.celsius} C, {facts.watts} W; {', '.join(sample.words) or 'nothing slows it'}"
-    yield Finding(name="GPU: clocks", state="ok", found=f"driver {facts.driver}; {now}; {state}")
+    yield HealthCheck(name="GPU: clocks", state="ok", found=f"driver {facts.driver}; {now}; {state}")
     if len(facts.processes) > 1:
         found = f"{len(facts.processes)} processes have a context on it"
         remedy = "end them: they take turns with what is timed"
-        yield Finding(name="GPU: others", state="absent", found=found, remedy=remedy)
+        yield HealthCheck(name="GPU: others", state="absent", found=found, remedy=remedy)
 
 
-def _lending(context: driver.Context) -> Finding:
+def _lending(context: driver.Context) -> HealthCheck:
     """Whether memory can be had whose descriptor a child can map."""
     try:
         shared = sharing.Shared(context.ordinal, 1)
@@ -85,44 +85,44 @@ def _lending(context: driver.Context) -> Finding:
         shared.close()
     except driver.CudaError as error:
         remedy = "the driver or a container's runtime forbids it; use driver 525 or newer"
-        return Finding(name="GPU: lending memory", state="missing", found=str(error), remedy=remedy)
-    return Finding(name="GPU: lending memory", state="ok", found="by descriptor")
+        return HealthCheck(name="GPU: lending memory", state="missing", found=str(error), remedy=remedy)
+    return HealthCheck(name="GPU: lending memory", state="ok", found="by descriptor")
 
 
-def _nodes() -> Finding:
+def _nodes() -> HealthCheck:
     nodes = list(bubblewrap.gpu_nodes())
     closed = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
     if nodes and not closed:
-        return Finding(name="GPU: device nodes", state="ok", found=", ".join(nodes))
+        return HealthCheck(name="GPU: device nodes", state="ok", found=", ".join(nodes))
     found = f"no access to {', '.join(closed)}" if closed else "none in /dev"
     remedy = "children get these nodes; let this user read and write them"
-    return Finding(name="GPU: device nodes", state="missing", found=found, remedy=remedy)
+    return HealthCheck(name="GPU: device nodes", state="missing", found=found, remedy=remedy)
 
 
-def _lock(uuid: str) -> Finding:
+def _lock(uuid: str) -> HealthCheck:
     who = device_holder(uuid)
     if who is None:
-        return Finding(name="GPU: lock", state="ok", found="nobody is judging on it")
-    return Finding(name="GPU: lock", state="ok", found=f"taken by {who}; others wait for it")
+        return HealthCheck(name="GPU: lock", state="ok", found="nobody is judging on it")
+    return HealthCheck(name="GPU: lock", state="ok", found=f"taken by {who}; others wait for it")
 
 
-def _profilers() -> Iterator[Finding]:
+def _profilers() -> Iterator[HealthCheck]:
     program = programs.program(profile.PROGRAM)
     if program is None:
         remedy = "only --profile needs it: install Nsight Compute"
-        yield Finding(name="GPU: ncu", state="absent", found="not found", remedy=remedy)
+        yield HealthCheck(name="GPU: ncu", state="absent", found="not found", remedy=remedy)
     else:
         why = profile.counter_obstacle(program)
         if why:
-            yield Finding(name="GPU: ncu", state="absent", found=why, remedy=profile.COUNTER_REMEDY)
+            yield HealthCheck(name="GPU: ncu", state="absent", found=why, remedy=profile.COUNTER_REMEDY)
         else:
-            yield Finding(name="GPU: ncu", state="ok", found=f"{program}; reads the hardware's counters")
+            yield HealthCheck(name="GPU: ncu", state="ok", found=f"{program}; reads the hardware's counters")
     sanitizer = programs.program(memcheck.PROGRAM)
     if sanitizer is None:
         remedy = "only --sanitize needs it: it comes with the CUDA toolkit"
-        yield Finding(name="GPU: compute-sanitizer", state="absent", found="not found", remedy=remedy)
+        yield HealthCheck(name="GPU: compute-sanitizer", state="absent", found="not found", remedy=remedy)
     else:
-        yield Finding(name="GPU: compute-sanitizer", state="ok", found=sanitizer)
+        yield HealthCheck(name="GPU: compute-sanitizer", state="ok", found=sanitizer)
 
 
 def _printed(*command: str) -> list[str]:

@@ -18,7 +18,7 @@ from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.late_builds import build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine.identity import needs_device, versions
-from kernelwright.sandbox.machine.turns import Waiting
+from kernelwright.sandbox.machine.turns import WaitLimit
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.meanwhile import meanwhile
 from kernelwright.sandbox.timing.paired import DrawingReference, Timing
@@ -41,7 +41,7 @@ class Judge:
         self._floors = Floors(problem, self.settings)
         self._layers: tuple[str, ...] = ()
         self._is_stopped = False
-        self._waiting = Waiting(stopped=lambda: self._is_stopped)
+        self._waiting = WaitLimit(stopped=lambda: self._is_stopped)
 
     def __enter__(self) -> Self:
         return self

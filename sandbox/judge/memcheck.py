@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from kernelwright.sandbox.judge.programs import SANITIZE, TOOLS
-from kernelwright.sandbox.verdict.findings import MOST_FAULTS, Fault, Memcheck
+from kernelwright.sandbox.verdict.findings import MOST_FAULTS, Memcheck, MemoryFault
 
 PROGRAM = TOOLS[SANITIZE]
 MARK = "========="
@@ -66,14 +66,14 @@ def read(report: str, ended_well: bool = True, said: str = "") -> Memcheck:
     return Memcheck(state="silent", why=_why(lines, counts, said))
 
 
-def _faults(lines: Sequence[str]) -> Iterator[Fault]:
+def _faults(lines: Sequence[str]) -> Iterator[MemoryFault]:
     """Each heading with what follows up to the next."""
     starts = [index for index, line in enumerate(lines) if _HEADING.fullmatch(line)]
     for start, end in pairwise([*starts, len(lines)]):
         yield _fault(lines[start], lines[start + 1 : end])
 
 
-def _fault(heading: str, details: Sequence[str]) -> Fault:
+def _fault(heading: str, details: Sequence[str]) -> MemoryFault:
     found = {"what": heading[:WIDEST]}
     relation: list[str] = []
     for line in details:
@@ -89,7 +89,7 @@ def _fault(heading: str, details: Sequence[str]) -> Fault:
             relation.append(how[1][:WIDEST])
         elif beside := _AND_IS.fullmatch(line):
             relation.append(beside[1] + (f" of size {beside[2].replace(',', '')} bytes" if beside[2] else ""))
-    return Fault(**found, relation=", ".join(relation))
+    return MemoryFault(**found, relation=", ".join(relation))
 
 
 def _place(kernel: str, where: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.device import Device, device_of
+from kernelwright.sandbox.calls.device import CudaDevice, device_of
 from kernelwright.sandbox.calls.needs import CONTEXT_BYTES, ON_DEVICE, refusal
 from kernelwright.sandbox.calls.relief import OUT_OF_MEMORY, free_cached_memory
 from kernelwright.sandbox.judge.stages import Built
@@ -50,7 +50,7 @@ def explained(problem: Problem, settings: Settings, baselines: Baselines, built:
     raise said or UnsupportedHere(refusal(problem.name, needs, device.total_bytes(), ON_DEVICE))
 
 
-def _taken_by_candidate(built: Built, device: Device) -> int:
+def _taken_by_candidate(built: Built, device: CudaDevice) -> int:
     """What is free once its worker has ended, over what was free before."""
     device.make_current()
     free_cached_memory()

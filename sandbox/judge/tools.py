@@ -46,7 +46,7 @@ class Ran(NamedTuple):
     """The last words of the tool and of the program below it; or why there are none."""
 
 
-class Call(NamedTuple):
+class ToolTask(NamedTuple):
     """What `kernelwright_child.programs.gpu_once` is to do."""
 
     plan: Mapping[str, object]
@@ -132,7 +132,7 @@ def _run(subject: Subject, tool: Tool) -> Ran:
         "gradients": reference.problem.direction != "forward",
     }
     try:
-        return run_under(tool, Call(plan, kept), built.folder, subject.settings)
+        return run_under(tool, ToolTask(plan, kept), built.folder, subject.settings)
     finally:
         seconds["check"] = seconds.get("check", 0.0) + time.perf_counter() - start
 
@@ -146,13 +146,13 @@ def _fault_of(tool: Tool, settings: Settings) -> str:
 def _trial(path: str, command: tuple[str, ...], environment: tuple[tuple[str, str], ...], settings: Settings) -> str:
     folder = WorkFolder()
     try:
-        ran = run_under(Tool(path, command, dict(environment)), Call({"trial": True}, {}), folder, settings)
+        ran = run_under(Tool(path, command, dict(environment)), ToolTask({"trial": True}, {}), folder, settings)
     finally:
         folder.close()
     return memcheck.read(ran.report, ran.ended_well, ran.printed).why
 
 
-def run_under(tool: Tool, call: Call, folder: WorkFolder, settings: Settings) -> Ran:
+def run_under(tool: Tool, call: ToolTask, folder: WorkFolder, settings: Settings) -> Ran:
     """Start the program `kernelwright_child.programs.gpu_once` below a tool, in a jail, and wait for both."""
     folder.shown = folders(tool.path)
     more = {"memory_bytes": MEMORY * settings.memory_bytes}
@@ -168,7 +168,7 @@ def run_under(tool: Tool, call: Call, folder: WorkFolder, settings: Settings) ->
         folder.shown = ()
 
 
-def _asked(session: Session, tool: Tool, call: Call, settings: Settings) -> Ran:
+def _asked(session: Session, tool: Tool, call: ToolTask, settings: Settings) -> Ran:
     limit = settings.start_timeout_s
     session.ask({"op": "use device"}, limit)
     for name, values in call.kept.items():

@@ -50,20 +50,20 @@ def _own_folders(top: Path) -> list[Path]:
     ]
 
 
-class Look(NamedTuple):
+class FolderState(NamedTuple):
     """What a folder holds, and since when nothing has come to it or gone from it, nor from the folders in it."""
 
     names: frozenset[str]
     idle_s: float
 
 
-def _look(path: Path) -> Look:
+def _look(path: Path) -> FolderState:
     try:
         with os.scandir(path) as entries:
             changed = {entry.name: entry.stat(follow_symlinks=False).st_mtime for entry in entries}
-        return Look(frozenset(changed), time.time() - max((path.stat().st_mtime, *changed.values())))
+        return FolderState(frozenset(changed), time.time() - max((path.stat().st_mtime, *changed.values())))
     except OSError:
-        return Look(frozenset(), 0.0)
+        return FolderState(frozenset(), 0.0)
 
 
 def _abandoned(paths: list[Path], idle_s: float) -> list[Path]:

@@ -38,7 +38,7 @@ WHOLE = 0
 """The place of the processors as a whole; that of a core comes after it, by the core's number."""
 
 
-class Waiting(NamedTuple):
+class WaitLimit(NamedTuple):
     """How long somebody waits for a turn."""
 
     limit_s: float | None = None
@@ -46,11 +46,11 @@ class Waiting(NamedTuple):
     """Asked again and again: whether nobody wants the turn any more."""
 
 
-PATIENT = Waiting()
+PATIENT = WaitLimit()
 
 
 @contextmanager
-def processor_turn(cores: tuple[int, ...], shared: bool = False, waiting: Waiting = PATIENT) -> Iterator[None]:
+def processor_turn(cores: tuple[int, ...], shared: bool = False, waiting: WaitLimit = PATIENT) -> Iterator[None]:
     """Within it nobody else times on these cores, and nothing is measured; shared, others may share them.
 
     Not to be nested, nor to be held around `measuring`. Raises `MachineError` where the waiting is stopped.
@@ -65,7 +65,7 @@ def processor_turn(cores: tuple[int, ...], shared: bool = False, waiting: Waitin
 @contextmanager
 def measuring(wait_s: float = MEASURING_S) -> Iterator[None]:
     """Within it nothing is timed, nor measured by another. Raises `MachineError` where that does not come about."""
-    with _lock(processor_path(), "the processor", Waiting(wait_s)) as lock:
+    with _lock(processor_path(), "the processor", WaitLimit(wait_s)) as lock:
         lock.take(WHOLE)
         yield
 
@@ -84,7 +84,7 @@ def device_path(uuid: str) -> Path:
 class DeviceTurn:
     """One judge a GPU. Held until `close` or the end of this process, however it ends."""
 
-    def __init__(self, uuid: str, waiting: Waiting) -> None:
+    def __init__(self, uuid: str, waiting: WaitLimit) -> None:
         """Raises `MachineError`, which names the holder, where the turn does not come."""
         self._held = contextlib.ExitStack()
         with contextlib.ExitStack() as held:
@@ -109,7 +109,7 @@ def device_holder(uuid: str) -> str | None:
 
 
 @contextmanager
-def _lock(path: Path, what: str, waiting: Waiting, everybodys: bool = False) -> Iterator["_Lock"]:
+def _lock(path: Path, what: str, waiting: WaitLimit, everybodys: bool = False) -> Iterator["_Lock"]:
     fd = open_everybodys(path) if everybodys else open_own(path)
     _closed_in_forks()
     _OPEN.add(fd)
@@ -125,7 +125,7 @@ def _lock(path: Path, what: str, waiting: Waiting, everybodys: bool = False) -> 
 class _Lock:
     """An open lock file, with the places that were taken on it."""
 
-    def __init__(self, fd: int, what: str, waiting: Waiting) -> None:
+    def __init__(self, fd: int, what: str, waiting: WaitLimit) -> None:
         self._fd, self._what, self._waiting = fd, what, waiting
         self._places: list[int] = []
         self._since = time.monotonic()

@@ -14,7 +14,7 @@ from kernelwright.sandbox.calls.opening import build_turn
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine.identity import require_tools
-from kernelwright.sandbox.machine.turns import Waiting
+from kernelwright.sandbox.machine.turns import WaitLimit
 from kernelwright.sandbox.pool.exhausted import within_memory
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
@@ -166,7 +166,7 @@ class Judges:
 
     def _start(self, judge: _SharedJudge) -> None:
         """Have its first reference started, by one of several threads that ask at once."""
-        waiting = Waiting(stopped=lambda: self._is_stopped)
+        waiting = WaitLimit(stopped=lambda: self._is_stopped)
         with judge.starting:
             if not judge.started:
                 with self._device, build_turn(self.settings, waiting):

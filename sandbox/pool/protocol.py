@@ -13,7 +13,7 @@ Stage = Literal["build", "check", "time"]
 fast? `time` is the whole judging: every timed output is checked, so a check before it is never required."""
 
 
-class Needs(Record):
+class StageResources(Record):
     """The resources that one stage holds while it runs."""
 
     build: float = 0
@@ -22,7 +22,11 @@ class Needs(Record):
     """Devices, held alone: nothing else is checked, timed or built on them meanwhile."""
 
 
-NEEDS: Mapping[Stage, Needs] = {"build": Needs(build=1), "check": Needs(device=1), "time": Needs(device=1)}
+NEEDS: Mapping[Stage, StageResources] = {
+    "build": StageResources(build=1),
+    "check": StageResources(device=1),
+    "time": StageResources(device=1),
+}
 
 
 class ExecutorError(Exception):

@@ -13,7 +13,7 @@ PATIENCE_S = 120.0
 """What has waited longer goes first, on whichever device."""
 
 
-class Waiting(Protocol):
+class WaitingWork(Protocol):
     """A piece of work that waits for a device."""
 
     since: float
@@ -53,7 +53,7 @@ class Warmth:
         """Of several idle devices one that has the problem, or the one that has been idle for longest."""
         return next((device for device in self._holders.get(problem, ()) if device in idle), next(iter(idle)))
 
-    def problem_for(self, device: str, waiting: Mapping[str, Sequence[Waiting]], now: float) -> str:
+    def problem_for(self, device: str, waiting: Mapping[str, Sequence[WaitingWork]], now: float) -> str:
         """What a device should take: what has waited too long, then what is warm here, then what fewest devices have.
 
         `waiting` holds problems in the order in which they began to wait.

@@ -9,9 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 from kernelwright.sandbox.calls.reference import ReferenceSession, operation
-from kernelwright.sandbox.calls.sessions import Session, Timed
+from kernelwright.sandbox.calls.sessions import Session
+from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.compare import Wrong, is_right_anyhow, mismatch, tolerance_of
-from kernelwright.sandbox.correctness.conditioning import Asked, mismatch_shaken
+from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken
 from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.baselines import Baselines
@@ -37,7 +38,7 @@ class DrawingReference(Exception):
     """The reference itself draws in `forward`: results can be compared only where both sides are seeded alike."""
 
 
-class Samples:
+class PairedSamples:
     """What has been measured so far of one candidate; all times in ms, sample i of all lists on the same values."""
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class Timing:
         self.at_the_end: Callable[[], object] = lambda: None
         """Done beside the last comparison of each worker pair, when nothing is timed."""
         self._spent_s = 0.0
-        self.samples = Samples()
+        self.samples = PairedSamples()
         self.number = 0
         """Of the present worker pair, counted from 0."""
 
@@ -186,7 +187,7 @@ class Timing:
         if self._retired is not None:
             self._retired.result()
         start = time.monotonic()
-        self.samples.protocol.append(self.baseline.nothing_ms())
+        self.samples.protocol.append(self.baseline.protocol_ms())
         for turn in range(PAIRS_A_WORKER):
             while not self._pair(session, turn):
                 pass
@@ -303,6 +304,7 @@ class Timing:
         if is_right_anyhow(mine.output, theirs.output, self._tolerance):
             return
         wrong = self._wrong(mine.output, theirs.output, values, family)
+        self.baseline.let_go()
         if wrong is None:
             return
         raise StageFailed("check", f"{wrong.reason} (on inputs {family})", wrong.details)
@@ -315,7 +317,7 @@ class Timing:
         # Its distance from a float64 that draws something else would excuse anything. Values as drawn come first.
         if family == DRAWN and self.baseline.is_random_on(values, near):
             raise DrawingReference
-        asked = Asked(values, lambda other: self.baseline.exact(other, near), self._domain.defines_nan(family))
+        asked = ExactCase(values, lambda other: self.baseline.exact(other, near), self._domain.defines_nan(family))
         return mismatch_shaken(got, asked, near, self._tolerance)
 
     def _call_limit_s(self) -> float:

@@ -7,17 +7,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from kernelwright.sandbox.calls.device import Device
-from kernelwright.sandbox.calls.gpu_session import GpuSession, Witnessed
+from kernelwright.sandbox.calls.device import CudaDevice
+from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.relief import free_cached_memory
-from kernelwright.sandbox.calls.sessions import Refused, Session, Timed
+from kernelwright.sandbox.calls.sessions import Refused, Session
+from kernelwright.sandbox.calls.timed_call import Timed, Witnessed
 from kernelwright.sandbox.correctness.families import DRAWN
 from kernelwright.sandbox.machine.clocks import ClockSample, steady
 from kernelwright.sandbox.tensors.merging import merged, parted
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.baselines import Baselines
-from kernelwright.sandbox.timing.paired import BACKWARDS, PAIRS_A_WORKER, PLACEBO, Samples, Timing
+from kernelwright.sandbox.timing.paired import BACKWARDS, PAIRS_A_WORKER, PLACEBO, PairedSamples, Timing
 from kernelwright.sandbox.verdict.bound import Floor
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.on_device import Burst, DeviceRecord
@@ -39,10 +40,10 @@ LONG_MS = 1.0
 PROTOCOLS = 5
 
 
-class DeviceSamples(Samples):
+class DeviceSamples(PairedSamples):
     """Samples by both clocks; the lists of the base class are by the judge's."""
 
-    def __init__(self, device: Device, impossible: Callable[[float], bool]) -> None:
+    def __init__(self, device: CudaDevice, impossible: Callable[[float], bool]) -> None:
         super().__init__()
         self._device, self._impossible = device, impossible
         self.events: dict[str, list[float | None]] = defaultdict(list)
@@ -88,8 +89,8 @@ class DeviceSamples(Samples):
         yield CANDIDATE, self.candidate
         yield from self.baselines.items()
 
-    def _by_events(self) -> Samples:
-        other = Samples()
+    def _by_events(self) -> PairedSamples:
+        other = PairedSamples()
         other.candidate = [ms or 0.0 for ms in self.events[CANDIDATE]]
         for name in self.baselines:
             other.baselines[name] = [ms or 0.0 for ms in self.events[name]]
@@ -105,7 +106,7 @@ class DeviceTiming(Timing):
     samples: DeviceSamples
 
     def __init__(
-        self, baselines: Baselines, settings: Settings, device: Device, floor: Callable[[], Floor | None]
+        self, baselines: Baselines, settings: Settings, device: CudaDevice, floor: Callable[[], Floor | None]
     ) -> None:
         super().__init__(baselines, settings)
         self._device, self._floor = device, floor
@@ -129,7 +130,7 @@ class DeviceTiming(Timing):
             if good == PAIRS_A_WORKER:
                 break
         self._spent_s += time.monotonic() - start
-        self.samples.protocol.append(statistics.median(self.baseline.nothing_ms() for _ in range(PROTOCOLS)))
+        self.samples.protocol.append(statistics.median(self.baseline.protocol_ms() for _ in range(PROTOCOLS)))
         self.samples.switches = {CANDIDATE: session.switches, EAGER: self.baseline.switches}
         self.samples.shipped_is_eager = not self._baselines.shipped_differs
         if self._baselines.shipped_differs:

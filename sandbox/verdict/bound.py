@@ -9,7 +9,7 @@ from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright.sandbox.verdict.record import Record
 
 
-class Work(Record):
+class NecessaryWork(Record):
     """What `trace` tells, checked for form: it comes from a child."""
 
     read_bytes: int = Field(ge=0)
@@ -20,7 +20,7 @@ class Work(Record):
     """Of the best algorithm known, where nothing can be rearranged."""
 
     @classmethod
-    def of(cls, traced: dict[str, Any]) -> "Work":
+    def of(cls, traced: dict[str, Any]) -> "NecessaryWork":
         """From the answer of `trace`. Raises `pydantic.ValidationError` or `KeyError` where it has another form."""
         return cls(
             read_bytes=traced["bytes"]["read"],
@@ -38,7 +38,7 @@ class Work(Record):
 class Floor(Record):
     """Two bounds for one problem on one device, in ms."""
 
-    work: Work
+    work: NecessaryWork
     memory_ms: float
     """Every needed byte, once, through the narrowest level that it must pass."""
     direct_ms: float
@@ -65,7 +65,7 @@ class Floor(Record):
         return time_ms < self.impossible_below_ms
 
 
-def floor_of(work: Work, peaks: Peaks, precision: PrecisionPolicy) -> Floor:
+def floor_of(work: NecessaryWork, peaks: Peaks, precision: PrecisionPolicy) -> Floor:
     """The floor of some work on a device, under a problem's precision policy."""
     return Floor(
         work=work,

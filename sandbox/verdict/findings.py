@@ -16,7 +16,7 @@ MOST_KERNELS, MOST_FAULTS = 64, 8
 WIDEST_NAME = 100
 
 
-class Fault(Record):
+class MemoryFault(Record):
     """One faulty access as compute-sanitizer's memcheck reports it, in the tool's words."""
 
     what: str
@@ -42,7 +42,7 @@ class Memcheck(Record):
 
     state: Literal["found", "clean", "silent"]
     """`clean`: it ended and reported nothing. `silent`: there is no report to go by; `why` says what there is."""
-    faults: tuple[Fault, ...] = Field(default=(), max_length=MOST_FAULTS)
+    faults: tuple[MemoryFault, ...] = Field(default=(), max_length=MOST_FAULTS)
     errors: int = 0
     """All that it counted; one for each thread that went wrong, so mostly more than `faults`."""
     why: str = ""

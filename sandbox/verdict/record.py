@@ -1,9 +1,5 @@
-"""The base of every record."""
+"""The base of every record, as the rooms of the sandbox and those above it import it."""
 
-from pydantic import BaseModel, ConfigDict
+from kernelwright.problems.record.base import Record
 
-
-class Record(BaseModel):
-    """A frozen, closed record: unknown fields are errors, and nothing changes after construction."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+__all__ = ["Record"]

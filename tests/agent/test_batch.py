@@ -5,13 +5,13 @@ import pytest
 from bench.simulated.clock import run_simulated
 from bench.simulated.many import SOURCE, run_many
 from kernelwright.agent.briefs.composing import BriefMaker
-from kernelwright.agent.engine.batch import Batch, views_of
+from kernelwright.agent.engine.batch import Scheduler, views_of
 from kernelwright.agent.engine.replaying import replay
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.config import Budget, SearchConfig
 from kernelwright.agent.log.run_log import RunLog, Setting
-from kernelwright.agent.providers.protocol import Waiting
-from kernelwright.agent.providers.servers.batchfile import Deferred
+from kernelwright.agent.providers.protocol import AnswerPending
+from kernelwright.agent.providers.servers.batchfile import BatchProvider
 from kernelwright.agent.providers.simulated.landscape import Assumptions
 from kernelwright.agent.providers.simulated.parts import SimulatedEvaluator, SimulatedProvider
 from kernelwright.agent.strategies import load_strategy
@@ -36,7 +36,7 @@ def ran(folder, config, problems=PROBLEMS, **changes):
             config=config,
             brief_for=BriefMaker(cpu_sheet("simulated", 2, [], {}), TargetVersions(), log),
         )
-        batch = Batch(log, config, lambda problem: parts)
+        batch = Scheduler(log, config, lambda problem: parts)
         run_simulated(batch.search(problems))
         return views_of(log), list(log.events()), batch
 
@@ -102,8 +102,8 @@ def test_the_judge_is_kept_busy_and_every_attempt_is_on_disk(tmp_path):
 
 def test_a_problem_that_waits_for_its_answers_holds_up_no_other(tmp_path):
     config = CONFIG.model_copy(update={"problems_at_once": 1})
-    with pytest.raises(Waiting):
-        ran(tmp_path / "run", config, provider=Deferred())
+    with pytest.raises(AnswerPending):
+        ran(tmp_path / "run", config, provider=BatchProvider())
     with RunLog.open(tmp_path / "run") as log:
         assert [len(view.pending) for view in views_of(log)] == [1, 1, 1, 1]
 
@@ -113,7 +113,7 @@ class Broken(SimulatedProvider):
 
     async def complete(self, request, ask, prompt):
         if ask.problem == "made_up_0":
-            raise Waiting("later")
+            raise AnswerPending("later")
         raise NotImplementedError(ask.problem)
 
 
@@ -172,7 +172,7 @@ def gone_on(folder, evaluator):
             config=CONFIG,
             brief_for=BriefMaker(cpu_sheet("simulated", 2, [], {}), TargetVersions(), log),
         )
-        run_simulated(Batch(log, CONFIG, lambda problem: parts).search(PROBLEMS))
+        run_simulated(Scheduler(log, CONFIG, lambda problem: parts).search(PROBLEMS))
         return views_of(log)
 
 

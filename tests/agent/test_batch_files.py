@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.providers.servers.batchfile import Deferred, batch_line, import_answers, open_requests
+from kernelwright.agent.providers.servers.batchfile import BatchProvider, batch_line, import_answers, open_requests
 from kernelwright.cli import app
 from tests.agent.search_parts import CONFIG, PROBLEM, new_log, reply_with, searched
 
@@ -21,7 +21,7 @@ WAITING = 4
 def log(tmp_path):
     with new_log(tmp_path / "run") as log:
         with pytest.raises(ProviderError, match="wait for a batch"):
-            searched(log, provider=Deferred(), config=config())
+            searched(log, provider=BatchProvider(), config=config())
         yield log
 
 
@@ -73,7 +73,7 @@ def test_answers_in_any_order_go_to_their_own_asks(log):
     found = import_answers(log, lines)
 
     assert (found.answered, found.missing, found.failed) == (WAITING, (), {})
-    view = searched(log, provider=Deferred(), config=config())
+    view = searched(log, provider=BatchProvider(), config=config())
     assert [attempt.request_digest for attempt in view.attempts] == wanted
     assert [attempt.speedup for attempt in view.attempts] == pytest.approx([2.0, 3.0, 4.0, 5.0])
 
@@ -131,7 +131,7 @@ def test_the_commands_carry_a_run_from_ask_to_verdict(log, tmp_path):
 
     assert imported.exit_code == 0, imported.output
     assert json.loads(imported.stdout)["answered"] == WAITING
-    assert all(attempt.passed for attempt in searched(log, provider=Deferred(), config=config()).attempts)
+    assert all(attempt.passed for attempt in searched(log, provider=BatchProvider(), config=config()).attempts)
 
 
 def test_a_large_file_is_read_line_by_line(log, tmp_path):

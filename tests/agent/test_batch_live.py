@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.protocol import ProviderError, Waiting
-from kernelwright.agent.providers.servers.batchfile import Deferred
+from kernelwright.agent.providers.protocol import AnswerPending, ProviderError
+from kernelwright.agent.providers.servers.batchfile import BatchProvider
 from kernelwright.agent.providers.servers.batchlive import BatchService
 from kernelwright.agent.providers.servers.client import OpenAISettings
 from kernelwright.cli import app
@@ -21,8 +21,8 @@ REPLIES = [reply_with("2.0"), reply_with("3.0"), reply_with("4.0"), reply_with("
 @pytest.fixture
 def log(tmp_path):
     with new_log(tmp_path / "run") as log:
-        with pytest.raises(Waiting, match="batch"):
-            searched(log, provider=Deferred(), config=ALL)
+        with pytest.raises(AnswerPending, match="batch"):
+            searched(log, provider=BatchProvider(), config=ALL)
         yield log
 
 
@@ -46,7 +46,7 @@ def test_a_batch_is_waited_for_and_its_answers_are_judged(log, server):
     waited(log, server)
     found = service(log, server).fetch()
     assert (found.answered, found.missing) == (WAITING, ())
-    view = searched(log, provider=Deferred(), config=ALL)
+    view = searched(log, provider=BatchProvider(), config=ALL)
     assert [attempt.outcome for attempt in view.attempts] == ["passed"] * WAITING
 
 

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from kernelwright.agent.engine.who_answers import ProviderOptions, check_provider, provider_for, providing
-from kernelwright.agent.providers.answers import Cached
-from kernelwright.agent.providers.files import Files
+from kernelwright.agent.providers.answers import CachedProvider
+from kernelwright.agent.providers.files import FilesProvider
 from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.providers.recorded import Recorded
-from kernelwright.agent.providers.servers.batchfile import Deferred
+from kernelwright.agent.providers.recorded import RecordedProvider
+from kernelwright.agent.providers.servers.batchfile import BatchProvider
 from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
 from kernelwright.agent.providers.servers.presets import load_presets
 from kernelwright.agent.providers.simulated.parts import SimulatedProvider
@@ -27,12 +27,12 @@ def log(tmp_path):
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        (ProviderOptions(), Recorded),
+        (ProviderOptions(), RecordedProvider),
         (ProviderOptions(kind="server", server=NEAR), OpenAIProvider),
-        (ProviderOptions(kind="files"), Files),
-        (ProviderOptions(kind="batch"), Deferred),
+        (ProviderOptions(kind="files"), FilesProvider),
+        (ProviderOptions(kind="batch"), BatchProvider),
         (ProviderOptions(kind="simulated"), SimulatedProvider),
-        (ProviderOptions(kind="server", server=NEAR, cache="cache"), Cached),
+        (ProviderOptions(kind="server", server=NEAR, cache="cache"), CachedProvider),
     ],
     ids=["recorded", "server", "files", "batch", "simulated", "cached"],
 )

@@ -13,7 +13,7 @@ from kernelwright.agent.engine.search import search
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.protocol import NoMoreAnswers, ProviderError, Waiting
+from kernelwright.agent.providers.protocol import AnswerPending, NoMoreAnswers, ProviderError
 from kernelwright.agent.strategies import Step, Stop, StrategyError
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -342,7 +342,7 @@ THREE = CONFIG.model_copy(update={"slots": 3, "drafts": 3, "attempts": 3})
 
 
 @pytest.mark.parametrize(
-    "errors", [[NoMoreAnswers("none"), MachineError("broken")], [Waiting("later"), TypeError("bug")]]
+    "errors", [[NoMoreAnswers("none"), MachineError("broken")], [AnswerPending("later"), TypeError("bug")]]
 )
 def test_of_several_troubles_at_once_the_gravest_is_raised(log, errors):
     provider = Scripted(errors={number: [error] for number, error in enumerate(errors, start=1)})
@@ -359,8 +359,8 @@ def test_errors_in_several_slots_at_once_leave_none_behind_unheard(log, caplog):
 
 
 def test_a_search_that_waits_for_answers_has_not_ended(log):
-    provider = Scripted(errors={number: [Waiting("later")] for number in (1, 2, 3)})
-    with pytest.raises(Waiting):
+    provider = Scripted(errors={number: [AnswerPending("later")] for number in (1, 2, 3)})
+    with pytest.raises(AnswerPending):
         searched(log, provider=provider, config=THREE)
     kinds = {event.kind for event in log.events()}
     assert not kinds & {"stopped", "provider_failed"}

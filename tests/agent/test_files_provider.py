@@ -7,8 +7,8 @@ import pytest
 
 from kernelwright.agent.log.records import Reply, Request, Usage
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.answers import CACHED, Answers, Cached, answer_key
-from kernelwright.agent.providers.files import Files
+from kernelwright.agent.providers.answers import CACHED, CachedProvider, ReplyCache, answer_key
+from kernelwright.agent.providers.files import FilesProvider
 from kernelwright.agent.providers.protocol import ProviderError
 from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 
@@ -30,7 +30,7 @@ def task_in(folder):
 def test_the_task_file_is_the_prompt_word_for_word(tmp_path):
     with new_log(tmp_path / "run") as log:
         with pytest.raises(ProviderError):
-            searched(log, provider=Files(tmp_path / "tasks"), config=ONE)
+            searched(log, provider=FilesProvider(tmp_path / "tasks"), config=ONE)
 
         (attempt,) = fold(PROBLEM.name, log.events(PROBLEM.name)).attempts
         assert task_in(tmp_path / "tasks").read_text() == log.prompt(attempt.prompt).text
@@ -38,12 +38,12 @@ def test_the_task_file_is_the_prompt_word_for_word(tmp_path):
 
 def test_the_sentence_names_the_answer_that_is_missing(tmp_path):
     with new_log(tmp_path / "run") as log, pytest.raises(ProviderError, match=r"1 answer\(s\) \(\w+\.answer\.md\)"):
-        searched(log, provider=Files(tmp_path / "tasks"), config=ONE)
+        searched(log, provider=FilesProvider(tmp_path / "tasks"), config=ONE)
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_an_empty_answer_is_still_missing(tmp_path, text):
-    files = Files(tmp_path)
+    files = FilesProvider(tmp_path)
     (tmp_path / f"{REQUEST.digest}.answer.md").write_text(text)
 
     with pytest.raises(ProviderError, match="waits for"):
@@ -53,32 +53,32 @@ def test_an_empty_answer_is_still_missing(tmp_path, text):
 def test_the_run_goes_on_once_the_answer_is_there(tmp_path):
     with new_log(tmp_path / "run") as log:
         with pytest.raises(ProviderError):
-            searched(log, provider=Files(tmp_path / "tasks"), config=ONE)
+            searched(log, provider=FilesProvider(tmp_path / "tasks"), config=ONE)
         task = task_in(tmp_path / "tasks")
         task.with_name(task.name.replace(".task.", ".answer.")).write_text(reply_with("1.5"))
 
-        view = searched(log, provider=Files(tmp_path / "tasks"), config=ONE)
+        view = searched(log, provider=FilesProvider(tmp_path / "tasks"), config=ONE)
 
     assert view.best.speedup == 1.5
-    assert Files(tmp_path / "tasks").missing() == []
+    assert FilesProvider(tmp_path / "tasks").missing() == []
 
 
 def test_a_second_run_with_the_cache_asks_nothing(tmp_path):
-    answers, silent = Answers(tmp_path / "cache"), Scripted({})
+    answers, silent = ReplyCache(tmp_path / "cache"), Scripted({})
     with new_log(tmp_path / "one") as log:
-        searched(log, provider=Cached(Scripted(), answers, "here"))
+        searched(log, provider=CachedProvider(Scripted(), answers, "here"))
     with new_log(tmp_path / "two") as log:
-        view = searched(log, provider=Cached(silent, answers, "here"))
+        view = searched(log, provider=CachedProvider(silent, answers, "here"))
 
     assert silent.requests == []
     assert {attempt.reply.note for attempt in view.attempts} == {CACHED}
 
 
 def test_a_cached_reply_costs_nothing_and_keeps_its_tokens(tmp_path):
-    answers = Answers(tmp_path)
+    answers = ReplyCache(tmp_path)
     answers.keep(answer_key(REQUEST, "here"), reply())
 
-    found = asyncio.run(Cached(Scripted({}), answers, "here").complete(REQUEST, None, None))
+    found = asyncio.run(CachedProvider(Scripted({}), answers, "here").complete(REQUEST, None, None))
 
     assert (found.usage.cost_usd, found.usage.input_tokens, found.text) == (0.0, 5, "words")
 
@@ -93,7 +93,7 @@ def test_another_server_has_another_key():
 
 
 def test_a_damaged_answer_is_told_with_its_path(tmp_path):
-    answers = Answers(tmp_path)
+    answers = ReplyCache(tmp_path)
     answers.keep("abc", reply())
     (tmp_path / "ab" / "abc.json").write_text("{")
 
@@ -103,7 +103,7 @@ def test_a_damaged_answer_is_told_with_its_path(tmp_path):
 
 def test_many_writers_of_one_answer_never_show_a_part_of_it(tmp_path):
     texts = {str(number) * 50_000 for number in range(4)}
-    answers, seen = Answers(tmp_path), set()
+    answers, seen = ReplyCache(tmp_path), set()
     answers.keep("abc", reply(min(texts)))
     writers = [
         threading.Thread(target=lambda text=text: [answers.keep("abc", reply(text)) for _ in range(5)])

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kernelwright.agent.steering.learning import Lore, tally
+from kernelwright.agent.steering.learning import IdeaStatistics, tally
 from kernelwright.agent.steering.models import choose_model, stalls
 from kernelwright.agent.steering.prices import Prices
 from kernelwright.agent.strategies.moves import untried
@@ -39,7 +39,9 @@ def test_what_won_elsewhere_is_tried_first(tmp_path):
         searched(log, provider=Scripted(answers), config=CONFIG.model_copy(update={"drafts": 1, "attempts": 4}))
         winner = next(event.body.ask.idea for event in log.events() if event.kind == "asked" and event.attempt == 4)
     with new_log(tmp_path / "now") as log:
-        ideas = Lore(log, CONFIG.model_copy(update={"learn_from": (str(tmp_path / "earlier"),)})).ideas(PROBLEM)
+        ideas = IdeaStatistics(log, CONFIG.model_copy(update={"learn_from": (str(tmp_path / "earlier"),)})).ideas(
+            PROBLEM
+        )
     view = view_of(RIGHT).model_copy(update={"ideas": ideas})
     assert untried(view, view.attempts[0])[0].name == winner
 
@@ -47,7 +49,7 @@ def test_what_won_elsewhere_is_tried_first(tmp_path):
 def test_a_problem_does_not_learn_from_itself(tmp_path):
     with new_log(tmp_path / "run") as log:
         searched(log)
-        assert {idea.tried for idea in Lore(log, CONFIG).ideas(PROBLEM)} == {0}
+        assert {idea.tried for idea in IdeaStatistics(log, CONFIG).ideas(PROBLEM)} == {0}
 
 
 def names(**traits):

@@ -13,7 +13,7 @@ from kernelwright.agent.providers.protocol import ProviderError
 from kernelwright.agent.providers.servers import weights as small
 from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
 from kernelwright.agent.providers.servers.llama import CONTEXT
-from kernelwright.agent.providers.servers.local import Local, LocalServer
+from kernelwright.agent.providers.servers.local import LocalProvider, LocalServer
 from kernelwright.prompts import Prompt
 
 ASK = Ask(attempt=1, problem="p", role="propose", target="cpp", parent=None, idea="", directive="", model="small")
@@ -69,7 +69,7 @@ def test_a_prompt_that_is_too_long_is_told_in_the_servers_words(server):
 @with_model
 @pytest.mark.slow
 def test_the_server_ends_with_its_provider():
-    provider = Local()
+    provider = LocalProvider()
     reply = asyncio.run(provider.complete(QUESTION, ASK, PROMPT))
     process = provider._server._process
     provider.close()
@@ -137,7 +137,7 @@ def test_other_problems_go_on_while_the_server_starts(slow_start, model_server):
         slow_start.write_text(model_server("hello").base_url)
         return await asyncio.gather(*asking)
 
-    provider = Local(slow_start)
+    provider = LocalProvider(slow_start)
     replies = asyncio.run(both())
     process = provider._server._process
     provider.close()
@@ -151,7 +151,7 @@ def test_a_run_that_is_stopped_while_the_server_starts_ends_it(slow_start, monke
     monkeypatch.setattr("subprocess.Popen", lambda *words, **more: begun.append(popen(*words, **more)) or begun[-1])
 
     async def stopped():
-        asking = asyncio.create_task(Local(slow_start).complete(QUESTION, ASK, PROMPT))
+        asking = asyncio.create_task(LocalProvider(slow_start).complete(QUESTION, ASK, PROMPT))
         while not begun:
             await asyncio.sleep(0.01)
         asking.cancel()

@@ -10,12 +10,12 @@ from kernelwright.prompts.brief import Brief
 from kernelwright.sandbox.floor import processor
 from kernelwright.sandbox.machine.fact_store import TRACE, Store
 from kernelwright.sandbox.machine.identity import versions
-from kernelwright.sandbox.verdict.bound import Floor, Work
+from kernelwright.sandbox.verdict.bound import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from tests.agent.search_parts import PROBLEM, new_log, searched
 
 SHEET = cpu_sheet("Example CPU", 2, ["avx2"], {})
-WORK = Work(read_bytes=12_600_000, written_bytes=4_000, flops={"float32": 2_500_000_000})
+WORK = NecessaryWork(read_bytes=12_600_000, written_bytes=4_000, flops={"float32": 2_500_000_000})
 PEAKS = Peaks(
     device="Example CPU",
     levels=(Level(name="memory", inside_bytes=0, bytes_per_s=20e9),),

@@ -10,7 +10,7 @@ from bench.simulated.clock import run_simulated
 from bench.simulated.playing import play
 from kernelwright.agent.engine.replaying import replay
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.providers.simulated.landscape import STANDARD, Assumptions, Kernel, Landscape
+from kernelwright.agent.providers.simulated.landscape import STANDARD, Assumptions, Landscape, SimulatedKernel
 from kernelwright.agent.providers.simulated.parts import SimulatedEvaluator, SimulatedProvider, kernel_in, source_of
 from kernelwright.agent.strategies import SHIPPED, load_strategy
 from tests.agent.search_parts import CONFIG, new_log, searched
@@ -23,7 +23,7 @@ def strategy(name, **options):
 def test_the_same_seed_is_the_same_problem_in_whatever_order_it_is_tried():
     one, other = Landscape(3), Landscape(3)
     other.draft("work in blocks", random.Random(9))
-    kernel = Kernel(0.0, "work in blocks")
+    kernel = SimulatedKernel(0.0, "work in blocks")
     results = [landscape.improve(kernel, "less memory traffic", random.Random(1)) for landscape in (one, other)]
     assert results[0] == results[1]
 
@@ -42,7 +42,7 @@ def test_a_game_is_never_better_than_its_problem_allows():
 
 def test_an_idea_pays_once():
     landscape, rng = Landscape(1, Assumptions(execution=0.0, ignores=0.0, improve_right=0.999)), random.Random(0)
-    first = landscape.improve(Kernel(0.0, "a"), "b", rng)
+    first = landscape.improve(SimulatedKernel(0.0, "a"), "b", rng)
     assert landscape.improve(first, "b", rng).log_speedup == first.log_speedup
 
 
@@ -79,7 +79,7 @@ def test_what_can_never_happen_is_no_endless_wait():
 
 
 def test_a_source_says_what_it_is():
-    kernel = Kernel(0.5, "a", ("b", "c"), 0.25, 3)
+    kernel = SimulatedKernel(0.5, "a", ("b", "c"), 0.25, 3)
     assert kernel_in(source_of(kernel)) == kernel
 
 

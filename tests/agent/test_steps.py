@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kernelwright.agent.engine.search import search
-from kernelwright.agent.log.events import Event, Judged
+from kernelwright.agent.log.events import Event, JudgedAttempt
 from kernelwright.agent.log.view import fold
 from tests.agent.search_parts import (
     CONFIG,
@@ -177,7 +177,7 @@ def test_the_same_source_has_the_same_ruling_in_each_attempt(log):
 
 def test_a_source_that_comes_again_after_its_second_verdict_has_that_one_too(log):
     view = searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check"}))
-    again = Judged(problem=PROBLEM.name, attempt=7, verdict=passed(2.0), same_as=5)
+    again = JudgedAttempt(problem=PROBLEM.name, attempt=7, verdict=passed(2.0), same_as=5)
     late = view.after(Event(seq=999, time=view.last_event, body=again))
     assert late.attempt(7).outcome == "failed at check"
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kernelwright.agent.log.events import Event, Judged, RunLogError, Stopped
+from kernelwright.agent.log.events import Event, JudgedAttempt, RunLogError, Stopped
 from kernelwright.agent.log.view import fold
 from tests.agent.search_parts import PROBLEM, new_log, passed, searched
 
@@ -61,7 +61,7 @@ def test_a_stopped_search_says_why_until_it_goes_on(events):
 
 def test_an_event_of_an_attempt_that_was_never_asked_is_refused():
     with pytest.raises(RunLogError, match="has no attempt 3"):
-        fold(PROBLEM.name, [event(Judged(problem=PROBLEM.name, attempt=3, verdict=passed(1.0)))])
+        fold(PROBLEM.name, [event(JudgedAttempt(problem=PROBLEM.name, attempt=3, verdict=passed(1.0)))])
 
 
 def test_a_gap_in_the_numbers_is_refused(events):

@@ -7,13 +7,13 @@ import pytest
 from torch.utils.cpp_extension import load, load_inline
 
 from kernelwright_child import wire
-from kernelwright_child.building.calls import Call, read_note, write_note
+from kernelwright_child.building.calls import BuildCall, read_note, write_note
 
 WORK = Path("/work-folder")
 
 
 def keys(function, *arguments, **options):
-    return Call.of(function, arguments, options).keys(WORK)
+    return BuildCall.of(function, arguments, options).keys(WORK)
 
 
 def test_the_same_call_is_found_however_its_arguments_are_passed():
@@ -51,7 +51,7 @@ def test_a_file_that_was_changed_is_another_call_under_the_same_path(tmp_path):
 
 def test_a_temporary_folder_of_the_process_is_of_no_matter():
     one, other = (
-        Call.of(load_inline, ("x", ""), {"extra_cflags": [f"-I{work}/tmp/{name}"]}).keys(Path(work))
+        BuildCall.of(load_inline, ("x", ""), {"extra_cflags": [f"-I{work}/tmp/{name}"]}).keys(Path(work))
         for work, name in (("/one", "tmpabcd1234"), ("/other", "tmpefgh5678"))
     )
     assert one.essence == other.essence
@@ -59,7 +59,7 @@ def test_a_temporary_folder_of_the_process_is_of_no_matter():
 
 def test_a_call_that_does_not_fit_raises_as_the_call_itself_would():
     with pytest.raises(TypeError, match="cpp_sources"):
-        Call.of(load_inline, ("x",), {})
+        BuildCall.of(load_inline, ("x",), {})
 
 
 def test_a_note_brings_the_call_with_its_files_and_its_environment(tmp_path, monkeypatch):
@@ -68,7 +68,7 @@ def test_a_note_brings_the_call_with_its_files_and_its_environment(tmp_path, mon
     source.write_text("int f();")
     monkeypatch.setenv("KERNELWRIGHT_TEST_GONE", "1")
     monkeypatch.setenv("KERNELWRIGHT_TEST_SET", "1")
-    call = Call.of(load, ("x", [source]), {"extra_cflags": ("-O3",)})
+    call = BuildCall.of(load, ("x", [source]), {"extra_cflags": ("-O3",)})
     keys_then = call.keys(tmp_path)
     write_note(note, call, keys_then, {"KERNELWRIGHT_TEST_GONE": None, "KERNELWRIGHT_TEST_SET": "2"})
     source.unlink()
@@ -81,6 +81,6 @@ def test_a_note_brings_the_call_with_its_files_and_its_environment(tmp_path, mon
 
 
 def test_arguments_that_are_no_plain_values_are_refused(tmp_path):
-    call = Call.of(load_inline, ("x", object()), {})
+    call = BuildCall.of(load_inline, ("x", object()), {})
     with pytest.raises(wire.WireError, match="object can not be handed over"):
         write_note(tmp_path / "note", call, call.keys(tmp_path), {})

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from kernelwright.sandbox.build.failures import read_failures
-from kernelwright_child.building.calls import Call, Keys
+from kernelwright_child.building.calls import BuildCall, Keys
 from kernelwright_child.building.inline import INDEX, Index, Recorder, is_replayed, replayed
 
-CALL, KEYS = Call("load_inline", {"name": "ext"}), Keys("whole", "essence")
+CALL, KEYS = BuildCall("load_inline", {"name": "ext"}), Keys("whole", "essence")
 ERROR = "Error building extension 'ext': [1/2] c++ main.cpp\nmain.cpp:1:2: error: 'x' was not declared"
 
 

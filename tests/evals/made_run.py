@@ -5,7 +5,7 @@ import random
 import sqlite3
 from datetime import UTC, datetime, timedelta
 
-from kernelwright.agent.log.events import Asked, Extracted, Judged, Kept, NoCandidate, Replied, Stopped
+from kernelwright.agent.log.events import Asked, CandidateExtracted, JudgedAttempt, Kept, NoCandidate, Replied, Stopped
 from kernelwright.agent.log.records import Ask, FoundCandidate, PromptOutline, Reply, Usage
 from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.replies import NotExtracted
@@ -154,8 +154,11 @@ class Writer:
             self.put(NoCandidate(**of, why=why or NotExtracted(kind="refusal", detail="The reply refuses.")))
             return number
         digest = hashlib.sha256(source.encode()).hexdigest()
-        self.put(Extracted(**of, candidate=FoundCandidate(digest=digest, language="cpp", how="the only block")), source)
-        self.put(Judged(**of, verdict=verdict, same_as=same_as))
+        self.put(
+            CandidateExtracted(**of, candidate=FoundCandidate(digest=digest, language="cpp", how="the only block")),
+            source,
+        )
+        self.put(JudgedAttempt(**of, verdict=verdict, same_as=same_as))
         speedup = verdict.measurement.speedup if isinstance(verdict, Passed) else None
         if speedup is not None and (self.best is None or speedup > self.best[0]):
             self.put(Kept(**of, speedup=speedup, previous=self.best and self.best[1]))

@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright import judge_all
 from kernelwright.agent.engine.judged_by import evaluating
-from kernelwright.sandbox.pool.front.choosing import Choice
+from kernelwright.sandbox.pool.front.choosing import ExecutorChoice
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.pool.workers.local import LocalExecutor
 from kernelwright.sandbox.verdict.report import report
@@ -22,7 +22,7 @@ def by_judge(works):
 
 def by_run(works):
     async def search():
-        async with evaluating(Choice(), QUICK) as evaluator:
+        async with evaluating(ExecutorChoice(), QUICK) as evaluator:
             found = [await evaluator.evaluate(work.problem, work.candidate) for work in works]
             assert await evaluator.screen(works[1].problem, [works[1].candidate]) == [None]
             for work in works:

@@ -8,7 +8,7 @@ from kernelwright.agent.engine.judged_by import ExecutorEvaluator
 from kernelwright.problems import Problem
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.front.choosing import Choice, executor_for, settled
+from kernelwright.sandbox.pool.front.choosing import ExecutorChoice, executor_for, settled
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
@@ -62,18 +62,18 @@ def test_a_candidate_that_fails_a_check_has_no_time():
 
 
 def test_a_run_remembers_the_kind_of_device_that_it_began_on():
-    assert settled(Choice(devices=1), Settings()).kind == processor_name()
+    assert settled(ExecutorChoice(devices=1), Settings()).kind == processor_name()
 
 
 def test_what_this_process_judges_on_by_itself_is_left_open():
-    assert settled(Choice(), Settings()) == Choice()
+    assert settled(ExecutorChoice(), Settings()) == ExecutorChoice()
 
 
 def test_an_address_without_ray_is_a_mistake():
     with pytest.raises(ExecutorError, match="--executor ray"):
-        executor_for(Choice(address="head:6379"), Settings())
+        executor_for(ExecutorChoice(address="head:6379"), Settings())
 
 
 def test_more_devices_than_cores_are_a_mistake():
     with pytest.raises(ExecutorError, match=r"100000 devices .* ask for fewer"):
-        settled(Choice(devices=100_000), Settings())
+        settled(ExecutorChoice(devices=100_000), Settings())

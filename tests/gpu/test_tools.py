@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernelwright.sandbox.judge import memcheck, profile, programs
-from kernelwright.sandbox.judge.tools import Call, Tool, run_under
+from kernelwright.sandbox.judge.tools import Tool, ToolTask, run_under
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -254,7 +254,7 @@ def call(folder, more="pass"):
         "gradients": False,
     }
     kept = {"arguments": Values({"l": [{"v": 3}]}, ()), "weights": tree(torch.full((3,), 2.0))}
-    return Call(plan, kept | {"values": tree(torch.arange(3.0))})
+    return ToolTask(plan, kept | {"values": tree(torch.arange(3.0))})
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_a_candidate_that_kills_its_starter_leaves_silence(tool, folder):
 
 @pytest.mark.slow
 def test_a_program_that_is_right_tells_whether_the_tool_works_at_all(tool, folder):
-    ran = run_under(tool, Call({"trial": True}, {}), folder, SETTINGS)
+    ran = run_under(tool, ToolTask({"trial": True}, {}), folder, SETTINGS)
     assert (ran.ended_well, ran.printed) == (True, "")
 
 

@@ -1,4 +1,4 @@
-"""The jail of an installed kernelwright: the same snooping as from a checkout, with the package as what is looked for."""
+"""The jail of an installed kernelwright: the same snooping as from a checkout; what it looks for is the package."""
 
 import shutil
 

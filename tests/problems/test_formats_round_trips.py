@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelwright.problems import Narrowing, Problem, Tolerance, load_problem
+from kernelwright.problems import ExcludedValues, Problem, Tolerance, load_problem
 from kernelwright.problems.formats import read_collection
-from kernelwright.problems.formats.definition import Definition, Trace, Workload, read_definition, read_workloads
+from kernelwright.problems.formats.definition import (
+    Definition,
+    FlashInferTrace,
+    Workload,
+    read_definition,
+    read_workloads,
+)
 from kernelwright.problems.formats.kernelbench import read_rows, to_row
 from kernelwright.problems.formats.robust import Configurations, read_configurations
 from kernelwright.problems.formats.writing import INDEX, write_collection, write_problem
@@ -39,8 +45,8 @@ TRACE = {
         (Definition, DEFINITION),
         (Definition, DEFINITION | {"op_type": None, "type": "norm", "custom_inputs_entrypoint": None}),
         (Workload, WORKLOAD | {"tolerance": TOLERANCE}),
-        (Trace, TRACE),
-        (Trace, TRACE | {"solution": None, "evaluation": None}),
+        (FlashInferTrace, TRACE),
+        (FlashInferTrace, TRACE | {"solution": None, "evaluation": None}),
         (Configurations, CONFIGURATIONS),
     ],
 )
@@ -110,7 +116,7 @@ def test_any_title_and_detail_survives_a_manifest(tmp_path_factory, title, id, v
     origin = {"format": "flashinfer", "id": id, "title": title, "details": {title: [value], "table": {id: value}}}
     source = "class Model: pass\ndef get_inputs(): pass\ndef get_init_inputs(): pass\n"
     tolerance = Tolerance(factor=4, reason=title)
-    values = Narrowing(without=("all negative", "with ties"), reason=title)
+    values = ExcludedValues(without=("all negative", "with ties"), reason=title)
     more = {"origin": origin, "tolerance": tolerance, "values": values}
     problem = Problem(name=folder.name, title=title, family=id, size="cpu", source=source, **more)
     write_problem(folder, problem)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.problems import VALUE_FAMILIES, Narrowing, ProblemError, Tolerance
+from kernelwright.problems import VALUE_FAMILIES, ExcludedValues, ProblemError, Tolerance
 from kernelwright.problems.record.manifest import parse_manifest
 
 GOOD = """family = "toy"
@@ -93,7 +93,7 @@ NARROW = GOOD + '[values]\nwithout = ["all negative"]\n'
 
 def test_a_problem_may_leave_families_of_values_out_with_a_reason() -> None:
     manifest = parse_manifest(NARROW + 'reason = "a logarithm"\n', "problem.toml")
-    assert manifest.values == Narrowing(without=("all negative",), reason="a logarithm")
+    assert manifest.values == ExcludedValues(without=("all negative",), reason="a logarithm")
 
 
 def test_families_of_values_left_out_without_a_reason_are_refused() -> None:

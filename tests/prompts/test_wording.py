@@ -6,7 +6,7 @@ import pytest
 import torch
 from prompt_briefs import FAILED, HISTORY, OLD_VERSIONS, PASSED, PROBLEM, brief
 
-from kernelwright.problems import VALUE_FAMILIES, Narrowing
+from kernelwright.problems import VALUE_FAMILIES, ExcludedValues
 from kernelwright.prompts import TargetVersions, device_sheet, render
 from kernelwright.prompts.markdown import fenced, trimmed
 from kernelwright.sandbox.correctness.families import DECADES, LOWERED, OUTLIER, RAISED, UP, most
@@ -57,7 +57,7 @@ def test_contract_states_the_tolerance_of_the_problem():
 @pytest.mark.parametrize("family", VALUE_FAMILIES)
 def test_contract_tells_a_family_of_values_unless_the_problem_leaves_it_out(family):
     def told(without=()):
-        narrow = Narrowing(without=without, reason="lengths are positive.")
+        narrow = ExcludedValues(without=without, reason="lengths are positive.")
         contract = text_of("contract", brief(problem=problem(values=narrow)))
         (changes,) = re.findall(r"one change of these: (.*?)\. All are finite.*", contract)
         return changes.split("; "), "lengths are positive" in contract

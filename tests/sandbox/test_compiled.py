@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.reference import Compilation
+from kernelwright.sandbox.calls.reference import CompiledGraphs
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.timing.baseline_times import BaselineTimes
@@ -71,7 +71,7 @@ def compiled(cache):
 @pytest.mark.slow
 def test_the_first_process_compiles_and_what_it_made_is_kept(compiled):
     compilation, kept = compiled
-    assert compilation == Compilation(made=1, found=0)
+    assert compilation == CompiledGraphs(made=1, found=0)
     assert any(name.endswith(".so") for name in kept)
 
 
@@ -86,7 +86,7 @@ def test_a_second_process_compiles_nothing_and_computes_the_same(cache, compiled
         expected = 2 * values.tensors[0].tensor() + 1
     finally:
         session.close()
-    assert session.compilation == Compilation(made=0, found=1)
+    assert session.compilation == CompiledGraphs(made=0, found=1)
     assert facts_of(cache / "compiled") == compiled[1]
     torch.testing.assert_close(output.tensor(), expected)
 
@@ -98,7 +98,7 @@ def test_a_damaged_product_is_compiled_anew(compiled, cache):
     library.write_bytes(b"no machine code")
     session = compiled_reference(SCALED, SETTINGS, "default")
     session.close()
-    assert session.compilation == Compilation(made=1, found=0)
+    assert session.compilation == CompiledGraphs(made=1, found=0)
 
 
 SPY = """

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from kernelwright.problems import Tolerance
+from kernelwright.sandbox.correctness import conditioning
 from kernelwright.sandbox.correctness.compare import mismatch
-from kernelwright.sandbox.correctness.conditioning import Asked, mismatch_shaken, shake
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken, shake
+from kernelwright.sandbox.tensors.values import RawTensor, ShownBytes, Values
 
 ROWS, COLUMNS = 256, 1000
 
@@ -53,7 +54,7 @@ def reference(x):
 
 
 def judged(x, output):
-    return mismatch_shaken(values(output), Asked(values(x), exact), values(reference(x)), Tolerance())
+    return mismatch_shaken(values(output), ExactCase(values(x), exact), values(reference(x)), Tolerance())
 
 
 def test_a_sum_whose_large_terms_cancel_last_is_right():
@@ -84,7 +85,7 @@ def test_what_has_the_wrong_form_is_not_asked_about_again():
     asked = []
     wrong = mismatch_shaken(
         values(reference(x)[:, :-1]),
-        Asked(values(x), lambda inputs: asked.append(1) or exact(inputs)),
+        ExactCase(values(x), lambda inputs: asked.append(1) or exact(inputs)),
         values(reference(x)),
         Tolerance(),
     )
@@ -112,9 +113,39 @@ def test_one_element_that_hardly_any_rounding_leaves_where_it_is_excuses_no_othe
 
     inputs, near = values(a, b, c, d), a * b / (c - d)
     rounded = (a.bfloat16() * b.bfloat16()).float() / (c - d)
-    asked = Asked(inputs, slopes)
+    asked = ExactCase(inputs, slopes)
     assert mismatch_shaken(values(rounded), asked, values(near), Tolerance())
     off = near.clone()
     off[0, 7] *= 1 + 1e-3  # what a different rounding of c and d does there
     assert mismatch(values(off), slopes(inputs), values(near), Tolerance(factor=1e-3, reason="to see the other check"))
     assert not any(mismatch_shaken(values(off), asked, values(near), Tolerance()) for _ in range(50))
+
+
+def showing():
+    """The same results, all shown in one place: each is gone when the next is asked for."""
+    place = torch.empty(ROWS * COLUMNS * 8, dtype=torch.uint8)
+
+    def answer(inputs):
+        (found,) = exact(inputs).tensors
+        place.copy_(torch.frombuffer(found.data, dtype=torch.uint8))
+        return Values({"t": 0}, (RawTensor("float64", found.shape, ShownBytes(place)),))
+
+    return answer
+
+
+def test_results_that_are_shown_in_one_place_lead_to_the_same_verdict():
+    x = alternating()
+    for output in (scaled_and_summed(x, strided_sum(x)), reference(x) * 1.01):
+        asked = ExactCase(values(x), showing())
+        found = mismatch_shaken(values(output), asked, values(reference(x)), Tolerance())
+        assert (found is None) == (judged(x, output) is None)
+
+
+def test_what_was_shown_first_is_kept_before_another_is_asked_for():
+    x = alternating()
+    shown = showing()
+    want = shown(values(x))
+    kept = want.tensors[0].tensor().clone()
+    asked = ExactCase(values(x), shown)
+    conditioning._moved(asked, want, 4.0)
+    assert torch.equal(want.tensors[0].tensor(), kept)

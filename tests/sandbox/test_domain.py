@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kernelwright.problems import Narrowing, Problem
+from kernelwright.problems import ExcludedValues, Problem
 from kernelwright.sandbox.correctness.domain import Domain, has_nan, is_nan_only
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
 from kernelwright.sandbox.judge.judging import judge
@@ -101,7 +101,7 @@ def test_a_kernel_that_gives_no_nan_where_a_logarithm_is_not_defined_is_right():
 @pytest.mark.slow
 def test_a_problem_narrows_the_families_itself():
     word = "with every other sign changed"
-    narrow = problem("x.abs()", values=Narrowing(without=(word, *sorted(NEGATIVE)), reason="lengths are positive"))
+    narrow = problem("x.abs()", values=ExcludedValues(without=(word, *sorted(NEGATIVE)), reason="lengths are positive"))
     found = verdict_on(narrow, "x * 1")
     assert isinstance(found, Passed), found
     assert set(found.evidence.families_left_out) == {word, *NEGATIVE}

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key
-from kernelwright.sandbox.verdict.bound import Work, floor_of
+from kernelwright.sandbox.verdict.bound import NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.peaks import HEADROOM, Level, Peaks
 from kernelwright_child.floor.arithmetic import Convolution, Window, fewest
 
@@ -77,7 +77,9 @@ def test_an_unknown_dtype_adds_nothing_to_the_floor():
 
 
 def test_a_time_under_the_direct_arithmetic_but_over_the_least_is_not_impossible():
-    work = Work(read_bytes=1000, written_bytes=1000, flops={"float32": 10**12}, least_flops={"float32": 10**11})
+    work = NecessaryWork(
+        read_bytes=1000, written_bytes=1000, flops={"float32": 10**12}, least_flops={"float32": 10**11}
+    )
     floor = floor_of(work, PEAKS, "strict")
     assert floor.fraction(floor.direct_ms / 2) == pytest.approx(2)
     assert not floor.is_impossible(floor.direct_ms / 2)
@@ -130,4 +132,4 @@ def test_baselines_of_different_drivers_are_kept_apart(tmp_path):
 
 def test_work_of_another_form_is_refused():
     with pytest.raises(ValueError, match="greater than or equal"):
-        Work.of({"bytes": {"read": -1, "written": 0}, "flops": {}, "least_flops": {}})
+        NecessaryWork.of({"bytes": {"read": -1, "written": 0}, "flops": {}, "least_flops": {}})

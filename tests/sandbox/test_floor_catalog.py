@@ -8,7 +8,7 @@ import torch
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.floor.processor import measured_again, processor_peaks
 from kernelwright.sandbox.machine.fact_store import Store
-from kernelwright.sandbox.verdict.bound import Work, floor_of
+from kernelwright.sandbox.verdict.bound import NecessaryWork, floor_of
 from kernelwright_child.floor.trace import trace
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def test_eager_pytorch_takes_longer_than_the_floor(peaks, name):
     namespace = {}
     exec(compile(problem.source, name, "exec"), namespace)
     model, inputs = namespace["Model"](*namespace["get_init_inputs"]()), namespace["get_inputs"]()
-    floor = floor_of(Work.of(trace(model, inputs)), peaks, problem.precision)
+    floor = floor_of(NecessaryWork.of(trace(model, inputs)), peaks, problem.precision)
     times = []
     with torch.no_grad():
         for _ in range(CALLS):

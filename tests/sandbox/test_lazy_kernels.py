@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kernelwright.problems import Tolerance
-from kernelwright.sandbox.correctness.conditioning import Asked, mismatch_shaken
+from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 
@@ -103,7 +103,7 @@ def is_caught(lazy: Lazy, family: str) -> bool:
     """By what the judge does with a call."""
     values = vary(packed(lazy.draw()), family)
     x = values.tensors[0].tensor()
-    asked = Asked(values, lambda given: packed(lazy.reference(given.tensors[0].tensor().double())))
+    asked = ExactCase(values, lambda given: packed(lazy.reference(given.tensors[0].tensor().double())))
     return mismatch_shaken(packed(lazy.kernel(x)), asked, packed(lazy.reference(x)), Tolerance()) is not None
 
 

@@ -1,7 +1,7 @@
 """What a child says of an exception."""
 
 from kernelwright_child import wire
-from kernelwright_child.programs.worker import failure
+from kernelwright_child.programs.serving import failure
 
 
 def raised(error):

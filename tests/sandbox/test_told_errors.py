@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernelwright_child.programs.worker import failure
+from kernelwright_child.programs.serving import failure
 from kernelwright_child.wire import WireError, refuse_unplain
 
 

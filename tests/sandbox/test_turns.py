@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.machine.turns import Waiting, measuring, processor_path, processor_turn
+from kernelwright.sandbox.machine.turns import WaitLimit, measuring, processor_path, processor_turn
 from kernelwright.sandbox.verdict.errors import MachineError
 from tests.turns import holders, locked_bytes, waiters
 
@@ -35,7 +35,7 @@ with processor_turn((0, 1)):
         time.sleep(600)
     time.sleep(600)
 """
-AT_ONCE = Waiting(limit_s=0)
+AT_ONCE = WaitLimit(limit_s=0)
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ def test_waiting_ends_where_nobody_wants_the_turn_any_more():
 
     def wait():
         try:
-            with processor_turn((0,), waiting=Waiting(stopped=stopped.is_set)):
+            with processor_turn((0,), waiting=WaitLimit(stopped=stopped.is_set)):
                 pass
         except MachineError as error:
             errors.append(str(error))

@@ -13,29 +13,29 @@ from kernelwright.agent.log.journal import Journal
 from kernelwright.agent.log.records import Ask, Attempt, Reply, Request
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.protocol import Waiting
+from kernelwright.agent.providers.protocol import AnswerPending
 from kernelwright.agent.providers.servers.chat import read_reply
+from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.verdict.record import Record
 
 ENDPOINT: Final = "/v1/chat/completions"
 
 
-class Deferred:
+class BatchProvider:
     """Answers nothing: the asks stay open in the run's log, to be exported."""
 
     name = "batch"
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """Raises `Waiting` always."""
-        raise Waiting(
+        """Raises `AnswerPending` always."""
+        raise AnswerPending(
             "the asks wait for a batch: `kernelwright batch export`, send the file, `kernelwright batch import`, "
             "then `kernelwright resume`"
         )
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenRequest:
     """A request of a run that has no answer yet."""
 
     problem: str
@@ -57,7 +57,7 @@ class Imported(Record):
     """Ids that the run still waits for."""
 
 
-def open_requests(log: RunLog) -> Iterator[Open]:
+def open_requests(log: RunLog) -> Iterator[OpenRequest]:
     """All requests of the run that wait for an answer, by problem and attempt."""
     for name in log.header.problems:
         for attempt in fold(name, log.events(name)).attempts:
@@ -75,7 +75,7 @@ def batch_line(request: Request) -> str:
 
 def import_answers(log: RunLog, lines: Iterable[str]) -> Imported:
     """Log the answers to what the run waits for. Importing again changes nothing. One writer at a time."""
-    waiting: dict[str, list[Open]] = {}
+    waiting: dict[str, list[OpenRequest]] = {}
     for one in open_requests(log):
         waiting.setdefault(one.request.digest, []).append(one)
     journals = {name: Journal(name, log, lambda event: None) for name in log.header.problems}
@@ -100,7 +100,7 @@ def import_answers(log: RunLog, lines: Iterable[str]) -> Imported:
     return Imported(answered=answered, failed=failed, unknown=tuple(unknown), missing=tuple(waiting))
 
 
-def _open(log: RunLog, problem: str, attempt: Attempt) -> Open | None:
+def _open(log: RunLog, problem: str, attempt: Attempt) -> OpenRequest | None:
     again = attempt.follow_up
     if attempt.reply_digest is None:
         text = log.prompt(attempt.prompt).text
@@ -108,7 +108,7 @@ def _open(log: RunLog, problem: str, attempt: Attempt) -> Open | None:
         text = log.text(again.prompt_digest)
     else:
         return None
-    return Open(problem, attempt.number, attempt.request(text), attempt.reply_digest is not None)
+    return OpenRequest(problem, attempt.number, attempt.request(text), attempt.reply_digest is not None)
 
 
 def _read(line: str) -> tuple[str | None, Reply | str]:
@@ -133,7 +133,7 @@ def _reply(answer: dict[str, Any]) -> Reply | str:
     reply = read_reply(body, asked_model="unknown", request_id=response.get("request_id"), latency_s=0.0)
     if reply is None:
         return "holds no chat completion"
-    return Reply.model_validate(reply.model_dump() | {"provider": Deferred.name, "latency_s": None})
+    return Reply.model_validate(reply.model_dump() | {"provider": BatchProvider.name, "latency_s": None})
 
 
 def _said(error: Any) -> str:
@@ -142,7 +142,7 @@ def _said(error: Any) -> str:
     return str(words or "no reason was given")
 
 
-def _log(journal: Journal, one: Open, reply: Reply) -> None:
+def _log(journal: Journal, one: OpenRequest, reply: Reply) -> None:
     kind = RepliedAgain if one.again else Replied
     event = kind(problem=one.problem, attempt=one.attempt, reply_digest=reply.digest, reply=reply.facts)
     journal.write(event, blobs=[reply.model_dump_json()])

@@ -19,8 +19,8 @@ from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.providers.protocol import ProviderError
 from kernelwright.agent.providers.servers.batchfile import ENDPOINT, Imported, batch_line, import_answers, open_requests
 from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.verdict.record import Record
 
 if TYPE_CHECKING:
     import openai
@@ -44,7 +44,7 @@ class Sent(Record):
     requests: int
 
 
-class Note(Record):
+class SentBatches(Record):
     """What is known in the run's folder."""
 
     sent: tuple[Sent, ...] = ()
@@ -52,7 +52,7 @@ class Note(Record):
     """Ids of batches whose answers were taken: what failed in them is sent again."""
 
 
-class Progress(Record):
+class BatchStatus(Record):
     """Where a batch stands on the server."""
 
     id: str
@@ -78,12 +78,12 @@ class BatchService:
         self._note = log.folder / NOTE
 
     @property
-    def note(self) -> Note:
+    def note(self) -> SentBatches:
         """What is under way; `ProviderError` where the note cannot be read."""
         try:
-            return Note.model_validate_json(self._note.read_bytes())
+            return SentBatches.model_validate_json(self._note.read_bytes())
         except FileNotFoundError:
-            return Note()
+            return SentBatches()
         except (OSError, ValidationError) as error:
             raise ProviderError(
                 f"{self._note} cannot be read ({type(error).__name__}); restore or delete it"
@@ -104,15 +104,15 @@ class BatchService:
                 if batch.id not in note.taken
             }
             sent = tuple(self._send(client, part, known) for part in _files(lines.values()))
-        self._write(Note(sent=sent, taken=note.taken))
+        self._write(SentBatches(sent=sent, taken=note.taken))
         return sent
 
-    def progress(self) -> list[Progress]:
+    def progress(self) -> list[BatchStatus]:
         """Where each batch under way stands."""
         with self._client() as client:
             return [_progress(client, one) for one in self.note.sent]
 
-    def wait(self, every_s: float, told: Callable[[list[Progress]], None]) -> None:
+    def wait(self, every_s: float, told: Callable[[list[BatchStatus]], None]) -> None:
         """Ask how they stand until all have ended; `told` hears each answer."""
         while True:
             found = self.progress()
@@ -136,7 +136,7 @@ class BatchService:
                 paths += [_download(client, name, Path(scratch)) for name in wanted]
             found = import_answers(self._log, _lines(paths))
         taken = (*note.taken, *(one.id for one in note.sent if one not in left))
-        self._write(Note(sent=tuple(left), taken=taken))
+        self._write(SentBatches(sent=tuple(left), taken=taken))
         return found
 
     def _send(self, client: "openai.OpenAI", part: bytes, known: Mapping[str | None, str]) -> Sent:
@@ -150,7 +150,7 @@ class BatchService:
             return Sent(id=batch.id, digest=digest, requests=part.count(b"\n"))
         return Sent(id=known[mark], digest=digest, requests=part.count(b"\n"))
 
-    def _write(self, note: Note) -> None:
+    def _write(self, note: SentBatches) -> None:
         write_atomically(self._note, note.model_dump_json())
 
     @contextmanager
@@ -172,13 +172,13 @@ def _files(lines: Iterable[str]) -> Iterator[bytes]:
     yield bytes(part)
 
 
-def _progress(client: "openai.OpenAI", one: Sent) -> Progress:
+def _progress(client: "openai.OpenAI", one: Sent) -> BatchStatus:
     batch = client.batches.retrieve(one.id)
     counts = batch.request_counts
     done, failed = (counts.completed, counts.failed) if counts else (0, 0)
     faults = (batch.errors.data or []) if batch.errors else []
     why = "; ".join(fault.message for fault in faults if fault.message)
-    return Progress(id=one.id, status=batch.status, done=done, failed=failed, requests=one.requests, why=why)
+    return BatchStatus(id=one.id, status=batch.status, done=done, failed=failed, requests=one.requests, why=why)
 
 
 def _download(client: "openai.OpenAI", name: str, folder: Path) -> Path:

@@ -40,7 +40,7 @@ class Message(Lenient):
     reasoning_content: Words = None
 
 
-class Choice(Lenient):
+class ChatChoice(Lenient):
     """One answer; only one is asked for."""
 
     message: Message
@@ -68,7 +68,7 @@ class UsageForm(Lenient):
         raise NotImplementedError
 
 
-class UsageObject(UsageForm):
+class ChatUsage(UsageForm):
     """`cost` is OpenRouter's; `prompt_cache_hit_tokens` is DeepSeek's word for cached tokens."""
 
     prompt_tokens: Count = None
@@ -99,7 +99,7 @@ class UsageObject(UsageForm):
 class Completion(Lenient):
     """A chat completion."""
 
-    choices: tuple[Choice, ...] = Field(min_length=1)
+    choices: tuple[ChatChoice, ...] = Field(min_length=1)
     id: Words = None
     model: Words = None
 
@@ -112,7 +112,7 @@ def read_completion(answer: dict[str, Any]) -> Completion | None:
         return None
 
 
-def read_usage(raw: object, form: type[UsageForm] = UsageObject) -> Usage:
+def read_usage(raw: object, form: type[UsageForm] = ChatUsage) -> Usage:
     """The usage object in our words; whatever it does not say, or says in a strange way, is None."""
     if not isinstance(raw, dict):
         return Usage()

@@ -20,8 +20,8 @@ from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.agent.providers.protocol import ProviderError
 from kernelwright.agent.providers.proxies import proxy_for
 from kernelwright.agent.providers.servers.wires import WIRES, Api
+from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.verdict.record import Record
 
 if TYPE_CHECKING:
     import openai

@@ -79,7 +79,7 @@ def _begun(model: Path, threads: int = 1) -> "subprocess.Popen[str]":
     )
 
 
-class Local:
+class LocalProvider:
     """See the module. The server starts with the first request."""
 
     name = "local"

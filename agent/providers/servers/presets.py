@@ -8,8 +8,8 @@ from pydantic import TypeAdapter, ValidationError
 from kernelwright.agent.providers.protocol import ProviderError
 from kernelwright.agent.providers.servers.client import OpenAISettings
 from kernelwright.agent.providers.servers.wires import Api
+from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
-from kernelwright.sandbox.verdict.record import Record
 
 SHIPPED = Path(__file__).parents[2] / "data" / "providers.toml"
 

@@ -25,7 +25,7 @@ def _parts(value: object) -> object:
     return [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
 
 
-class Part(Lenient):
+class ContentPart(Lenient):
     """A piece of text, a refusal, or a piece of reasoning."""
 
     type: Words = None
@@ -33,7 +33,7 @@ class Part(Lenient):
     refusal: Words = None
 
 
-Parts = Annotated[tuple[Part, ...], BeforeValidator(_parts)]
+Parts = Annotated[tuple[ContentPart, ...], BeforeValidator(_parts)]
 
 
 class Item(Lenient):
@@ -56,7 +56,7 @@ class Trouble(Lenient):
     message: Words = None
 
 
-class UsageObject(UsageForm):
+class ResponsesUsage(UsageForm):
     """llama.cpp sends None for details that it does not know."""
 
     input_tokens: Count = None
@@ -119,7 +119,7 @@ def read_response(
         reasoning="\n\n".join(part.text for part in thoughts if part.text),
         finish_reason=found.finish_reason,
         model=found.model or asked_model,
-        usage=read_usage(answer.get("usage"), UsageObject),
+        usage=read_usage(answer.get("usage"), ResponsesUsage),
         provider="responses",
         provider_request_id=request_id or found.id,
         latency_s=latency_s,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Api = Literal["chat", "responses"]
 
 
-class Wire(Protocol):
+class ApiForm(Protocol):
     """How a request goes out and how its answer is read."""
 
     @property
@@ -47,7 +47,7 @@ class Chat:
     noun = "chat completion"
 
     def arguments(self, request: Request, is_own: bool) -> dict[str, Any]:
-        """See `Wire`."""
+        """See `ApiForm`."""
         # OpenAI's newer models refuse max_tokens; most other servers know nothing else.
         limit = "max_completion_tokens" if is_own else "max_tokens"
         message = {"role": "user", "content": request.prompt}
@@ -55,11 +55,11 @@ class Chat:
         return {"model": request.model, "messages": [message], **options}
 
     async def send(self, client: "openai.AsyncOpenAI", arguments: dict[str, Any]) -> Any:
-        """See `Wire`."""
+        """See `ApiForm`."""
         return await client.chat.completions.create(**arguments)
 
     def is_answer(self, answer: Any) -> bool:
-        """See `Wire`."""
+        """See `ApiForm`."""
         from openai.types.chat import ChatCompletion
 
         return isinstance(answer, ChatCompletion)
@@ -69,7 +69,7 @@ class Chat:
         return None
 
     def read(self, plain: dict[str, Any], request: Request, request_id: str | None, latency_s: float) -> Reply | None:
-        """See `Wire`."""
+        """See `ApiForm`."""
         return read_reply(plain, asked_model=request.model, request_id=request_id, latency_s=latency_s)
 
 
@@ -79,27 +79,27 @@ class Responses:
     noun = "response"
 
     def arguments(self, request: Request, is_own: bool) -> dict[str, Any]:
-        """See `Wire`."""
+        """See `ApiForm`."""
         options = _given({"temperature": request.temperature, "max_output_tokens": request.max_tokens})
         kept = {"store": False} if is_own else {}
         return {"model": request.model, "input": request.prompt, **options, **kept}
 
     async def send(self, client: "openai.AsyncOpenAI", arguments: dict[str, Any]) -> Any:
-        """See `Wire`."""
+        """See `ApiForm`."""
         return await client.responses.create(**arguments)
 
     def is_answer(self, answer: Any) -> bool:
-        """See `Wire`."""
+        """See `ApiForm`."""
         from openai.types.responses import Response
 
         return isinstance(answer, Response)
 
     def failure(self, plain: dict[str, Any]) -> str | None:
-        """See `Wire`."""
+        """See `ApiForm`."""
         return read_failure(plain)
 
     def read(self, plain: dict[str, Any], request: Request, request_id: str | None, latency_s: float) -> Reply | None:
-        """See `Wire`."""
+        """See `ApiForm`."""
         reply = read_response(plain, asked_model=request.model, request_id=request_id, latency_s=latency_s)
         # llama.cpp calls an answer completed that ran into its limit.
         if reply is None or reply.finish_reason != "stop" or not _at_limit(reply, request):
@@ -107,7 +107,7 @@ class Responses:
         return reply.model_copy(update={"finish_reason": "length"})
 
 
-WIRES: dict[Api, Wire] = {"chat": Chat(), "responses": Responses()}
+WIRES: dict[Api, ApiForm] = {"chat": Chat(), "responses": Responses()}
 
 
 def _at_limit(reply: Reply, request: Request) -> bool:

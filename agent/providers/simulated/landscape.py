@@ -57,7 +57,7 @@ STANDARD = Assumptions()
 
 
 @dataclass(frozen=True)
-class Kernel:
+class SimulatedKernel:
     """A simulated candidate."""
 
     log_speedup: float
@@ -78,14 +78,14 @@ class Landscape:
     seed: int
     assumptions: Assumptions = STANDARD
 
-    def draft(self, idea: str, rng: random.Random) -> Kernel:
+    def draft(self, idea: str, rng: random.Random) -> SimulatedKernel:
         """A first version."""
         known = self.assumptions
         quality = self._drawn("draft", self._meant(idea, rng)).gauss(0, known.idea_spread)
         speed = min(self.level + quality + rng.gauss(0, known.writing_spread), self.ceiling)
-        return self._written(Kernel(speed, root=idea), known.draft_right, rng)
+        return self._written(SimulatedKernel(speed, root=idea), known.draft_right, rng)
 
-    def improve(self, parent: Kernel, idea: str, rng: random.Random) -> Kernel:
+    def improve(self, parent: SimulatedKernel, idea: str, rng: random.Random) -> SimulatedKernel:
         """A change to a right candidate."""
         known = self.assumptions
         meant = self._meant(idea, rng)
@@ -96,7 +96,7 @@ class Landscape:
         child = replace(parent, log_speedup=min(speed, self.ceiling), ideas=(*parent.ideas, meant))
         return self._written(child, known.improve_right, rng)
 
-    def repair(self, parent: Kernel, rng: random.Random) -> Kernel:
+    def repair(self, parent: SimulatedKernel, rng: random.Random) -> SimulatedKernel:
         """A repair of a wrong candidate."""
         assert parent.mends is not None, "what is right needs no repair"
         mends: float | None = parent.mends
@@ -106,7 +106,7 @@ class Landscape:
             mends = self._chance(rng)
         return replace(parent, mends=mends, step=parent.step + 1)
 
-    def measured(self, kernel: Kernel, rng: random.Random) -> float:
+    def measured(self, kernel: SimulatedKernel, rng: random.Random) -> float:
         """A speedup as a judge would measure it."""
         spread = self.assumptions.noise * (5 if rng.random() < 0.05 else 1)
         return math.exp(kernel.log_speedup + rng.gauss(0, spread))
@@ -139,7 +139,7 @@ class Landscape:
             return f"own {rng.randrange(20)}"
         return idea
 
-    def _written(self, kernel: Kernel, chance: float, rng: random.Random) -> Kernel:
+    def _written(self, kernel: SimulatedKernel, chance: float, rng: random.Random) -> SimulatedKernel:
         logit = math.log(chance / (1 - chance)) - self.difficulty
         right = rng.random() < 1 / (1 + math.exp(-logit))
         return kernel if right else replace(kernel, mends=self._chance(rng))

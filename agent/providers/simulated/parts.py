@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.providers.simulated.landscape import STANDARD, Assumptions, Kernel, Landscape
+from kernelwright.agent.providers.simulated.landscape import STANDARD, Assumptions, Landscape, SimulatedKernel
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.verdict.verdicts import (
@@ -39,19 +39,19 @@ def landscape_of(problem: str, seed: int, assumptions: Assumptions) -> Landscape
     return Landscape(random.Random(f"{seed}/{problem}").randrange(2**32), assumptions)
 
 
-def source_of(kernel: Kernel) -> str:
+def source_of(kernel: SimulatedKernel) -> str:
     """A candidate that says what it is."""
     said = json.dumps(asdict(kernel))
     return f"import torch\n\nKERNEL = '{said}'\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
 
 
-def kernel_in(text: str) -> Kernel | None:
+def kernel_in(text: str) -> SimulatedKernel | None:
     """The simulated candidate in a source or a prompt."""
     found = _KERNEL.search(text)
     if found is None:
         return None
     said = json.loads(found[1])
-    return Kernel(**said | {"ideas": tuple(said["ideas"])})
+    return SimulatedKernel(**said | {"ideas": tuple(said["ideas"])})
 
 
 @dataclass
@@ -80,7 +80,7 @@ class SimulatedProvider:
             latency_s=latency,
         )
 
-    def _kernel(self, ask: Ask, prompt: Prompt, rng: random.Random) -> Kernel:
+    def _kernel(self, ask: Ask, prompt: Prompt, rng: random.Random) -> SimulatedKernel:
         landscape = landscape_of(ask.problem, self.seed, self.assumptions)
         if ask.role == "propose":
             return landscape.draft(ask.idea, rng)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from kernelwright.commands.options.endings import UserMistake
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.pool import Choice
+    from kernelwright.sandbox.pool import ExecutorChoice
 
 
 SANITIZE_HELP = "On a GPU: what is right is run once more under compute-sanitizer; a faulty access fails it."
@@ -50,9 +50,9 @@ def executor_choice(
     devices: int | None,
     kind: str | None,
     builders: int | None = None,
-) -> "Choice":
+) -> "ExecutorChoice":
     """The executor that the options name; `UserMistake` for one that is none."""
-    from kernelwright.sandbox.pool.front.choosing import NAMES, Choice
+    from kernelwright.sandbox.pool.front.choosing import NAMES, ExecutorChoice
 
     if executor not in NAMES:
         raise UserMistake(f"no executor {executor!r}; there are: {', '.join(NAMES)}")
@@ -60,6 +60,6 @@ def executor_choice(
         raise UserMistake(f"--address {address} names a Ray cluster; add --executor ray, or leave it out")
     if address is not None and devices is not None:
         raise UserMistake("--devices is for devices of this machine, and --address names a cluster; leave one out")
-    return Choice.model_validate(
+    return ExecutorChoice.model_validate(
         {"executor": executor, "address": address, "devices": devices, "kind": kind, "builders": builders}
     )

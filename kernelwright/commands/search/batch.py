@@ -14,7 +14,7 @@ from kernelwright.commands.options.files import opened
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
     from kernelwright.agent.providers.servers.batchfile import Imported
-    from kernelwright.agent.providers.servers.batchlive import BatchService, Progress
+    from kernelwright.agent.providers.servers.batchlive import BatchService, BatchStatus
 
 app = typer.Typer(help="Send the asks of a run as a batch, and take its answers back.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(help="Folder of the run.")]
@@ -115,7 +115,7 @@ def _service(log: "RunLog", base_url: str | None, api_key_env: str) -> "BatchSer
     return BatchService(log, OpenAISettings(base_url=base_url, api_key_env=api_key_env))
 
 
-def _show(found: "Iterable[Progress]") -> None:
+def _show(found: "Iterable[BatchStatus]") -> None:
     for one in found:
         why = f": {one.why}" if one.why else ""
         print(f"{one.id} {one.status}: {one.done} of {one.requests} done, {one.failed} failed{why}", file=sys.stderr)

@@ -12,7 +12,7 @@ from kernelwright.sandbox.verdict.settings import Settings
 NAMES = ("local", "ray")
 
 
-class Choice(Record):
+class ExecutorChoice(Record):
     """An executor, as a run's header keeps it."""
 
     executor: Literal["local", "ray"] = "local"
@@ -26,7 +26,7 @@ class Choice(Record):
     """Builds at once; None for one a core of this machine, or as many as a cluster offers."""
 
 
-def executor_for(choice: Choice, settings: Settings) -> Executor:
+def executor_for(choice: ExecutorChoice, settings: Settings) -> Executor:
     """The executor, not opened yet. Raises `ExecutorError` for choices that do not go together."""
     if choice.executor == "local":
         if choice.address is not None:
@@ -37,12 +37,12 @@ def executor_for(choice: Choice, settings: Settings) -> Executor:
     return RayExecutor(settings, choice.address, choice.builders, choice.devices)
 
 
-def settled(choice: Choice, settings: Settings) -> Choice:
+def settled(choice: ExecutorChoice, settings: Settings) -> ExecutorChoice:
     """The choice with the kind of device that it comes to, so that a run that is resumed stays with it.
 
     A cluster is asked. Where nothing is chosen it is left open.
     """
-    if choice == Choice():
+    if choice == ExecutorChoice():
         return choice
 
     async def kind() -> str:

@@ -222,11 +222,9 @@ ATTACKED_HARNESS = [
           KEPT.append(torch.zeros_like(x))
           def call(self, message, fds):
               return {"tree": {"t": 0}, "tensors": [wire.describe(sys.modules["candidate"].KEPT[0])]}
-          for name, found in list(sys.modules.items()):
-              if name.endswith("child.worker") or name == "__main__":
-                  if hasattr(found, "Worker"): found.Worker.call.__code__ = call.__code__
+          module("programs.model_runner").ModelRunner.call.__code__ = call.__code__
           return KEPT[0]
-          """, "KEPT = []\n"),
+          """, WIRE + "KEPT = []\n"),
     Cheat("a download of somebody's kernel", (82,), "weighted", "check", ZEROS,
           """
           import subprocess, urllib.request
