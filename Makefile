@@ -29,7 +29,7 @@ check: setup
 
 # Every extension of a varied corpus built as torch would and as we do; about half an hour.
 corpus: setup
-	$(BIN)/python -m pytest tests/builds -m corpus
+	$(BIN)/python -m pytest tests/sandbox/build -m corpus
 
 doctor: setup
 	$(BIN)/kernelwright doctor

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.test_proxies import Refusing
+from tests.agent.providers.test_proxies import Refusing
 
 ROOT = Path(__file__).parents[2]
 OLD = "#!/bin/sh\nexit 1\n"
