@@ -9,11 +9,12 @@ import json
 import os
 from pathlib import Path
 
-from kernelwright.sandbox.machine.folders import READING, Bounds, FolderStore, digest_of
 from kernelwright.sandbox.build.toolchain import Toolchain
+from kernelwright.sandbox.machine.folders import READING, Bounds, FolderStore, digest_of
 
 INDEX = "built.json"
-"""The builder's list of what it built, see `kernelwright_child.building.inline`, which imports torch and so is not imported here."""
+"""The builder's list of what it built, see `kernelwright_child.building.inline`: that imports torch, so it is not
+imported here."""
 
 LIMIT_BYTES = 4 * 2**30
 BUILD_BYTES, BUILD_FILES, BUILD_DEPTH = 2**29, 4096, 8

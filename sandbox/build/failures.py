@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernelwright.sandbox.build import diagnose
-from kernelwright.sandbox.machine.folders import READING
 from kernelwright.sandbox.build.build_store import INDEX
+from kernelwright.sandbox.machine.folders import READING
 from kernelwright.sandbox.verdict.clean import clean, one_line
 
 MAX_BYTES = 4 * 2**20

@@ -16,9 +16,9 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from kernelwright.sandbox.machine.cache import Cache
 from kernelwright.sandbox.build.build_record import Compilation, Header
 from kernelwright.sandbox.build.toolchain import BINDING, Toolchain, folder_of
+from kernelwright.sandbox.machine.cache import Cache
 from kernelwright_child.building import flags as kinds
 
 LIMIT_BYTES = 8 * 2**30

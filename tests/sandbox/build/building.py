@@ -1,4 +1,4 @@
-"""`python -m tests.sandbox.build.building NAME FOLDER [SHELF]`: builds one case of the corpus and writes what came of it.
+"""`python -m tests.sandbox.build.building NAME FOLDER [SHELF]`: builds one case of the corpus, and writes the outcome.
 
 The stock way, or with a shelf's shortcuts installed. `FOLDER/outcome.pt` holds `{built, error, results}`.
 """
