@@ -1,8 +1,9 @@
 # `make run` and `make test` set everything up by themselves; PYTHON and KERNELWRIGHT_TORCH may be overridden.
 PYTHON ?= python3
 VENV ?= .venv
-# One exact torch, so that two machines install the same; any 2.9 or newer works.
-KERNELWRIGHT_TORCH ?= torch==2.13.0
+# Exact versions, so that two machines install the same. Any torch from 2.9 works; its line stands for itself there.
+PINS := requirements-dev.txt
+KERNELWRIGHT_TORCH ?= $(shell grep '^torch==' $(PINS))
 BIN := $(VENV)/bin
 # One more than there are cores: much of a test is waiting for a child.
 TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
@@ -54,10 +55,11 @@ FETCHING = fetching $(KERNELWRIGHT_TORCH) and other packages into $(VENV): minut
 NO_PACKAGES = pip could not install the packages, for the first reason that it gives above; \
 	check network and disk (behind a proxy set HTTPS_PROXY, for a mirror PIP_INDEX_URL), then run make again
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PINNED := --constraint $(VENV)/constraints.txt
 # As a folder on Python's path: setuptools' own way loses to any folder here that is named like a package of ours.
 EDITABLE := --config-settings editable_mode=compat
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml $(PINS)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 		|| { $(SAY) "$(NO_PYTHON)"; exit 3; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { $(SAY) "$(NO_VENV)"; exit 3; }
@@ -66,11 +68,13 @@ $(VENV)/.ready: pyproject.toml
 		|| $(SAY) "$(NO_HEADERS)"
 	@$(SAY) "$(FETCHING)"
 	@"$(PYTHON)" -m venv $(VENV)
-	@$(PIP) "$(KERNELWRIGHT_TORCH)" && $(PIP) $(EDITABLE) -e ".[dev]" || { $(SAY) "$(NO_PACKAGES)"; exit 3; }
+	@grep -v '^torch==' $(PINS) > $(VENV)/constraints.txt
+	@$(PIP) $(PINNED) "$(KERNELWRIGHT_TORCH)" && $(PIP) $(PINNED) $(EDITABLE) -e ".[dev]" \
+		|| { $(SAY) "$(NO_PACKAGES)"; exit 3; }
 	@touch $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready
-	@$(PIP) $(EDITABLE) -e ".[docs]" || { $(SAY) "$(NO_PACKAGES)"; exit 3; }
+	@$(PIP) $(PINNED) $(EDITABLE) -e ".[docs]" || { $(SAY) "$(NO_PACKAGES)"; exit 3; }
 	@touch $@
 
 clean:
