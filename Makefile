@@ -8,13 +8,19 @@ BIN := $(VENV)/bin
 # One more than there are cores: much of a test is waiting for a child.
 TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: run test prove corpus check demo doctor bench docs setup clean
+.PHONY: run quick test prove corpus check demo doctor bench docs setup clean
 
 run demo: setup
 	$(BIN)/kernelwright run --suite demo
 
+SIDE_BY_SIDE := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --ignore tests/hostile --ignore tests/honest
+
+# What one runs while working: nothing that judges or builds for seconds.
+quick: setup
+	$(SIDE_BY_SIDE) -m "not slow and not long and not gpu and not corpus"
+
 test: setup
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not corpus and not long" --ignore tests/hostile --ignore tests/honest
+	$(SIDE_BY_SIDE) -m "not corpus and not long"
 
 # Every attack on the jail, as root and as an ordinary user, and every hostile and honest candidate of the judge's corpus,
 # one after the other on an otherwise idle machine: they look at the whole machine for what an attack left behind.
