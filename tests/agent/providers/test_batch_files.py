@@ -1,0 +1,176 @@
+"""The open asks of a run go out as a batch file, and its answers come back in any order, with errors and gaps."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from kernelwright.agent.log.view import fold
+from kernelwright.agent.providers.kinds.batch import BatchProvider
+from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers.servers.batch_file import batch_line, import_answers, open_requests
+from kernelwright.cli import app
+from tests.agent.search_parts import CONFIG, PROBLEM, new_log, reply_with, searched
+
+WAITING = 4
+
+
+@pytest.fixture
+def log(tmp_path):
+    with new_log(tmp_path / "run") as log:
+        with pytest.raises(ProviderError, match="wait for a batch"):
+            searched(log, provider=BatchProvider(), config=config())
+        yield log
+
+
+def config(attempts=WAITING):
+    return CONFIG.model_copy(update={"slots": WAITING, "drafts": WAITING, "attempts": attempts})
+
+
+def answers(log):
+    """A line for each open request, in the form of the batch service."""
+    return [answer(one.request, speed) for speed, one in enumerate(open_requests(log), start=2)]
+
+
+def answer(request, speed):
+    message = {"role": "assistant", "content": reply_with(f"{speed}.0")}
+    body = {
+        "model": "scripted-1",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 7},
+    }
+    response = {"status_code": 200, "request_id": "r", "body": body}
+    return json.dumps({"custom_id": request.digest, "response": response, "error": None})
+
+
+def replies(log):
+    return [attempt.reply for attempt in fold(PROBLEM.name, log.events(PROBLEM.name)).attempts]
+
+
+def test_each_line_of_the_export_holds_the_prompt_of_its_ask(log):
+    lines = [json.loads(batch_line(one.request)) for one in open_requests(log)]
+
+    assert len(lines) == WAITING
+    assert [line["body"]["messages"][0]["content"] for line in lines] == [
+        one.request.prompt for one in open_requests(log)
+    ]
+
+
+def test_the_ids_of_the_export_differ_and_are_short_enough_for_every_service(log):
+    ids = {json.loads(batch_line(one.request))["custom_id"] for one in open_requests(log)}
+
+    assert len(ids) == WAITING
+    assert max(map(len, ids)) <= 64
+
+
+def test_answers_in_any_order_go_to_their_own_asks(log):
+    lines = answers(log)
+    wanted = [one.request.digest for one in open_requests(log)]
+    random.Random(3).shuffle(lines)
+
+    found = import_answers(log, lines)
+
+    assert (found.answered, found.missing, found.failed) == (WAITING, (), {})
+    view = searched(log, provider=BatchProvider(), config=config())
+    assert [attempt.request_digest for attempt in view.attempts] == wanted
+    assert [attempt.speedup for attempt in view.attempts] == pytest.approx([2.0, 3.0, 4.0, 5.0])
+
+
+def test_importing_twice_changes_nothing(log):
+    lines = answers(log)
+    import_answers(log, lines)
+    before = replies(log)
+
+    again = import_answers(log, lines)
+
+    assert (again.answered, len(again.unknown)) == (0, WAITING)
+    assert replies(log) == before
+
+
+def test_missing_lines_stay_open(log):
+    found = import_answers(log, answers(log)[1:])
+
+    assert found.missing == tuple(one.request.digest for one in open_requests(log))
+    assert len(found.missing) == 1
+
+
+FAULTS = {
+    "an error": ({"error": {"message": "expired"}, "response": None}, "failed: expired"),
+    "a status": ({"response": {"status_code": 429, "body": {"error": {"message": "slow"}}}}, "status 429: slow"),
+    "another body": ({"response": {"status_code": 200, "body": {"a": 1}}}, "no chat completion"),
+    "no response": ({}, "no reason was given"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_line_that_failed_says_why_and_leaves_its_ask_open(log, name):
+    line, why = FAULTS[name]
+    digest = next(open_requests(log)).request.digest
+
+    found = import_answers(log, [json.dumps({"custom_id": digest} | line)])
+
+    assert why in found.failed[digest]
+    assert digest in found.missing
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "null", '{"custom_id": 3}'])
+def test_a_line_that_cannot_be_read_is_named_by_its_number(log, line):
+    assert list(import_answers(log, ["", line]).failed) == ["line 2"]
+
+
+def test_the_commands_carry_a_run_from_ask_to_verdict(log, tmp_path):
+    sent, got = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    exported = CliRunner().invoke(app, ["batch", "export", str(log.folder), str(sent)])
+    assert exported.exit_code == 0, exported.output
+    assert len(sent.read_text().splitlines()) == WAITING
+    got.write_text("\n".join(answers(log)))
+
+    imported = CliRunner().invoke(app, ["batch", "import", str(log.folder), str(got), "--json"])
+
+    assert imported.exit_code == 0, imported.output
+    assert json.loads(imported.stdout)["answered"] == WAITING
+    assert all(attempt.passed for attempt in searched(log, provider=BatchProvider(), config=config()).attempts)
+
+
+def test_a_large_file_is_read_line_by_line(log, tmp_path):
+    padding = json.dumps({"custom_id": "of another run", "padding": "x" * 1_000_000})
+    with open(tmp_path / "out.jsonl", "w") as file:
+        for _ in range(100):
+            file.write(f"{padding}\n")
+        file.write("\n".join(answers(log)))
+    # Not by getrusage, which would take over the memory of the process that starts this one.
+    program = (
+        "import sys\nfrom kernelwright.cli import app\n"
+        "try:\n    app()\nfinally:\n"
+        "    (peak,) = (line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "    print(int(peak.split()[1]) // 1024, file=sys.stderr)\n"
+    )
+    words = ["batch", "import", str(log.folder), str(tmp_path / "out.jsonl"), "--json"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, json.loads(done.stdout)["answered"]) == (0, WAITING), done.stderr
+    assert int(done.stderr.split()[-1]) < 200, done.stderr
+
+
+def test_a_separator_inside_an_answer_does_not_end_its_line(log, tmp_path):
+    lines = [json.dumps(json.loads(line) | {"note": "a\u2028b\x85c"}, ensure_ascii=False) for line in answers(log)]
+    (tmp_path / "out.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+    assert CliRunner().invoke(app, ["batch", "import", str(log.folder), str(tmp_path / "out.jsonl")]).exit_code == 0
+
+
+def test_an_import_that_leaves_gaps_ends_with_code_1(log, tmp_path):
+    (tmp_path / "out.jsonl").write_text(answers(log)[0])
+
+    assert CliRunner().invoke(app, ["batch", "import", str(log.folder), str(tmp_path / "out.jsonl")]).exit_code == 1
+
+
+def test_nothing_to_export_is_told_in_a_sentence(tmp_path):
+    with new_log(tmp_path / "run"):
+        ended = CliRunner().invoke(app, ["batch", "export", str(tmp_path / "run"), str(tmp_path / "in.jsonl")])
+
+    assert ended.exit_code == 2
+    assert "waits for an answer" in ended.stderr

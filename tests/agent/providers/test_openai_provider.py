@@ -1,0 +1,328 @@
+"""The openai provider against a real server on the loopback interface."""
+
+import asyncio
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from kernelwright.agent.log.records import Ask, Request
+from kernelwright.agent.providers.options import OpenAISettings
+from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers.servers.client import OpenAIProvider
+from kernelwright.prompts import Prompt
+from tests.agent.search_parts import CONFIG, PROBLEM, new_log, reply_with, searched
+
+KEY = "sk-a-very-secret-key"
+ASK = Ask(attempt=1, problem="p", role="propose", target="cpp", parent=None, idea="", directive="", model="some-model")
+PROMPT = Prompt(role="propose", target="cpp", sections=())
+REQUEST = Request(model="some-model", prompt="Write a kernel.")
+
+
+def completion(content="Hello.", finish_reason="stop", usage=None, **message):
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "some-model-0125",
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": finish_reason,
+                "message": {"role": "assistant", "content": content} | message,
+            }
+        ],
+        "usage": usage,
+    }
+
+
+class Answer:
+    """One HTTP answer: a status, a body (an object is sent as JSON) and headers."""
+
+    def __init__(self, body, status=200, **headers):
+        is_page = isinstance(body, str)
+        self.status = status
+        self.data = (body if is_page else json.dumps(body)).encode()
+        kind = "text/html" if is_page else "application/json"
+        self.headers = {"Content-Type": kind} | {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class Server:
+    """Gives its answers in turn, the last one for ever, and keeps what it was sent."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.bodies = []
+        self.headers = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                server.headers.append(self.headers)
+                server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                answer = server.answers.pop(0) if len(server.answers) > 1 else server.answers[0]
+                self.send_response(answer.status)
+                for name, value in (answer.headers | {"Content-Length": str(len(answer.data))}).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(answer.data)
+
+            def log_message(self, format, *args):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+
+    def __enter__(self):
+        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def provider_at(url, key=KEY, retries=0, **settings):
+    environment = {} if key is None else {"OPENAI_API_KEY": key}
+    return OpenAIProvider(OpenAISettings(base_url=url, max_retries=retries, **settings), environment)
+
+
+def asked(*answers, request=REQUEST, **options):
+    """The reply of a server with these answers, and the server."""
+    with Server(*answers) as server:
+        reply = asyncio.run(provider_at(server.url, **options).complete(request, ASK, PROMPT))
+    return reply, server
+
+
+def refused(*answers, **options):
+    """The error that these answers lead to."""
+    with pytest.raises(ProviderError) as caught:
+        asked(*answers, **options)
+    return caught.value
+
+
+def test_an_ordinary_answer_becomes_a_reply():
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    reply, _ = asked(Answer(completion(usage=usage), x_request_id="req-7"))
+    assert (reply.text, reply.finish_reason, reply.model) == ("Hello.", "stop", "some-model-0125")
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (10, 5)
+    assert (reply.provider, reply.provider_request_id) == ("openai", "req-7")
+
+
+def test_the_prompt_goes_out_as_one_user_message():
+    _, server = asked(Answer(completion()))
+    assert server.bodies == [{"model": "some-model", "messages": [{"role": "user", "content": "Write a kernel."}]}]
+
+
+def test_options_go_out_only_where_they_are_set():
+    _, server = asked(Answer(completion()), request=REQUEST.model_copy(update={"temperature": 0.0, "max_tokens": 9}))
+    assert (server.bodies[0]["temperature"], server.bodies[0]["max_tokens"]) == (0.0, 9)
+
+
+def test_the_key_goes_out_in_its_header():
+    _, server = asked(Answer(completion()))
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+
+
+def test_another_server_than_openais_needs_no_key():
+    _, server = asked(Answer(completion()), key=None)
+    assert server.headers[0]["Authorization"] == "Bearer none"
+
+
+def test_the_key_may_stand_in_another_variable():
+    with Server(Answer(completion())) as server:
+        settings = OpenAISettings(base_url=server.url, api_key_env="OTHER_KEY")
+        asyncio.run(OpenAIProvider(settings, {"OTHER_KEY": "other"}).complete(REQUEST, ASK, PROMPT))
+    assert server.headers[0]["Authorization"] == "Bearer other"
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_reasoning_is_read_under_either_name(field):
+    reply, _ = asked(Answer(completion(**{field: "Let me think."})))
+    assert (reply.text, reply.reasoning) == ("Hello.", "Let me think.")
+
+
+def test_a_reply_that_was_cut_off_says_so():
+    reply, _ = asked(Answer(completion(finish_reason="length")))
+    assert reply.finish_reason == "length"
+
+
+def test_a_refusal_is_the_text_where_there_is_no_other():
+    reply, _ = asked(Answer(completion(content=None, refusal="I will not.")))
+    assert reply.text == "I will not."
+
+
+def test_half_a_surrogate_pair_does_not_break_the_record():
+    reply, _ = asked(Answer(completion(content="a\ud800b")))
+    assert (reply.text, len(reply.digest)) == ("a?b", 64)
+
+
+def test_unknown_usage_is_none_and_never_nought():
+    reply, _ = asked(Answer(completion(usage=None)))
+    assert set(reply.usage.model_dump().values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 8,
+                "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3},
+                "completion_tokens_details": {"reasoning_tokens": 6},
+            },
+            (9, 4, 3, 8, 6, None),
+        ),
+        ({"prompt_tokens": 9, "completion_tokens": 8, "prompt_cache_hit_tokens": 5}, (9, 5, None, 8, None, None)),
+        ({"prompt_tokens": 9, "completion_tokens": 8, "cost": 0.25}, (9, None, None, 8, None, 0.25)),
+        ({"completion_tokens": 8, "completion_tokens_details": None}, (None, None, None, 8, None, None)),
+        ({"prompt_tokens": "many", "completion_tokens": -1}, (None, None, None, None, None, None)),
+    ],
+    ids=["openai", "deepseek", "openrouter", "llama.cpp", "nonsense"],
+)
+def test_usage_is_read_as_each_server_writes_it(usage, expected):
+    found = asked(Answer(completion(usage=usage)))[0].usage
+    assert expected == (
+        found.input_tokens,
+        found.cached_tokens,
+        found.cache_write_tokens,
+        found.output_tokens,
+        found.reasoning_tokens,
+        found.cost_usd,
+    )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("<html>Welcome</html>"),
+        Answer({"status": "ok"}),
+        Answer(["no", "object"]),
+        Answer({"choices": []}),
+        Answer({"choices": [{"message": {"content": [1]}}]}),
+        Answer("not JSON at all", Content_Type="application/json"),
+        Answer("", Content_Type="application/json"),
+    ],
+    ids=["page", "other object", "list", "no choice", "content that is no text", "broken JSON", "nothing"],
+)
+def test_what_is_no_chat_completion_is_told_with_the_address(answer):
+    error = refused(answer)
+    assert str(error).startswith("the server http://127.0.0.1:")
+    assert str(error).endswith("with a chat completion; check --base-url or OPENAI_BASE_URL: did you forget /v1?")
+
+
+def test_a_refused_key_is_told_with_its_variable():
+    error = refused(Answer({"error": {"message": f"Incorrect API key provided: {KEY}"}}, status=401))
+    assert "refused the key in OPENAI_API_KEY (401)" in str(error)
+    assert (KEY in str(error), error.retryable) == (False, False)
+
+
+def test_an_unknown_model_is_told_in_the_servers_words():
+    error = refused(Answer({"error": {"message": "The model does not exist"}}, status=404))
+    assert "knows no model 'some-model'" in str(error)
+    assert "The model does not exist" in str(error)
+
+
+def test_a_page_in_place_of_a_404_is_not_shown():
+    assert "<html>" not in str(refused(Answer("<html>Not here</html>", status=404)))
+
+
+def test_a_request_that_is_refused_is_told_with_the_reason():
+    assert "400: context too long" in str(refused(Answer({"error": {"message": "context too long"}}, status=400)))
+
+
+def test_too_many_requests_are_tried_again_after_the_time_that_the_server_asks_for():
+    limited = Answer({"error": {"message": "slow down"}}, status=429, Retry_After="0.05")
+    reply, server = asked(limited, Answer(completion()), retries=2)
+    assert (reply.text, len(server.bodies)) == ("Hello.", 2)
+
+
+def test_too_many_requests_for_ever_are_a_passing_failure():
+    error = refused(Answer({"error": {"message": "slow down"}}, status=429, Retry_After="0.01"), retries=1)
+    assert "asked too often (429: slow down)" in str(error)
+    assert error.retryable
+
+
+def test_a_used_up_quota_does_not_pass():
+    body = {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}
+    error = refused(Answer(body, status=429))
+    assert "quota is used up" in str(error)
+    assert not error.retryable
+
+
+def test_a_server_in_trouble_is_a_passing_failure():
+    assert refused(Answer({"error": {"message": "overloaded"}}, status=503)).retryable
+
+
+def test_an_address_where_nothing_listens_is_told():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        with pytest.raises(ProviderError, match=f"the server {url} cannot be reached .*; start it, or .* --base-url"):
+            asyncio.run(provider_at(url).complete(REQUEST, ASK, PROMPT))
+
+
+@pytest.mark.parametrize(("setting", "words"), [("timeout_s", "was silent for"), ("deadline_s", "did not finish")])
+def test_a_server_that_never_answers_is_a_passing_failure(setting, words):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        with pytest.raises(ProviderError, match=words) as caught:
+            asyncio.run(provider_at(url, **{setting: 0.2}).complete(REQUEST, ASK, PROMPT))
+    assert caught.value.retryable
+
+
+def test_openais_own_address_needs_a_key():
+    with pytest.raises(ProviderError, match=r"no key in the variable OPENAI_API_KEY; set it, or .* --base-url"):
+        OpenAIProvider(OpenAISettings(), {})
+
+
+@pytest.mark.parametrize("url", ["localhost:8000/v1", "http://", "ftp://host/v1", "http://[::1/v1"])
+def test_a_malformed_address_is_told_at_once(url):
+    with pytest.raises(ProviderError, match="is no address"):
+        provider_at(url)
+
+
+def test_an_address_with_a_password_is_refused():
+    with pytest.raises(ProviderError, match="holds a password") as caught:
+        provider_at("https://me:hunter22@host/v1")
+    assert "hunter22" not in str(caught.value)
+
+
+def test_a_key_that_no_header_can_hold_is_told_at_once():
+    with pytest.raises(ProviderError, match="copy it again"):
+        provider_at("http://localhost/v1", key="sk-\u201cquoted\u201d")
+
+
+def test_one_provider_serves_several_event_loops():
+    with Server(Answer(completion())) as server:
+        provider = provider_at(server.url)
+        texts = [asyncio.run(provider.complete(REQUEST, ASK, PROMPT)).text for _ in range(2)]
+    assert texts == ["Hello.", "Hello."]
+
+
+def test_no_file_of_a_run_holds_the_key_even_where_the_server_sends_it_back(tmp_path):
+    leaking = f"Your key is {KEY}.\n" + reply_with("1.5")
+    answers = [Answer(completion(content=leaking, reasoning=KEY, usage={"note": KEY}), x_request_id=KEY)]
+    answers.append(Answer({"error": {"message": f"bad request of {KEY}"}}, status=400))
+    with Server(*answers) as server, new_log(tmp_path / "run") as log, pytest.raises(ProviderError):
+        searched(log, provider=provider_at(server.url), config=CONFIG)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def test_a_whole_search_runs_over_http(tmp_path):
+    with Server(Answer(completion(content=reply_with("1.5")))) as server, new_log(tmp_path / "run") as log:
+        view = searched(log, provider=provider_at(server.url), config=CONFIG.model_copy(update={"attempts": 2}))
+    assert view.best.number == 1
+    assert PROBLEM.source in server.bodies[0]["messages"][0]["content"]

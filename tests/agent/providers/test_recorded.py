@@ -1,0 +1,175 @@
+"""The provider of recorded answers, on a catalog of its own."""
+
+import pytest
+
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.agent.providers.kinds.recorded import RecordedProvider
+from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers.story import read_story, recorded_targets
+from tests.agent.search_parts import PROBLEM, Scripted, new_log, outline, reply_with, searched
+
+CONFIG = SearchConfig(model="recorded", attempts=9, drafts=1)
+STORY = """\
+label = "written for this test"
+
+[[entries]]
+file = "01-propose.md"
+role = "propose"
+prompt_digest = "{first}"
+stable_digest = "{stable}"
+
+[[entries]]
+file = "02-repair.md"
+role = "repair"
+parent = 1
+prompt_digest = "-"
+stable_digest = "{stable}"
+
+[[entries]]
+file = "03-improve.md"
+role = "improve"
+parent = 2
+prompt_digest = "-"
+stable_digest = "-"
+
+[[entries]]
+file = "04-improve.md"
+role = "improve"
+parent = 2
+prompt_digest = "-"
+stable_digest = "-"
+"""
+REPLIES = {
+    "01-propose.md": reply_with("check"),
+    "02-repair.md": reply_with("1.5"),
+    "03-improve.md": reply_with("1.2"),
+    "04-improve.md": reply_with("1.8"),
+}
+ENDED = "the recorded answers are used up"
+
+
+@pytest.fixture
+def log(tmp_path):
+    with new_log(tmp_path / "run") as log:
+        yield log
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    write(tmp_path / "catalog", STORY.format(first="-", stable="-"))
+    return tmp_path / "catalog"
+
+
+def write(catalog, story, replies=REPLIES):
+    folder = catalog / PROBLEM.name / "recorded" / "cpp"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "story.toml").write_text(story)
+    for name, text in replies.items():
+        (folder / name).write_text(text)
+
+
+def files(view):
+    return [attempt.reply.provider_request_id for attempt in view.attempts if attempt.reply]
+
+
+def test_a_search_follows_the_story_to_its_end(log, catalog):
+    view = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
+    assert files(view) == ["01-propose.md", "02-repair.md", "03-improve.md", "04-improve.md"]
+    assert (view.best.number, view.stopped) == (4, ENDED)
+
+
+def test_a_search_that_was_stopped_goes_on_with_the_answers_that_are_left(log, catalog):
+    short = CONFIG.model_copy(update={"attempts": 2})
+    searched(log, provider=RecordedProvider(log, catalog), config=short)
+    with RunLog.open(log.folder) as again:
+        view = searched(again, provider=RecordedProvider(again, catalog), config=CONFIG)
+    assert files(view) == ["01-propose.md", "02-repair.md", "03-improve.md", "04-improve.md"]
+
+
+def test_no_answer_is_given_twice_in_several_slots(log, catalog):
+    story = STORY.format(first="-", stable="-").replace('"repair"\nparent = 1', '"propose"')
+    write(catalog, story.replace("parent = 2", "parent = 1"))
+    view = searched(
+        log, provider=RecordedProvider(log, catalog), config=CONFIG.model_copy(update={"slots": 2, "drafts": 2})
+    )
+    assert files(view)[:2] == ["01-propose.md", "02-repair.md"]
+
+
+def test_the_answer_that_follows_the_parents_comes_before_an_earlier_one(log, catalog):
+    story = STORY.format(first="-", stable="-")
+    write(catalog, story.replace('improve"\nparent = 2', 'improve"\nparent = 1', 1))
+    view = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
+    assert files(view) == ["01-propose.md", "02-repair.md", "04-improve.md", "03-improve.md"]
+
+
+def test_an_answer_to_another_parent_serves_where_none_follows(log, catalog):
+    write(catalog, STORY.format(first="-", stable="-").replace("parent = 2", "parent = 1"))
+    view = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
+    assert files(view) == ["01-propose.md", "02-repair.md", "03-improve.md", "04-improve.md"]
+
+
+def test_the_note_says_how_like_the_recorded_prompt_is_to_this_one(log, catalog, tmp_path):
+    with new_log(tmp_path / "first") as first:
+        prompt = searched(first, config=CONFIG.model_copy(update={"attempts": 1})).attempts[0].prompt
+    write(catalog, STORY.format(first=prompt.digest, stable=prompt.stable_digest))
+    view = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
+    assert [attempt.reply.note for attempt in view.attempts[:3]] == [
+        "recorded answer 01-propose.md; its prompt was the same; written for this test",
+        "recorded answer 02-repair.md; its prompt was the same but for measured values; written for this test",
+        "recorded answer 03-improve.md; its prompt differs from the prompt rendered now; written for this test",
+    ]
+
+
+def test_a_recorded_answer_has_no_usage(log, catalog):
+    reply = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG).attempts[0].reply
+    assert set(reply.usage.model_dump().values()) == {None}
+
+
+def test_a_run_that_began_with_another_provider_can_end_with_recorded_answers(log, catalog):
+    searched(log, provider=Scripted({1: reply_with("check")}), config=CONFIG.model_copy(update={"attempts": 1}))
+    view = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
+    assert files(view) == [None, "02-repair.md", "03-improve.md", "04-improve.md"]
+
+
+def test_a_pending_ask_at_the_end_of_the_story_is_asked_again_later(log, catalog):
+    searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
+    view = searched(log, provider=Scripted({5: reply_with("1.9")}), config=CONFIG.model_copy(update={"attempts": 5}))
+    assert outline(view)[-1] == ("improve", 4, "passed")
+    assert fold(PROBLEM.name, log.events()).best.number == 5
+
+
+def test_the_targets_with_recorded_answers_are_named(catalog):
+    assert (recorded_targets(PROBLEM.name, catalog), recorded_targets("other", catalog)) == (("cpp",), ())
+
+
+def test_the_number_of_drafts_is_known(catalog):
+    assert read_story(PROBLEM.name, "cpp", catalog).drafts == 1
+
+
+def test_a_problem_without_recorded_answers_is_told(catalog):
+    with pytest.raises(ProviderError, match=r"no recorded answers for problem 'doubled' and target 'cuda' .*: cpp"):
+        read_story(PROBLEM.name, "cuda", catalog)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("parent = 2", "parent = 4", "03-improve.md follows entry 4"),
+        ("01-propose.md", "../01-propose.md", "entries.0.file"),
+        ("02-repair.md", "01-propose.md", "two entries name the same file"),
+        ('label = "', "label = ", "Invalid"),
+        ("role", "rule", "entries.0"),
+    ],
+)
+def test_a_malformed_story_is_told(catalog, old, new, told):
+    write(catalog, STORY.format(first="-", stable="-").replace(old, new, 1))
+    with pytest.raises(ProviderError, match=told):
+        read_story(PROBLEM.name, "cpp", catalog)
+
+
+def test_a_missing_reply_is_told(log, catalog):
+    (catalog / PROBLEM.name / "recorded" / "cpp" / "01-propose.md").unlink()
+    with pytest.raises(ProviderError, match=r"cannot read the recorded answer .*01-propose\.md"):
+        searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)

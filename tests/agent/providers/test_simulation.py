@@ -1,0 +1,101 @@
+"""The made-up problems: the same ones whatever is tried on them, and what docs/search.md says of them."""
+
+import asyncio
+import math
+import random
+
+import pytest
+
+from bench.simulated.clock import run_simulated
+from bench.simulated.playing import play
+from kernelwright.agent.engine.replaying import replay
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.providers.simulated.landscape import STANDARD, Assumptions, Landscape, SimulatedKernel
+from kernelwright.agent.providers.simulated.simulation import (
+    SimulatedEvaluator,
+    SimulatedProvider,
+    kernel_in,
+    source_of,
+)
+from kernelwright.agent.strategies import SHIPPED, load_strategy
+from tests.agent.search_parts import CONFIG, new_log, searched
+
+
+def strategy(name, **options):
+    return load_strategy(name, SearchConfig(model="m", strategy=name, **options))
+
+
+def test_the_same_seed_is_the_same_problem_in_whatever_order_it_is_tried():
+    one, other = Landscape(3), Landscape(3)
+    other.draft("work in blocks", random.Random(9))
+    kernel = SimulatedKernel(0.0, "work in blocks")
+    results = [landscape.improve(kernel, "less memory traffic", random.Random(1)) for landscape in (one, other)]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_same_seed_is_the_same_game(name):
+    assert play(strategy(name), Landscape(5), (4, 12), 5) == play(strategy(name), Landscape(5), (4, 12), 5)
+
+
+def test_a_game_is_never_better_than_its_problem_allows():
+    for seed in range(30):
+        landscape = Landscape(seed)
+        game = play(strategy("refine"), landscape, (40,), seed)
+        assert game.reached[40] <= math.exp(max(0.0, landscape.ceiling)) * 1.001
+
+
+def test_an_idea_pays_once():
+    landscape, rng = Landscape(1, Assumptions(execution=0.0, ignores=0.0, improve_right=0.999)), random.Random(0)
+    first = landscape.improve(SimulatedKernel(0.0, "a"), "b", rng)
+    assert landscape.improve(first, "b", rng).log_speedup == first.log_speedup
+
+
+def share_above_one(name, attempts, games=200, **options):
+    reached = [
+        play(strategy(name, **options), Landscape(seed), (attempts,), seed).reached[attempts] for seed in range(games)
+    ]
+    return sum(speedup > 1 for speedup in reached) / games
+
+
+def test_one_sample_beats_pytorch_in_less_than_a_fifth_of_problems_as_published():
+    assert 0.06 < share_above_one("best_of", 1) < 0.18
+
+
+def test_ten_turns_of_repair_and_improvement_beat_it_in_nearly_half_as_assumed():
+    share = share_above_one("refine", 10, drafts=1, runner_up=0, patience=100)
+    assert 0.35 < share < 0.55
+
+
+def test_the_clock_jumps_over_waiting():
+    async def work():
+        await asyncio.gather(asyncio.sleep(3600), asyncio.sleep(7200))
+        return asyncio.get_running_loop().time()
+
+    assert run_simulated(work()) == pytest.approx(7200)
+
+
+def test_what_can_never_happen_is_no_endless_wait():
+    async def work():
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(RuntimeError, match="nothing is left"):
+        run_simulated(work())
+
+
+def test_a_source_says_what_it_is():
+    kernel = SimulatedKernel(0.5, "a", ("b", "c"), 0.25, 3)
+    assert kernel_in(source_of(kernel)) == kernel
+
+
+def test_a_simulated_run_replays(tmp_path):
+    config = CONFIG.model_copy(update={"attempts": 12, "slots": 2})
+    with new_log(tmp_path / "run") as log:
+        searched(
+            log, provider=SimulatedProvider(latency_s=(0, 0)), evaluator=SimulatedEvaluator(seconds=0), config=config
+        )
+        assert replay(log, tmp_path / "again").digest == log.digest()
+
+
+def test_the_standard_noise_is_small_beside_a_gain():
+    assert STANDARD.noise * 5 < STANDARD.gain

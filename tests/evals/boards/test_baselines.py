@@ -1,0 +1,181 @@
+"""Where a speedup is told, the fastest baseline comes first and the others stand beside it."""
+
+import csv
+import io
+import random
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.commands.judging.judge import words
+from kernelwright.evals.boards import board_formats, columns
+from kernelwright.evals.boards.leaderboard import boards
+from kernelwright.evals.figures.measured import apart, measured
+from kernelwright.evals.formats.kept import write_kept
+from kernelwright.evals.formats.kernelbench import baseline_times
+from kernelwright.evals.formats.rows import row_of
+from kernelwright.evals.inspector.model import RunModel
+from kernelwright.evals.report.batch_tables import batch_table, scored_words
+from kernelwright.evals.report.summary import summary_rows, summary_table
+from kernelwright.evals.runs.facts import run_facts
+from kernelwright.evals.scores.collecting import CandidateFile
+from kernelwright.evals.scores.scoring import Scored
+from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
+from kernelwright.sandbox.verdict.in_words import others_words, timings, verdict_words
+from kernelwright.sandbox.verdict.report import report
+from tests.evals.made_run import Writer, failed, passed, problem, setting
+from tests.formats.outcomes import outcome, tree_problems
+from tests.formats.outcomes import passed as of_tree
+
+ALONE = passed(2.0, spread=0.0)
+SEVERAL = passed(4.0, spread=0.0, compiled=1.5, shipped=2.0)
+ORDER = "; against eager as shipped 2.00 x, eager 4.00 x"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run whose best kernels were measured against several baselines, and against eager alone."""
+    with RunLog.create(tmp_path / "run", [problem("one"), problem("two")], setting()) as log:
+        for name, verdict in (("one", SEVERAL), ("two", ALONE)):
+            writer = Writer(log, name, random.Random(0))
+            writer.attempt(verdict)
+            writer.stop()
+    return tmp_path / "run"
+
+
+def views(run):
+    with RunLog.open(run) as log:
+        return [fold(name, log.events(name)) for name in ("one", "two")]
+
+
+def shown(table):
+    console = Console(width=200, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_the_others_are_told_behind_the_fastest_and_none_where_there_is_but_one():
+    assert others_words(SEVERAL.measurement.speedups) == ORDER
+    assert others_words(ALONE.measurement.speedups) == ""
+
+
+def test_a_verdict_tells_the_fastest_first():
+    told = verdict_words(SEVERAL)
+    assert told.startswith("passed, 1.50 x [1.50, 1.50], faster (1 ms against 1.5 ms)") and told.endswith(ORDER)
+    assert "against eager" not in verdict_words(ALONE)
+
+
+def test_the_words_of_judge_name_the_fastest():
+    first = words(report(SEVERAL)).splitlines()[0]
+    assert first.startswith("passed: 1.50 x [1.50, 1.50] against the fastest, default, faster" + ORDER)
+    assert words(report(ALONE)).startswith("passed: 2.00 x [2.00, 2.00], faster; candidate 1.000 ms, eager 2.000 ms")
+
+
+def test_the_table_of_a_run_tells_the_others_only_where_there_are_some(run):
+    told = shown(summary_table(views(run)))
+    assert "best speedup, against the fastest [95 %]" in told and f"1.50 x [1.50, 1.50]{ORDER}" in told
+    assert "best speedup [95 %]" in shown(summary_table(views(run)[1:]))
+
+
+def test_the_rows_of_a_run_have_each_baseline(run):
+    first, second = summary_rows(views(run), run)
+    keys = ("speedup", "against", "speedup_eager", "speedup_shipped", "speedup_compiled")
+    assert [first[key] for key in keys] == [1.5, "default", 4.0, 2.0, 1.5]
+    assert [second[key] for key in keys] == [2.0, "eager", 2.0, 2.0, None]
+
+
+def test_a_board_has_a_column_for_each_baseline(run):
+    (board,) = boards([run_facts(run)], "h1")
+    (row,) = board.rows
+    assert {name: row.fast[name][2.0] for name in row.fast} == {"best": 0, "eager": 0.5, "shipped": 0, "compile": 0}
+    cells = dict(zip(columns.ROW_COLUMNS, columns.row_texts(row, board), strict=True))
+    assert [cells[f"fast_1{of}"] for of in ("", " eager", " as shipped", " compile")] == ["100 %"] * 3 + ["50 %"]
+
+
+def test_each_number_of_a_board_is_told_against_each_baseline(run):
+    (board,) = boards([run_facts(run)], "h1")
+    one, two = (dict(zip(columns.CELL_COLUMNS, columns.cell_texts(cell), strict=True)) for cell in board.rows[0].cells)
+    names = ("against", "over eager", "as shipped", "compile")
+    assert [one[name] for name in names] == ["default", "4.00", "2.00", "1.50"]
+    assert [two[name] for name in names] == ["eager", "2.00", "2.00", "-"]
+    first, second = csv.DictReader(io.StringIO(board_formats.as_csv([board])))
+    assert (first["speedup_eager"], first["speedup_shipped"], first["speedup_compiled"]) == ("4.0", "2.0", "1.5")
+    assert second["speedup_compiled"] == ""
+
+
+def scored(*verdicts):
+    return [
+        Scored(CandidateFile("one", f"one/{n}.py", Path(f"{n}.py")), report(verdict), measured(verdict), cached=False)
+        for n, verdict in enumerate(verdicts)
+    ]  # fmt: skip
+
+
+def test_a_batch_has_a_row_for_each_baseline_that_was_measured_apart():
+    told = shown(batch_table(scored(SEVERAL, failed()), {"one": problem("one")}))
+    rows = [line.strip().partition("  ")[0] for line in told.splitlines() if line.strip().startswith("against")]
+    assert rows == ["against eager", "against eager as shipped", "against torch.compile"]
+    assert "against" not in shown(batch_table(scored(ALONE), {"one": problem("one")}))
+
+
+def test_a_line_of_a_batch_tells_the_others():
+    (line,) = scored(SEVERAL)
+    assert scored_words(line) == f"passed, 1.50 x [1.50, 1.50], faster{ORDER}"
+
+
+def test_eager_as_shipped_has_a_row_only_where_it_differs_from_eager():
+    compiled = measured(passed(2.0, compiled=1.5))
+    assert apart([compiled]) == ["eager", "compile"]
+    assert apart([measured(SEVERAL)]) == ["eager", "shipped", "compile"]
+    assert apart([measured(ALONE), measured(failed())]) == []
+
+
+def test_a_device_that_was_not_asked_says_nothing_of_eager_as_shipped():
+    device = DeviceRecord(device="d", architecture="a", driver="1", switches={}, bound_ms={}, device_ms={})
+    older = ALONE.model_copy(update={"measurement": ALONE.measurement.model_copy(update={"on_device": device})})
+    assert measured(older).against("shipped") is None and measured(ALONE).against("shipped") == 2.0
+
+
+def test_the_inspector_has_each_baseline(run):
+    with RunLog.open(run) as log:
+        model = RunModel(log)
+        one, two = (entry["speedups"] for entry in model.index()["problems"])
+        detail = model.detail("one", 1)
+    assert one == {"best": 1.5, "against": "default", "eager": 4.0, "shipped": 2.0, "compile": 1.5}
+    assert two == {"best": 2.0, "against": "eager", "eager": 2.0, "shipped": 2.0, "compile": None}
+    assert detail["against"] == "default" and list(detail["speedups"]) == ["default", "eager as shipped", "eager"]
+
+
+def test_a_prompt_s_evidence_tells_the_others_on_a_line_of_their_own():
+    assert "speedup against default: 1.50 " in timings(SEVERAL)
+    assert "against the other baselines: eager as shipped 2.00, eager 4.00" in timings(SEVERAL)
+    assert "other baselines" not in timings(ALONE)
+
+
+def test_an_export_tells_the_fastest_first(tmp_path):
+    asked = next(iter(tree_problems(tmp_path / "tree").values()))
+    folder = write_kept(tmp_path / "kept", outcome(asked, of_tree()))
+    text = (folder / "README.md").read_text()
+    assert "- 2.00 x [2.00, 2.00] against the fastest baseline, default; against eager 4.00 x (" in text
+    row = row_of(outcome(asked, of_tree()))
+    assert (row["against"], row["speedup_eager"], row["speedup_shipped"], row["speedup_compiled"]) == (
+        "default",
+        4,
+        4,
+        2,
+    )
+
+
+def test_baseline_files_of_kernelbench_keep_eager_as_shipped_apart(tmp_path):
+    asked = next(iter(tree_problems(tmp_path / "tree").values()))
+    names = {"eager", "eager as shipped", "torch.compile default"}
+    pairings = tuple(
+        one.model_copy(update={"baseline": name})
+        for one, name in zip((SEVERAL.measurement.pairings), sorted(names), strict=True)
+    )
+    verdict = SEVERAL.model_copy(update={"measurement": SEVERAL.measurement.model_copy(update={"pairings": pairings})})
+    assert set(baseline_times([outcome(asked, verdict)])) == {
+        "baseline_time_torch", "baseline_time_torch_as_shipped", "baseline_time_torch_compile_inductor_default",
+    }  # fmt: skip

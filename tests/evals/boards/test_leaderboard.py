@@ -1,0 +1,212 @@
+"""Boards from facts: what is credited, what counts, what is kept apart."""
+
+import random
+
+import pytest
+
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.boards import board_formats
+from kernelwright.evals.boards.board_formats import unranked
+from kernelwright.evals.boards.columns import ROW_COLUMNS
+from kernelwright.evals.boards.leaderboard import Verified, boards
+from kernelwright.evals.figures.measured import measured
+from kernelwright.evals.runs.facts import run_facts
+from kernelwright.sandbox.pool.harness import Conditions
+from tests.evals.made_run import Writer, failed, passed, problem, setting
+
+HARNESS = "h1"
+NAMES = ("one", "two", "three", "four")
+
+
+def run_of(folder, model, speedups, device="Example CPU", harness=HARNESS, **facts):
+    """A run with one attempt for each problem: a speedup, a whole verdict, or None for a failure."""
+    wanted = [problem(name) for name in NAMES[: len(speedups)]]
+    with RunLog.create(folder / model, wanted, setting(device=device, model=model, harness=harness)) as log:
+        for one, speedup in zip(wanted, speedups, strict=True):
+            writer = Writer(log, one.name, random.Random(0))
+            verdict = passed(speedup, spread=0.0, **facts) if isinstance(speedup, float) else speedup
+            writer.attempt(failed() if speedup is None else verdict)
+            writer.stop()
+    return run_facts(folder / model)
+
+
+def only_board(*runs, harness=HARNESS, **more):
+    (board,) = boards(runs, harness, **more)
+    return board
+
+
+def test_the_score_is_the_geometric_mean_of_lower_bounds_with_1_for_a_failure(tmp_path):
+    board = only_board(run_of(tmp_path, "a", [4.0, None]))
+    assert board.rows[0].score == pytest.approx(2.0)
+
+
+def test_a_slower_kernel_is_credited_like_none(tmp_path):
+    board = only_board(run_of(tmp_path, "a", [4.0, 0.25]))
+    assert board.rows[0].score == pytest.approx(2.0)
+
+
+def test_rows_are_ranked_by_score(tmp_path):
+    board = only_board(run_of(tmp_path, "slow", [1.5, 1.5]), run_of(tmp_path, "fast", [2.0, 2.0]))
+    assert [(row.rank, row.model) for row in board.rows] == [(1, "fast"), (2, "slow")]
+
+
+def test_a_wide_interval_ranks_below_a_narrow_one_of_the_same_median(tmp_path):
+    noisy = passed(2.0, random.Random(1), spread=0.5)
+    steady = passed(measured(noisy).speedup * 0.98, spread=0.0)
+    board = only_board(run_of(tmp_path, "noisy", [noisy]), run_of(tmp_path, "steady", [steady]))
+    assert [row.model for row in board.rows] == ["steady", "noisy"]
+
+
+def test_failures_are_in_the_denominator_of_fast_p(tmp_path):
+    row = only_board(run_of(tmp_path, "a", [4.0, None, None, 1.2])).rows[0]
+    assert (row.fast["best"][0.0], row.fast["best"][2.0]) == (0.5, 0.25)
+
+
+def test_a_problem_that_an_entrant_did_not_try_is_unsolved_for_it(tmp_path):
+    board = only_board(run_of(tmp_path, "both", [2.0, 2.0]), run_of(tmp_path, "one", [2.0]))
+    row = next(row for row in board.rows if row.model == "one")
+    assert [cell.status for cell in row.cells].count("unsolved") == 1
+
+
+def test_a_weak_problem_is_shown_and_not_ranked(tmp_path):
+    weak = passed(9.0, weak=True, spread=0.0)
+    board = only_board(run_of(tmp_path, "a", [weak, 2.0]))
+    assert board.weak == ("one",)
+    assert board.rows[0].score == pytest.approx(2.0)
+    assert {cell.problem: cell.status for cell in board.rows[0].cells}["one"] == "weak problem"
+    assert unranked(board) == "Not ranked: one (it accepts zeros)"
+
+
+def test_devices_are_kept_apart(tmp_path):
+    runs = [run_of(tmp_path, "a", [2.0], device="GPU A"), run_of(tmp_path, "b", [3.0], device="GPU B")]
+    assert [board.device for board in boards(runs, HARNESS)] == ["GPU A", "GPU B"]
+
+
+def test_a_number_of_another_harness_is_marked_for_judging_again(tmp_path):
+    run = run_of(tmp_path, "a", [2.0], harness="h0")
+    assert only_board(run).rows[0].stale == 1
+    assert only_board(run, harness="h0").rows[0].stale == 0
+
+
+def test_a_verdict_that_names_its_harness_is_believed_over_the_header(tmp_path):
+    run = run_of(tmp_path, "a", [passed(2.0, harness="h1")], harness="h0")
+    assert only_board(run).rows[0].stale == 0
+
+
+def test_each_cell_names_run_attempt_and_record(tmp_path):
+    run = run_of(tmp_path, "a", [2.0])
+    (cell,) = only_board(run).rows[0].cells
+    with RunLog.open(tmp_path / "a") as log:
+        seq = int(cell.record.removeprefix("event "))
+        event = next(event for event in log.events() if event.seq == seq)
+        assert (event.kind, event.attempt, log.header.run_id) == ("judged", int(cell.attempt), cell.run)
+        assert log.text(cell.candidate_digest)
+
+
+def again(verdict, harness=HARNESS):
+    return lambda folder, problem, candidate: Verified(measured(verdict), harness, "verified.db 1")
+
+
+def test_a_verified_number_is_published_in_place_of_the_claimed_one(tmp_path):
+    board = only_board(run_of(tmp_path, "a", [3.0]), verifications=again(passed(2.5, spread=0.0)))
+    (cell,) = board.rows[0].cells
+    assert (cell.status, cell.published.speedup, cell.claimed.speedup) == (
+        "verified",
+        pytest.approx(2.5),
+        pytest.approx(3.0),
+    )
+
+
+def test_a_kernel_that_fails_when_judged_again_is_in_quarantine_and_not_credited(tmp_path):
+    board = only_board(run_of(tmp_path, "a", [3.0]), verifications=again(failed("check")))
+    (cell,) = board.rows[0].cells
+    assert (cell.status, board.rows[0].score, board.rows[0].correct) == ("quarantined", 1.0, 0)
+
+
+def with_floor(**limits):
+    """A verification whose candidate takes about 1 ms."""
+    found = measured(passed(3.0)).model_copy(update=limits)
+    return lambda folder, problem, candidate: Verified(found, HARNESS, "r")
+
+
+def test_a_time_that_no_algorithm_could_take_is_in_quarantine(tmp_path):
+    limits = {"floor_ms": 60.0, "impossible_below_ms": 50.0}
+    board = only_board(run_of(tmp_path, "a", [3.0]), verifications=with_floor(**limits))
+    assert "least possible" in board.rows[0].cells[0].why
+
+
+def test_a_time_below_the_floor_of_the_reference_s_algorithm_counts(tmp_path):
+    limits = {"floor_ms": 1.5, "impossible_below_ms": 0.5}
+    row = only_board(run_of(tmp_path, "a", [3.0]), verifications=with_floor(**limits)).rows[0]
+    assert (row.cells[0].status, row.speed_of_light) == ("verified", 1.0)
+
+
+def test_the_roofline_fraction_of_a_row_is_floor_over_time(tmp_path):
+    row = only_board(run_of(tmp_path, "a", [3.0]), verifications=with_floor(floor_ms=0.5)).rows[0]
+    assert row.roofline == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_verification_of_another_harness_is_to_be_judged_again(tmp_path):
+    board = only_board(run_of(tmp_path, "a", [3.0]), verifications=again(passed(2.5), harness="h0"))
+    assert board.rows[0].stale == 1
+
+
+def test_runs_of_one_entrant_are_one_row_with_the_better_kernel(tmp_path):
+    runs = [run_of(tmp_path / str(speedup), "a", [speedup]) for speedup in (1.5, 2.0)]
+    (row,) = only_board(*runs).rows
+    assert (len(row.runs), row.cells[0].attempts) == (2, 2)
+    assert row.cells[0].published.speedup == pytest.approx(2.0)
+
+
+def test_against_torch_compile_another_number_of_problems_is_fast(tmp_path):
+    verdicts = [passed(2.0, spread=0.0, compiled=0.9), passed(2.0, spread=0.0, compiled=1.5)]
+    row = only_board(run_of(tmp_path, "a", verdicts)).rows[0]
+    assert [row.fast[name][1.0] for name in ("eager", "compile", "best")] == [1.0, 0.5, 0.5]
+
+
+def test_a_family_has_rates_and_efforts_of_its_own(tmp_path):
+    row = only_board(run_of(tmp_path, "a", [2.0, None])).rows[0]
+    (group,) = row.families.values()
+    assert (group.problems, group.correct, group.fast[1.0], group.compile_rate) == (2, 1, 0.5, 1.0)
+    assert (group.first_correct.attempts, group.to_best.cost_usd) == (1, pytest.approx(0.01))
+
+
+HOSTILE = "<script>alert(1)</script>|x"
+
+
+@pytest.fixture
+def hostile_board(tmp_path):
+    return boards([run_of(tmp_path / "r", "m", [2.0, None]).model_copy(update={"model": HOSTILE})], HARNESS)
+
+
+def test_html_escapes_names(hostile_board):
+    page = board_formats.as_html(hostile_board)
+    assert "<script" not in page and "&lt;script&gt;" in page
+
+
+def test_markdown_keeps_a_name_within_its_cell(hostile_board):
+    text = board_formats.as_markdown(hostile_board)
+    rows = [line for line in text.splitlines() if line.startswith("| 1 |")]
+    assert rows[0].replace("\\|", "").count("|") == len(ROW_COLUMNS) + 1
+    assert "<script" not in text.replace("\\<", "")
+
+
+def test_csv_has_a_line_for_each_cell(hostile_board):
+    import csv
+    import io
+
+    rows = list(csv.DictReader(io.StringIO(board_formats.as_csv(hostile_board))))
+    assert [(row["problem"], row["status"]) for row in rows] == [("one", "unverified"), ("two", "unsolved")]
+
+
+def test_json_is_whole(hostile_board):
+    import json
+
+    found = json.loads(board_formats.as_json(hostile_board))
+    assert found["boards"][0]["rows"][0]["model"] == HOSTILE
+
+
+def test_conditions_tell_harnesses_apart():
+    first = Conditions(harness="a", device="d", torch="2", settings="{}")
+    second = first.model_copy(update={"harness": "b"})
+    assert first.key("p", "c") != second.key("p", "c")

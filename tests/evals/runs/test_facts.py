@@ -1,0 +1,144 @@
+"""The facts of a run are those of the folded log, and are kept beside it as long as they hold."""
+
+import random
+
+import pytest
+
+from kernelwright.agent.log.events import Confirmed, RunLogError
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.evals.runs.facts import DERIVED, all_facts, run_facts
+from tests.evals.made_run import Writer, failed, made_run, passed, problem, setting
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return made_run(tmp_path_factory.mktemp("runs") / "run", problems=3, attempts=25)
+
+
+@pytest.fixture(scope="module")
+def views(run):
+    with RunLog.open(run) as log:
+        return {name: fold(name, log.events(name)) for name in log.header.problems}
+
+
+def facts_by_name(run):
+    return {facts.problem: facts for facts in run_facts(run).problems}
+
+
+def test_the_counts_are_those_of_the_folded_log(run, views):
+    for name, facts in facts_by_name(run).items():
+        attempts = views[name].attempts
+        assert facts.attempts == sum(attempt.finished for attempt in attempts)
+        assert facts.passed == sum(attempt.passed for attempt in attempts)
+
+
+def test_the_best_is_that_of_the_folded_log(run, views):
+    for name, facts in facts_by_name(run).items():
+        best = views[name].best
+        assert (facts.best.attempt, facts.best.candidate_digest) == (str(best.number), best.candidate.digest)
+        assert facts.best.measured.speedup == best.speedup
+
+
+def test_cost_and_tokens_are_those_of_the_replies(run, views):
+    for name, facts in facts_by_name(run).items():
+        usages = [attempt.reply.usage for attempt in views[name].attempts]
+        assert facts.cost_usd == pytest.approx(sum(usage.cost_usd for usage in usages))
+        assert facts.tokens == sum(usage.input_tokens + usage.output_tokens for usage in usages)
+
+
+def written(folder, *verdicts, cost=0.01):
+    with RunLog.create(folder, [problem("one")], setting()) as log:
+        writer = Writer(log, "one", random.Random(0))
+        for verdict in verdicts:
+            writer.attempt(verdict, cost=cost)
+        writer.flush()
+        return writer
+
+
+def test_the_effort_to_the_first_correct_and_to_the_best_is_counted(tmp_path):
+    written(tmp_path / "run", failed(), None, passed(1.2), failed(), passed(2.0))
+    (facts,) = run_facts(tmp_path / "run").problems
+    assert (facts.first_correct.attempts, facts.first_correct.cost_usd) == (3, pytest.approx(0.03))
+    assert (facts.to_best.attempts, facts.to_best.cost_usd) == (5, pytest.approx(0.05))
+
+
+def test_an_unknown_cost_stays_unknown(tmp_path):
+    written(tmp_path / "run", passed(1.2), cost=None)
+    (facts,) = run_facts(tmp_path / "run").problems
+    assert facts.cost_usd is None and facts.first_correct.cost_usd is None
+
+
+def test_a_better_kernel_whose_writer_was_killed_before_it_said_so_is_found(tmp_path):
+    folder = tmp_path / "run"
+    with RunLog.create(folder, [problem("one")], setting()) as log:
+        writer = Writer(log, "one", random.Random(0))
+        writer.attempt(passed(1.5))
+        writer.attempt(passed(3.0))
+        assert "kept" in writer.events.pop()
+        writer.flush()
+    (facts,) = run_facts(folder).problems
+    assert facts.best.attempt == "2"
+
+
+def test_a_log_that_never_names_a_best_is_read_in_whole(tmp_path):
+    folder = tmp_path / "run"
+    with RunLog.create(folder, [problem("one")], setting()) as log:
+        writer = Writer(log, "one", random.Random(0))
+        for speedup in (1.1, 2.5, 1.3):
+            writer.attempt(passed(speedup))
+        writer.events = [event for event in writer.events if event[1] != "kept"]
+        writer.flush()
+    (facts,) = run_facts(folder).problems
+    assert facts.best.attempt == "2"
+
+
+def test_a_second_verdict_decides_which_attempt_is_the_best(tmp_path):
+    folder = tmp_path / "run"
+    with RunLog.create(folder, [problem("one")], setting()) as log:
+        writer = Writer(log, "one", random.Random(0))
+        writer.attempt(passed(2.0, spread=0.0))
+        writer.attempt(passed(3.0, spread=0.0))
+        writer.put(Confirmed(problem="one", attempt=2, verdict=passed(1.5, spread=0.0)))
+        writer.flush()
+        view = fold("one", log.events("one"))
+    (facts,) = run_facts(folder).problems
+    assert facts.best.attempt == str(view.best.number) == "1"
+
+
+def test_what_was_kept_beside_the_run_gives_the_same_facts(run):
+    (run / DERIVED).unlink(missing_ok=True)
+    first = run_facts(run)
+    assert (run / DERIVED).exists()
+    assert run_facts(run) == first
+
+
+def test_facts_follow_a_run_that_goes_on(tmp_path):
+    folder = tmp_path / "run"
+    writer = written(folder, passed(1.2))
+    assert run_facts(folder).problems[0].attempts == 1
+    with RunLog.open(folder) as log:
+        writer.log = log
+        writer.attempt(passed(1.4))
+        writer.flush()
+    assert run_facts(folder).problems[0].attempts == 2
+
+
+def test_kept_facts_of_another_harness_are_read_afresh(tmp_path):
+    folder = tmp_path / "run"
+    written(folder, passed(1.2))
+    run_facts(folder)
+    kept = (folder / DERIVED).read_text()
+    (folder / DERIVED).write_text(kept.replace('"passed":1', '"passed":7').replace('"harness":"', '"harness":"x', 1))
+    assert run_facts(folder).problems[0].passed == 1
+
+
+def test_a_folder_of_runs_gives_each(tmp_path):
+    for name in ("a", "b"):
+        written(tmp_path / name, passed(1.2))
+    assert [facts.run for facts in all_facts([tmp_path])] == ["a", "b"]
+
+
+def test_a_folder_without_runs_is_told(tmp_path):
+    with pytest.raises(RunLogError, match="holds no run"):
+        list(all_facts([tmp_path]))

@@ -1,0 +1,126 @@
+"""Waiting for a candidate, with real compilers and programs that are none."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from kernelwright.sandbox.calls.import_timeout import CandidateLate, Compilers, ImportTimeout, is_compiler
+from kernelwright.sandbox.jail.children import ChildLate
+from kernelwright_child.jail.keeper import descendants
+
+PATIENCE_S = 120
+"""Beyond this a test itself has gone wrong."""
+BUSY = "constexpr long f() { long n = 0; for (;;) ++n; return n; } constexpr long x = f();"
+LIMITS = ["-fconstexpr-ops-limit=9223372036854775807", "-fconstexpr-loop-limit=2147483647"]
+
+
+@pytest.fixture
+def started():
+    """Starts programs with a pipe to write to; they are ended with the test, and so is what they have started."""
+    running = []
+
+    def start(*words):
+        running.append(
+            subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+        return running[-1]
+
+    yield start
+    for process in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdin.close()
+
+
+def compiler_below(process):
+    """The process in which g++ compiles, once it is there."""
+    limit = time.monotonic() + PATIENCE_S
+    while time.monotonic() < limit:
+        for pid in descendants(process.pid):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().strip() == "cc1plus":
+                    return pid
+        time.sleep(0.05)
+    raise AssertionError("g++ has started no compiler")
+
+
+def is_ever(wanted, pids):
+    """Whether three looks in a row find this."""
+    compilers, limit, seen = Compilers(), time.monotonic() + PATIENCE_S, 0
+    while seen < 3 and time.monotonic() < limit:
+        time.sleep(0.1)
+        seen = seen + 1 if compilers.are_at_work(pids) is wanted else 0
+    return seen == 3
+
+
+def test_a_compiler_that_computes_is_at_work(started):
+    process = started("g++", "-x", "c++", "-std=c++17", *LIMITS, "-fsyntax-only", "-")
+    process.stdin.write(BUSY.encode())
+    process.stdin.close()
+    assert is_ever(True, [process.pid, compiler_below(process)])
+
+
+def test_a_compiler_that_waits_for_its_input_is_not_at_work(started):
+    process = started("g++", "-x", "c++", "-fsyntax-only", "-")
+    assert is_compiler(process.pid)
+    assert is_ever(False, [process.pid, compiler_below(process)])
+
+
+def test_a_program_that_bears_a_compilers_name_is_none(started, tmp_path):
+    shutil.copy(shutil.which("yes"), tmp_path / "cc1plus")
+    process = started(str(tmp_path / "cc1plus"))
+    assert not is_compiler(process.pid)
+
+
+def test_a_process_that_calls_itself_a_compiler_is_none(started):
+    process = started("bash", "-c", "exec -a /usr/bin/g++ sleep 600")
+    assert not is_compiler(process.pid)
+
+
+def test_a_process_that_has_gone_is_no_compiler():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert not Compilers().are_at_work([process.pid])
+
+
+class Silent:
+    """A child that never speaks, with these processes."""
+
+    def __init__(self, *pids):
+        self.pids = list(pids)
+
+    def has_spoken(self, timeout_s):
+        time.sleep(timeout_s)
+        return False
+
+    def processes(self):
+        return self.pids
+
+
+def test_a_candidate_that_waits_for_nothing_is_late_by_itself():
+    with pytest.raises(CandidateLate, match=r"within 0\.3 s, and no compiler was at work"):
+        ImportTimeout(0.3, PATIENCE_S).wait(Silent())
+
+
+def test_a_compiler_at_work_extends_the_limit_up_to_that_of_a_build(started):
+    process = started("g++", "-x", "c++", "-std=c++17", *LIMITS, "-fsyntax-only", "-")
+    process.stdin.write(BUSY.encode())
+    process.stdin.close()
+    pid = compiler_below(process)
+    assert is_ever(True, [pid])
+    with pytest.raises(ChildLate) as late:
+        ImportTimeout(1, 3).wait(Silent(pid))
+    assert not isinstance(late.value, CandidateLate)

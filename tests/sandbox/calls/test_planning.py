@@ -1,0 +1,105 @@
+"""Problems that are larger than the machine: told before anything is made, with what they need and what there is."""
+
+from contextlib import closing
+
+import pytest
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.backend import open_session
+from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, require_room
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.verdict.errors import UnsupportedHere
+from kernelwright.sandbox.verdict.memory import free_bytes
+from kernelwright.sandbox.verdict.settings import Settings
+
+pytestmark = pytest.mark.slow
+
+SOURCE = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+def get_inputs():
+    return [torch.randn({rows}, 1024, 1024)]
+
+def get_init_inputs():
+    return []
+"""
+MIB = 2**20
+
+
+def problem(rows):
+    """Inputs of so many times 4 MiB."""
+    name = f"relu_of_{rows}"
+    return Problem(name=name, title="", family="test", size="file", source=SOURCE.format(rows=rows))
+
+
+@pytest.fixture(scope="module")
+def child():
+    """A reference's child that has loaded nothing; asks it what a problem takes."""
+    settings = Settings()
+    with closing(WorkFolder()) as folder, open_session("reference", folder, settings) as session:
+        session.greet()
+
+        def ask(posed, settings=settings):
+            require_room(posed, settings, session, str(folder.write("reference.py", posed.source)))
+
+        ask.plan = lambda posed: planned(posed, session, str(folder.write("reference.py", posed.source)), 60)
+        yield ask
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """No plan of an earlier run is found."""
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
+
+
+def test_inputs_larger_than_the_machine_are_refused_with_both_figures(child):
+    rows = free_bytes() // (4 * MIB)
+    with pytest.raises(UnsupportedHere) as caught:
+        child(problem(rows), Settings(memory_bytes=2**50))
+    said = str(caught.value)
+    assert f"judging relu_of_{rows} takes" in said and "this machine has" in said and "GiB of inputs" in said
+
+
+def test_the_whole_reference_is_refused_so_before_it_is_loaded():
+    with pytest.raises(UnsupportedHere, match=r"takes .* GiB of memory .* a child may take"):
+        ReferenceSession(problem(2**20), Settings())
+
+
+def test_a_child_that_is_too_small_is_told_and_a_larger_one_does(child):
+    posed = problem(100)  # 400 MiB, and with the result and float64 of both 2.4 GB
+    with pytest.raises(UnsupportedHere, match="a child may take 1 GiB; give more with --memory"):
+        child(posed, Settings(memory_bytes=2**30))
+    child(posed, Settings(memory_bytes=3 * 2**30))
+
+
+def test_a_plan_is_of_the_problem_and_is_remembered(child, tmp_path):
+    posed = problem(100)
+    found = child.plan(posed)
+    assert (found.inputs, found.result, found.exact, found.peak) == (400 * MIB, 400 * MIB, 800 * MIB, 400 * MIB)
+    assert list(tmp_path.rglob("plans/*.json"))
+    assert planned(posed, None, "nobody is asked again", 1) == found
+
+
+def test_at_16_bits_it_takes_half(child):
+    assert child.plan(problem(100).model_copy(update={"dtype": "bfloat16"})).inputs == 200 * MIB
+
+
+def test_small_problems_are_not_planned():
+    posed = problem(CERTAIN_BYTES // (4 * MIB) - 1)
+    require_room(posed, Settings(memory_bytes=2**30), None, "nobody is asked")
+    require_room(posed.model_copy(update={"source": "not Python at all ("}), Settings(), None, "nobody is asked")
+
+
+def test_a_reference_that_can_not_be_planned_is_let_through(child):
+    posed = problem(100)
+    looking = posed.model_copy(update={"source": posed.source.replace("relu(x)", "relu(x) * int(x.sum().item())")})
+    assert child.plan(looking) is None
+    room_for_inputs = Settings(memory_bytes=1400 * MIB)  # so that what the text shows is no reason to refuse it
+    with pytest.raises(UnsupportedHere):
+        child(posed, room_for_inputs)
+    child(looking, room_for_inputs)

@@ -1,0 +1,154 @@
+"""The floor from work and peaks: arithmetic by hand, levels of memory, precision policies, and what is kept on disk."""
+
+import itertools
+import logging
+
+import pytest
+
+from kernelwright.sandbox.machine.fact_store import Store, baseline_key
+from kernelwright.sandbox.verdict.peaks import HEADROOM, Level, Peaks
+from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
+from kernelwright_child.floor.arithmetic import Convolution, Window, fewest
+
+LEVELS = (
+    Level(name="first", inside_bytes=0, bytes_per_s=1e12),
+    Level(name="memory", inside_bytes=10_000_000, bytes_per_s=1e10),
+)
+PEAKS = Peaks(device="a device", levels=LEVELS, flops_per_s={"float32": 1e12, "float16": 16e12, "tf32": 8e12})
+
+
+def met(window, near, far):
+    """Pairs, positions and elements, counted one by one."""
+    pairs = [
+        (n, n * window.stride - window.padding + k * window.dilation)
+        for n in range(near)
+        for k in range(window.kernel)
+        if 0 <= n * window.stride - window.padding + k * window.dilation < far
+    ]
+    return len(pairs), len({n for n, _ in pairs}), len({f for _, f in pairs})
+
+
+WINDOWS = [Window(*words) for words in itertools.product((1, 2, 3, 5), (1, 2, 5), (0, 1, 3), (1, 2, 4))]
+
+
+@pytest.mark.parametrize("near", [1, 7])
+@pytest.mark.parametrize("far", [1, 9, 16])
+def test_windows_meet_what_counting_one_by_one_finds(near, far):
+    assert [window.meet(near, far) for window in WINDOWS] == [met(window, near, far) for window in WINDOWS]
+
+
+def test_a_transposed_convolution_counts_no_taps_that_are_cropped_or_fall_between_the_strides():
+    windows = [Window(3, 5, 1, 2)]
+    layer = Convolution([1, 1, 4], [1, 1, 3], [1, 1, 18], windows, transposed=True, groups=1)
+    # Positions 0, 5, 10, 15 less the padding, with taps at 0, 2, 4: of these twelve, -1 and 18 are cropped.
+    assert layer.arithmetic.direct == 2 * 10
+
+
+def test_the_least_arithmetic_is_never_more_than_the_direct():
+    for window, transposed in itertools.product(WINDOWS, (False, True)):
+        layer = Convolution([2, 4, 12], [4, 4, window.kernel], [2, 4, 12], [window], transposed, 1)
+        assert layer.arithmetic.least <= layer.arithmetic.direct
+
+
+def test_strassen_saves_an_eighth_a_level_of_large_products_and_nothing_of_small_ones():
+    assert fewest(4, 4, 4) == 64
+    assert 0.3 < fewest(4096, 4096, 4096) / 4096**3 < (7 / 8) ** 5
+
+
+def test_bytes_that_fit_the_cache_pass_at_the_rate_of_the_cache():
+    assert PEAKS.memory_ms(8_000_000) == pytest.approx(0.008 / HEADROOM)
+
+
+def test_bytes_beyond_the_cache_pass_at_the_rate_of_the_memory():
+    assert PEAKS.memory_ms(110_000_000) == pytest.approx(10 / HEADROOM)
+
+
+@pytest.mark.parametrize(("policy", "rate"), [("strict", 16e12 / 3), ("tf32", 16e12), ("half", 16e12)])
+def test_float32_may_use_the_units_that_its_policy_allows(policy, rate):
+    assert PEAKS.rate("float32", policy) == pytest.approx(rate)
+
+
+def test_a_device_without_short_units_has_only_its_own():
+    plain = PEAKS.model_copy(update={"flops_per_s": {"float32": 1e12}})
+    assert plain.rate("float32", "half") == 1e12
+
+
+def test_an_unknown_dtype_adds_nothing_to_the_floor():
+    assert PEAKS.arithmetic_ms({"int64": 1e15}, "strict") == 0
+
+
+def test_a_time_under_the_direct_arithmetic_but_over_the_least_is_not_impossible():
+    work = NecessaryWork(
+        read_bytes=1000, written_bytes=1000, flops={"float32": 10**12}, least_flops={"float32": 10**11}
+    )
+    floor = floor_of(work, PEAKS, "strict")
+    assert floor.fraction(floor.direct_ms / 2) == pytest.approx(2)
+    assert not floor.is_impossible(floor.direct_ms / 2)
+    assert floor.is_impossible(floor.least_ms * 0.99)
+
+
+def test_measuring_again_can_only_lower_the_floor():
+    slower = PEAKS.model_copy(update={"flops_per_s": {"float32": 5e11}, "levels": (LEVELS[0],)})
+    assert slower.raised(PEAKS).flops_per_s["float32"] == 1e12
+    assert PEAKS.raised(slower).levels == LEVELS
+
+
+def test_the_store_gives_back_what_was_put_under_an_equal_key(tmp_path):
+    store = Store("facts", tmp_path)
+    store.put({"b": (1, 2), "a": "x"}, {"found": 3.5})
+    assert Store("facts", tmp_path).get({"a": "x", "b": [1, 2]}) == {"found": 3.5}
+
+
+def test_the_store_knows_nothing_of_another_key_or_of_a_broken_file(tmp_path):
+    store = Store("facts", tmp_path)
+    store.put({"a": 1}, 1)
+    assert store.get({"a": 2}) is None
+    for path in (tmp_path / "facts").iterdir():
+        path.write_text("{")
+    assert store.get({"a": 1}) is None
+
+
+def test_a_store_that_can_not_write_remembers_as_long_as_the_process_lives(tmp_path):
+    (tmp_path / "facts").write_text("a file where the folder should be")
+    Store("facts", tmp_path).put({"a": 1}, 1)
+    assert Store("facts", tmp_path).get({"a": 1}) == 1
+    assert Store("facts", tmp_path / "other").get({"a": 1}) is None
+
+
+def test_what_a_store_holds_is_told_without_files_that_are_not_its_own(tmp_path):
+    store = Store("facts", tmp_path)
+    store.put({"a": 1}, 1)
+    (tmp_path / "facts" / "foreign.json").write_text('{"key": {"a": 2}, "value": 2}')
+    (tmp_path / "facts" / "broken.json").write_text("{")
+    (tmp_path / "facts" / "list.json").write_text('{"key": [[]], "value": 2}')
+    assert store.items() == [({"a": 1}, 1)]
+
+
+def test_baselines_of_different_drivers_are_kept_apart(tmp_path):
+    store = Store("baselines", tmp_path)
+    old, new = (baseline_key("0" * 64, "H200", {"driver": driver}, "eager") for driver in ("570", "580"))
+    store.put(old, [1.0])
+    assert store.get(new) is None
+
+
+def test_work_of_another_form_is_refused():
+    with pytest.raises(ValueError, match="greater than or equal"):
+        NecessaryWork.of({"bytes": {"read": -1, "written": 0}, "flops": {}, "least_flops": {}})
+
+
+def test_a_kept_fact_that_is_not_used_is_logged_with_the_reason(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
+    store = Store("facts", tmp_path)
+    store.put({"a": 1}, 1)
+    (path,) = (tmp_path / "facts").iterdir()
+    path.write_text("half of a fi")
+    assert store.get({"a": 1}) is None and store.get({"a": 2}) is None
+    assert caplog.messages == [f"{path} counts as absent: it is not what was put there"]
+
+
+def test_why_a_fact_is_kept_for_this_process_alone_is_logged(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
+    (tmp_path / "facts").write_text("a file where the folder should be")
+    Store("facts", tmp_path).put({"a": 1}, 1)
+    (said,) = caplog.messages
+    assert "can not be written, and is kept for this process alone: " in said

@@ -1,0 +1,53 @@
+"""Memory that runs out while a problem is judged is told as that problem's."""
+
+import errno
+import gc
+import weakref
+
+import pytest
+import torch
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.pool.memory_errors import within_memory
+from kernelwright.sandbox.verdict.errors import UnsupportedHere
+from tests.texts import PROBLEM
+
+SUM = Problem(name="cumsum", title="Running sum", family="scan", size="cpu", source=PROBLEM)
+RAN_OUT = [
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6.00 GiB.\nSee the manual."),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+]
+
+
+def failing(error):
+    def work():
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize("error", RAN_OUT, ids=lambda error: type(error).__name__)
+def test_memory_that_ran_out_names_the_problem(error):
+    with pytest.raises(UnsupportedHere, match=r"^memory ran out while cumsum was judged \(.+\); use one with more"):
+        within_memory(SUM, failing(error))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("a bug")])
+def test_any_other_error_stays_what_it_is(error):
+    with pytest.raises(type(error), match=str(error.args[-1])):
+        within_memory(SUM, failing(error))
+
+
+def test_what_the_failed_judging_held_is_let_go():
+    held = []
+
+    def work():
+        large = torch.empty(8)
+        held.append(weakref.ref(large))
+        raise MemoryError
+
+    with pytest.raises(UnsupportedHere) as caught:
+        within_memory(SUM, work)
+    gc.collect()
+    assert caught.value.__context__ is None and held[0]() is None

@@ -1,0 +1,45 @@
+"""Which devices there are, and which cores a device's judge has."""
+
+import os
+
+import pytest
+
+from kernelwright.sandbox.pool.protocol import ExecutorError
+from kernelwright.sandbox.pool.workers.devices import given, ordinals, shared_cores
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
+
+
+def test_the_judges_of_several_gpus_have_cores_of_their_own():
+    assert shared_cores(tuple(range(8)), 4) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+def test_with_fewer_cores_than_gpus_each_judge_has_them_all():
+    assert shared_cores((0, 1), 4) == [(0, 1)] * 4
+
+
+def test_a_worker_without_a_device_keeps_to_the_cores_that_were_chosen():
+    first = min(os.sched_getaffinity(0))
+    settings = WorkerOptions(chosen={"cores": [first], "min_pairs": 4}).settings()
+    assert (settings.cores, settings.threads, settings.min_pairs) == ((first,), 1, 4)
+
+
+def test_of_several_gpus_the_first_ones_are_taken_or_the_one_that_is_named():
+    assert list(ordinals(Settings(device="cuda"), None, 4)) == [0, 1, 2, 3]
+    assert list(ordinals(Settings(device="cuda"), 2, 4)) == [0, 1]
+    assert list(ordinals(Settings(device="cuda:2"), None, 4)) == [2]
+
+
+def test_one_gpu_by_its_number_is_not_several():
+    with pytest.raises(ExecutorError, match="cuda:2 is one device and 2 were asked for"):
+        ordinals(Settings(device="cuda:2"), 2, 4)
+
+
+def test_a_gpu_beyond_those_there_are_is_the_machine_s_lack():
+    with pytest.raises(MachineError, match="there is no cuda:4: torch sees 4 CUDA devices"):
+        ordinals(Settings(device="cuda:4"), None, 4)
+
+
+def test_a_worker_that_sees_one_gpu_has_it_as_the_first():
+    assert given(Settings(device="cuda:2", min_pairs=4)) == {"device": "cuda", "min_pairs": 4}

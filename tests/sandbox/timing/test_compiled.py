@@ -1,0 +1,241 @@
+"""torch.compile as a baseline: compiled once for a problem, device and versions, and then found by every judging."""
+
+import json
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.reference import CompiledGraphs
+from kernelwright.sandbox.judge.judging import judge
+from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.timing.baseline_times import BaselineTimes
+from kernelwright.sandbox.timing.compiled import CompiledStore, compiled_reference
+from kernelwright.sandbox.verdict.errors import BrokenProblem
+from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
+from kernelwright_child.gpu import driver
+
+SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, compiled=("default",))
+SCALED = Problem(
+    name="scaled",
+    title="Twice each element and one",
+    family="test",
+    size="file",
+    source="""
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 + 1
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+
+def get_init_inputs():
+    return []
+""",
+)
+HONEST = Candidate(source=f"{SCALED.source}\nModelNew = Model\n")
+
+
+def facts_of(folder):
+    """Name, inode and date of every file."""
+    files = (path for path in Path(folder).rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.fixture(scope="module")
+def cache():
+    """A cache for this module, in a place that every user may reach."""
+    folder = Path(tempfile.mkdtemp(prefix="kernelwright-test-"))
+    folder.chmod(0o777)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(folder))
+        yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def compiled(cache):
+    """What a first process compiled, and what the store holds since."""
+    session = compiled_reference(SCALED, SETTINGS, "default")
+    session.close()
+    return session.compilation, facts_of(cache / "compiled")
+
+
+@pytest.mark.slow
+def test_the_first_process_compiles_and_what_it_made_is_kept(compiled):
+    compilation, kept = compiled
+    assert compilation == CompiledGraphs(made=1, found=0)
+    assert any(name.endswith(".so") for name in kept)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", [(), pytest.param(("namespaces",), marks=pytest.mark.long)])
+def test_a_second_process_compiles_nothing_and_computes_the_same(cache, compiled, without):
+    settings = SETTINGS.model_copy(update={"jail_without": without})
+    session = compiled_reference(SCALED, settings, "default")
+    try:
+        values = session.draw()
+        (output,) = session.call(values).output.tensors
+        expected = 2 * values.tensors[0].tensor() + 1
+    finally:
+        session.close()
+    assert session.compilation == CompiledGraphs(made=0, found=1)
+    assert facts_of(cache / "compiled") == compiled[1]
+    torch.testing.assert_close(output.tensor(), expected)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_damaged_product_is_thrown_away_compiled_anew_and_both_are_logged(compiled, cache, caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox")
+    library = next((cache / "compiled").rglob("*.main.so"), None) or next((cache / "compiled").rglob("*.so"))
+    library.write_bytes(b"no machine code")
+    session = compiled_reference(SCALED, SETTINGS, "default")
+    session.close()
+    assert session.compilation == CompiledGraphs(made=1, found=0)
+    assert "is thrown away: its files are not as they were" in caplog.text
+    assert "torch.compile (default) compiled 1 graphs anew: what was kept is replaced" in caplog.text
+
+
+SPY = """
+import os
+import torch
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        found = [f"told of {os.environ['TORCHINDUCTOR_CACHE_DIR']}"] if "TORCHINDUCTOR_CACHE_DIR" in os.environ else []
+        for path in (ROOT, os.path.join(ROOT, "compiled")):
+            try:
+                found += [f"saw {name} in {path}" for name in os.listdir(path) if name != "toolchains"]
+            except OSError:
+                pass
+            try:
+                open(os.path.join(path, "left"), "w").close()
+                found.append(f"wrote to {path}")
+            except OSError:
+                pass
+        raise RuntimeError(f"found: {found}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", [(), ("namespaces",)])
+def test_a_candidate_neither_sees_nor_writes_what_was_compiled(cache, compiled, without):
+    (cache / "compiled").chmod(0o777)
+    settings = SETTINGS.model_copy(update={"jail_without": without})
+    verdict = judge(SCALED, Candidate(source=SPY.replace("ROOT", repr(str(cache)))), settings)
+    assert isinstance(verdict, Failed), verdict
+    assert "found: []" in verdict.reason
+    assert not list(cache.rglob("left"))
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_verdict_names_the_better_baseline_and_leaves_the_times_of_both(cache, compiled):
+    verdict = judge(SCALED, HONEST, SETTINGS)
+    assert isinstance(verdict, Passed), verdict
+    found, closest = report(verdict), verdict.measurement.closest
+    assert found["against"] == closest.baseline
+    assert found["speedup"] == min(pairing.speedup for pairing in verdict.measurement.pairings)
+    if verdict.measurement.is_steady:
+        assert {time.baseline for time in BaselineTimes(SCALED).known()} == {"eager", "torch.compile default"}
+
+
+LINEAR = SCALED.model_copy(
+    update={
+        "name": "linear",
+        "source": SCALED.source.replace("return x * 2 + 1", "return torch.relu(x @ x.T)").replace("64, 64", "256, 256"),
+    }
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device")
+@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
+def test_on_a_device_too_a_second_process_compiles_nothing(cache, mode):
+    settings = SETTINGS.model_copy(update={"device": "cuda"})
+    found = []
+    for _ in range(2):
+        session = compiled_reference(LINEAR, settings, mode)
+        session.close()
+        found.append(session.compilation)
+    first, second = found
+    assert first.made >= 1
+    assert second.made == 0 < second.found
+
+
+@pytest.mark.slow
+def test_what_torch_compile_refuses_is_told_with_the_mode(cache):
+    with pytest.raises(BrokenProblem, match=r"under torch.compile swift: .*; judge without torch.compile swift"):
+        compiled_reference(SCALED, SETTINGS, "swift")
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    return CompiledStore()
+
+
+@pytest.fixture
+def products(tmp_path):
+    folder = tmp_path / "compiler"
+    (folder / "fxgraph" / "ab").mkdir(parents=True)
+    (folder / "fxgraph" / "ab" / "graph").write_bytes(b"a graph")
+    return folder
+
+
+@pytest.fixture
+def empty(tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    return folder
+
+
+def test_each_problem_mode_and_number_of_threads_has_products_of_its_own():
+    other = SCALED.model_copy(update={"direction": "both"})
+    keys = {
+        CompiledStore.key(SCALED, SETTINGS, "default"),
+        CompiledStore.key(other, SETTINGS, "default"),
+        CompiledStore.key(SCALED, SETTINGS, "max-autotune-no-cudagraphs"),
+        CompiledStore.key(SCALED, SETTINGS.model_copy(update={"threads": 2}), "default"),
+    }
+    assert len(keys) == 4
+
+
+def test_a_file_that_somebody_added_or_changed_makes_an_entry_unseen(store, products, empty):
+    for harm in (lambda kept: (kept / "more").touch(), lambda kept: (kept / "fxgraph/ab/graph").write_bytes(b"x")):
+        assert store.keep("a", products)
+        harm(next(store._cache.root.glob("a/build")))
+        assert not store.restore("a", empty)
+        assert list(empty.iterdir()) == [] and len(store) == 0
+
+
+def test_an_entry_whose_list_is_no_list_of_ours_is_unseen(store, products, empty):
+    store.keep("a", products)
+    next(store._cache.root.glob("a/entry.json")).write_text(json.dumps(["nothing"]))
+    assert not store.restore("a", empty)
+
+
+def test_a_link_is_never_kept(store, products):
+    (products / "link").symlink_to("/etc/passwd")
+    assert not store.keep("a", products)
+    assert len(store) == 0
+
+
+def test_the_longest_unused_goes_where_there_is_no_room(products, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    (products / "large").write_bytes(b"x" * 2**16)
+    store = CompiledStore(limit_bytes=2**17)
+    for key in ("a", "b", "c"):
+        store.keep(key, products)
+    assert len(store) == 1
