@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.agent.replies import Extraction, NotExtracted, extract
-from tests.agent.test_extraction import ACCEPTED, DRAFT, FINAL, fenced, indented, with_docstring
+from tests.agent.replies.test_extraction import ACCEPTED, DRAFT, FINAL, fenced, indented, with_docstring
 
 CUT_IN_STRING = ACCEPTED["a module cut inside its string"]
 SHAPES: dict[str, str] = {
