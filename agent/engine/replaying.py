@@ -32,7 +32,7 @@ from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.steering.advice import notes_in
-from kernelwright.agent.steering.learning import IdeaStatistics
+from kernelwright.agent.steering.idea_statistics import IdeaStatistics
 from kernelwright.agent.steering.prices import load_prices
 from kernelwright.agent.strategies import Stop, load_strategy
 from kernelwright.problems.record.base import Record

@@ -19,8 +19,8 @@ from kernelwright.agent.log.journal import Journal
 from kernelwright.agent.log.records import Ask, Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.protocol import AnswerPending, NoMoreAnswers, Provider, ProviderError
-from kernelwright.agent.steering.learning import IdeaStatistics
+from kernelwright.agent.providers.provider import AnswerPending, NoMoreAnswers, Provider, ProviderError
+from kernelwright.agent.steering.idea_statistics import IdeaStatistics
 from kernelwright.agent.steering.prices import load_prices
 from kernelwright.agent.steering.tuning import to_screen
 from kernelwright.agent.strategies import Stop, Strategy

@@ -21,7 +21,7 @@ from kernelwright.agent.log.events import (
 )
 from kernelwright.agent.log.journal import Journal
 from kernelwright.agent.log.records import Attempt, FoundCandidate, Reply, Request, Screening
-from kernelwright.agent.providers.protocol import AnswerPending, Provider, ProviderError
+from kernelwright.agent.providers.provider import AnswerPending, Provider, ProviderError
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.steering.advice import notes_in
 from kernelwright.agent.steering.tuning import with_setting

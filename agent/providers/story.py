@@ -10,7 +10,7 @@ from typing import Self
 from pydantic import Field, ValidationError, model_validator
 
 from kernelwright import problems
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import Role, Target

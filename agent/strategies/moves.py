@@ -7,7 +7,7 @@ from functools import cache
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.records import Attempt, KnownIdea
 from kernelwright.agent.log.view import View
-from kernelwright.agent.strategies.protocol import Step
+from kernelwright.agent.strategies.strategy import Step
 from kernelwright.prompts import idea_bank
 
 PROMISING = 0.7

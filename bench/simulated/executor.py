@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kernelwright.agent.providers.simulated.parts import EVIDENCE
+from kernelwright.agent.providers.simulated.simulation import EVIDENCE
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.harness import Conditions

@@ -19,8 +19,9 @@ from kernelwright.agent.log.events import (
     Stopped,
 )
 from kernelwright.agent.log.view import View, fold
-from kernelwright.evals.report.wording import ending_words, verdict_words
+from kernelwright.evals.report.summary import ending_words
 from kernelwright.sandbox.verdict.escaping import escaped
+from kernelwright.sandbox.verdict.in_words import verdict_words
 
 
 class Progress:

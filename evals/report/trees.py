@@ -7,7 +7,7 @@ from rich.tree import Tree
 
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
-from kernelwright.evals.report.wording import ending_words
+from kernelwright.evals.report.summary import ending_words
 from kernelwright.sandbox.verdict.escaping import escaped, one_line
 from kernelwright.sandbox.verdict.verdicts import Passed
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kernelwright import judge_all
-from kernelwright.agent.engine.judged_by import evaluating
+from kernelwright.agent.engine.evaluator import evaluating
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.pool.workers.local import LocalExecutor

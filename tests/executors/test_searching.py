@@ -4,7 +4,7 @@ import pytest
 
 from bench.simulated.clock import run_simulated
 from bench.simulated.executor import VERDICT, SimulatedExecutor, Times
-from kernelwright.agent.engine.judged_by import ExecutorEvaluator
+from kernelwright.agent.engine.evaluator import ExecutorEvaluator
 from kernelwright.problems import Problem
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.pool.dispatch import Dispatcher

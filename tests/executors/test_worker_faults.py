@@ -10,7 +10,7 @@ import pytest
 
 from bench.simulated.executor import VERDICT
 from kernelwright import Judging
-from kernelwright.agent.engine.judged_by import ExecutorEvaluator
+from kernelwright.agent.engine.evaluator import ExecutorEvaluator
 from kernelwright.evals.scores.collecting import CandidateFile, Collected
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.providers.servers.client import OpenAISettings
-from kernelwright.agent.providers.servers.wires import Api
+from kernelwright.agent.providers.options import Api, OpenAISettings
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
 

@@ -9,10 +9,6 @@ if TYPE_CHECKING:
     from kernelwright.sandbox.pool import ExecutorChoice
 
 
-SANITIZE_HELP = "On a GPU: what is right is run once more under compute-sanitizer; a faulty access fails it."
-PROFILE_HELP = "On a GPU: what is right is profiled; ncu's counters go into the verdict and the next prompt."
-
-
 def check_tools(sanitize: bool, profile: bool, gpu: bool, local: bool = True) -> None:
     """Whether the tools that are asked for make sense and are there, before anything is judged.
 

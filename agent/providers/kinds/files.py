@@ -8,7 +8,8 @@ the same again, and finds the answers that came meanwhile.
 from pathlib import Path
 
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.providers.protocol import AnswerPending, ProviderError
+from kernelwright.agent.providers.options import ProviderOptions
+from kernelwright.agent.providers.provider import AnswerPending, Provider, ProviderError, RunRecord
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.atomic import write_atomically
 
@@ -65,3 +66,8 @@ class FilesProvider:
             f"{self.folder} waits for {len(missing)} answer(s) ({names}); write each beside its task, "
             "then go on with `kernelwright resume`"
         )
+
+
+def provider(options: ProviderOptions, run: RunRecord) -> Provider:
+    """In the folder that was named, else in the run's own."""
+    return FilesProvider(Path(options.folder) if options.folder else run.folder / "tasks")

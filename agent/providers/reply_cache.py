@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from kernelwright.agent.log.records import Ask, Reply, Request
-from kernelwright.agent.providers.protocol import Provider, ProviderError
+from kernelwright.agent.providers.provider import Provider, ProviderError
 from kernelwright.prompts import Prompt
 
 CACHED = "from the response cache"

@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.providers.servers.batchfile import ENDPOINT, Imported, batch_line, import_answers, open_requests
-from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
+from kernelwright.agent.providers.options import OpenAISettings
+from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers.servers.batch_file import (
+    ENDPOINT,
+    Imported,
+    batch_line,
+    import_answers,
+    open_requests,
+)
+from kernelwright.agent.providers.servers.client import OpenAIProvider
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.atomic import write_atomically
 

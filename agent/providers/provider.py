@@ -1,7 +1,10 @@
 """What a provider is, and how one says that it cannot answer."""
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
+from kernelwright.agent.log.events import Event
 from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.prompts import Prompt
 
@@ -24,7 +27,11 @@ class NoMoreAnswers(Exception):
 
 
 class Provider(Protocol):
-    """Answers requests, several at a time where the caller wants it."""
+    """Answers requests, several at a time where the caller wants it.
+
+    What it starts, it ends in a method `close()`, if it has one. Where two of its answers to one request may differ by
+    more than luck, an attribute `place` says by what, such as a server's address: the response cache goes by it.
+    """
 
     @property
     def name(self) -> str:
@@ -33,4 +40,17 @@ class Provider(Protocol):
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """One answer to `request`, which `ask` and `prompt` led to. Raises `ProviderError` and `NoMoreAnswers`."""
+        ...
+
+
+class RunRecord(Protocol):
+    """What a provider may know of the run that it answers; a `RunLog` is one."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's own, where it may keep files."""
+        ...
+
+    def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]:
+        """Those of one problem, in order."""
         ...

@@ -11,7 +11,7 @@ import re
 from dataclasses import asdict, dataclass, field
 
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.simulated.landscape import STANDARD, Assumptions, Landscape, SimulatedKernel
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt

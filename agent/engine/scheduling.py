@@ -14,9 +14,9 @@ from kernelwright.agent.log.config import Budget, SearchConfig
 from kernelwright.agent.log.events import Confirmed, Event, Granted, JudgedAttempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
-from kernelwright.agent.providers.protocol import AnswerPending
+from kernelwright.agent.providers.provider import AnswerPending
 from kernelwright.agent.steering.budget import NOTHING, Spent, exceeded, out_of_attempts, spent
-from kernelwright.agent.steering.learning import IdeaStatistics
+from kernelwright.agent.steering.idea_statistics import IdeaStatistics
 from kernelwright.agent.steering.models import gains
 from kernelwright.agent.steering.prices import Prices, load_prices
 from kernelwright.problems import Problem

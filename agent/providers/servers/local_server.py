@@ -1,7 +1,4 @@
-"""`local`: a small model on this machine, behind llama.cpp's own server on the loopback interface.
-
-The server is a child process that ends with this one. It is asked through the same client as any other server.
-"""
+"""A small model on this machine, behind llama.cpp's own server on the loopback interface: a child that ends with us."""
 
 import asyncio
 import importlib.util
@@ -10,17 +7,10 @@ import sys
 import threading
 from pathlib import Path
 
-from kernelwright.agent.log.records import Ask, Reply, Request
-from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
-from kernelwright.agent.providers.servers.weights import weights
-from kernelwright.agent.providers.servers.wires import Api
-from kernelwright.prompts import Prompt
+from kernelwright.agent.providers.provider import ProviderError
 
 RUNTIME = "xllamacpp"
 SERVER = Path(__file__).with_name("llama.py")
-LONGEST = 1024
-"""Output tokens where no limit is set: a small model may never end by itself."""
 START_S = 120.0
 
 
@@ -77,38 +67,6 @@ def _begun(model: Path, threads: int = 1) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-
-
-class LocalProvider:
-    """See the module. The server starts with the first request."""
-
-    name = "local"
-
-    def __init__(self, model: Path | None = None, api: Api = "chat") -> None:
-        require_runtime()
-        self._model = weights() if model is None else model
-        if not self._model.is_file():
-            raise ProviderError(f"there is no model file {self._model}; check the path")
-        self._api: Api = api
-        self._server: LocalServer | None = None
-        self._starting = asyncio.Lock()
-
-    async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """See `Provider.complete`."""
-        asked = request if request.max_tokens else request.model_copy(update={"max_tokens": LONGEST})
-        reply = await (await self._asked()).complete(asked, ask, prompt)
-        return reply.model_copy(update={"provider": self.name})
-
-    def close(self) -> None:
-        """End the server, if it was started."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-    async def _asked(self) -> OpenAIProvider:
-        async with self._starting:
-            self._server = self._server or await LocalServer.start(self._model)
-        return OpenAIProvider(OpenAISettings(base_url=self._server.base_url, api_key_env="", api=self._api))
 
 
 def require_runtime() -> None:

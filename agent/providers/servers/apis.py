@@ -1,15 +1,14 @@
 """The two forms in which OpenAI's servers are asked: chat completions, which nearly all speak, and responses."""
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelwright.agent.log.records import Reply, Request
+from kernelwright.agent.providers.options import Api
 from kernelwright.agent.providers.servers.chat import read_reply
 from kernelwright.agent.providers.servers.responses import read_failure, read_response
 
 if TYPE_CHECKING:
     import openai
-
-Api = Literal["chat", "responses"]
 
 
 class ApiForm(Protocol):

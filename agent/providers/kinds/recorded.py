@@ -1,32 +1,19 @@
 """`recorded`: the answers that ship with a catalog problem. No network; nothing about their verdicts is stored."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
-from kernelwright.agent.log.events import Event
 from kernelwright.agent.log.records import Ask, Attempt, Reply, Request, Usage
 from kernelwright.agent.log.view import View, fold
-from kernelwright.agent.providers.protocol import NoMoreAnswers, ProviderError
+from kernelwright.agent.providers.options import ProviderOptions
+from kernelwright.agent.providers.provider import NoMoreAnswers, Provider, ProviderError, RunRecord
 from kernelwright.agent.providers.story import (
     CATALOG,
     RecordedAnswer,
     Story,
     read_story,
-    recorded_targets,
     story_folder,
 )
 from kernelwright.prompts import Prompt
-
-__all__ = ["CATALOG", "RecordedProvider", "Story", "read_story", "recorded_targets"]
-
-
-class EventSource(Protocol):
-    """Where the events of the run are found; a `RunLog` is one."""
-
-    def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]:
-        """Those of one problem, in order."""
-        ...
 
 
 class RecordedProvider:
@@ -34,8 +21,8 @@ class RecordedProvider:
 
     name = "recorded"
 
-    def __init__(self, log: EventSource, catalog: Path = CATALOG) -> None:
-        self._log = log
+    def __init__(self, run: RunRecord, catalog: Path = CATALOG) -> None:
+        self._run = run
         self._catalog = catalog
         self._given: dict[tuple[str, int], str] = {}
         """File by problem and attempt. Beside the log, since several answers may be on their way into it."""
@@ -57,7 +44,7 @@ class RecordedProvider:
         )
 
     def _entry(self, story: Story, ask: Ask) -> RecordedAnswer:
-        view = fold(ask.problem, self._log.events(ask.problem))
+        view = fold(ask.problem, self._run.events(ask.problem))
         used = self._files(view) | {
             attempt: file for (problem, attempt), file in self._given.items() if problem == ask.problem
         }
@@ -95,3 +82,8 @@ def _likeness(entry: RecordedAnswer, prompt: Prompt) -> str:
     if entry.stable_digest == prompt.stable_digest:
         return "was the same but for measured values"
     return "differs from the prompt rendered now"
+
+
+def provider(options: ProviderOptions, run: RunRecord) -> Provider:
+    """From the catalog that ships."""
+    return RecordedProvider(run)

@@ -10,28 +10,15 @@ from typing import Any, Final
 
 from kernelwright.agent.log.events import Replied, RepliedAgain
 from kernelwright.agent.log.journal import Journal
-from kernelwright.agent.log.records import Ask, Attempt, Reply, Request
+from kernelwright.agent.log.records import Attempt, Reply, Request
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.protocol import AnswerPending
 from kernelwright.agent.providers.servers.chat import read_reply
 from kernelwright.problems.record.base import Record
-from kernelwright.prompts import Prompt
 
 ENDPOINT: Final = "/v1/chat/completions"
-
-
-class BatchProvider:
-    """Answers nothing: the asks stay open in the run's log, to be exported."""
-
-    name = "batch"
-
-    async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """Raises `AnswerPending` always."""
-        raise AnswerPending(
-            "the asks wait for a batch: `kernelwright batch export`, send the file, `kernelwright batch import`, "
-            "then `kernelwright resume`"
-        )
+PROVIDER = "batch"
+"""Who is said to have answered."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +120,7 @@ def _reply(answer: dict[str, Any]) -> Reply | str:
     reply = read_reply(body, asked_model="unknown", request_id=response.get("request_id"), latency_s=0.0)
     if reply is None:
         return "holds no chat completion"
-    return Reply.model_validate(reply.model_dump() | {"provider": BatchProvider.name, "latency_s": None})
+    return Reply.model_validate(reply.model_dump() | {"provider": PROVIDER, "latency_s": None})
 
 
 def _said(error: Any) -> str:
