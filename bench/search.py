@@ -20,9 +20,9 @@ from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
 from tests.agent.faults import FAULTS, PROBLEM, missing_words, with_fault
 from tests.agent.killing import CONFIGS, killed_searches
+from tests.agent.replies.test_extraction import ACCEPTED, REJECTED, kernel_called
+from tests.agent.replies.test_extraction_figures import cuts
 from tests.agent.search_parts import outline
-from tests.agent.test_extraction import ACCEPTED, REJECTED, kernel_called
-from tests.agent.test_extraction_figures import cuts
 from tests.sandbox.conftest import QUICK
 
 KILLS = 50

@@ -29,8 +29,9 @@ from kernelwright.agent.log.events import (
     Screened,
     Stopped,
 )
+from kernelwright.agent.log.findings import KnownIdea
 from kernelwright.agent.log.ranking import ranked
-from kernelwright.agent.log.records import Attempt, FollowUp, KnownIdea
+from kernelwright.agent.log.records import Attempt, FollowUp
 from kernelwright.problems.record.base import Record
 
 GOES_ON = {"stopped": None, "fault": None}

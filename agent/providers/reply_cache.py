@@ -1,8 +1,6 @@
 """Answers on disk, each under the digest of what was asked and where: a response cache for any provider."""
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -10,6 +8,7 @@ from pydantic import ValidationError
 from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.agent.providers.provider import Provider, ProviderError
 from kernelwright.prompts import Prompt
+from kernelwright.sandbox.machine.atomic import write_atomically
 
 CACHED = "from the response cache"
 
@@ -37,16 +36,7 @@ class ReplyCache:
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, scrap = tempfile.mkstemp(dir=path.parent, prefix=".")
-            try:
-                with open(descriptor, "w", encoding="utf-8") as file:
-                    file.write(reply.model_dump_json())
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(scrap).replace(path)
-            except BaseException:
-                Path(scrap).unlink(missing_ok=True)
-                raise
+            write_atomically(path, reply.model_dump_json())
         except OSError as error:
             raise ProviderError(
                 f"cannot write {path} ({error.strerror}); make room or choose another folder"

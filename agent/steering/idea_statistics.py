@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.records import Attempt, KnownIdea
+from kernelwright.agent.log.findings import KnownIdea
+from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.problems import Problem

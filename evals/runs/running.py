@@ -18,8 +18,9 @@ from kernelwright.agent.engine.scheduling import Scheduler, views_of
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.events import Event
-from kernelwright.agent.log.run_log import RunLog, RunLogError, Setting
+from kernelwright.agent.log.events import Event, RunLogError
+from kernelwright.agent.log.header import Setting
+from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
 from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.agent.providers.registry import check_provider, providing

@@ -1,8 +1,8 @@
 """The families of input values that a problem is judged on beside its own draw: one entry of `FAMILIES` each. Pure.
 
 A kernel that is right only on a pleasant distribution is wrong. Each family is there for a mistake that only it brings
-to light, which `tests/sandbox/test_lazy_kernels.py` has as data. Problems may leave families out, prompts tell of them,
-and the judge makes their values; so torch is imported where a change is made, and not to read a problem.
+to light, which `tests/sandbox/correctness/test_lazy_kernels.py` has as data. Problems may leave families out, prompts
+tell of them, and the judge makes their values; so torch is imported where a change is made, and not to read a problem.
 """
 
 import math

@@ -1,0 +1,205 @@
+"""Many problems in one run, simulated: unspent attempts flow, budgets of the run hold, the judge is kept busy."""
+
+import pytest
+
+from bench.simulated.clock import run_simulated
+from bench.simulated.many import SOURCE, run_many
+from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.engine.replaying import replay
+from kernelwright.agent.engine.scheduling import Scheduler, views_of
+from kernelwright.agent.engine.search import Parts
+from kernelwright.agent.log.config import Budget, SearchConfig
+from kernelwright.agent.log.header import Setting
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.providers.kinds.batch import BatchProvider
+from kernelwright.agent.providers.provider import AnswerPending
+from kernelwright.agent.providers.simulated.landscape import Assumptions
+from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator, SimulatedProvider
+from kernelwright.agent.strategies import load_strategy
+from kernelwright.problems import Problem
+from kernelwright.prompts import TargetVersions, cpu_sheet
+from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
+
+CONFIG = SearchConfig(model="m", attempts=6, drafts=2, patience=3, problems_at_once=2, runner_up=0)
+PROBLEMS = [
+    Problem(name=f"made_up_{number}", title="Softmax", family="simulated", size="cpu", source=SOURCE)
+    for number in range(4)
+]
+
+
+def ran(folder, config, problems=PROBLEMS, **changes):
+    with RunLog.create(folder, problems, Setting(config={}, device="simulated", versions={})) as log:
+        parts = Parts(
+            strategy=load_strategy(config.strategy, config),
+            provider=changes.get("provider") or SimulatedProvider(),
+            evaluator=changes.get("evaluator") or SimulatedEvaluator(seconds=2.0),
+            log=log,
+            config=config,
+            brief_for=BriefMaker(cpu_sheet("simulated", 2, [], {}), TargetVersions(), log),
+        )
+        batch = Scheduler(log, config, lambda problem: parts)
+        run_simulated(batch.search(problems))
+        return views_of(log), list(log.events()), batch
+
+
+def test_all_problems_are_searched(tmp_path):
+    views, _, _ = ran(tmp_path / "run", CONFIG)
+    assert all(view.attempts for view in views)
+    assert all(view.stopped for view in views)
+
+
+class Stubborn(SimulatedProvider):
+    """Nothing that it writes for the first problem is ever faster, so patience ends there early."""
+
+    async def complete(self, request, ask, prompt):
+        dull = Assumptions(draft_right=0.99, improve_right=0.99, helps=0.001, execution=0.0, difficulty_spread=0.0)
+        endless = (10.0, 11.0)
+        lively = Assumptions(draft_right=0.99, improve_right=0.99, helps=0.99, difficulty_spread=0.0, room=endless)
+        self.assumptions = dull if ask.problem == "made_up_0" else lively
+        return await super().complete(request, ask, prompt)
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    config = CONFIG.model_copy(update={"attempts": 12, "patience": 5})
+    return ran(tmp_path_factory.mktemp("uneven") / "run", config, provider=Stubborn(latency_s=(1.0, 2.0)))
+
+
+def test_attempts_that_are_left_go_to_problems_that_ran_out(uneven):
+    views, _, _ = uneven
+    assert views[0].spent < 12 < max(view.spent for view in views)
+
+
+def test_no_more_is_spent_than_all_problems_were_given(uneven):
+    views, _, _ = uneven
+    assert sum(view.spent for view in views) <= 4 * 12
+
+
+def test_each_grant_is_in_the_log_with_its_reason(uneven):
+    _, events, _ = uneven
+    grants = [event.body for event in events if event.kind == "granted"]
+    assert grants
+    assert all("expected gain" in grant.reason for grant in grants)
+
+
+def test_sharing_can_be_switched_off(tmp_path):
+    config = CONFIG.model_copy(update={"attempts": 12, "patience": 5, "share": False})
+    views, *_ = ran(tmp_path / "run", config, provider=Stubborn(latency_s=(1.0, 2.0)))
+    assert max(view.spent for view in views) <= 12
+
+
+def test_a_budget_of_the_run_stops_all_problems(tmp_path):
+    config = CONFIG.model_copy(update={"batch": Budget(tokens=40_000)})
+    views, *_ = ran(tmp_path / "run", config)
+    assert {view.stopped for view in views} == {"the budget of the run of 40000 tokens is used up"}
+
+
+def test_the_judge_is_kept_busy_and_every_attempt_is_on_disk(tmp_path):
+    config = SearchConfig(model="m", attempts=6, slots=2, problems_at_once=16, patience=100)
+    load = run_many(tmp_path / "run", 24, config)
+    assert load.attempts == 24 * 6
+    assert load.busy > 0.85
+
+
+def test_a_problem_that_waits_for_its_answers_holds_up_no_other(tmp_path):
+    config = CONFIG.model_copy(update={"problems_at_once": 1})
+    with pytest.raises(AnswerPending):
+        ran(tmp_path / "run", config, provider=BatchProvider())
+    with RunLog.open(tmp_path / "run") as log:
+        assert [len(view.pending) for view in views_of(log)] == [1, 1, 1, 1]
+
+
+class Broken(SimulatedProvider):
+    """Fails for two problems at once, with a passing wait for a third."""
+
+    async def complete(self, request, ask, prompt):
+        if ask.problem == "made_up_0":
+            raise AnswerPending("later")
+        raise NotImplementedError(ask.problem)
+
+
+def test_an_error_goes_before_a_wait(tmp_path):
+    with pytest.raises(NotImplementedError):
+        ran(tmp_path / "run", CONFIG.model_copy(update={"problems_at_once": 4}), provider=Broken())
+
+
+class Refusing(SimulatedEvaluator):
+    """Can not judge some problems."""
+
+    def __init__(self, errors):
+        super().__init__(seconds=2.0)
+        self.errors = errors
+
+    async def evaluate(self, problem, candidate, *, fresh=False):
+        if problem.name in self.errors:
+            raise self.errors[problem.name]
+        return await super().evaluate(problem, candidate, fresh=fresh)
+
+
+class TooLarge(UnsupportedProblem):
+    """Any kind of refusal that is told apart later."""
+
+
+TWO_REFUSED = {
+    "made_up_1": BrokenProblem("the reference does not run; correct the problem file"),
+    "made_up_2": TooLarge("it needs more memory than there is; use a smaller size"),
+}
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_problem_that_can_not_be_judged_ends_its_own_search_alone(tmp_path, at_once):
+    config = CONFIG.model_copy(update={"problems_at_once": at_once})
+    views, events, _ = ran(tmp_path / "run", config, evaluator=Refusing(TWO_REFUSED))
+    assert [view.fault for view in views] == [None, "broken", "unsupported", None]
+    assert [view.stopped for view in views][1:3] == [str(error) for error in TWO_REFUSED.values()]
+    assert [bool(view.best) for view in views] == [True, False, False, True]
+    assert [event.body.fault for event in events if event.kind == "stopped"].count(None) == 2
+
+
+def test_what_could_not_be_judged_is_tried_again_by_a_later_search(tmp_path):
+    ran(tmp_path / "run", CONFIG, evaluator=Refusing(TWO_REFUSED))
+    views = gone_on(tmp_path / "run", Refusing({"made_up_2": TWO_REFUSED["made_up_2"]}))
+    assert [view.fault for view in views] == [None, None, "unsupported", None]
+    assert views[1].best is not None
+
+
+def gone_on(folder, evaluator):
+    with RunLog.open(folder) as log:
+        parts = Parts(
+            strategy=load_strategy(CONFIG.strategy, CONFIG),
+            provider=SimulatedProvider(),
+            evaluator=evaluator,
+            log=log,
+            config=CONFIG,
+            brief_for=BriefMaker(cpu_sheet("simulated", 2, [], {}), TargetVersions(), log),
+        )
+        run_simulated(Scheduler(log, CONFIG, lambda problem: parts).search(PROBLEMS))
+        return views_of(log)
+
+
+def lacking(*names):
+    return Refusing({name: MachineError(f"no memory can be lent for {name}; end what uses it") for name in names})
+
+
+def test_what_the_machine_lacks_for_one_problem_ends_no_other(tmp_path):
+    views, *_ = ran(tmp_path / "run", CONFIG, evaluator=lacking("made_up_3"))
+    assert [view.fault for view in views] == [None, None, None, "machine"]
+
+
+def test_a_machine_that_can_judge_nothing_ends_the_run(tmp_path):
+    one_by_one = CONFIG.model_copy(update={"problems_at_once": 1})
+    with pytest.raises(MachineError, match="for made_up_2"):
+        ran(tmp_path / "run", one_by_one, evaluator=lacking(*(problem.name for problem in PROBLEMS)))
+    with RunLog.open(tmp_path / "run") as log:
+        assert [view.fault for view in views_of(log)] == ["machine"] * 3 + [None]
+
+
+def test_a_run_without_any_verdict_for_want_of_the_machine_is_the_machines(tmp_path):
+    with pytest.raises(MachineError, match="for made_up_0"):
+        ran(tmp_path / "run", CONFIG, problems=PROBLEMS[:1], evaluator=lacking("made_up_0"))
+
+
+def test_a_run_with_problems_that_could_not_be_judged_replays(tmp_path):
+    ran(tmp_path / "run", CONFIG, evaluator=Refusing(TWO_REFUSED))
+    with RunLog.open(tmp_path / "run") as log:
+        assert replay(log, tmp_path / "again").digest == log.digest()

@@ -1,0 +1,146 @@
+"""The default strategy, on views that are written out."""
+
+import random
+
+import pytest
+
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.findings import FoundCandidate
+from kernelwright.agent.log.outline import PromptOutline
+from kernelwright.agent.log.records import Ask, Attempt
+from kernelwright.agent.log.view import View
+from kernelwright.agent.replies import NotExtracted
+from kernelwright.agent.strategies import Stop, StrategyError, load_strategy
+from tests.agent.search_parts import failed, passed
+
+CONFIG = SearchConfig(model="m", attempts=20, drafts=2, repairs=2, patience=3, runner_up=0)
+PROMPT = PromptOutline(role="propose", target="cpp", digest="", stable_digest="", sections=())
+
+
+def view_of(*rows):
+    """A view from rows of role, parent, idea and speedup, or None for a failure, or ... for one that is pending."""
+    attempts = [attempt(number, *row) for number, row in enumerate(rows, start=1)]
+    return View(problem="p", attempts=tuple(attempts))
+
+
+def attempt(number, role, parent, idea, end):
+    ask = Ask(attempt=number, problem="p", role=role, target="cpp", parent=parent, idea=idea, directive="", model="m")
+    open_one = Attempt(ask=ask, prompt=PROMPT, request_digest="", temperature=None, max_tokens=None, sample=0)
+    if end is ...:
+        return open_one
+    found = {"extraction": FoundCandidate(digest=str(number), language="cpp", how="")}
+    return open_one.model_copy(update=found | {"verdict": failed() if end is None else passed(end)})
+
+
+def proposal(view, slots=1, config=CONFIG, seed=0):
+    return load_strategy("refine", config).propose(view, slots, random.Random(seed))
+
+
+def steps(view, slots=1, config=CONFIG):
+    return [(step.role, step.parent) for step in proposal(view, slots, config)]
+
+
+WRONG = ("propose", None, "a", None)
+RIGHT = ("propose", None, "b", 1.5)
+WAITING = ("propose", None, "b", ...)
+
+
+def test_it_begins_with_a_draft():
+    assert steps(view_of()) == [("propose", None)]
+
+
+def test_drafts_in_several_slots_have_different_ideas():
+    first, second = proposal(view_of(), slots=3)
+    assert first.idea != second.idea
+
+
+def test_the_second_draft_comes_before_the_repair_of_the_first():
+    assert steps(view_of(WRONG)) == [("propose", None)]
+
+
+def test_a_failed_draft_is_repaired():
+    assert steps(view_of(WRONG, RIGHT)) == [("repair", 1)]
+
+
+def test_a_repair_keeps_the_idea_of_what_it_repairs():
+    assert proposal(view_of(WRONG, RIGHT))[0].idea == "a"
+
+
+def test_a_reply_without_a_candidate_is_repaired_too():
+    silent = attempt(1, "propose", None, "a", ...).model_copy(
+        update={"extraction": NotExtracted(kind="no_code", detail="There is none.")}
+    )
+    view = View(problem="p", attempts=(silent, attempt(2, *RIGHT)))
+    assert steps(view) == [("repair", 1)]
+
+
+def test_a_repair_that_failed_is_repaired_in_turn():
+    assert steps(view_of(WRONG, RIGHT, ("repair", 1, "a", None))) == [("repair", 3)]
+
+
+def test_after_enough_repairs_in_a_row_the_best_is_improved():
+    rows = [WRONG, RIGHT, ("repair", 1, "a", None), ("repair", 3, "a", None)]
+    assert steps(view_of(*rows)) == [("improve", 2)]
+
+
+def test_without_repairs_the_best_is_improved_at_once():
+    assert steps(view_of(WRONG, RIGHT), config=CONFIG.model_copy(update={"repairs": 0})) == [("improve", 2)]
+
+
+def test_what_is_being_repaired_is_not_repaired_twice():
+    assert steps(view_of(WRONG, RIGHT, ("repair", 1, "a", ...)), slots=1) == [("improve", 2)]
+
+
+def test_an_improvement_that_failed_is_repaired():
+    assert steps(view_of(RIGHT, RIGHT, ("improve", 1, "c", None))) == [("repair", 3)]
+
+
+def test_the_best_is_improved_and_not_the_latest():
+    assert steps(view_of(("propose", None, "a", 3.0), RIGHT)) == [("improve", 1)]
+
+
+def test_each_improvement_of_one_attempt_has_another_idea():
+    first = proposal(view_of(RIGHT, RIGHT))[0].idea
+    second = proposal(view_of(RIGHT, RIGHT, ("improve", 1, first, 1.4)))[0].idea
+    assert first != second
+
+
+def test_improvements_in_several_slots_have_different_ideas():
+    asks = proposal(view_of(RIGHT, RIGHT), slots=3)
+    assert len({ask.idea for ask in asks}) == 3
+
+
+def test_when_nothing_passed_and_nothing_can_be_repaired_it_starts_afresh():
+    config = CONFIG.model_copy(update={"repairs": 0})
+    assert steps(view_of(WRONG, WRONG), config=config) == [("propose", None)]
+
+
+def test_it_waits_for_a_draft_before_it_starts_afresh():
+    config = CONFIG.model_copy(update={"repairs": 0})
+    assert proposal(view_of(WRONG, WAITING), config=config) == []
+
+
+@pytest.mark.parametrize("speedup", [1.2, 1.5, 1.5 * 1.019], ids=["slower", "equal", "within two percent"])
+def test_it_stops_after_improvements_without_gain(speedup):
+    rows = [RIGHT, RIGHT] + [("improve", 1, f"i{n}", speedup) for n in range(3)]
+    assert proposal(view_of(*rows)) == Stop(reason="3 improvements in a row brought no gain")
+
+
+def test_a_gain_renews_its_patience():
+    rows = [RIGHT, RIGHT] + [("improve", 1, f"i{n}", 1.2) for n in range(2)] + [("improve", 1, "x", 1.6)]
+    assert steps(view_of(*rows)) == [("improve", 5)]
+
+
+def test_small_gains_that_add_up_count_as_one():
+    rows = [RIGHT, RIGHT] + [("improve", 1, f"i{n}", 1.5 * 1.009 ** (n + 1)) for n in range(3)]
+    assert steps(view_of(*rows)) == [("improve", 5)]
+
+
+def test_the_same_view_and_seed_give_the_same_asks():
+    view = view_of(RIGHT, *[("improve", 1, "x", 1.0)])
+    assert proposal(view, slots=9, seed=4) == proposal(view, slots=9, seed=4)
+
+
+def test_an_unknown_strategy_is_told_with_those_that_there_are():
+    with pytest.raises(StrategyError, match=r"no strategy 'refyne'; there are: .*refine"):
+        load_strategy("refyne", CONFIG)
