@@ -7,7 +7,7 @@ from typing import Protocol
 from kernelwright.agent.engine.steps import Evaluator
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.front.choosing import ExecutorChoice, executor_for
+from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.protocol import Unjudged, Work
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings

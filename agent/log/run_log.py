@@ -150,6 +150,10 @@ class RunLog:
                 yield self._event(seq, time, payload)
                 after = seq
 
+    def last_seq(self) -> int:
+        """Place of the last event."""
+        return int(self._rows("SELECT coalesce(max(seq), 0) FROM events")[0][0])
+
     def stopped(self, after: int = 0) -> list[tuple[int, str]]:
         """Place and problem of each end of a search behind `after`."""
         return self._rows("SELECT seq, problem FROM events WHERE kind = 'stopped' AND seq > ? ORDER BY seq", (after,))

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from kernelwright_child.building.shortcuts import REPORT
-from kernelwright.sandbox.verdict.clean import one_line
+from kernelwright.sandbox.verdict.escaping import one_line
 from kernelwright.sandbox.verdict.record import Record
+from kernelwright_child.building.shortcuts import REPORT
 
 MAX_BYTES = 256 * 1024
 MAX_LINES = 64

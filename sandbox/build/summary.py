@@ -1,9 +1,9 @@
 """What the shortcuts amount to on this machine, in one line, for `doctor`."""
 
-from kernelwright.sandbox.machine.cache import cache_root
-from kernelwright.sandbox.build.headers import HeaderShelf
 from kernelwright.sandbox.build.build_store import BuildStore
+from kernelwright.sandbox.build.headers import HeaderShelf
 from kernelwright.sandbox.build.toolchain import toolchain
+from kernelwright.sandbox.machine.cache import cache_root
 
 GIB = 2**30
 

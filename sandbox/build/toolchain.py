@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from kernelwright.sandbox.machine import child_package
 from kernelwright.sandbox.machine.cache import cache_root
-from kernelwright_child.building.flags import HEADERS
-from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.machine.identity import processor_name
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright_child.building.flags import HEADERS
 
 BINDING = Path(__file__).with_name("binding")
 """What stands in for pybind11's templates, in C++; see its binding.h."""
@@ -69,7 +69,8 @@ class Toolchain(NamedTuple):
         return ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", *([standard[0]] if standard else []))
 
     def plan(self, memory_bytes: int, narrow: bool = True, cuda_architectures: str = "") -> dict[str, Any]:
-        """What a builder's message carries as `shortcuts`, see `kernelwright_child.building.shortcuts`; empty where there are none.
+        """What a builder's message carries as `shortcuts`, see `kernelwright_child.building.shortcuts`; empty where
+        there are none.
 
         `narrow`: whether narrow and lean headers are tried. Without, every object file is byte for byte the stock one.
         """

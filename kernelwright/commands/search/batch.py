@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.endings import FELL_SHORT, UserMistake, own_command, reported
+from kernelwright.commands.options.declared import RunArgument
+from kernelwright.commands.options.endings import FELL_SHORT, UserMistake, own_command
 from kernelwright.commands.options.files import opened
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from kernelwright.agent.providers.servers.batch_service import BatchService, BatchStatus
 
 app = typer.Typer(help="Send the asks of a run as a batch, and take its answers back.", no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(help="Folder of the run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
 BaseUrl = Annotated[
     str | None,
@@ -27,9 +27,8 @@ KeyEnv = Annotated[str, typer.Option(help="Environment variable that holds the k
 
 
 @app.command("export")
-@reported
 def export(
-    folder: Folder,
+    folder: RunArgument,
     file: Annotated[Path, typer.Argument(help="File to write, one request a line.")],
     as_json: AsJson = False,
 ) -> None:
@@ -50,9 +49,8 @@ def export(
 
 
 @app.command("import")
-@reported
 def import_(
-    folder: Folder,
+    folder: RunArgument,
     file: Annotated[str, typer.Argument(help="Answers, or errors, as the batch gave them; - for standard input.")],
     as_json: AsJson = False,
 ) -> None:
@@ -66,9 +64,8 @@ def import_(
 
 
 @app.command("send")
-@reported
 def send(
-    folder: Folder, base_url: BaseUrl = None, api_key_env: KeyEnv = "OPENAI_API_KEY", as_json: AsJson = False
+    folder: RunArgument, base_url: BaseUrl = None, api_key_env: KeyEnv = "OPENAI_API_KEY", as_json: AsJson = False
 ) -> None:
     """Send the asks that wait for an answer to a batch service. What was sent is noted in the run's folder."""
     from kernelwright.agent.log.run_log import RunLog
@@ -84,9 +81,8 @@ def send(
 
 
 @app.command("fetch")
-@reported
 def fetch(
-    folder: Folder,
+    folder: RunArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Ask again and again until the batches have ended.")] = False,
     every_s: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")] = 30.0,
     base_url: BaseUrl = None,

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def meanwhile(work: Callable[[], object], beside: bool = True) -> Iterator[None]:
+def in_background(work: Callable[[], object], beside: bool = True) -> Iterator[None]:
     """Have `work` done by another thread during the block, or by this one before it where it can not be `beside`.
 
     When the block is left it is done, or its error raised; an error of the block comes first.

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.machine.turns import PATIENT, WaitLimit, processor_turn
+from kernelwright.sandbox.machine.timing_locks import PATIENT, WaitLimit, processor_turn
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
 

@@ -14,7 +14,7 @@ OWN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 EVERYBODYS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def taken(fd: int, how: int = fcntl.LOCK_EX) -> bool:
+def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
     """Take a lock on an open file, if nobody holds one that stands against it; whether it was."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
@@ -23,7 +23,7 @@ def taken(fd: int, how: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def byte_taken(fd: int, byte: int, shared: bool = False) -> bool:
+def try_lock_byte(fd: int, byte: int, shared: bool = False) -> bool:
     """Take a lock on one byte for this open file, if no other open file holds one that stands against it."""
     try:
         _lock_byte(fd, byte, fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
@@ -34,7 +34,7 @@ def byte_taken(fd: int, byte: int, shared: bool = False) -> bool:
     return True
 
 
-def byte_freed(fd: int, byte: int) -> None:
+def unlock_byte(fd: int, byte: int) -> None:
     """Give back the lock on a byte; all of them go when the file is closed."""
     _lock_byte(fd, byte, fcntl.F_UNLCK)
 

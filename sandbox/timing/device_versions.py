@@ -12,7 +12,7 @@ KIND_OF_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "flags", "F
 """Lines of /proc/cpuinfo that say what code a processor can run."""
 
 
-class Place(NamedTuple):
+class DeviceVersions(NamedTuple):
     """Equal where times can stand side by side."""
 
     device: str
@@ -20,12 +20,12 @@ class Place(NamedTuple):
     versions: dict[str, str]
 
 
-def place_of(settings: Settings) -> Place:
+def place_of(settings: Settings) -> DeviceVersions:
     """Where these settings judge on this machine. Raises `MachineError` where a GPU is wanted and there is none."""
     if settings.gpu:
         device, more = _device(settings.ordinal)
-        return Place(device, versions() | dict(more))
-    return Place(f"{processor_name()}, {settings.threads} threads", versions())
+        return DeviceVersions(device, versions() | dict(more))
+    return DeviceVersions(f"{processor_name()}, {settings.threads} threads", versions())
 
 
 def processor_kind() -> str:

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from kernelwright.sandbox.authenticity.call_graph import Reach
 from kernelwright.sandbox.authenticity.native import last
-from kernelwright.sandbox.authenticity.reachable import Reach
 
 OPERATORS = {
     *("matmul", "mm", "bmm", "addmm", "linear", "einsum", "conv1d", "conv2d", "conv3d", "tensordot", "dot", "mv"),

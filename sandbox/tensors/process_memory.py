@@ -14,8 +14,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kernelwright.sandbox.tensors.values import PLAIN_DTYPES, RawTensor
-from kernelwright.sandbox.verdict.clean import one_line
 from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.escaping import one_line
 
 _libc = ctypes.CDLL(None, use_errno=True)
 SHOWN = 4
@@ -29,7 +29,7 @@ class _Segment(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-class PeekError(Exception):
+class MemoryReadError(Exception):
     """What the child described can not be read; the text says why, on one line, whatever the child's words are."""
 
     def __init__(self, reason: str) -> None:
@@ -51,13 +51,13 @@ class Described(BaseModel):
 def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTensor, ...]:
     """The values at the claimed places, made contiguous.
 
-    `PeekError` where a claim is malformed or unreadable, or where all together would take more than `limit_bytes`; that
-    is found before anything is read.
+    `MemoryReadError` where a claim is malformed or unreadable, or where all together would take more than
+    `limit_bytes`; that is found before anything is read.
     """
     places = [_place(claim) for claim in claims]
     if sum(map(_cost, places)) > limit_bytes:
         shapes = ", ".join(str(place.shape) for place in places[:SHOWN])
-        raise PeekError(f"a result of shapes {shapes} spans more than {limit_bytes} bytes")
+        raise MemoryReadError(f"a result of shapes {shapes} spans more than {limit_bytes} bytes")
     return tuple(_read(pid, place) for place in places)
 
 
@@ -65,7 +65,7 @@ def _place(claim: Any) -> Described:
     try:
         place = Described.model_validate(claim)
     except ValidationError as error:
-        raise PeekError(
+        raise MemoryReadError(
             f"the child described an output in a form that can not be read: {error.errors()[0]['msg']}"
         ) from None
     require_plain(place.dtype, place.shape, place.stride)
@@ -73,18 +73,20 @@ def _place(claim: Any) -> Described:
 
 
 def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:
-    """Raise `PeekError` for what is no strided tensor of a plain dtype and of a size that a tensor can have.
+    """Raise `MemoryReadError` for what is no strided tensor of a plain dtype and of a size that a tensor can have.
 
     Decides before torch is asked: with some dtypes (those of quantized tensors) it ends the process that asks.
     """
     if dtype not in PLAIN_DTYPES:
-        raise PeekError(f"the child described an output of dtype {one_line(dtype, 40)}; return a plain tensor")
+        raise MemoryReadError(f"the child described an output of dtype {one_line(dtype, 40)}; return a plain tensor")
     if len(shape) != len(stride):
-        raise PeekError(f"the child described an output of {len(shape)} axes with {len(stride)} strides")
+        raise MemoryReadError(f"the child described an output of {len(shape)} axes with {len(stride)} strides")
     if not all(0 <= number < MOST_ELEMENTS for number in (*shape, *stride)):
-        raise PeekError(f"the child described an output of shape {shape} and stride {stride}")
+        raise MemoryReadError(f"the child described an output of shape {shape} and stride {stride}")
     if max(_span(shape, stride), math.prod(max(1, size) for size in shape)) > MOST_ELEMENTS:
-        raise PeekError(f"the child described an output of shape {shape} and stride {stride}, which no memory can hold")
+        raise MemoryReadError(
+            f"the child described an output of shape {shape} and stride {stride}, which no memory can hold"
+        )
 
 
 def _span(shape: list[int], stride: list[int]) -> int:
@@ -111,7 +113,9 @@ def _read(pid: int, place: Described) -> RawTensor:
         whole = torch.frombuffer(data, dtype=dtype).as_strided(shape, place.stride)
         return RawTensor(place.dtype, shape, data) if whole.is_contiguous() else RawTensor.of(whole)
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:  # NotImplementedError is a RuntimeError
-        raise PeekError(f"an output of dtype {place.dtype} and shape {place.shape} can not be read: {error}") from None
+        raise MemoryReadError(
+            f"an output of dtype {place.dtype} and shape {place.shape} can not be read: {error}"
+        ) from None
 
 
 def read_bytes(pid: int, address: int, length: int) -> bytearray:
@@ -135,4 +139,4 @@ def _failure(number: int, pid: int) -> Exception:
             f"this machine does not let a parent read its child's memory ({os.strerror(number)}); "
             "allow process_vm_readv (in a container: --cap-add SYS_PTRACE, or a seccomp profile that permits it)"
         )
-    return PeekError(f"the described output lies outside the memory of process {pid} ({os.strerror(number)})")
+    return MemoryReadError(f"the described output lies outside the memory of process {pid} ({os.strerror(number)})")

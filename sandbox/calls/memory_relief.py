@@ -7,8 +7,9 @@ from typing import TypeVar
 import torch
 
 from kernelwright.sandbox.verdict.errors import SandboxError
+from kernelwright.sandbox.verdict.memory import gib
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("kernelwright.sandbox.calls")
 Result = TypeVar("Result")
 OUT_OF_MEMORY = 2
 """The driver's code for it."""
@@ -25,11 +26,23 @@ def register(giver: Callable[[], None], ordinal: int) -> Callable[[], None]:
 
 def relieve() -> None:
     """Have all give back what they keep on the calling thread's device, this process first. Hold the device."""
+    before = _free_bytes()
     free_cached_memory()
     here = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
-    for ordinal, giver in tuple(_givers):
-        if ordinal == here:
-            _ask(giver)
+    asked = [giver for ordinal, giver in tuple(_givers) if ordinal == here]
+    for giver in asked:
+        _ask(giver)
+    LOG.info("memory ran short on device %d: %d sessions were asked for theirs, %s", here, len(asked), _freed(before))
+
+
+def _free_bytes() -> int | None:
+    """What is free on the calling thread's device; None where torch has not been there."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+
+def _freed(before: int | None) -> str:
+    after = _free_bytes()
+    return "what came of it is not known" if before is None or after is None else f"{gib(after - before)} came of it"
 
 
 def _ask(giver: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""`Order`: what a worker is started for."""
+"""`WorkerOptions`: what a worker is started for."""
 
 import os
 from typing import Any
@@ -9,7 +9,7 @@ from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.settings import Settings
 
 
-class Order(Record):
+class WorkerOptions(Record):
     """The settings, and for a supervisor its device."""
 
     chosen: dict[str, Any]

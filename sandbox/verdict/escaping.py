@@ -16,14 +16,14 @@ _UNSEEN = re.compile(
 )
 
 
-def clean(text: str) -> str:
+def escaped(text: str) -> str:
     r"""The text with what can not be seen as escapes, such as `\x1b`; newlines and tabs stay."""
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
 
 
 def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     """The same on one line, of at most `longest` characters; of a longer one the middle is left out."""
-    line = " ".join(clean(text).split())
+    line = " ".join(escaped(text).split())
     if len(line) <= longest:
         return line
     tail = min(TAIL, longest // 4)

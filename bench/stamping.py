@@ -1,7 +1,7 @@
 """Writing into the stories that ship which prompts their answers were written to, from a run that played them back.
 
-    python -m kernelwright.evals.runs.stamping runs/TIME
-    python -m kernelwright.evals.runs.stamping --drafts cuda H200
+    python -m bench.stamping runs/TIME
+    python -m bench.stamping --drafts cuda H200
 
 For maintainers, after a story was written or the prompts changed and the answers were checked against them. The second
 form needs neither a run nor the device that it names: it is for the stories of a target that are a first draft alone,
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from kernelwright.agent.providers.story import STORY, read_story, recorded_targets, story_folder
 from kernelwright.agent.log.view import View, fold
+from kernelwright.agent.providers.story import STORY, read_story, recorded_targets, story_folder
 from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
 from kernelwright.evals.runs.running import Running
 from kernelwright.problems import catalog_names

@@ -6,6 +6,7 @@ Who made a folder writes to it under another user, or has ended; nobody but the 
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import stat
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from kernelwright.sandbox.machine.cache import MARK, Cache, cache_root
 
+LOG = logging.getLogger("kernelwright.sandbox.machine")
 CONTENT = "build"
 """The folder within an entry, beside the digests of its files."""
 CHUNK_BYTES = 2**20
@@ -48,7 +50,8 @@ class FolderStore:
             with self._cache.making(key) as made:
                 digests = _copy(folder, made / CONTENT, self._bounds)
                 (made / MARK).write_text(json.dumps(digests, sort_keys=True))
-        except (OSError, _Unfit):
+        except (OSError, _Unfit) as error:
+            LOG.info("%s is not kept in %s: %s", folder, self._cache.root, error)
             return False
         return self._cache.use(key) is not None
 
@@ -61,8 +64,10 @@ class FolderStore:
             wanted = json.loads((entry / MARK).read_text())
             if _copy(entry / CONTENT, folder, self._bounds) == wanted:
                 return True
-        except (OSError, ValueError, _Unfit):
-            pass
+            why = "its files are not as they were"
+        except (OSError, ValueError, _Unfit) as error:
+            why = str(error)
+        LOG.info("%s is thrown away: %s", entry, why)
         _clear(folder)
         self.forget(key)
         return False
@@ -103,7 +108,7 @@ def _copy(source: Path, target: Path, bounds: Bounds) -> dict[str, str]:
             facts = os.fstat(fd)
             left -= facts.st_size
             if not stat.S_ISREG(facts.st_mode) or left < 0 or len(digests) >= bounds.files:
-                raise _Unfit
+                raise _Unfit(f"it is too large, or {name} is no plain file")
             digest = hashlib.sha256()
             with to.open("xb") as copy:
                 while chunk := file.read(CHUNK_BYTES):
@@ -120,12 +125,12 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.is_dir(follow_symlinks=False):
                 if depth == 0:
-                    raise _Unfit
+                    raise _Unfit(f"{entry.path} lies too deep")
                 yield from _files(Path(entry.path), depth - 1)
             elif entry.is_file(follow_symlinks=False):
                 yield Path(entry.path)
             else:
-                raise _Unfit
+                raise _Unfit(f"{entry.path} is neither a file nor a folder")
 
 
 def _clear(folder: Path) -> None:

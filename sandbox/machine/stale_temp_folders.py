@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from kernelwright.sandbox.machine.flocks import taken
+from kernelwright.sandbox.machine.file_locks import try_lock
 from kernelwright.sandbox.machine.workfolder import FOLDER, PLACES, empty, is_held_kind
 
 IDLE_S = 600.0
@@ -103,7 +103,7 @@ def _removed(path: Path) -> bool:
         return False
     try:
         # What stands there may have changed since the look at it.
-        if os.fstat(fd).st_uid != os.geteuid() or not taken(fd):
+        if os.fstat(fd).st_uid != os.geteuid() or not try_lock(fd):
             return False
         empty(fd)
         path.rmdir()

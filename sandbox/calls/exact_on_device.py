@@ -14,11 +14,11 @@ from kernelwright.problems import Tolerance
 from kernelwright.sandbox.calls.buffers import Layout, Lent
 from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.calls.gpu_session import GpuSession
-from kernelwright.sandbox.calls.needs import Needs
-from kernelwright.sandbox.calls.relief import relieve
+from kernelwright.sandbox.calls.memory_needs import Needs
+from kernelwright.sandbox.calls.memory_relief import relieve
 from kernelwright.sandbox.calls.sessions import Refused
+from kernelwright.sandbox.correctness.chunking import Cut, Joined, are_alike, cuts, part, result_rows, spans
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
-from kernelwright.sandbox.correctness.cutting import Cut, Joined, are_alike, cuts, part, result_rows, spans
 from kernelwright.sandbox.tensors.values import Values
 
 Way = Literal["whole", "parts", "processor"]

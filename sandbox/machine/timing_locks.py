@@ -11,6 +11,7 @@ that whoever waits keeps closed behind it, and places are taken in one order, a 
 """
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -22,9 +23,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kernelwright.sandbox.machine.flocks import byte_freed, byte_taken, open_everybodys, open_own
+from kernelwright.sandbox.machine.file_locks import open_everybodys, open_own, try_lock_byte, unlock_byte
 from kernelwright.sandbox.verdict.errors import MachineError
 
+LOG = logging.getLogger("kernelwright.sandbox.machine")
 POLL_S = 0.02
 TOLD_AFTER_S = 1.0
 """Who waits for longer says so."""
@@ -103,7 +105,7 @@ def device_holder(uuid: str) -> str | None:
     except OSError:
         return None
     try:
-        return None if byte_taken(fd, WHOLE, shared=True) else _named(fd, WHOLE)
+        return None if try_lock_byte(fd, WHOLE, shared=True) else _named(fd, WHOLE)
     finally:
         os.close(fd)
 
@@ -129,6 +131,7 @@ class _Lock:
         self._fd, self._what, self._waiting = fd, what, waiting
         self._places: list[int] = []
         self._since = time.monotonic()
+        self._is_logged = False
 
     def take(self, place: int, shared: bool = False) -> None:
         """Wait at the place's door, and then for the place."""
@@ -136,12 +139,13 @@ class _Lock:
         try:
             self._wait_for(place, place, shared)
         finally:
-            byte_freed(self._fd, DOORS + place)
+            unlock_byte(self._fd, DOORS + place)
         self._places.append(place)
         os.pwrite(self._fd, str(os.getpid()).encode().ljust(NAME_BYTES), place * NAME_BYTES)
 
     def _wait_for(self, byte: int, place: int, shared: bool = False) -> None:
-        while not byte_taken(self._fd, byte, shared):
+        while not try_lock_byte(self._fd, byte, shared):
+            self._log_once(place)
             waited_s, limit_s = time.monotonic() - self._since, self._waiting.limit_s
             if self._waiting.stopped():
                 raise MachineError(f"the judging was stopped before its turn on {self._what} came")
@@ -151,6 +155,11 @@ class _Lock:
             if waited_s > TOLD_AFTER_S:
                 _tell(_named(self._fd, place), self._what)
             time.sleep(POLL_S)
+
+    def _log_once(self, place: int) -> None:
+        if not self._is_logged:
+            self._is_logged = True
+            LOG.info("waiting for %s: %s has it", self._what, _named(self._fd, place))
 
     def forget(self) -> None:
         """Take this process's number off its places, before they are given back."""

@@ -14,7 +14,7 @@ ALIGNMENT = 64
 """Tensors start at multiples of this many bytes: a cache line, and the widest vector register."""
 
 
-class Arena:
+class SharedMemory:
     """One shared mapping that holds a fixed list of tensors; sealed, so that its size can not be changed by a child."""
 
     def __init__(self, layout: Sequence[RawTensor]) -> None:

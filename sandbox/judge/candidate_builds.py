@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from kernelwright.sandbox.build import BuildStore, Compilation, HeaderShelf, Toolchain, read_record, toolchain
 from kernelwright.sandbox.build.failures import read_failures
-from kernelwright.sandbox.calls.opening import architecture
-from kernelwright.sandbox.calls.patience import Patience
+from kernelwright.sandbox.calls.backend import architecture
+from kernelwright.sandbox.calls.import_timeout import ImportTimeout
 from kernelwright.sandbox.calls.sessions import Session, Unbuilt
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.tensors.values import Values
@@ -77,7 +77,7 @@ def _build_late(built: Built, settings: Settings) -> None:
     }
     with built_by(built, tools, settings) as session:
         session.greet()
-        session.ask(message, Patience(settings.import_timeout_s, left_s))
+        session.ask(message, ImportTimeout(settings.import_timeout_s, left_s))
 
 
 def shortcuts_for(tools: Toolchain | None, settings: Settings) -> dict[str, Any]:

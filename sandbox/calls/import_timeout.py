@@ -42,14 +42,14 @@ class Watched(Protocol):
         """All processes of its tree."""
 
 
-class Patience(NamedTuple):
+class ImportTimeout(NamedTuple):
     """Seconds for what the candidate does by itself, and for all of it with the compilers that it starts."""
 
     alone_s: float
     in_all_s: float
 
     @classmethod
-    def of(cls, settings: Settings) -> "Patience":
+    def of(cls, settings: Settings) -> "ImportTimeout":
         """What one import and construction may take."""
         return cls(settings.import_timeout_s, settings.build_timeout_s)
 
