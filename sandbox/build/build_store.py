@@ -13,8 +13,7 @@ from kernelwright.sandbox.build.toolchain import Toolchain
 from kernelwright.sandbox.machine.folders import READING, Bounds, FolderStore, digest_of
 
 INDEX = "built.json"
-"""The builder's list of what it built, see `kernelwright_child.building.inline`, which imports torch: not imported here.
-"""
+"""The builder's list of what it built; `kernelwright_child.building.inline` has it too, and imports torch."""
 
 LIMIT_BYTES = 4 * 2**30
 BUILD_BYTES, BUILD_FILES, BUILD_DEPTH = 2**29, 4096, 8
