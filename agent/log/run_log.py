@@ -18,11 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from kernelwright.agent.log.events import Body, Event, OfAttempt, OfProblem, RunLogError, RunStarted
 from kernelwright.agent.log.header import Header, Setting, read_header, write_header
-from kernelwright.agent.log.records import PromptOutline, Reply
+from kernelwright.agent.log.outline import PromptOutline
+from kernelwright.agent.log.records import Reply
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
-
-__all__ = ["Header", "RunLog", "RunLogError", "Setting"]
 
 DATABASE = "run.db"
 BUSY_S = 60.0

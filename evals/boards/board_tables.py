@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kernelwright.evals.boards.columns import headings, row_texts
 from kernelwright.evals.boards.leaderboard import Board
-from kernelwright.sandbox.verdict.clean import clean
+from kernelwright.sandbox.verdict.escaping import escaped
 
 IN_FRONT = 2
 """Columns that each table begins with: rank and model, by which its rows are known."""
@@ -41,9 +41,9 @@ class TerminalColumn(NamedTuple):
 def board_tables(board: Board, width: int) -> list[Table]:
     """The tables of a board, in the order of its columns; the first bears the device's name."""
     rows = [headings(board), *(row_texts(row, board) for row in board.rows)]
-    columns = [TerminalColumn(tuple(clean(text) for text in texts)) for texts in zip(*rows, strict=True)]
+    columns = [TerminalColumn(tuple(escaped(text) for text in texts)) for texts in zip(*rows, strict=True)]
     tables = [_table(group, width) for group in _groups(columns, width)]
-    tables[0].title = Text(clean(board.device))
+    tables[0].title = Text(escaped(board.device))
     return tables
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kernelwright.agent.strategies.own_file import function_in
+from kernelwright.agent.strategies.plugins import function_in
 from kernelwright.evals.boards.cells import Cell
 from kernelwright.evals.boards.leaderboard import Board, Row
 

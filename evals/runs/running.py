@@ -13,17 +13,19 @@ from pydantic import ValidationError
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.briefs.hardware import sheet_for
 from kernelwright.agent.briefs.needs import as_remembered
-from kernelwright.agent.engine.batch import Scheduler, views_of
-from kernelwright.agent.engine.judged_by import Evaluating, evaluating
+from kernelwright.agent.engine.evaluator import Evaluating, evaluating
+from kernelwright.agent.engine.scheduling import Scheduler, views_of
 from kernelwright.agent.engine.search import Parts
-from kernelwright.agent.engine.who_answers import ProviderOptions, check_provider, providing
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.events import Event
-from kernelwright.agent.log.run_log import RunLog, RunLogError, Setting
+from kernelwright.agent.log.events import Event, RunLogError
+from kernelwright.agent.log.header import Setting
+from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.recorded import read_story
-from kernelwright.agent.providers.simulated.parts import SimulatedEvaluator
+from kernelwright.agent.providers.options import ProviderOptions
+from kernelwright.agent.providers.registry import check_provider, providing
+from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator
+from kernelwright.agent.providers.story import read_story
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import HARNESS, run_facts
 from kernelwright.evals.runs.origin import commit, own_version
@@ -33,7 +35,7 @@ from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import TargetVersions
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.machine.identity import require_tools, versions
-from kernelwright.sandbox.pool.front.choosing import ExecutorChoice, settled
+from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
 from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.settings import Settings

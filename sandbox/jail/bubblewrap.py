@@ -64,10 +64,10 @@ def _needed_paths(variables: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def hidden_paths() -> list[str]:
-    """Packages of ours that no child needs: references and recorded answers lie there."""
-    ours = child_package.ROOT
+    """Folders of ours that no child needs: references and recorded answers lie there. In a checkout some are links."""
+    ours = child_package.ROOT / "kernelwright"
     shown = [Path(path) for path in needed_paths()]
-    found = [ours / name for name in ("kernelwright", "agent", "evals", "problems", "prompts", "sandbox")]
+    found = [ours, *(path.resolve() for path in sorted(ours.iterdir()) if path.is_symlink())]
     return [str(path) for path in found if path.is_dir() and any(path.is_relative_to(top) for top in shown)]
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 
-from kernelwright.sandbox.verdict.clean import clean
+from kernelwright.sandbox.verdict.escaping import escaped
 
 OURS = "kernelwright"
 """The logger above all of ours; without `tell_logs` it is silent, but for what a program has set up by itself."""
@@ -18,7 +18,7 @@ class StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line. It may quote what a candidate has said, so it is made fit for a terminal."""
-        print(clean(self.format(record)), file=sys.stderr, flush=True)
+        print(escaped(self.format(record)), file=sys.stderr, flush=True)
 
 
 def tell_logs(level: str) -> None:

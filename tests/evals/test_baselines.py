@@ -23,8 +23,8 @@ from kernelwright.evals.report.summary import summary_rows, summary_table
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.collecting import CandidateFile
 from kernelwright.evals.scores.scoring import Scored
+from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.in_words import others_words, timings, verdict_words
-from kernelwright.sandbox.verdict.on_device import DeviceRecord
 from kernelwright.sandbox.verdict.report import report
 from tests.evals.made_run import Writer, failed, passed, problem, setting
 from tests.formats.outcomes import outcome, tree_problems

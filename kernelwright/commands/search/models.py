@@ -49,7 +49,7 @@ def serve(
     threads: Annotated[int, typer.Option(min=1, help="Threads; with more than there are idle cores it is slower.")] = 1,
 ) -> None:
     """Serve a model on this machine, in OpenAI's format. Prints its address, and goes on until it is stopped."""
-    from kernelwright.agent.providers.servers.local import LocalServer
+    from kernelwright.agent.providers.servers.local_server import LocalServer
     from kernelwright.agent.providers.servers.weights import weights
 
     check_threads(threads)

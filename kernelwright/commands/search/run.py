@@ -51,7 +51,9 @@ def run(
     ] = None,
     provider: Annotated[
         str | None,
-        typer.Option(help="recorded, files, batch, local, simulated, or a server of `kernelwright models list`."),
+        typer.Option(
+            help="recorded, files, batch, local, simulated, a server of `kernelwright models list`, FILE.py:FUNCTION."
+        ),
     ] = None,
     base_url: Annotated[
         str | None, typer.Option(help="Address of a server; default: that of --provider, OPENAI_BASE_URL, or OpenAI's.")

@@ -20,7 +20,7 @@ from kernelwright.sandbox.jail.own_process import become_a_judge
 from kernelwright.sandbox.machine.logs import tell_logs_as_asked
 from kernelwright.sandbox.machine.workfolder import close_all
 from kernelwright.sandbox.pool.protocol import Answer, Question
-from kernelwright.sandbox.pool.workers.order import Order
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright_child.jail import keeper
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     tell_logs_as_asked()
-    order = Order.model_validate_json(sys.argv[2])
+    order = WorkerOptions.model_validate_json(sys.argv[2])
     order.settle()
     become_a_judge(order.settings().threads)
     from kernelwright.sandbox.pool.workers.worker import Worker  # torch comes with it
