@@ -1,19 +1,26 @@
 # `make run` and `make test` set everything up by themselves; PYTHON and KERNELWRIGHT_TORCH may be overridden.
 PYTHON ?= python3
 VENV ?= .venv
-# One exact torch, so that two machines install the same; any 2.9 or newer works.
-KERNELWRIGHT_TORCH ?= torch==2.13.0
+# Exact versions, so that two machines install the same. Any torch from 2.9 works; its line stands for itself there.
+PINS := requirements-dev.txt
+KERNELWRIGHT_TORCH ?= $(shell grep '^torch==' $(PINS))
 BIN := $(VENV)/bin
 # One more than there are cores: much of a test is waiting for a child.
 TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: run test prove corpus check demo doctor bench docs setup clean
+.PHONY: run quick test prove corpus check demo doctor bench docs setup clean
 
 run demo: setup
 	$(BIN)/kernelwright run --suite demo
 
+SIDE_BY_SIDE := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --ignore tests/hostile --ignore tests/honest
+
+# What one runs while working: nothing that judges or builds for seconds.
+quick: setup
+	$(SIDE_BY_SIDE) -m "not slow and not long and not gpu and not corpus"
+
 test: setup
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not corpus and not long" --ignore tests/hostile --ignore tests/honest
+	$(SIDE_BY_SIDE) -m "not corpus and not long"
 
 # Every attack on the jail, as root and as an ordinary user, and every hostile and honest candidate of the judge's corpus,
 # one after the other on an otherwise idle machine: they look at the whole machine for what an attack left behind.
@@ -29,7 +36,7 @@ check: setup
 
 # Every extension of a varied corpus built as torch would and as we do; about half an hour.
 corpus: setup
-	$(BIN)/python -m pytest tests/builds -m corpus
+	$(BIN)/python -m pytest tests/sandbox/build -m corpus
 
 doctor: setup
 	$(BIN)/kernelwright doctor
@@ -54,10 +61,11 @@ FETCHING = fetching $(KERNELWRIGHT_TORCH) and other packages into $(VENV): minut
 NO_PACKAGES = pip could not install the packages, for the first reason that it gives above; \
 	check network and disk (behind a proxy set HTTPS_PROXY, for a mirror PIP_INDEX_URL), then run make again
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PINNED := --constraint $(VENV)/constraints.txt
 # As a folder on Python's path: setuptools' own way loses to any folder here that is named like a package of ours.
 EDITABLE := --config-settings editable_mode=compat
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml $(PINS)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 		|| { $(SAY) "$(NO_PYTHON)"; exit 3; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { $(SAY) "$(NO_VENV)"; exit 3; }
@@ -66,11 +74,13 @@ $(VENV)/.ready: pyproject.toml
 		|| $(SAY) "$(NO_HEADERS)"
 	@$(SAY) "$(FETCHING)"
 	@"$(PYTHON)" -m venv $(VENV)
-	@$(PIP) "$(KERNELWRIGHT_TORCH)" && $(PIP) $(EDITABLE) -e ".[dev]" || { $(SAY) "$(NO_PACKAGES)"; exit 3; }
+	@grep -v '^torch==' $(PINS) > $(VENV)/constraints.txt
+	@$(PIP) $(PINNED) "$(KERNELWRIGHT_TORCH)" && $(PIP) $(PINNED) $(EDITABLE) -e ".[dev]" \
+		|| { $(SAY) "$(NO_PACKAGES)"; exit 3; }
 	@touch $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready
-	@$(PIP) $(EDITABLE) -e ".[docs]" || { $(SAY) "$(NO_PACKAGES)"; exit 3; }
+	@$(PIP) $(PINNED) $(EDITABLE) -e ".[docs]" || { $(SAY) "$(NO_PACKAGES)"; exit 3; }
 	@touch $@
 
 clean:

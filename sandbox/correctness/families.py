@@ -2,7 +2,7 @@
 
 A kernel that is right only on a pleasant distribution is wrong. The families stand inside the timed set, so a
 candidate can not tell a check from a timing. Each is there for a mistake that only it brings to light, which
-`tests/sandbox/test_lazy_kernels.py` has as data.
+`tests/sandbox/correctness/test_lazy_kernels.py` has as data.
 
 Every change is made in place on one copy, since an input may take gigabytes.
 """

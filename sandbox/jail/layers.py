@@ -166,16 +166,20 @@ def _fence(readable: list[str], writable: list[str], gpu: bool) -> dict[str, lis
 def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
     """Paths that cover `shown` without `hidden`, and the folders that had to be taken apart for that.
 
-    Landlock can not take back what it gave for a folder, so the folders beside a hidden one are named one by one.
+    Landlock can not take back what it gave for a folder, so the folders beside a hidden one are named one by one. It
+    follows links, as `lib64` of a virtual environment is one to `lib`: what counts is where they lead.
     """
-    paths, opened = [], []
+    paths, opened, seen = [], [], set()
+    closed = {Path(os.path.realpath(path)) for path in hidden}
     todo = [Path(path) for path in shown]
     for path in todo:
-        if str(path) in hidden:
+        real = Path(os.path.realpath(path))
+        if real in seen or any(real.is_relative_to(other) for other in closed):
             continue
-        if any(Path(other).is_relative_to(path) for other in hidden):
+        seen.add(real)
+        if any(other.is_relative_to(real) for other in closed):
             opened.append(str(path))
-            todo.extend(path.iterdir())
+            todo.extend(real.iterdir())
         else:
             paths.append(str(path))
     return paths, opened

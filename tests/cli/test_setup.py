@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.test_proxies import Refusing
+from tests.agent.providers.test_proxies import Refusing
 
 ROOT = Path(__file__).parents[2]
 OLD = "#!/bin/sh\nexit 1\n"
@@ -19,10 +19,10 @@ WITHOUT_VENV = f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1;; esac\nexec "{sys.
 
 @pytest.fixture
 def setup(tmp_path):
-    """Runs `make setup` in a folder with spaces that holds nothing but the Makefile; its lines of ours, at the end."""
+    """Runs `make setup` in a folder with spaces that holds what the Makefile reads; its lines of ours, at the end."""
     folder = tmp_path / "my projects"
     folder.mkdir()
-    for name in ("Makefile", "pyproject.toml"):
+    for name in ("Makefile", "pyproject.toml", "requirements-dev.txt"):
         shutil.copy(ROOT / name, folder)
 
     def call(python=None, text=None, **environment):

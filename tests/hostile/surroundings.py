@@ -11,10 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kernelwright import problems
 from kernelwright.sandbox.jail import cgroups
 from kernelwright.sandbox.jail.zygote import MARK, ZYGOTES
 
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(problems.__file__).resolve().parents[1]
+"""Or, where the package is installed, the package itself."""
 SECRET = "-----BEGIN PLANTED KEY-----"
 
 

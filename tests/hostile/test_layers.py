@@ -78,6 +78,15 @@ def test_landlock_leaves_a_hidden_folder_out_but_not_its_neighbours(tmp_path):
     assert opened == [str(tmp_path), str(tmp_path / "two")]
 
 
+def test_landlock_leaves_a_hidden_folder_out_also_where_a_link_leads_to_it(tmp_path):
+    (tmp_path / "lib" / "hidden").mkdir(parents=True)
+    (tmp_path / "lib" / "beside").mkdir()
+    (tmp_path / "lib64").symlink_to("lib")
+    (tmp_path / "straight").symlink_to("lib/hidden")
+    shown, _ = jail._around([str(tmp_path)], [str(tmp_path / "lib" / "hidden")])
+    assert [os.path.realpath(path) for path in shown] == [str(tmp_path / "lib" / "beside")]
+
+
 def test_a_tool_in_somebodys_home_shows_nothing_but_itself(tmp_path, monkeypatch):
     tool = tmp_path / "bin" / "nvcc"
     tool.parent.mkdir()

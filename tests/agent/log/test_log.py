@@ -1,0 +1,273 @@
+"""The record of a run on disk: append-only, shared by processes, and clear about what is wrong with it."""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from kernelwright.agent.log.events import Kept, Resumed, RunLogError, Stopped
+from kernelwright.agent.log.run_log import DATABASE, RunLog
+from tests.agent.search_parts import PROBLEM, SETTING, new_log, searched
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def log(tmp_path):
+    with new_log(tmp_path / "run") as log:
+        yield log
+
+
+def test_a_run_that_is_opened_again_gives_the_same_events(log):
+    searched(log)
+    with RunLog.open(log.folder) as again:
+        assert list(again.events()) == list(log.events())
+
+
+def test_a_run_that_is_opened_again_has_the_same_header(log):
+    with RunLog.open(log.folder) as again:
+        assert again.header == log.header
+
+
+def test_the_header_names_run_problems_and_circumstances(log):
+    header = json.loads((log.folder / "header.json").read_text())
+    assert (header["run_id"], header["problems"]) == ("run", {PROBLEM.name: PROBLEM.digest})
+    assert (header["device"], header["versions"], header["config"]) == (
+        SETTING.device,
+        SETTING.versions,
+        SETTING.config,
+    )
+
+
+def test_a_problem_comes_back_whole_from_the_run_alone(log):
+    assert log.problem(PROBLEM.name) == PROBLEM
+
+
+def test_events_of_one_problem_leave_out_those_of_another(log):
+    log.append(Stopped(problem="other", reason="enough"))
+    log.append(Stopped(problem=PROBLEM.name, reason="enough"))
+    assert [event.problem for event in log.events(PROBLEM.name)] == [PROBLEM.name]
+
+
+def test_events_after_a_place_leave_out_those_before(log):
+    for _ in range(1200):
+        log.append(Resumed(problem=PROBLEM.name))
+    assert [event.seq for event in log.events(after=3)] == list(range(4, 1202))
+
+
+def test_a_blob_is_stored_once(log):
+    for _ in range(2):
+        log.append(Resumed(problem=PROBLEM.name), blobs=["the same"])
+    with sqlite3.connect(log.folder / "run.db") as connection:
+        assert connection.execute("SELECT count(*) FROM blobs WHERE bytes = CAST('the same' AS BLOB)").fetchone() == (
+            1,
+        )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE events SET kind = 'judged'",
+        "DELETE FROM events",
+        "REPLACE INTO events (seq, time, kind, payload) VALUES (1, '', '', '')",
+        "UPDATE blobs SET bytes = x'00'",
+        "DELETE FROM blobs",
+        "REPLACE INTO blobs SELECT sha256, x'00' FROM blobs",
+    ],
+)
+def test_the_file_itself_refuses_any_change(log, statement):
+    with (
+        sqlite3.connect(log.folder / "run.db") as connection,
+        pytest.raises(sqlite3.IntegrityError, match="append-only"),
+    ):
+        connection.execute(statement)
+
+
+def test_a_step_of_an_attempt_can_be_logged_only_once(log):
+    searched(log)
+    judged = next(event for event in log.events() if event.kind == "judged")
+    with pytest.raises(RunLogError, match="only one process"):
+        log.append(judged.body)
+
+
+def test_an_event_that_is_refused_leaves_none_of_its_blobs(log):
+    searched(log)
+    judged = next(event for event in log.events() if event.kind == "judged")
+    with pytest.raises(RunLogError):
+        log.append(judged.body, blobs=["an orphan"])
+    with sqlite3.connect(log.folder / "run.db") as connection:
+        assert not connection.execute("SELECT 1 FROM blobs WHERE bytes = CAST('an orphan' AS BLOB)").fetchall()
+
+
+APPENDING = """
+import sys
+from pathlib import Path
+from kernelwright.agent.log.events import Kept
+from kernelwright.agent.log.run_log import RunLog
+
+with RunLog.open(Path(sys.argv[1])) as log:
+    for number in range(200):
+        log.append(Kept(problem=sys.argv[2], attempt=number, speedup=1.0, previous=None), blobs=[f"{number}"])
+"""
+
+
+def test_four_processes_that_append_at_once_lose_nothing(log):
+    commands = [[sys.executable, "-c", APPENDING, str(log.folder), name] for name in "abcd"]
+    processes = [subprocess.Popen(command, cwd=ROOT) for command in commands]
+    assert [process.wait(timeout=120) for process in processes] == [0] * 4
+    for name in "abcd":
+        assert [event.attempt for event in log.events(name)] == list(range(200))
+
+
+def test_a_write_takes_the_write_lock_before_anything_else(log):
+    statements = []
+    log._connection.set_trace_callback(statements.append)
+    log.append(Resumed(problem=PROBLEM.name), blobs=["text"])
+    assert (statements[0], statements[-1]) == ("BEGIN IMMEDIATE", "COMMIT")
+
+
+def test_an_event_bears_the_time_at_which_it_could_be_written(log):
+    """Else events of two processes that write at once would not be in the order of their times."""
+    with closing(sqlite3.connect(log.folder / DATABASE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        waiting = ThreadPoolExecutor(1).submit(log.append, Stopped(problem=PROBLEM.name, reason="done"))
+        time.sleep(0.2)
+        let_go = datetime.now(UTC)
+        other.execute("COMMIT")
+    assert waiting.result().time >= let_go
+
+
+def test_the_file_is_in_wal_mode(log):
+    with sqlite3.connect(log.folder / "run.db") as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_folder_that_is_in_use_is_not_taken_for_a_new_run(log):
+    with pytest.raises(RunLogError, match="is not empty; choose another folder"):
+        new_log(log.folder)
+
+
+def test_two_problems_of_one_name_are_refused(tmp_path):
+    with pytest.raises(RunLogError, match="two problems of the run are named 'doubled'"):
+        RunLog.create(tmp_path / "run", [PROBLEM, PROBLEM], SETTING)
+
+
+def test_a_missing_folder_is_told(tmp_path):
+    with pytest.raises(RunLogError, match="there is no folder"):
+        RunLog.open(tmp_path / "nowhere")
+
+
+def test_a_folder_of_something_else_is_told(tmp_path):
+    with pytest.raises(RunLogError, match=r"holds no header\.json"):
+        RunLog.open(tmp_path)
+
+
+def test_a_file_in_place_of_a_folder_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunLogError, match=r"holds no header\.json"):
+        RunLog.open(tmp_path / "file")
+    with pytest.raises(RunLogError, match="choose another"):
+        new_log(tmp_path / "file")
+
+
+def test_a_format_of_the_future_is_told(log):
+    change_header(log, format=7)
+    with pytest.raises(RunLogError, match="format 7 and this version of kernelwright reads format 1"):
+        RunLog.open(log.folder)
+
+
+def test_a_header_that_is_no_json_is_told(log):
+    (log.folder / "header.json").write_text("{")
+    with pytest.raises(RunLogError, match="not valid JSON"):
+        RunLog.open(log.folder)
+
+
+def test_a_header_that_lacks_a_part_is_told(log):
+    change_header(log, device=None)
+    with pytest.raises(RunLogError, match="damaged at 'device'"):
+        RunLog.open(log.folder)
+
+
+def change_header(log, **changes):
+    path = log.folder / "header.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_missing_database_is_told(log):
+    log.close()
+    (log.folder / "run.db").unlink()
+    with pytest.raises(RunLogError, match="cannot be opened"):
+        RunLog.open(log.folder)
+
+
+def test_a_database_of_something_else_is_told(log):
+    log.close()
+    (log.folder / "run.db").unlink()
+    with sqlite3.connect(log.folder / "run.db") as connection:
+        connection.execute("CREATE TABLE other (x)")
+    with pytest.raises(RunLogError, match="was not made by kernelwright"):
+        RunLog.open(log.folder)
+
+
+def test_a_file_that_is_no_database_is_told(log):
+    log.close()
+    (log.folder / "run.db").write_text("no database " * 1000)
+    with pytest.raises(RunLogError, match="no SQLite file"):
+        RunLog.open(log.folder)
+
+
+def test_a_damaged_database_is_told(log):
+    searched(log)
+    log.close()
+    path = log.folder / "run.db"
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xaa" * (len(data) - 4096)
+    path.write_bytes(data)
+    with pytest.raises(RunLogError, match="damaged"), RunLog.open(log.folder) as again:
+        list(again.events())
+
+
+def test_an_event_of_an_unknown_kind_is_told(log):
+    with sqlite3.connect(log.folder / "run.db") as connection:
+        connection.execute("INSERT INTO events (time, kind, payload) VALUES ('2030-01-01T00:00:00+00:00', 'x', '{}')")
+    with pytest.raises(RunLogError, match=r"event 2 of .* cannot be read"):
+        list(log.events())
+
+
+def test_an_unknown_blob_is_told(log):
+    with pytest.raises(RunLogError, match="holds no blob abc"):
+        log.blob("abc")
+
+
+def test_a_full_disk_is_told_and_what_was_logged_stays(log):
+    # A limit on the size of the file makes SQLite give the very error that a full disk makes it give.
+    log._connection.execute("PRAGMA max_page_count = 20")
+    with pytest.raises(RunLogError, match="no space left; free some"):
+        for number in range(1000):
+            log.append(Kept(problem="x", attempt=number, speedup=1.0, previous=None), blobs=[f"{number}" * 1000])
+    with RunLog.open(log.folder) as again:
+        logged = [event.attempt for event in again.events("x")]
+    assert logged == list(range(len(logged))) and logged
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunLogError, match=r"cannot make the folder .* choose another one"):
+        new_log(tmp_path / "file" / "run")
+
+
+def test_a_run_that_was_copied_elsewhere_can_be_read(log, tmp_path):
+    searched(log)
+    events = list(log.events())
+    log.close()
+    shutil.copytree(log.folder, tmp_path / "copy with spaces and ?#%")
+    with RunLog.open(tmp_path / "copy with spaces and ?#%") as copy:
+        assert list(copy.events()) == events

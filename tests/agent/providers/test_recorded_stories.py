@@ -1,0 +1,116 @@
+"""The recorded answers that ship: each story is whole, reads well, and its ends are what the judge says they are."""
+
+import pytest
+
+from kernelwright.agent.providers.story import CATALOG, read_story, recorded_targets, story_folder
+from kernelwright.agent.replies import Extraction, extract
+from kernelwright.problems import catalog_names, load_problem
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
+from tests.sandbox.conftest import QUICK
+
+STORIES = [(problem, target) for problem in catalog_names() for target in recorded_targets(problem, CATALOG)]
+FIRST_FAILURE = {
+    "activation_chain": "build",
+    "argmax_rows": "run",
+    "conv_transpose2d_depthwise": "run",
+    "conv_transpose2d_strided_dilated": "check",
+    "cross_entropy": "check",
+    "max_pool2d": "check",
+    "min_max": "check",
+    "rms_norm": "load",
+}
+"""The stage at which the first answer of each story for target cpp fails."""
+
+
+def files(problem, target):
+    return [story_folder(problem, target) / entry.file for entry in read_story(problem, target).entries]
+
+
+def candidate(path):
+    found = extract(path.read_text(encoding="utf-8"))
+    assert isinstance(found, Extraction), found
+    return Candidate(source=found.source, language=found.language)
+
+
+LONGEST = "conv_transpose2d_strided_dilated"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.long) if name == LONGEST else name for name in FIRST_FAILURE],
+)
+def told(request):
+    """A problem with a story, and a judge whose reference serves all the tests of that story."""
+    with Judge(load_problem(request.param, "cpu"), QUICK) as judge:
+        yield request.param, judge
+
+
+@pytest.mark.parametrize(("target", "count"), [("cpp", 12), ("cuda", 23)])
+def test_so_many_problems_at_least_have_a_story(target, count):
+    assert len([problem for problem, told in STORIES if told == target]) >= count
+
+
+@pytest.mark.parametrize(("problem", "target"), STORIES)
+def test_a_story_names_every_answer_in_its_folder_and_no_other(problem, target):
+    assert files(problem, target) == sorted(story_folder(problem, target).glob("*.md"))
+
+
+@pytest.mark.parametrize(("problem", "target"), STORIES)
+def test_every_answer_holds_a_candidate(problem, target):
+    found = [extract(path.read_text(encoding="utf-8")) for path in files(problem, target)]
+    assert all(isinstance(one, Extraction) for one in found), found
+
+
+@pytest.mark.parametrize(("problem", "target"), STORIES)
+def test_no_two_answers_hold_the_same_candidate(problem, target):
+    digests = [candidate(path).digest for path in files(problem, target)]
+    assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize(("problem", "target"), STORIES)
+def test_the_file_of_an_answer_says_its_number_and_role(problem, target):
+    entries = read_story(problem, target).entries
+    named = [entry.file for entry in entries]
+    assert named == [f"{number:02}-{entry.role}.md" for number, entry in enumerate(entries, start=1)]
+
+
+@pytest.mark.parametrize(("problem", "target"), STORIES)
+def test_a_first_draft_has_no_parent_and_all_else_has_one(problem, target):
+    entries = read_story(problem, target).entries
+    assert [entry.parent is None for entry in entries] == [entry.role == "propose" for entry in entries]
+
+
+@pytest.mark.parametrize(("problem", "target"), STORIES)
+def test_no_answer_is_both_repaired_and_improved(problem, target):
+    entries = read_story(problem, target).entries
+    repaired, improved = ({entry.parent for entry in entries if entry.role == role} for role in ("repair", "improve"))
+    assert not repaired & improved
+
+
+@pytest.mark.parametrize("problem", FIRST_FAILURE)
+def test_a_story_of_the_demo_has_a_repair_and_an_improvement(problem):
+    assert {"propose", "repair", "improve"} <= {entry.role for entry in read_story(problem, "cpp").entries}
+
+
+@pytest.mark.slow
+def test_the_first_answer_of_a_story_fails_at_its_stage(told):
+    problem, judge = told
+    verdict = judge.judge(candidate(files(problem, "cpp")[0]))
+    assert isinstance(verdict, Failed), verdict
+    assert verdict.stage == FIRST_FAILURE[problem], verdict
+
+
+@pytest.mark.slow
+def test_the_last_answer_of_a_story_passes(told):
+    problem, judge = told
+    verdict = judge.judge(candidate(files(problem, "cpp")[-1]))
+    assert isinstance(verdict, Passed), verdict
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("problem", [name for name, target in STORIES if target == "cpp" and name not in FIRST_FAILURE])
+def test_every_answer_of_a_story_outside_the_demo_passes(problem):
+    with Judge(load_problem(problem, "cpu"), QUICK) as judge:
+        verdicts = [judge.judge(candidate(path)) for path in files(problem, "cpp")]
+    assert all(isinstance(verdict, Passed) for verdict in verdicts), verdicts

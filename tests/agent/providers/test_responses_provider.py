@@ -1,0 +1,132 @@
+"""The responses format through the openai provider, against a real server on the loopback interface."""
+
+import pytest
+
+from tests.agent.providers.test_openai_provider import REQUEST, Answer
+from tests.agent.providers.test_openai_provider import asked as asked_chat
+from tests.agent.providers.test_openai_provider import refused as refused_chat
+
+
+def asked(*answers, **options):
+    return asked_chat(*answers, api="responses", **options)
+
+
+def refused(*answers, **options):
+    return refused_chat(*answers, api="responses", **options)
+
+
+def message(text="Hello.", kind="output_text"):
+    words = "refusal" if kind == "refusal" else "text"
+    return {
+        "type": "message",
+        "id": "m",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": kind, words: text, "annotations": []}],
+    }
+
+
+def response(*output, status="completed", **fields):
+    return {
+        "id": "resp-1",
+        "object": "response",
+        "created_at": 1,
+        "model": "some-model-0125",
+        "status": status,
+        "output": list(output or [message()]),
+    } | fields
+
+
+def test_an_ordinary_answer_becomes_a_reply():
+    reply, _ = asked(Answer(response(), x_request_id="req-7"))
+    assert (reply.text, reply.finish_reason, reply.model) == ("Hello.", "stop", "some-model-0125")
+    assert (reply.provider, reply.provider_request_id) == ("responses", "req-7")
+
+
+def test_the_prompt_goes_out_as_the_input():
+    _, server = asked(Answer(response()))
+    assert server.bodies == [{"model": "some-model", "input": "Write a kernel."}]
+
+
+def test_the_limit_goes_out_under_its_own_name():
+    _, server = asked(Answer(response()), request=REQUEST.model_copy(update={"max_tokens": 9}))
+    assert server.bodies[0]["max_output_tokens"] == 9
+
+
+def test_the_parts_of_several_messages_are_one_text():
+    reply, _ = asked(Answer(response(message("One, "), message("two."))))
+    assert reply.text == "One, two."
+
+
+def test_a_refusal_is_the_text_where_there_is_no_other():
+    assert asked(Answer(response(message("I will not.", "refusal"))))[0].text == "I will not."
+
+
+@pytest.mark.parametrize("field", ["summary", "content"])
+def test_reasoning_is_read_from_its_summary_and_from_its_words(field):
+    thought = {"type": "reasoning", "id": "r", "summary": [], field: [{"type": "any_text", "text": "Let me think."}]}
+    reply, _ = asked(Answer(response(thought, message())))
+    assert (reply.text, reply.reasoning) == ("Hello.", "Let me think.")
+
+
+@pytest.mark.parametrize(("reason", "said"), [("max_output_tokens", "length"), ("content_filter", "content_filter")])
+def test_an_incomplete_answer_says_why(reason, said):
+    reply, _ = asked(Answer(response(status="incomplete", incomplete_details={"reason": reason})))
+    assert reply.finish_reason == said
+
+
+def test_an_answer_that_is_as_long_as_its_limit_was_cut_off_whatever_the_server_says():
+    usage = {"input_tokens": 1, "output_tokens": 9}
+    reply, _ = asked(Answer(response(usage=usage)), request=REQUEST.model_copy(update={"max_tokens": 9}))
+    assert reply.finish_reason == "length"
+
+
+def test_an_answer_that_failed_is_a_passing_failure_in_the_servers_words():
+    error = refused(Answer(response(status="failed", error={"code": "server_error", "message": "out of memory"})))
+    assert "could not finish the answer (out of memory)" in str(error)
+    assert error.retryable
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (
+            {
+                "input_tokens": 9,
+                "output_tokens": 8,
+                "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3},
+                "output_tokens_details": {"reasoning_tokens": 6},
+            },
+            (9, 4, 3, 8, 6),
+        ),
+        ({"input_tokens": 9, "output_tokens": 8, "output_tokens_details": None}, (9, None, None, 8, None)),
+        ({"input_tokens": "many"}, (None, None, None, None, None)),
+        (None, (None, None, None, None, None)),
+    ],
+    ids=["openai", "llama.cpp", "nonsense", "none"],
+)
+def test_usage_is_read_and_what_is_unknown_is_none(usage, expected):
+    found = asked(Answer(response(usage=usage)))[0].usage
+    read = (
+        found.input_tokens,
+        found.cached_tokens,
+        found.cache_write_tokens,
+        found.output_tokens,
+        found.reasoning_tokens,
+    )
+    assert read == expected
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Answer("<html>Welcome</html>"), Answer({"status": "ok"}), Answer(["no", "object"]), Answer({"output": "words"})],
+    ids=["page", "other object", "list", "output that is no list"],
+)
+def test_what_is_no_response_is_told_with_the_address(answer):
+    error = refused(answer)
+    assert str(error).startswith("the server http://127.0.0.1:")
+    assert str(error).endswith("with a response; check --base-url or OPENAI_BASE_URL: did you forget /v1?")
+
+
+def test_a_server_without_responses_is_told():
+    assert "or no responses (404: not here)" in str(refused(Answer({"error": {"message": "not here"}}, status=404)))

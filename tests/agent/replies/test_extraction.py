@@ -1,0 +1,409 @@
+"""Shapes of replies, each with the source that it offers or the reason why it offers none."""
+
+import ast
+import json
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from kernelwright.agent.replies import Extraction, NotExtracted, extract
+
+PROGRAM = (Path(__file__).parent / "texts" / "relu.txt").read_text(encoding="utf-8")
+REFERENCE = """import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+
+def get_inputs():
+    return [torch.rand(8)]
+"""
+
+
+def program(mark: str = "final") -> str:
+    """A complete candidate that can be told from others by its mark."""
+    return PROGRAM.replace("MARK", mark)
+
+
+def head(mark: str = "final") -> str:
+    return program(mark).partition("class ModelNew")[0]
+
+
+def module_class(mark: str = "final") -> str:
+    return "class ModelNew" + program(mark).partition("class ModelNew")[2]
+
+
+def fenced(code: str, info: str = "python", fence: str = "```") -> str:
+    return f"{fence}{info}\n{code.rstrip()}\n{fence}\n"
+
+
+def indented(text: str, by: str) -> str:
+    return "".join(by + line if line.strip() else line for line in text.splitlines(keepends=True))
+
+
+def with_docstring(docstring: str, mark: str = "final") -> str:
+    return f'"""{docstring}"""\n{program(mark)}'
+
+
+FINAL, DRAFT = program("final"), program("draft")
+BROKEN = program("broken").replace("def forward(self, x):", "def forward(self, x:")
+THOUGHT = "First I weigh the options, don't I?\n\n"
+EXAMPLE = "Use:\n```\nModelNew()\n```\n"
+USAGE = "model = ModelNew()\nprint(model(torch.rand(3)))\n"
+UNQUOTED_DRAFT = DRAFT.replace('"', "")
+TRAILING = "\nThis reads each value once. It's as fast as memory allows.\n\n- no allocation besides the output\n"
+
+ACCEPTED: dict[str, str] = {
+    "one block": f"Here is the kernel:\n\n{fenced(FINAL)}",
+    "one block and prose behind it": fenced(FINAL) + TRAILING,
+    "py as the info string": fenced(FINAL, "py"),
+    "python3 as the info string": fenced(FINAL, "python3"),
+    "capital Python": fenced(FINAL, "Python"),
+    "no info string": fenced(FINAL, ""),
+    "a title in the info string": fenced(FINAL, "python title=model_new.py"),
+    "attributes in the info string": fenced(FINAL, "{.python .numberLines}"),
+    "a file name in the info string": fenced(FINAL, "python:model_new.py"),
+    "a block labelled cuda that is Python": fenced(FINAL, "cuda"),
+    "a block labelled cpp that is Python": fenced(FINAL, "cpp"),
+    "a block labelled text": fenced(FINAL, "text"),
+    "a blank before the info string": fenced(FINAL, " python"),
+    "blanks behind the fences": f"```python   \n{FINAL}```   \n",
+    "tilde fences": fenced(FINAL, fence="~~~"),
+    "four backticks": fenced(FINAL, fence="````"),
+    "six tildes": fenced(FINAL, fence="~~~~~~"),
+    "four backticks around three": fenced(with_docstring("\n```\nuse it\n```\n"), fence="````"),
+    "tildes around backticks": fenced(with_docstring("\n```\nuse it\n```\n"), fence="~~~"),
+    "an opening fence of four and a closing one of three": f"````python\n{FINAL}```\n{TRAILING}",
+    "a block in a list item": f"1. The kernel:\n\n{indented(fenced(FINAL), '   ')}\n2. The end.\n",
+    "a block indented by four": f"- The kernel:\n\n{indented(fenced(FINAL), '    ')}",
+    "a block indented by a tab": f"- The kernel:\n\n{indented(fenced(FINAL), chr(9))}",
+    "a fence behind a list marker": f"- {indented(fenced(FINAL), '  ').lstrip()}",
+    "code indented inside a flush fence": fenced(indented(FINAL, "    ")),
+    "a quoted block": "Answer:\n\n" + indented(fenced(FINAL), "> ").replace("\n\n", "\n>\n"),
+    "a reply that is all quoted": "".join(f"> {line}\n" for line in FINAL.splitlines()),
+    "no closing fence": f"Here:\n\n```python\n{FINAL}",
+    "no closing fence and prose behind": f"Here:\n\n```python\n{FINAL}{TRAILING}",
+    "no closing fence and a heading behind": f"```python\n{FINAL}\nKey points:\n\n1. It's one pass.\n",
+    "no closing fence before a later block": f"```python\n{DRAFT}\nNow better:\n\n```python\n{FINAL}```\n",
+    "no opening fence": f"{FINAL}```\n{TRAILING}",
+    "an opening fence behind prose": f"Here is the code: ```python\n{FINAL}```\n",
+    "a closing fence stuck to the code": f"```python\n{FINAL.rstrip()}```\n{TRAILING}",
+    "Windows newlines": fenced(FINAL).replace("\n", "\r\n"),
+    "old Macintosh newlines": fenced(FINAL).replace("\n", "\r"),
+    "a byte order mark": "\ufeff" + fenced(FINAL),
+    "a byte order mark inside the block": fenced("\ufeff" + FINAL),
+    "draft, then final": f"{fenced(DRAFT)}\nBut better:\n\n{fenced(FINAL)}",
+    "draft and final in one zone after the thought": f"{THOUGHT}</think>{fenced(DRAFT)}\nBetter:\n{fenced(FINAL)}",
+    "thought closed, answer behind": f"<think>\n{THOUGHT}{fenced(DRAFT)}</think>\n\n{fenced(FINAL)}",
+    "only the closing tag": f"{THOUGHT}{fenced(DRAFT)}\n</think>\n\n{fenced(FINAL)}",
+    "code only before the closing tag": f"{THOUGHT}{fenced(FINAL)}\nSo be it.\n</think>\n",
+    "code before the closing tag and prose behind": f"{THOUGHT}{fenced(FINAL)}</think>\nThe code is above.\n",
+    "draft and final before the closing tag": f"{fenced(DRAFT)}\nor\n\n{fenced(FINAL)}\n</think>",
+    "thought that never closes": f"<think>\n{THOUGHT}{fenced(FINAL)}\nThat's it.",
+    "two closing tags": f"{fenced(DRAFT)}</think>\n{fenced(program('middle'))}</think>\n{fenced(FINAL)}",
+    "a closing tag quoted in the answer's prose": f"{DRAFT}</think>\n{fenced(FINAL)}\nMind the `</think>` above.\n",
+    "a closing tag in a string of the answer": fenced(FINAL + '\nTAG = "</think>"\n') + f"\n{TRAILING}",
+    "a closing tag in a docstring of the answer": fenced(with_docstring("\nends\n</think>\nhere\n")) + TRAILING,
+    "a format quoted in the thought": f"{THOUGHT}```\n<think>\n...\n</think>\n```\n</think>\n{fenced(FINAL)}",
+    "a fence left open in the thought": f"{THOUGHT}```python\n{DRAFT}</think>\n\n{fenced(FINAL)}",
+    "a bare fence left open in the thought": f"{THOUGHT}```\n{DRAFT}\n</think>\n\n{fenced(FINAL, '')}",
+    "a closing tag behind the closing fence": f"{fenced(DRAFT).rstrip()}</think>\n{fenced(FINAL)}",
+    "a fence right behind the closing tag": f"{THOUGHT}</think>{fenced(FINAL)}",
+    "thinking tags": f"<thinking>\n{fenced(DRAFT)}</thinking>\n{fenced(FINAL)}",
+    "bracketed tags": f"[THINK]{fenced(DRAFT)}[/THINK]\n{fenced(FINAL)}",
+    "raw drafts in the thought": f"{THOUGHT}{DRAFT}\nHmm, no.\n\n{fenced(FINAL)}</think>",
+    "harmony channels": "<|channel|>analysis<|message|>"
+    f"{fenced(DRAFT)}<|end|><|start|>assistant<|channel|>final<|message|>{fenced(FINAL)}<|return|>",
+    "harmony channels without their tokens": f"analysisWe draft.\n{fenced(DRAFT)}assistantfinalHere:\n{fenced(FINAL)}",
+    "an end token behind the fence": f"{fenced(FINAL).rstrip()}<|im_end|>",
+    "an end of sequence tag": f"{fenced(FINAL).rstrip()}</s>",
+    "a code tag": f"Here:\n<code>\n{FINAL}</code>\nDone.\n",
+    "an answer tag around a block": f"<answer>\nThis is it:\n{fenced(FINAL)}</answer>\n",
+    "a python tag": f"<python>\n{FINAL}</python>",
+    "a code tag in an answer tag": f"<answer><code>\n{FINAL}</code></answer>",
+    "a tag with attributes": f'<code language="python">\n{FINAL}</code>\n',
+    "an escaped code tag": "<code>\n" + FINAL.replace("<", "&lt;").replace(">", "&gt;") + "</code>",
+    "a code tag with CDATA": f"<code><![CDATA[\n{FINAL}]]></code>",
+    "a code tag around a docstring with fences": f"<code>\n{with_docstring(EXAMPLE)}</code>\n",
+    "two code tags": f"<code>\n{DRAFT}</code>\nbetter\n<code>\n{FINAL}</code>",
+    "JSON": json.dumps({"thought": "one pass", "code": FINAL}),
+    "JSON behind prose": f"The answer:\n{json.dumps({'code': FINAL}, indent=2)}\nDone.",
+    "JSON in a block": fenced(json.dumps({"code": FINAL}), "json"),
+    "JSON with raw newlines": '{"code": "' + FINAL.replace("\\", "\\\\").replace('"', '\\"') + '"}',
+    "JSON with a block in its string": json.dumps([{"role": "assistant", "content": f"Here:\n{fenced(FINAL)}Done."}]),
+    "JSON of several files": json.dumps({"files": {"setup.py": "import os\nprint(os.name)\n", "model.py": FINAL}}),
+    "raw code": FINAL,
+    "raw code behind prose": f"Sure, here's the kernel.\n\n{FINAL}",
+    "raw code between prose": f"Sure, here's the kernel.\n\n{FINAL}{TRAILING}",
+    "raw code with a last word": f"{FINAL}\nDone\n",
+    "raw code behind a raw draft": f"{DRAFT}\nThat can't be all of it, so once more:\n\n{FINAL}",
+    "raw code with a decorated class": FINAL.replace("class ModelNew", "@torch.no_grad\nclass ModelNew"),
+    "raw code after the thought": f"{fenced(DRAFT)}</think>\n{FINAL}",
+    "a module in two blocks": f"First:\n{fenced(head())}\nthen:\n{fenced(module_class())}",
+    "a module in three blocks": fenced("import torch\nimport torch.nn as nn\n")
+    + f"then\n{fenced(head().partition('nn as nn')[2])}then\n{fenced(module_class())}",
+    "a module in two blocks with a shell block between": fenced(head())
+    + fenced("pip install ninja", "bash")
+    + fenced(module_class()),
+    "a module in two blocks, the second with its imports": fenced(head())
+    + fenced(f"import torch\nimport torch.nn as nn\n\n{module_class()}"),
+    "a class that goes on in the next block": fenced(FINAL.partition("    def forward")[0])
+    + "\nand its call:\n\n"
+    + fenced("    def forward" + FINAL.partition("    def forward")[2]),
+    "a module cut inside its string": fenced(FINAL.partition("    auto y")[0]).rstrip()
+    + "\n\n"
+    + fenced("    auto y" + FINAL.partition("    auto y")[2]),
+    "a class without imports behind a full draft": fenced(program("base"))
+    + f"Only this changes:\n{fenced(module_class())}",
+    "a docstring with a fenced example": fenced(with_docstring("Use:\n```python\nModelNew()\n```\n")) + TRAILING,
+    "a docstring with a bare fenced example": fenced(with_docstring("Use:\n```\nModelNew()\n```\n")) + TRAILING,
+    "a docstring with one fence": fenced(with_docstring("Use:\n```\nModelNew()\n")) + TRAILING,
+    "a docstring with a whole draft": fenced(with_docstring(f"Not:\n```python\n{UNQUOTED_DRAFT}```\n")),
+    "a draft with a fence in its docstring, then the final": fenced(with_docstring("```\nuse\n", "draft"))
+    + f"\nBetter:\n\n{fenced(FINAL)}",
+    "fences in the kernel's text": fenced(
+        FINAL.replace("    return y;", "/*\n```\nrow | column\n```\n*/\n    return y;")
+    ),
+    "the reference first": f"The original:\n{fenced(REFERENCE)}\nMine:\n{fenced(FINAL)}",
+    "the reference last": f"{fenced(FINAL)}\nIt stands for:\n{fenced(REFERENCE)}",
+    "the reference in the same block": fenced(f"{REFERENCE}\n\n{FINAL}"),
+    "a usage example last": f"{fenced(FINAL)}\nUse it:\n{fenced(USAGE)}",
+    "an import of the class last": fenced(FINAL) + fenced("from model import ModelNew\nModelNew()"),
+    "shell commands last": f"{fenced(FINAL)}Run:\n{fenced('python model_new.py', 'bash')}",
+    "a kernel file first": f"{fenced('__global__ void relu(float* x) {}', 'cuda')}{fenced(FINAL)}",
+    "a broken draft, then the final": f"{fenced(BROKEN)}\nA typo. Once more:\n{fenced(FINAL)}",
+    "a final, then a broken extra": f"{fenced(FINAL)}\nOr:\n{fenced(BROKEN)}",
+    "a broken answer behind a whole thought": f"{fenced(FINAL)}</think>\n{fenced(BROKEN)}",
+    "a spare closing fence": f"{fenced(FINAL)}```\n",
+    "an empty block first": f"```python\n```\n{fenced(FINAL)}",
+    "a class under if": fenced(FINAL.replace("class ModelNew", "if True:\n  class ModelNew")),
+    "a class under try": fenced(f"{head()}\ntry:\n{indented(module_class(), '    ')}\nexcept ImportError:\n    pass\n"),
+    "an assigned class": fenced(FINAL.replace("class ModelNew", "class Relu") + "\n\nModelNew = Relu\n"),
+    "an assigned class with a type": fenced(
+        FINAL.replace("class ModelNew", "class Relu") + "\nModelNew: type = Relu\n"
+    ),
+    "tabs and trailing blanks": fenced("".join(f"{line}  \n" for line in FINAL.replace("    ", "\t").splitlines())),
+    "an invalid escape in a string": fenced(FINAL + '\nPATTERN = "\\d"\n'),
+    "letters of other scripts": f"Voilà, 核心代码如下:\n\n{fenced(FINAL + '# größer, 快')}",
+}
+
+
+UNCHANGED = [
+    "one block",
+    "a block in a list item",
+    "code indented inside a flush fence",
+    "a quoted block",
+    "Windows newlines",
+    "no closing fence and prose behind",
+    "a closing fence stuck to the code",
+    "an escaped code tag",
+    "JSON",
+    "raw code between prose",
+    "raw code with a last word",
+    "harmony channels",
+    "a class that goes on in the next block",
+]
+
+
+def kernel_called(source: str) -> str:
+    """The name of the compiled function that the last top-level `ModelNew` calls, or what it stands for."""
+    with warnings.catch_warnings(action="ignore"):
+        tree = ast.parse(source)
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name != "Model"]
+    calls = [node for node in ast.walk(classes[-1]) if isinstance(node, ast.Attribute) and node.attr.startswith("relu")]
+    return calls[-1].attr
+
+
+@pytest.mark.parametrize("shape", ACCEPTED)
+def test_a_reply_of_this_shape_gives_its_final_program(shape: str) -> None:
+    found = extract(ACCEPTED[shape])
+
+    assert isinstance(found, Extraction), found
+    assert kernel_called(found.source) == "relu_final"
+
+
+@pytest.mark.parametrize("shape", UNCHANGED)
+def test_a_program_comes_out_of_this_shape_character_by_character(shape: str) -> None:
+    found = extract(ACCEPTED[shape])
+
+    assert isinstance(found, Extraction), found
+    assert found.source.replace("\n\n    def", "\n    def") == FINAL.replace("\n\n    def", "\n    def")
+
+
+def test_an_odd_escape_in_a_source_warns_nobody() -> None:
+    with warnings.catch_warnings(action="error"):
+        found = extract(ACCEPTED["an invalid escape in a string"])
+
+    assert isinstance(found, Extraction), found
+
+
+class Rejected(NamedTuple):
+    """A reply that offers nothing, the kind of its failure and what the detail must say."""
+
+    kind: str
+    says: str
+    reply: str
+
+
+NO_FORWARD = FINAL.replace("class ModelNew", "class Relu")
+KERNEL = "#include <torch/extension.h>\n__global__ void relu(float* x) {\n}\n"
+CUT = FINAL.partition(".contiguous()")[0]
+
+REJECTED: dict[str, Rejected] = {
+    "nothing": Rejected("no_code", "empty", ""),
+    "blanks": Rejected("no_code", "empty", " \n\t\n"),
+    "prose": Rejected("no_code", "'The ReLU is bound by memory.'", "The ReLU is bound by memory."),
+    "prose that names the class": Rejected("no_code", "no code", "You should write a class ModelNew for that."),
+    "prose in the thought only": Rejected("no_code", "ends with its reasoning", "<think>\nHm, hard.\n</think>\n"),
+    "shell commands": Rejected("no_code", "no code", fenced("pip install torch\nls", "bash")),
+    "a table in a block": Rejected("no_code", "no code", fenced("size | time\n3 | 4 ms", "text")),
+    "an empty block": Rejected("no_code", "no code", "```python\n```\n"),
+    "a refusal": Rejected("refusal", "I'm sorry", "I'm sorry, but I can't help with that."),
+    "a refusal with a curly apostrophe": Rejected(
+        "refusal", "I can\u2019t", "Well, I can\u2019t assist with this request."
+    ),
+    "a refusal as an AI": Rejected("refusal", "as an AI", "Sadly, as an AI I have no GPU to compile this."),
+    "a refusal after the thought": Rejected("refusal", "I am unable", "Hmm.\n</think>\nI am unable to write this."),
+    "a syntax error": Rejected("syntax_error", "'def forward(self, x:'", fenced(BROKEN)),
+    "a syntax error names its line": Rejected("syntax_error", "line 24", fenced(BROKEN)),
+    "a syntax error in raw code": Rejected("syntax_error", "def forward", f"Here:\n{BROKEN}\n\nx = 1\n"),
+    "a syntax error in a tag": Rejected("syntax_error", "<code> tag", f"<code>\n{BROKEN}</code>"),
+    "a syntax error before the fence is left open": Rejected(
+        "syntax_error", "def forward", f"```python\n{BROKEN}{TRAILING}"
+    ),
+    "two syntax errors": Rejected(
+        "syntax_error", "line 1, 'import torch as'", fenced(BROKEN) + fenced("import torch as\nclass ModelNew: pass")
+    ),
+    "a syntax error beside the reference": Rejected("syntax_error", "def forward", fenced(REFERENCE) + fenced(BROKEN)),
+    "a misspelt keyword": Rejected("syntax_error", "clas ModelNew", fenced("import torch\nclas ModelNew:\n    pass")),
+    "a NUL character": Rejected("syntax_error", "null bytes", fenced(FINAL + "x = '\0'")),
+    "a lone surrogate": Rejected("syntax_error", "lone surrogate", fenced(FINAL + "x = '\ud800'")),
+    "nesting beyond the parser": Rejected("syntax_error", "nested", fenced(FINAL + "x = " + "-" * 100_000 + "1")),
+    "a source that is too long": Rejected("syntax_error", "too long", fenced(FINAL + "x = 1\n" * 60_000)),
+    "the reference only": Rejected("no_entry_point", "Found Model, get_inputs; need class ModelNew", fenced(REFERENCE)),
+    "the reference as raw code": Rejected(
+        "no_entry_point", "Found Model, get_inputs", f"Here:\n{REFERENCE}\nBye then.\n"
+    ),
+    "a class of another name": Rejected("no_entry_point", "Found Relu", fenced(NO_FORWARD)),
+    "a class in other letters": Rejected(
+        "no_entry_point", "Found Modelnew", fenced(FINAL.replace("ModelNew", "Modelnew"))
+    ),
+    "a function of that name": Rejected("no_entry_point", "as a function", fenced("def ModelNew(x):\n    return x")),
+    "a class inside a function": Rejected(
+        "no_entry_point", "Found make", fenced(f"import torch\ndef make():\n{indented(module_class(), '    ')}")
+    ),
+    "a usage example only": Rejected("no_entry_point", "no class", fenced(f"import torch\n{USAGE}")),
+    "an import of the class only": Rejected("no_entry_point", "no class", fenced("from model import ModelNew")),
+    "the class in a comment": Rejected("no_entry_point", "no class", fenced("import torch\n# class ModelNew: later")),
+    "a CUDA file only": Rejected("no_entry_point", "C++ or CUDA text", fenced(KERNEL, "cuda")),
+    "a C++ file that names the class": Rejected("no_entry_point", "C++", fenced(f"// for ModelNew\n{KERNEL}", "cpp")),
+    "an unlabelled CUDA file": Rejected("no_entry_point", "C++ or CUDA text", fenced(KERNEL, "")),
+    "broken Python without the class": Rejected("no_entry_point", "does not parse", fenced("import torch as\n")),
+    "an open block cut in a call": Rejected("truncated", "breaks off", f"```python\n{CUT}"),
+    "an open block cut in the kernel's text": Rejected(
+        "truncated", "breaks off", f"```python\n{FINAL.partition('auto y')[0]}"
+    ),
+    "an open block cut behind a colon": Rejected(
+        "truncated", "breaks off", f"```python\n{FINAL.partition('  return self')[0]}"
+    ),
+    "a whole draft, then an open block": Rejected(
+        "truncated", "breaks off", f"{fenced(DRAFT)}Better:\n```python\n{CUT}"
+    ),
+    "a whole draft in the thought, then an open block": Rejected(
+        "truncated", "breaks off", f"{fenced(DRAFT)}</think>\n```python\n{CUT}"
+    ),
+    "raw code cut in a call": Rejected("truncated", "breaks off", f"Sure, here it is.\n\n{CUT}"),
+    "an open tag": Rejected("truncated", "<code> tag", f"<code>\n{CUT}"),
+    "JSON that breaks off": Rejected("truncated", "JSON", json.dumps({"code": FINAL})[:-200]),
+}
+
+
+@pytest.mark.parametrize("shape", REJECTED)
+def test_a_reply_of_this_shape_is_told_for_what_it_is(shape: str) -> None:
+    found = extract(REJECTED[shape].reply)
+
+    assert isinstance(found, NotExtracted), found
+    assert found.kind == REJECTED[shape].kind, found
+
+
+@pytest.mark.parametrize("shape", REJECTED)
+def test_the_detail_names_what_is_at_fault(shape: str) -> None:
+    found = extract(REJECTED[shape].reply)
+
+    assert isinstance(found, NotExtracted), found
+    assert REJECTED[shape].says in found.detail
+    found.detail.encode()
+
+
+def test_code_in_the_separate_reasoning_counts_where_the_reply_is_empty() -> None:
+    found = extract("", reasoning=f"Maybe\n{fenced(FINAL)}")
+
+    assert isinstance(found, Extraction), found
+    assert found.how.endswith("in the separate reasoning")
+
+
+def test_code_in_the_reply_wins_over_code_in_the_separate_reasoning() -> None:
+    found = extract(fenced(FINAL), reasoning=fenced(DRAFT))
+
+    assert isinstance(found, Extraction), found
+    assert kernel_called(found.source) == "relu_final"
+
+
+def test_another_entry_point_can_be_asked_for() -> None:
+    found = extract(fenced(REFERENCE), entry="Model")
+
+    assert isinstance(found, Extraction), found
+    assert found.source == REFERENCE
+
+
+def test_an_ordinary_reply_gives_no_warning() -> None:
+    found = extract(ACCEPTED["thought closed, answer behind"])
+
+    assert isinstance(found, Extraction), found
+    assert found.warnings == ()
+
+
+WARNINGS = {
+    "code only before the closing tag": "no usable code follows",
+    "thought that never closes": "no usable code follows",
+    "no closing fence": "Nothing closes",
+    "raw code between prose": "lines behind the code were left out",
+    "a final, then a broken extra": "passed over for a syntax error on its line 24",
+    "a broken answer behind a whole thought": "passed over for a syntax error on its line 24",
+}
+
+
+@pytest.mark.parametrize("shape", WARNINGS)
+def test_a_doubtful_choice_comes_with_a_warning(shape: str) -> None:
+    found = extract(ACCEPTED[shape])
+
+    assert isinstance(found, Extraction), found
+    assert WARNINGS[shape] in " ".join(found.warnings)
+
+
+def test_a_source_that_needs_another_file_of_the_reply_comes_with_a_warning() -> None:
+    loading = FINAL.replace("load_inline(", 'load(sources=["relu.cu"], ')
+
+    found = extract(f"relu.cu:\n{fenced(KERNEL, 'cuda')}model.py:\n{fenced(loading)}")
+
+    assert isinstance(found, Extraction), found
+    assert found.warnings == ("The source names relu.cu, and a candidate is one file.",)
+
+
+def test_a_source_without_torch_comes_with_a_warning() -> None:
+    found = extract(fenced("class ModelNew:\n    pass"))
+
+    assert isinstance(found, Extraction), found
+    assert found.warnings == ("The source does not import torch.",)
+
+
+def test_how_tells_which_block_of_how_many_it_was() -> None:
+    found = extract(ACCEPTED["draft and final in one zone after the thought"])
+
+    assert isinstance(found, Extraction), found
+    assert found.how == "fenced block, 2 of 2 that name ModelNew, after the reasoning"

@@ -1,0 +1,136 @@
+"""Replies made to break the reader: none makes it raise, and none takes more than seconds."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from kernelwright.agent.replies import Extraction, NotExtracted, extract
+
+PROGRAM = (Path(__file__).parent / "texts" / "relu.txt").read_text(encoding="utf-8")
+SIZE = 5_000_000
+LIMIT_S = 20.0
+"""About ten times what the slowest takes on one idle core; a quadratic reading would take hours."""
+
+
+def repeated(text: str) -> str:
+    return text * (SIZE // len(text))
+
+
+HUGE = {
+    "one line of letters": "a" * SIZE,
+    "one line of backticks": "`" * SIZE,
+    "newlines": "\n" * SIZE,
+    "blanks": " " * SIZE,
+    "bare fences": repeated("```\n"),
+    "opening fences": repeated("```python\n"),
+    "opening fences behind prose": repeated("a ```python\n"),
+    "fences of falling length": "".join("`" * (3000 - i) + "x\n" for i in range(2900)),
+    "whole blocks": repeated("```python\nclass ModelNew: pass\n```\n"),
+    "broken blocks": repeated("```python\nclass ModelNew: (\n```\n"),
+    "blocks that end in a string": repeated('```python\nModelNew="""\n```\n'),
+    "closing tags": repeated("</think>"),
+    "opening tags": repeated("<think>\n"),
+    "closing tags in a fence": "```\n<think>\n" + repeated("</think>\n"),
+    "code tags": repeated("<code>x</code>\n"),
+    "open code tags": repeated("<code "),
+    "nested JSON": repeated('{"a":'),
+    "a JSON string": '{"code": "' + repeated("ModelNew\\n"),
+    "JSON values": repeated('{"a": "x\\ny"}\n'),
+    "quotation marks": '"' * SIZE,
+    "escaped quotation marks": f"```python\nModelNew{repeated(chr(39) + chr(92))}\n```",
+    "open classes": repeated("import torch\nclass ModelNew(\n"),
+    "a program and a sea of statements": PROGRAM + repeated("x = 1\n"),
+    "quoted fences": repeated("> ```\n"),
+    "channels": repeated("<|channel|>"),
+    "NUL characters": "\0" * SIZE,
+    "lone surrogates": "\ud800" * SIZE,
+    "a block with a far indentation": " " * 100_000 + f"```python\n{repeated('  ModelNew' + chr(10))}",
+    "fences of all kinds": repeated('```python\n"""\n~~~\n\'\'\'\n</think>\n<code>\n{"a": "\n> ```\n'),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", HUGE)
+def test_five_million_characters_are_read_within_seconds(case: str) -> None:
+    started = time.perf_counter()
+    extract(HUGE[case])
+
+    assert time.perf_counter() - started < LIMIT_S
+
+
+def test_the_answer_is_found_at_the_end_of_a_huge_reply() -> None:
+    found = extract("I wonder. ```not a fence``` " * 100_000 + f"\n```python\n{PROGRAM}```\n")
+
+    assert isinstance(found, Extraction), found
+    assert found.source == PROGRAM
+
+
+DEEP = {
+    "brackets": "(" * 100_000,
+    "signs": "-" * 100_000 + "1",
+    "attributes": "a" + ".b" * 100_000,
+    "sums": "1+" * 100_000 + "1",
+    "calls": "f" + "()" * 100_000,
+    "lambdas": "lambda:" * 30_000 + "1",
+    "comparisons": "not " * 50_000 + "1",
+    "digits": "9" * 100_000,
+}
+
+
+@pytest.mark.parametrize("case", DEEP)
+def test_nesting_beyond_the_parser_is_a_syntax_error(case: str) -> None:
+    found = extract(f"```python\nimport torch\nclass ModelNew: pass\nx = {DEEP[case]}\n```\n")
+
+    assert isinstance(found, NotExtracted), found
+    assert found.kind == "syntax_error"
+
+
+def test_a_long_chain_of_branches_is_no_obstacle() -> None:
+    found = extract("```python\nclass ModelNew: pass\nif 1: pass\n" + "elif 1: pass\n" * 1500 + "```\n")
+
+    assert isinstance(found, Extraction), found
+
+
+FRAGMENTS = [
+    *["```", "~~~", "````", "```python\n", "\n```\n", "python\n", "\n", "\r\n", " ", "\t", "> ", "- ", "1. "],
+    *["<think>", "</think>", "<code>", "</code>", "<answer>\n", "&lt;", "<![CDATA[", "]]>", "<|end|>", "</s>"],
+    *["<|channel|>final<|message|>", "<|channel|>analysis<|message|>", '{"code": "', "\\n", '"}', "[", "{", "("],
+    *[
+        "class ModelNew:\n",
+        "    pass\n",
+        "class ModelNew(",
+        "import torch\n",
+        "ModelNew = Foo\n",
+        "@jit\n",
+        "def f(:\n",
+    ],
+    *[
+        '"""',
+        "'''",
+        "'",
+        '"',
+        "#",
+        ")",
+        "\\",
+        "\0",
+        "\ud800",
+        "\ufeff",
+        "é",
+        "x = 1\n",
+        "Note: x\n",
+        "a line of prose\n",
+    ],
+    *["load_inline(", "cuda_sources=", "lambda:", "I'm sorry", PROGRAM, PROGRAM[:300], PROGRAM[200:]],
+]
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_no_mixture_of_fragments_makes_it_raise(truncated: bool) -> None:
+    draw = random.Random(0)
+
+    for _ in range(3000):
+        reply = "".join(draw.choice(FRAGMENTS) for _ in range(draw.randint(1, 60)))
+        reasoning = "".join(draw.choice(FRAGMENTS) for _ in range(draw.randint(0, 5)))
+        extract(reply, reasoning=reasoning, truncated=truncated).model_dump_json()

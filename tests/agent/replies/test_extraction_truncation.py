@@ -1,0 +1,110 @@
+"""A reply that was cut off never passes a draft off as its answer, wherever the cut falls."""
+
+from pathlib import Path
+
+import pytest
+
+from kernelwright.agent.replies import Extraction, NotExtracted, extract
+
+FOLDER = Path(__file__).parent / "texts"
+REPLIES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
+PROGRAM = (FOLDER / "relu.txt").read_text(encoding="utf-8")
+BLOCK = f"```python\n{PROGRAM}```\n"
+
+
+def final_source(name: str) -> str:
+    found = extract(REPLIES[name])
+    assert isinstance(found, Extraction), found
+    return found.source
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_the_whole_reply_gives_the_final_program(name: str) -> None:
+    source = final_source(name)
+
+    assert ("relu_final" in source, "relu_draft" in source) == (True, False)
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_no_cut_gives_another_source_than_the_whole_reply(name: str) -> None:
+    reply, source = REPLIES[name], final_source(name)
+
+    for length in range(0, len(reply), 10):
+        found = extract(reply[:length], truncated=True)
+        assert isinstance(found, NotExtracted) or found.source == source, length
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_cut_before_the_last_closing_fence_is_called_truncated(name: str) -> None:
+    reply = REPLIES[name]
+    end = reply.rindex("\n```") + len("\n```")
+
+    for length in range(0, end - 1, 10):
+        found = extract(reply[:length], truncated=True)
+        assert isinstance(found, NotExtracted), length
+        assert found.kind == "truncated", length
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_cut_behind_the_last_closing_fence_gives_the_source(name: str) -> None:
+    reply, source = REPLIES[name], final_source(name)
+    end = reply.rindex("\n```") + len("\n```")
+
+    for length in range(end, len(reply) + 1, 10):
+        found = extract(reply[:length], truncated=True)
+        assert isinstance(found, Extraction), (length, found)
+        assert found.source == source
+
+
+def test_a_source_taken_from_a_cut_reply_comes_with_a_warning() -> None:
+    found = extract(f"{BLOCK}\nThis is fast, for it", truncated=True)
+
+    assert isinstance(found, Extraction), found
+    assert "cut off" in found.warnings[0]
+
+
+CUT_ALTHOUGH_IT_PARSES = {
+    "an open block": BLOCK.removesuffix("```\n"),
+    "an open tag": f"<code>\n{PROGRAM}",
+    "raw code": PROGRAM,
+    "an open block behind a whole draft": f"{BLOCK}Better:\n```python\n{PROGRAM}",
+    "an opening fence behind a whole draft": f"{BLOCK}Better:\n```python\n",
+    "an open answer behind a draft in the thought": f"{BLOCK}</think>\n```python\n{PROGRAM}",
+    "prose behind a draft in the thought": f"{BLOCK}</think>\nThe answer",
+    "a draft in a thought that never closes": f"<think>\n{BLOCK}Now",
+    "a thought closed and nothing else": f"{BLOCK}</think>\n",
+    "a whole draft in an open docstring": f'```python\n"""Unlike\n\n{BLOCK}',
+    "a part without its imports": "```python\nclass ModelNew:\n    pass\n```\nAnd",
+    "half a JSON value": '{"code": "import torch\\nclass ModelNew:\\n    pass',
+    "nothing": "",
+    "prose": "Let me see",
+}
+
+
+@pytest.mark.parametrize("case", CUT_ALTHOUGH_IT_PARSES)
+def test_a_cut_reply_of_this_shape_is_called_truncated(case: str) -> None:
+    found = extract(CUT_ALTHOUGH_IT_PARSES[case], truncated=True)
+
+    assert isinstance(found, NotExtracted), found
+    assert found.kind == "truncated"
+
+
+def test_a_reply_cut_in_the_separate_reasoning_gives_no_draft_of_it() -> None:
+    found = extract("", reasoning=BLOCK, truncated=True)
+
+    assert isinstance(found, NotExtracted), found
+    assert found.kind == "truncated"
+
+
+def test_a_syntax_error_in_a_closed_block_is_not_put_down_to_the_cut() -> None:
+    found = extract(BLOCK.replace("(self, x)", "(self, x") + "\nThis", truncated=True)
+
+    assert isinstance(found, NotExtracted), found
+    assert found.kind == "syntax_error"
+
+
+def test_the_detail_says_where_the_cut_block_begins() -> None:
+    found = extract(f"One.\n\n{BLOCK.removesuffix('```' + chr(10))}", truncated=True)
+
+    assert isinstance(found, NotExtracted), found
+    assert "line 3" in found.detail

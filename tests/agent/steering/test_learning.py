@@ -1,0 +1,148 @@
+"""Ideas: which apply, what is learned of them, and which model is asked."""
+
+import random
+
+import pytest
+
+from kernelwright.agent.steering.idea_statistics import IdeaStatistics, tally
+from kernelwright.agent.steering.models import choose_model, stalls
+from kernelwright.agent.steering.prices import Prices
+from kernelwright.agent.strategies.moves import untried
+from kernelwright.evals.runs.prompting import default_size
+from kernelwright.problems import catalog_names, load_problem
+from kernelwright.prompts import Traits, applicable, idea_bank, traits_of
+from kernelwright.prompts.targets import TARGETS
+from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
+from tests.agent.strategies.test_refine import view_of
+
+RIGHT = ("propose", None, "one simple kernel", 1.0)
+
+
+def test_an_idea_won_where_it_beat_its_parent():
+    view = view_of(RIGHT, ("improve", 1, "x", 1.5), ("improve", 1, "y", 0.9), ("improve", 1, "z", None))
+    tried, won = tally(view, 0.02)
+    assert [(name, tried[name], won[name]) for name in "xyz"] == [("x", 1, 1), ("y", 1, 0), ("z", 1, 0)]
+
+
+def test_an_idea_that_was_repaired_into_a_gain_won():
+    view = view_of(RIGHT, ("improve", 1, "x", None), ("repair", 2, "x", 1.5))
+    assert tally(view, 0.02)[1]["x"] == 1
+
+
+def test_an_idea_of_which_the_end_is_not_known_does_not_count():
+    assert tally(view_of(RIGHT, ("improve", 1, "x", ...)), 0.02)[0]["x"] == 0
+
+
+def test_what_won_elsewhere_is_tried_first(tmp_path):
+    with new_log(tmp_path / "earlier") as log:
+        answers = {1: reply_with("1.0"), 2: reply_with("0.9"), 3: reply_with("0.8"), 4: reply_with("1.5")}
+        searched(log, provider=Scripted(answers), config=CONFIG.model_copy(update={"drafts": 1, "attempts": 4}))
+        winner = next(event.body.ask.idea for event in log.events() if event.kind == "asked" and event.attempt == 4)
+    with new_log(tmp_path / "now") as log:
+        ideas = IdeaStatistics(log, CONFIG.model_copy(update={"learn_from": (str(tmp_path / "earlier"),)})).ideas(
+            PROBLEM
+        )
+    view = view_of(RIGHT).model_copy(update={"ideas": ideas})
+    assert untried(view, view.attempts[0])[0].name == winner
+
+
+def test_a_problem_does_not_learn_from_itself(tmp_path):
+    with new_log(tmp_path / "run") as log:
+        searched(log)
+        assert {idea.tried for idea in IdeaStatistics(log, CONFIG).ideas(PROBLEM)} == {0}
+
+
+def names(**traits):
+    fields = {"operators": (), "bound": None, "target": "cpp"} | traits
+    return {idea.name for idea in applicable(idea_bank(), Traits(**fields))}
+
+
+def test_an_idea_applies_by_operator():
+    assert "split by residue" in names(operators=("transposed_convolution",))
+    assert "split by residue" not in names(operators=("softmax",))
+
+
+def test_an_idea_applies_by_bound():
+    assert "write past the cache" not in names(bound="compute")
+
+
+def test_an_idea_applies_by_target():
+    assert "warp shuffles" in names(target="cuda")
+    assert "warp shuffles" not in names(target="cpp")
+
+
+def test_what_is_not_known_excludes_nothing():
+    assert names() >= names(operators=("softmax",), bound="memory")
+
+
+def test_operands_are_not_split_where_they_have_16_bits():
+    traits = {"operators": ("matmul",), "bound": "compute", "target": "cuda"}
+    assert "split products on tensor cores" in names(**traits)
+    assert "split products on tensor cores" not in names(**traits, narrow=True)
+
+
+def test_names_of_ideas_are_unique():
+    bank = [idea.name for idea in idea_bank()]
+    assert len(set(bank)) == len(bank)
+
+
+@pytest.mark.parametrize("target", ["cpp", "cuda", "triton"])
+@pytest.mark.parametrize("role", ["propose", "improve"])
+def test_every_target_has_ideas_for_every_role(target, role):
+    assert (
+        sum(role in idea.roles for idea in applicable(idea_bank(), Traits(operators=(), bound=None, target=target))) > 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "operator", "bound"),
+    [
+        ("softmax_rows", "softmax", "memory"),
+        ("matmul_square", "matmul", "compute"),
+        ("max_pool2d", "pooling", "memory"),
+    ],
+)
+def test_traits_are_read_from_the_reference(problem, operator, bound):
+    traits = traits_of(load_problem(problem), "cpp")
+    assert operator in traits.operators
+    assert traits.bound == bound
+
+
+LADDER = CONFIG.model_copy(update={"models": ("strong", "strongest"), "stall": 2})
+STUCK = ("improve", 1, "x", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("dry", "model"), [(0, "scripted-1"), (1, "scripted-1"), (2, "strong"), (4, "strongest"), (9, "strongest")]
+)
+def test_a_stronger_model_is_asked_after_a_stall(dry, model):
+    view = view_of(RIGHT, *[STUCK] * dry)
+    assert choose_model(view, LADDER, Prices(), random.Random(0)) == model
+
+
+def test_a_gain_ends_the_stall():
+    assert stalls(view_of(RIGHT, *[STUCK] * 5, ("improve", 1, "y", 3.0)), LADDER) == 0
+
+
+PRICES = Prices.model_validate(
+    {"price": [{"model": "scripted-1", "input": 1, "output": 1}, {"model": "strong*", "input": 100, "output": 100}]}
+)
+
+
+def test_the_bandit_asks_mostly_the_model_with_the_best_gain_for_its_price():
+    view = view_of(RIGHT, ("improve", 1, "x", 1.5), ("improve", 2, "y", 2.0))
+    config = LADDER.model_copy(update={"choice": "bandit"})
+    asked = [choose_model(view, config, PRICES, random.Random(seed)) for seed in range(100)]
+    assert asked.count("scripted-1") > 80
+
+
+def test_without_prices_the_bandit_goes_by_gain_and_tries_all():
+    config = LADDER.model_copy(update={"choice": "bandit"})
+    asked = {choose_model(view_of(RIGHT), config, Prices(), random.Random(seed)) for seed in range(100)}
+    assert asked == {"scripted-1", "strong", "strongest"}
+
+
+@pytest.mark.parametrize("idea", idea_bank(), ids=lambda idea: idea.name)
+def test_every_idea_is_offered_for_some_problem_of_the_catalog(idea):
+    asked = [(load_problem(name, default_size(name, target)), target) for name in catalog_names() for target in TARGETS]
+    assert any(applicable([idea], traits_of(problem, target)) for problem, target in asked)

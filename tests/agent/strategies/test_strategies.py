@@ -1,0 +1,199 @@
+"""What all strategies that ship have in common, what sets each apart, and how others are found."""
+
+import ast
+import random
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import kernelwright.agent.strategies
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.view import View
+from kernelwright.agent.strategies import SHIPPED, Stop, StrategyError, load_strategy, loading
+from tests.agent.strategies.test_refine import attempt, view_of
+
+CONFIG = SearchConfig(model="m", attempts=40, drafts=2, repairs=2, patience=5)
+FOLDER = Path(kernelwright.agent.strategies.__file__).parent
+RIGHT, FAST = ("propose", None, "one simple kernel", 1.0), ("propose", None, "work in blocks", 3.0)
+WRONG = ("propose", None, "fuse all steps", None)
+VIEWS = {
+    "nothing": view_of(),
+    "a right draft": view_of(RIGHT),
+    "drafts": view_of(RIGHT, FAST, WRONG),
+    "only failures": view_of(WRONG, WRONG, WRONG),
+    "long": view_of(RIGHT, FAST, WRONG, *[("improve", 2, f"i{n}", 3.0 + n / 10) for n in range(12)]),
+    "something pending": view_of(RIGHT, FAST, WRONG, ("improve", 2, "i", ...)),
+}
+
+
+def proposal(name, view, slots=1, seed=0, config=CONFIG):
+    return load_strategy(name, config).propose(view, slots, random.Random(seed))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("slots", [1, 4])
+def test_no_more_steps_than_slots_each_from_a_finished_attempt(name, view, slots):
+    steps = proposal(name, view, slots)
+    if isinstance(steps, Stop):
+        return
+    finished = {None, *(one.number for one in view.attempts if one.finished)}
+    assert len(steps) <= slots
+    assert {step.parent for step in steps} <= finished
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_the_role_fits_the_parent(name, view):
+    steps = proposal(name, view, 4)
+    for step in [] if isinstance(steps, Stop) else steps:
+        parent = None if step.parent is None else view.attempt(step.parent)
+        wanted = "propose" if parent is None else "improve" if parent.passed else "repair"
+        assert step.role == wanted
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_the_same_view_and_seed_give_the_same_steps(name, view):
+    assert proposal(name, view, 4, seed=3) == proposal(name, view, 4, seed=3)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_it_waits_only_for_what_is_pending(name):
+    for view in VIEWS.values():
+        assert proposal(name, view, 1) != [] or view.pending
+
+
+def test_strategy_files_are_short():
+    lengths = [len((FOLDER / f"{name}.py").read_text().splitlines()) for name in SHIPPED]
+    assert sum(lengths) / len(lengths) < 60
+
+
+def test_strategies_import_nothing_that_could_have_an_effect():
+    for name in SHIPPED:
+        tree = ast.parse((FOLDER / f"{name}.py").read_text())
+        modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        modules = {".".join(name.split(".")[: 2 if name.startswith("kernelwright") else 1]) for name in modules}
+        modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        assert modules <= {"kernelwright.agent", "kernelwright.prompts", "dataclasses", "random", "math"}
+
+
+def test_best_of_always_starts_from_the_reference():
+    assert {step.role for step in proposal("best_of", VIEWS["long"], 4)} == {"propose"}
+
+
+def test_race_stops_at_the_first_right_candidate():
+    assert proposal("race", VIEWS["a right draft"]) == Stop(reason="attempt 1 is right")
+
+
+def test_pool_prefers_fast_parents():
+    parents = [proposal("pool", view_of(RIGHT, FAST), seed=seed)[0].parent for seed in range(50)]
+    assert parents.count(2) > 40
+
+
+def test_beam_gives_each_kept_attempt_its_share():
+    rows = [RIGHT, FAST, ("propose", None, "c", 2.0)]
+    for _ in range(6):
+        step = proposal("beam", view_of(*rows))[0]
+        rows.append(("improve", step.parent, step.idea, 0.5))
+    assert sorted(row[1] for row in rows[3:]) == [1, 1, 2, 2, 3, 3]
+
+
+def test_islands_take_turns():
+    rows = [RIGHT, FAST, ("propose", None, "c", 2.0)]
+    parents = [step.parent for step in proposal("islands", view_of(*rows), slots=3)]
+    assert sorted(parents) == [1, 2, 3]
+
+
+def test_elites_do_not_only_improve_the_best():
+    parents = {
+        proposal("elites", VIEWS["drafts"], seed=seed, config=CONFIG.model_copy(update={"repairs": 0}))[0].parent
+        for seed in range(40)
+    }
+    assert parents == {1, 2}
+
+
+def test_tree_comes_back_to_a_design_that_was_tried_less():
+    rows = [RIGHT, ("propose", None, "work in blocks", 1.05), RIGHT]
+    rows += [("improve", 2, f"i{n}", 1.0) for n in range(12)]
+    assert proposal("tree", view_of(*rows))[0].parent != 2
+
+
+OWN = """\
+from kernelwright.agent.strategies import Step, Stop
+
+
+def twice(view, slots, rng):
+    if len(view.attempts) >= 2:
+        return Stop(reason="two are enough")
+    return [Step("propose", None, "my own")]
+"""
+
+
+def test_a_function_in_a_file_is_a_strategy(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    name = f"{tmp_path / 'mine.py'}:twice"
+    assert proposal(name, view_of())[0].idea == "my own"
+    assert proposal(name, view_of(RIGHT, RIGHT)) == Stop(reason="two are enough")
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "message"),
+    [
+        (None, "f", "no strategy file"),
+        ("import nothing_of_that_name", "f", "cannot be loaded"),
+        ("f = 3", "f", "defines no function 'f'"),
+        ("", "g", "defines no function 'g'"),
+    ],
+)
+def test_a_file_that_gives_no_strategy_is_told(tmp_path, text, function, message):
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(StrategyError, match=message):
+        load_strategy(f"{tmp_path / 'mine.py'}:{function}", CONFIG)
+
+
+def test_a_strategy_of_an_installed_package_is_found(tmp_path, monkeypatch):
+    package = tmp_path / "other-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[{loading.GROUP}]\nother = kernelwright.agent.strategies.race:Race\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert loading.strategies()["other"] == EntryPoint(
+        "other", "kernelwright.agent.strategies.race:Race", loading.GROUP
+    )
+    assert proposal("other", VIEWS["a right draft"]) == Stop(reason="attempt 1 is right")
+
+
+def test_repairs_go_on_longer_where_they_work():
+    failing = [WRONG, ("repair", 1, "a", None), ("repair", 2, "a", None)]
+    working = [row for n in range(6) for row in (WRONG, ("repair", 2 * n + 1, "a", 1.0))]
+    limits = [limit_at(view_of(*rows)) for rows in (failing, working)]
+    assert limits[0] < CONFIG.repairs < limits[1]
+
+
+def limit_at(view: View) -> int:
+    from kernelwright.agent.strategies.moves import repair_limit
+
+    return repair_limit(view, CONFIG)
+
+
+def test_a_failure_far_behind_the_best_is_not_repaired():
+    view = view_of(RIGHT, FAST, ("improve", 1, "x", None))
+    assert [step.role for step in proposal("refine", view)] == ["improve"]
+
+
+def test_every_few_steps_refine_goes_on_with_another_family():
+    rows = [RIGHT, FAST, *[("improve", 2, f"i{n}", 2.5) for n in range(3)]]
+    assert proposal("refine", view_of(*rows))[0].parent == 1
+
+
+def test_refine_drafts_another_design_after_a_dry_spell():
+    rows = [RIGHT, FAST, *[("improve", 2, f"i{n}", 2.5) for n in range(6)]]
+    config = CONFIG.model_copy(update={"patience": 20})
+    assert proposal("refine", view_of(*rows), config=config)[0].role == "propose"
+
+
+def test_views_are_made_as_the_tests_say():
+    assert attempt(1, *FAST).standing == pytest.approx(3.0)

@@ -1,0 +1,132 @@
+"""Many processes write to one record at once, and some are killed: nothing that was acknowledged is lost."""
+
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kernelwright.agent.log.events import ProviderFailed
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.runs.facts import run_facts
+from kernelwright.evals.scores.judgements import Judgements
+from tests.evals.made_run import problem, setting
+
+pytestmark = pytest.mark.slow
+WRITERS, EACH = 8, 100
+ROOT = str(Path(__file__).parents[3])
+APPEND = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from kernelwright.agent.log.events import ProviderFailed
+from kernelwright.agent.log.run_log import RunLog
+
+with RunLog.open(Path(sys.argv[2])) as log:
+    for number in range(int(sys.argv[4])):
+        word = f"{sys.argv[3]}:{number}"
+        log.append(ProviderFailed(problem="one", attempt=1, message=word, retryable=True), blobs=["text of " + word])
+        print(word, flush=True)
+"""
+JUDGE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from datetime import UTC, datetime
+from pathlib import Path
+from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.evals.scores.judgements import Judgement, Judgements
+from tests.evals.made_run import failed
+
+conditions = Conditions(harness="h", device="d", torch="2", settings="{}")
+with Judgements(Path(sys.argv[2])) as store:
+    for number in range(int(sys.argv[4])):
+        word = f"{sys.argv[3]}:{number}"
+        about = {"problem": "one", "problem_digest": "p", "candidate": word, "candidate_digest": word}
+        store.add(Judgement(**about, conditions=conditions, time=datetime.now(UTC), verdict=failed()))
+        print(word, flush=True)
+"""
+
+
+def start(program, place, writer, count=EACH):
+    words = [sys.executable, "-c", program, ROOT, str(place), str(writer), str(count)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def acknowledged(processes):
+    words = []
+    for process in processes:
+        out, _ = process.communicate(timeout=300)
+        words += out.split()
+    return words
+
+
+@pytest.fixture
+def run(tmp_path):
+    RunLog.create(tmp_path / "run", [problem("one")], setting()).close()
+    return tmp_path / "run"
+
+
+def logged(run):
+    with RunLog.open(run) as log:
+        events = [event.body for event in log.events("one")]
+        return [event.message for event in events if isinstance(event, ProviderFailed)]
+
+
+def is_sound(path):
+    with sqlite3.connect(path) as connection:
+        return connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_eight_processes_that_write_one_run_lose_nothing(run):
+    said = acknowledged([start(APPEND, run, writer) for writer in range(WRITERS)])
+    found = logged(run)
+    assert len(said) == WRITERS * EACH
+    assert sorted(found) == sorted(said)
+
+
+def killed_midway(program, place):
+    """Eight writers that would go on for long, killed when each has written some; what they had acknowledged."""
+    processes = [start(program, place, writer, count=10**6) for writer in range(WRITERS)]
+    first = [process.stdout.readline().strip() for process in processes]
+    time.sleep(0.5)
+    for process in processes:
+        process.kill()
+    # The last line of a killed process may be cut off in the middle of its word.
+    rest = [word for process in processes for word in process.communicate()[0].split("\n")[:-1]]
+    return first + [word for word in rest if word]
+
+
+def test_writers_that_are_killed_lose_nothing_that_they_had_acknowledged(run):
+    said = killed_midway(APPEND, run)
+    assert set(said) <= set(logged(run))
+
+
+def test_writers_that_are_killed_leave_a_sound_file(run):
+    killed_midway(APPEND, run)
+    assert is_sound(run / "run.db")
+    assert run_facts(run).problems[0].problem == "one"
+
+
+def test_an_event_of_a_killed_writer_has_its_text(run):
+    import hashlib
+
+    killed_midway(APPEND, run)
+    with RunLog.open(run) as log:
+        for word in logged(run):
+            text = f"text of {word}"
+            assert log.text(hashlib.sha256(text.encode()).hexdigest()) == text
+
+
+def test_eight_processes_that_judge_into_one_file_lose_nothing(tmp_path):
+    said = acknowledged([start(JUDGE, tmp_path / "scores.db", writer) for writer in range(WRITERS)])
+    with Judgements(tmp_path / "scores.db") as store:
+        assert sorted(one.candidate for one in store) == sorted(said)
+
+
+def test_judges_that_are_killed_leave_a_sound_file_with_all_that_was_acknowledged(tmp_path):
+    said = killed_midway(JUDGE, tmp_path / "scores.db")
+    with Judgements(tmp_path / "scores.db") as store:
+        assert set(said) <= {one.candidate for one in store}
+    assert is_sound(tmp_path / "scores.db")

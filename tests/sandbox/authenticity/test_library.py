@@ -1,0 +1,183 @@
+import struct
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kernelwright.agent.replies import Extraction, extract
+from kernelwright.problems import loading
+from kernelwright.sandbox.authenticity.call_graph import reach
+from kernelwright.sandbox.authenticity.elf_symbols import needed_symbols, undefined
+from kernelwright.sandbox.authenticity.evidence import Observed, read_authenticity, refusal
+from kernelwright.sandbox.authenticity.library_calls import cpp_operators, library_calls, vendor_symbols, vendor_words
+from tests.sandbox.authenticity.test_authenticity import asked
+
+RECORDED = sorted(loading.CATALOG.glob("*/recorded/*/*.md"))
+MODEL = """
+import functools, math, re
+import torch, triton
+import torch.nn.functional as F
+import triton.language as tl
+from torch import bmm as product
+from torch.utils.cpp_extension import load_inline
+OWN = load_inline(name="own", cpp_sources=[''])
+{top}
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        self.layer = torch.nn.Linear(3, 3)
+        {init}
+    def forward(self, x):
+        y = OWN.run(x)
+        {forward}
+        return y
+"""
+RAN = Observed(operators=(("aten::empty", 1, 1.0),), wall_us=100.0, natives=("own.run",))
+"""A call in which nothing of a library was seen."""
+
+
+def source(forward="pass", init="pass", top=""):
+    return MODEL.format(forward=forward, init=init, top=textwrap.dedent(top))
+
+
+def unseen(text):
+    return refusal(asked("custom-only"), text, RAN)
+
+
+WAYS = {
+    "a call": ({"forward": "y = torch.matmul(x, x)"}, "matmul"),
+    "a method": ({"forward": "y = x.softmax(1)"}, "softmax"),
+    "an operator sign": ({"forward": "y = x @ x"}, "@"),
+    "an operator sign that assigns": ({"forward": "y @= x"}, "@"),
+    "a layer": ({"forward": "y = self.layer(x)"}, "layer"),
+    "an imported name": ({"forward": "y = product(x, x)"}, "product"),
+    "another name": ({"top": "theirs = torch.matmul", "forward": "y = theirs(x, x)"}, "matmul"),
+    "an attribute": ({"init": "self.theirs = F.softmax", "forward": "y = self.theirs(x)"}, "softmax"),
+    "a part of a function": (
+        {"init": "self.theirs = functools.partial(torch.mm, x)", "forward": "y = self.theirs(x)"},
+        "mm",
+    ),
+    "a lambda": ({"init": "self.f = lambda x: torch.mm(x, x)", "forward": "y = self.f(x)"}, "mm"),
+    "a name in words": ({"forward": "y = getattr(torch, 'bmm')(x, x)"}, "bmm"),
+    "the namespace of operators": ({"forward": "y = torch.ops.aten.mm.default(x, x)"}, "mm"),
+    "numpy": ({"top": "import numpy as n", "forward": "y = n.dot(x, x)"}, "dot"),
+    "C++": ({"top": "S = 'y = at::matmul(a, b);'"}, "matmul in C++"),
+    "a method in C++": ({"top": "S = 'y = a.mm(b);'"}, "mm in C++"),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_way_to_a_library_that_did_not_run_is_refused_by_name(name):
+    parts, shown = WAYS[name]
+    assert f"a way to {shown}" in unseen(source(**parts))
+
+
+HONEST = {
+    "nothing but an own kernel": {},
+    "a weight of a layer": {"forward": "y = OWN.run(self.layer.weight)"},
+    "work in the constructor": {"init": "self.scale = torch.sigmoid(x)", "forward": "y = OWN.run(self.scale)"},
+    "an own function of an operator's name": {"forward": "y = OWN.softmax(x)"},
+    "an own registered operator": {"forward": "y = torch.ops.mine.softmax(x)"},
+    "mathematics of numbers": {"forward": "y = math.tanh(0.5)"},
+    "a pattern": {"forward": "re.compile('x')"},
+    "a dot in a kernel of Triton": {"top": "@triton.jit\ndef k(x): return tl.dot(x, x)", "forward": "k[1](x)"},
+    "a comment in C++": {"top": "S = 'int x; // as at::matmul(a, b), or sgemm_(n), does\\n/* cblas_sgemm(n) */'"},
+    "an own product that is called so": {"top": "S = 'void sgemm(float* a) { } void sgemm_kernel(float* a);'"},
+    "a setting of torch": {"top": "torch.backends.cudnn.benchmark = True"},
+    "a setting in the environment": {"top": "os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'"},
+    "words about a library": {"forward": '"""Faster than cublasSgemm and torch::matmul(a, b)."""'},
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_kernel_is_not_refused(name):
+    assert unseen(source(**HONEST[name])) == ""
+
+
+def test_a_way_that_was_seen_to_run_is_judged_by_its_share():
+    operators = (*RAN.operators, ("aten::relu", 1, 2.0))
+    small = RAN.model_copy(update={"operators": operators})
+    assert refusal(asked("custom-only"), source("y = torch.relu(x)"), small) == ""
+
+
+VENDORS = [
+    *("sgemm_", "dgemm_64_", "cblas_sgemm", "LAPACKE_sgesv", "spotrf_", "dnnl_sgemm", "mkl_blas_avx2_sgemm_kernel"),
+    *("cublasSgemm", "cublasLtMatmul", "cudnnConvolutionForward", "cusolverDnSpotrf", "gemm_bf16bf16f32"),
+]
+
+
+@pytest.mark.parametrize("policy", ["custom-only", "no-library"])
+@pytest.mark.parametrize("word", VENDORS)
+def test_a_product_of_a_vendors_library_is_refused_wherever_it_is_named(policy, word):
+    for top in (f"S = 'extern \"C\" void {word}();'", f"f = library.{word}", f"f = getattr(library, '{word}')"):
+        assert word in refusal(asked(policy), source(top=top), RAN)
+
+
+@pytest.mark.parametrize("policy", ["custom-only", "no-library"])
+@pytest.mark.parametrize("symbol", ["sgemm_", "sgemm", "SGEMM", "_ZN2at6native7cpublas4gemmE", "_ZN4dnnl6matmulE"])
+def test_a_product_that_a_library_needs_is_refused(policy, symbol):
+    assert symbol in refusal(asked(policy), source(), RAN, frozenset({"memcpy", symbol}))
+
+
+def test_an_operator_of_torch_that_a_library_needs_and_no_run_showed_is_refused():
+    symbols = frozenset({"_ZN2at4_ops6matmul4callERKNS_6TensorES4_"})
+    assert "a way to matmul in C++" in refusal(asked("custom-only"), source(), RAN, symbols)
+
+
+def test_operators_of_libraries_that_come_with_torch_are_no_kernel_of_ones_own():
+    text = "import torch\nload_inline('')\nclass ModelNew:\n  def forward(s, x): return other(x)\n"
+    for namespace, own in (("mkldnn", False), ("quantized", False), ("mine", True)):
+        seen = Observed(operators=((f"{namespace}::_linear_pointwise", 1, 99.0),), wall_us=100.0)
+        assert ("none was reached" in refusal(asked("custom-only"), text, seen)) is not own
+
+
+def test_there_are_recorded_answers_to_read():
+    assert len(RECORDED) > 20
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: "/".join(path.parts[-4:]))
+def test_a_recorded_answer_is_custom_and_names_no_library(path):
+    found = extract(path.read_text())
+    assert isinstance(found, Extraction)
+    followed = reach(found.source)
+    assert read_authenticity(found.source).label == "custom"
+    assert not [call for call in library_calls(followed) if not call.constructs]
+    assert not cpp_operators(followed) | vendor_words(followed)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """A folder with a library that calls what it does not define, and defines a product of its own."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "a.c").write_text("void sgemm_(void); void dgemm(void) {} void run(void) { sgemm_(); dgemm(); }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "a.so", folder / "a.c"], check=True)
+    return folder
+
+
+def test_the_undefined_symbols_of_what_was_built_are_read(library):
+    assert vendor_symbols(needed_symbols(library)) == {"sgemm_"}
+
+
+def test_a_library_under_any_name_and_folder_is_read(library, tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "data.txt").write_bytes((library / "a.so").read_bytes())
+    assert "sgemm_" in needed_symbols(tmp_path)
+
+
+def test_links_pipes_and_folders_that_are_not_there_are_passed_over(library, tmp_path):
+    import os
+
+    (tmp_path / "link.so").symlink_to(library / "a.so")
+    os.mkfifo(tmp_path / "pipe.so")
+    assert needed_symbols(tmp_path) == needed_symbols(Path("/nowhere")) == set()
+
+
+def test_a_broken_library_gives_nothing_and_no_error(library):
+    whole = (library / "a.so").read_bytes()
+    for length in range(0, len(whole), 97):
+        assert undefined(whole[:length]) <= undefined(whole)
+    sections = struct.unpack_from("<Q", whole, 40)[0]
+    for place in range(sections, len(whole)):
+        undefined(whole[:place] + b"\xff" + whole[place + 1 :])
+    for place in range(64):
+        undefined(whole[:place] + b"\xff" + whole[place + 1 :])

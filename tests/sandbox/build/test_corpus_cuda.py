@@ -1,0 +1,49 @@
+"""The CUDA extensions, each the stock way and ours, built and run on a device."""
+
+import pytest
+
+from kernelwright.sandbox.build import HeaderShelf, toolchain
+from tests.sandbox.build.corpus_cuda import CUDA
+from tests.sandbox.build.outcomes import device_code, first_error, is_equal, outcome_of, ways_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.corpus, pytest.mark.slow]
+
+
+@pytest.fixture(scope="session")
+def both(tmp_path_factory):
+    """The two folders and outcomes of a case, built once."""
+    assert HeaderShelf(toolchain()).prepare()
+    plan = toolchain().plan(2**33)
+    top = tmp_path_factory.mktemp("corpus")
+
+    def build(name):
+        folders = top / name.replace(" ", "_") / "stock", top / name.replace(" ", "_") / "ours"
+        return folders, (outcome_of(name, folders[0]), outcome_of(name, folders[1], plan))
+
+    return build
+
+
+@pytest.mark.parametrize("name", CUDA)
+def test_it_builds_exactly_when_the_stock_way_does(name, both):
+    _, (stock, ours) = both(name)
+    assert stock["built"] is not CUDA[name].wrong, stock["error"]
+    assert ours["built"] is stock["built"], ours["error"]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CUDA.items() if not case.wrong])
+def test_its_results_and_its_device_code_are_equal(name, both):
+    folders, (stock, ours) = both(name)
+    assert is_equal(stock["results"], ours["results"])
+    assert device_code(folders[0] / "ext" / "ext.so") == device_code(folders[1] / "ext" / "ext.so")
+
+
+@pytest.mark.parametrize("name", [name for name, case in CUDA.items() if case.wrong])
+def test_its_first_error_is_the_same(name, both):
+    _, (stock, ours) = both(name)
+    assert first_error(ours["error"]) == first_error(stock["error"])
+
+
+def test_an_ordinary_kernel_is_built_with_the_narrow_headers(both):
+    folders, _ = both("cuda plain")
+    ways = ways_of(folders[1])
+    assert (ways["cuda.cu"], ways["main.cpp"]) == ("narrow", "lean")

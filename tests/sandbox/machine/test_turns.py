@@ -1,0 +1,233 @@
+"""Turns: who times has cores alone, who builds shares them, who measures has them all; whoever waits says for whom."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kernelwright.sandbox.machine.timing_locks import WaitLimit, measuring, processor_path, processor_turn
+from kernelwright.sandbox.verdict.errors import MachineError
+from tests.turns import holders, locked_bytes, waiters
+
+ROOT = Path(__file__).parents[3]
+WANTS_PEAKS = (
+    "from kernelwright.sandbox.floor.processor import processor_peaks; print(processor_peaks(1).model_dump_json())"
+)
+HOLDS = """
+import sys, time
+from kernelwright.sandbox.machine.timing_locks import processor_turn
+with processor_turn((0, 1)):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+FORKS = """
+import os, sys, time
+from kernelwright.sandbox.machine.timing_locks import processor_turn
+with processor_turn((0, 1)):
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+    time.sleep(600)
+"""
+AT_ONCE = WaitLimit(limit_s=0)
+
+
+@pytest.fixture(autouse=True)
+def own_locks(tmp_path, monkeypatch):
+    """Locks of the test alone: other tests may be timing."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+def until(condition):
+    """A test that waits for something ends by its runner, not by a guess at how fast this machine is."""
+    while not condition():
+        time.sleep(0.01)
+
+
+def program(text):
+    return subprocess.Popen(
+        [sys.executable, "-c", text], cwd=ROOT, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def may_time(cores, shared=False):
+    try:
+        with processor_turn(cores, shared, AT_ONCE):
+            return True
+    except MachineError:
+        return False
+
+
+def test_a_core_is_timed_on_by_one_alone():
+    with processor_turn((0, 1)):
+        assert not may_time((0, 1)) and not may_time((1,)) and not may_time((1, 2))
+    assert may_time((0, 1))
+
+
+def test_parts_of_a_processor_are_timed_on_side_by_side():
+    with processor_turn((0,)), processor_turn((1,)):
+        assert not may_time((0, 1))
+
+
+def test_builds_share_cores_and_are_no_company_for_a_timing():
+    with processor_turn((0, 1), shared=True):
+        assert may_time((0, 1), shared=True) and not may_time((1,))
+    with processor_turn((1,)):
+        assert not may_time((0, 1), shared=True)
+
+
+def test_nothing_is_measured_while_something_is_timed():
+    with processor_turn((0,)), pytest.raises(MachineError, match="the processor has been taken by"), measuring(0):
+        pass
+    with measuring(0):
+        pass
+
+
+def test_nothing_is_measured_twice_at_once():
+    with measuring(), pytest.raises(MachineError), measuring(0):
+        pass
+
+
+def test_who_comes_to_time_waits_for_the_measurement():
+    order = []
+
+    def time_something():
+        with processor_turn((0,)):
+            order.append("timed")
+
+    with measuring():
+        other = threading.Thread(target=time_something)
+        other.start()
+        other.join(0.2)
+        order.append("measured")
+    other.join()
+    assert order == ["measured", "timed"]
+
+
+def test_nobody_comes_in_before_one_who_waits():
+    """However many share the cores, one after the other: who wants them alone is not kept waiting for ever."""
+    with ExitStack() as first:
+        first.enter_context(processor_turn((0,), shared=True))
+        entered, leave = threading.Event(), threading.Event()
+
+        def alone():
+            with processor_turn((0,)):
+                entered.set()
+                leave.wait()
+
+        waiting = threading.Thread(target=alone)
+        waiting.start()
+        until(lambda: waiters() == 1)
+        assert not may_time((0,), shared=True)
+        first.close()
+        entered.wait()
+        leave.set()
+        waiting.join()
+
+
+def test_threads_of_one_process_have_one_turn_at_a_time_and_all_come_to_it(capfd):
+    inside, most = [], []
+
+    def work():
+        for _ in range(5):
+            with processor_turn((0, 1)):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 20 and capfd.readouterr().err == ""
+    assert locked_bytes() == []
+
+
+def test_who_waits_says_once_for_whom_and_goes_on():
+    with program(HOLDS) as holder:
+        assert holder.stdout.readline() == "held\n" and holders() == [0, 1]
+        other = program(HOLDS)
+        told = other.stderr.readline()
+        assert told == f"kernelwright: process {holder.pid} is judging on the processor; this one waits for its turn\n"
+        assert waiters() == 1
+        holder.stdin.close()
+        assert other.stdout.readline() == "held\n"
+        _, more = other.communicate()
+        assert more == ""
+
+
+def test_whom_a_lock_is_waited_for_is_logged(caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
+    with processor_turn((0, 1)):
+        assert not caplog.messages
+        assert not may_time((0, 1))
+    assert caplog.messages == [f"waiting for the processor: process {os.getpid()} has it"]
+
+
+def test_a_holder_that_is_killed_frees_the_turn():
+    with program(HOLDS) as holder:
+        holder.stdout.readline()
+        assert not may_time((0,))
+        holder.kill()
+        holder.wait()
+        assert may_time((0, 1))
+
+
+def test_a_fork_of_the_holder_keeps_nothing_once_it_is_killed():
+    with program(FORKS) as holder:
+        fork = int(holder.stdout.readline())
+        try:
+            assert not may_time((0,))
+            holder.kill()
+            holder.wait()
+            assert may_time((0, 1))
+        finally:
+            os.kill(fork, signal.SIGKILL)
+
+
+def test_waiting_ends_where_nobody_wants_the_turn_any_more():
+    stopped, errors = threading.Event(), []
+
+    def wait():
+        try:
+            with processor_turn((0,), waiting=WaitLimit(stopped=stopped.is_set)):
+                pass
+        except MachineError as error:
+            errors.append(str(error))
+
+    with processor_turn((0,)):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: waiters() == 1)
+        stopped.set()
+        thread.join()
+    assert errors == ["the judging was stopped before its turn on the processor came"]
+    assert locked_bytes(processor_path()) == []
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_of_two_processes_that_want_the_peaks_one_measures(tmp_path):
+    compiler, log = tmp_path / "compiler", tmp_path / "log"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    environment = os.environ | {
+        "CXX": str(compiler),
+        "KERNELWRIGHT_CACHE": str(tmp_path / "cache"),
+        "TMPDIR": str(tmp_path),
+    }
+    command = [sys.executable, "-c", WANTS_PEAKS]
+    both = [subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    first, second = (process.communicate()[0] for process in both)
+    assert first == second != ""
+    assert sum("measure.cpp" in line for line in log.read_text().splitlines()) == 1

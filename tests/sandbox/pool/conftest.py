@@ -1,0 +1,48 @@
+"""Folders and command lines of a batch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.texts import PROBLEM, WRONG
+
+ROOT = Path(__file__).parents[3]
+COUNT = 8
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """One problem and eight wrong candidates, which are judged soon."""
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "cumsum.py").write_text(PROBLEM)
+    (tmp_path / "candidates" / "cumsum").mkdir(parents=True)
+    for number in range(COUNT):
+        (tmp_path / "candidates" / "cumsum" / f"{number}.py").write_text(f"{WRONG}\n# {number}\n")
+    return tmp_path
+
+
+@pytest.fixture
+def start(folders):
+    """Starts `kernelwright` in the folder; whatever still runs at the end is killed with its group."""
+    started = []
+
+    def begin(*words, **environment):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kernelwright", *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folders,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

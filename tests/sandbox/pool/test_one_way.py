@@ -1,0 +1,54 @@
+"""`judge`, `run`, `score` and `Judging` judge alike: what one says of a candidate, all say."""
+
+import asyncio
+
+import pytest
+
+from kernelwright import judge_all
+from kernelwright.agent.engine.evaluator import evaluating
+from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice
+from kernelwright.sandbox.pool.judges import Judges
+from kernelwright.sandbox.pool.workers.local import LocalExecutor
+from kernelwright.sandbox.verdict.report import report
+from tests.sandbox.pool.parts import QUICK, batch, judged
+
+pytestmark = pytest.mark.slow
+
+
+def by_judge(works):
+    with Judges(QUICK) as judges:
+        return [judges.judge(work.problem, work.candidate) for work in works]
+
+
+def by_run(works):
+    async def search():
+        async with evaluating(ExecutorChoice(), QUICK) as evaluator:
+            found = [await evaluator.evaluate(work.problem, work.candidate) for work in works]
+            assert await evaluator.screen(works[1].problem, [works[1].candidate]) == [None]
+            for work in works:
+                evaluator.release(work.problem)
+            return found
+
+    return asyncio.run(search())
+
+
+def by_score(works):
+    found, _ = asyncio.run(judged(LocalExecutor(QUICK, 2), works))
+    return [one.verdict for one in found]
+
+
+def told(verdict):
+    found = report(verdict)
+    return found["outcome"], found["stage"], (found["reason"] or "").partition(":")[0]
+
+
+@pytest.mark.long
+def test_all_four_ways_give_the_same_verdicts():
+    works = batch()
+    expected = [told(verdict) for verdict in by_judge(works)]
+    assert [one[0] for one in expected] == ["passed", "failed", "failed", "passed", "failed", "failed"]
+    assert [told(verdict) for verdict in by_run(works)] == expected
+    assert [told(verdict) for verdict in by_score(works)] == expected
+    pairs = [(work.problem, work.candidate.source) for work in works]
+    reports = [result.report for result in judge_all(pairs, settings=QUICK)]
+    assert [(one["outcome"], one["stage"], (one["reason"] or "").partition(":")[0]) for one in reports] == expected

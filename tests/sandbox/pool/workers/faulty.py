@@ -1,0 +1,133 @@
+"""A worker's process that breaks off in its first answers, and then answers as the real one does: `KERNELWRIGHT_FAULT`.
+
+`python -m tests.sandbox.pool.workers.faulty THREADS ORDER`; FAULT is NAME:COUNT:FOLDER, for COUNT processes one after
+the other.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from bench.simulated.executor import VERDICT
+from kernelwright.sandbox.pool.protocol import Answer
+
+SAID = json.dumps({"id": 0, "answer": Answer(verdict=VERDICT).model_dump(mode="json", exclude_none=True)}).encode()
+
+
+def killed_in_a_line():
+    os.write(1, SAID[: len(SAID) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def half_a_line():
+    os.write(1, SAID[: len(SAID) // 2])
+    wait()
+
+
+def half_a_line_and_another():
+    os.write(1, SAID[: len(SAID) // 2] + SAID + b"\n")
+    wait()
+
+
+def nonsense():
+    os.write(1, b"Segmentation fault\n")
+    wait()
+
+
+def nonsense_that_is_json():
+    os.write(1, b"[1, 2]\n")
+    wait()
+
+
+def nonsense_that_is_deep():
+    os.write(1, b"[" * 100_000 + b"\n")
+    wait()
+
+
+def no_text():
+    os.write(1, b"\xff\xfe\n")
+    wait()
+
+
+def an_answer_that_is_none():
+    os.write(1, b'{"id": 0, "answer": {"verdict": 7}}\n')
+    wait()
+
+
+def output_closed():
+    os.close(1)
+    wait()
+
+
+def input_closed():
+    os.close(0)
+    wait()
+
+
+def ended_with_its_output_held():
+    """A child that outlives it holds the pipe, so that it has no end."""
+    if os.fork() == 0:
+        wait()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ended_with_its_input_full():
+    """It has read nothing of a question that fills the pipe."""
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait():
+    time.sleep(60)
+    os._exit(1)
+
+
+FAULTS = {
+    one.__name__: one
+    for one in (
+        killed_in_a_line,
+        half_a_line,
+        half_a_line_and_another,
+        nonsense,
+        nonsense_that_is_json,
+        nonsense_that_is_deep,
+        no_text,
+        an_answer_that_is_none,
+        output_closed,
+        input_closed,
+        ended_with_its_output_held,
+        ended_with_its_input_full,
+    )
+}
+DEAF = {"input_closed", "ended_with_its_input_full"}
+"""These do not wait for a question."""
+
+
+def main():
+    name, count, folder = os.environ["KERNELWRIGHT_FAULT"].split(":")
+    begun = len(list(Path(folder).iterdir()))
+    if begun >= int(count):
+        answer_all()
+        return
+    (Path(folder) / str(begun)).touch()
+    if name not in DEAF:
+        sys.stdin.readline()
+    FAULTS[name]()
+
+
+def answer_all():
+    """A build gives a product, all else a verdict."""
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "question" in asked:
+            built = asked["question"]["stage"] == "build"
+            answer = Answer(product="") if built else Answer(verdict=VERDICT)
+            said = {"id": asked["id"], "answer": answer.model_dump(mode="json", exclude_none=True)}
+            print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()

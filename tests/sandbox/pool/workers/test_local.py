@@ -1,0 +1,115 @@
+"""The local executor with the real judge on declared devices: verdicts, lost workers, kinds."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kernelwright.sandbox.pool.workers.local import LocalExecutor
+from kernelwright.sandbox.verdict.settings import Settings
+from tests.sandbox.pool.parts import QUICK, batch, declared, judged, outcome, right, wrong
+
+pytestmark = pytest.mark.slow
+TWO = sorted(os.sched_getaffinity(0))[:2]
+needs_two_cores = pytest.mark.skipif(len(TWO) < 2, reason="two declared devices need two cores")
+
+
+def executor(*kinds):
+    return LocalExecutor(QUICK, 2, declared(kinds, TWO))
+
+
+@pytest.mark.long
+@needs_two_cores
+def test_two_devices_give_the_verdicts_of_one():
+    one, _ = asyncio.run(judged(executor("fake"), batch()))
+    two, tally = asyncio.run(judged(executor("fake", "fake"), batch()))
+    assert [outcome(found.verdict) for found in two] == [outcome(found.verdict) for found in one]
+    assert len(tally.busy_s) == 2
+
+
+@needs_two_cores
+def test_a_supervisor_killed_in_mid_batch_loses_nothing_and_repeats_only_its_own_work():
+    works = [right(number) for number in range(6)]
+
+    async def kill_one(dispatcher):
+        while not dispatcher.tally.ended["time"]:
+            await asyncio.sleep(0.02)
+        named = dispatcher.executor.pids
+        pid = next(pid for name, pid in named.items() if pid and not name.startswith("builds"))
+        os.kill(pid, signal.SIGKILL)
+
+    found, tally = asyncio.run(judged(executor("fake", "fake"), works, during=kill_one))
+    assert [outcome(one.verdict) for one in found] == ["passed"] * 6
+    assert tally.ended == Counter(build=6, time=6)
+    assert tally.begun["build"] == 6
+    assert tally.begun["time"] == 6 + tally.lost["time"] <= 7
+
+
+@pytest.mark.long
+@needs_two_cores
+def test_a_build_pool_killed_in_mid_batch_loses_nothing():
+    works = [right(number) for number in range(4)]
+
+    async def kill_pool(dispatcher):
+        while (pid := dispatcher.executor.pids["builds/0"]) is None:
+            await asyncio.sleep(0.02)
+        os.kill(pid, signal.SIGKILL)
+
+    found, tally = asyncio.run(judged(executor("fake"), works, during=kill_pool))
+    assert [outcome(one.verdict) for one in found] == ["passed"] * 4
+    assert tally.ended["build"] == 4
+    assert tally.lost["build"] >= 1
+
+
+@pytest.mark.long
+@needs_two_cores
+def test_results_belong_to_the_kind_that_was_asked_for():
+    found, _ = asyncio.run(judged(executor("small", "big"), [right(1), wrong(1)], kind="big"))
+    assert {one.device.conditions.device for one in found} == {"big"}
+
+
+def test_no_process_is_left_when_the_executor_is_closed():
+    used = executor("fake")
+
+    async def note(dispatcher):
+        while not all(used.pids.values()):
+            await asyncio.sleep(0.02)
+        pids.extend(used.pids.values())
+
+    pids = []
+    asyncio.run(judged(used, [right(1)], during=note))
+    assert len(pids) == 2
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_one_process_builds_and_times_where_the_processor_is_one_device():
+    async def processes():
+        whole = LocalExecutor(Settings(), builders=2)
+        await whole.open()
+        return set(whole.pids)
+
+    assert asyncio.run(processes()) == {"local/0"}
+
+
+@pytest.mark.parametrize(
+    "module", ["kernelwright.sandbox.pool.workers.serving", "kernelwright.sandbox.pool.ray.workers"]
+)
+def test_a_process_becomes_a_judge_before_it_imports_torch(module):
+    program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_check_tells_right_from_wrong_with_few_pairs():
+    async def check(dispatcher):
+        for work in (right(7), wrong(7)):
+            found.append((await dispatcher.judge(work, "check")).verdict)
+
+    found = []
+    asyncio.run(judged(executor("fake"), [], during=check))
+    assert [outcome(one) == "passed" for one in found] == [True, False]
+    assert len(found[0].measurement.closest.candidate_ms) == 4

@@ -1,0 +1,194 @@
+"""Workers that break off while they write: whoever waits is told, the work is done by another, nothing hangs."""
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bench.simulated.executor import VERDICT
+from kernelwright import Judging
+from kernelwright.agent.engine.evaluator import ExecutorEvaluator
+from kernelwright.evals.scores.collecting import CandidateFile, Collected
+from kernelwright.evals.scores.judgements import Judgements
+from kernelwright.evals.scores.scoring import Batch
+from kernelwright.sandbox.machine.timing_locks import processor_path
+from kernelwright.sandbox.pool.dispatch import Dispatcher
+from kernelwright.sandbox.pool.front.rewarding import JudgingError
+from kernelwright.sandbox.pool.protocol import Answer, Lost, Question, Unjudged
+from kernelwright.sandbox.pool.workers import process
+from kernelwright.sandbox.pool.workers.line_process import HALF_LOOKS, LOOK_S, Ended, LineProcess
+from kernelwright.sandbox.pool.workers.local import LocalExecutor
+from kernelwright.sandbox.pool.workers.serving import Serving
+from kernelwright.sandbox.pool.workers.worker import Worker
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
+from kernelwright.sandbox.verdict.errors import MachineError
+from tests.sandbox.pool.parts import QUICK, SUM, declared, judged, right
+from tests.sandbox.pool.workers.faulty import FAULTS
+
+HANG_S = 60
+"""Far beyond what any of this takes: a process starts within seconds, and is given up within one more."""
+LARGE = "x" * 2**22
+"""No pipe holds this."""
+CORES = sorted(os.sched_getaffinity(0))[:1]
+
+
+@pytest.fixture
+def faulty(monkeypatch, tmp_path):
+    """Makes workers break off in this way, so many of them one after the other."""
+
+    def prepare(name, count):
+        folder = tmp_path / "begun"
+        folder.mkdir()
+        monkeypatch.setenv("KERNELWRIGHT_FAULT", f"{name}:{count}:{folder}")
+        monkeypatch.setattr(process, "SERVING", "tests.sandbox.pool.workers.faulty")
+
+    return prepare
+
+
+def within_reason(work):
+    async def limited():
+        return await asyncio.wait_for(work, HANG_S)
+
+    return asyncio.run(limited())
+
+
+@pytest.mark.parametrize("name", sorted(set(FAULTS) - {"an_answer_that_is_none"}))
+def test_whoever_waits_for_a_process_that_breaks_off_is_told_and_it_is_gone(faulty, name):
+    faulty(name, 1)
+
+    async def go():
+        asked = await LineProcess.start("tests.sandbox.pool.workers.faulty", "1", "{}")
+        with pytest.raises(Ended):
+            await asked.ask({"question": LARGE if name == "ended_with_its_input_full" else "?"})
+        assert asked.has_ended and asked.asked == 0
+        with pytest.raises(Ended):
+            await asked.ask({"question": "?"})
+        await asked.close()
+        assert asked._process.returncode is not None
+
+    within_reason(go())
+
+
+def test_it_is_told_within_a_second_of_half_a_line(faulty):
+    faulty("half_a_line", 1)
+
+    async def go():
+        asked = await LineProcess.start("tests.sandbox.pool.workers.faulty", "1", "{}")
+        waiting = asyncio.create_task(asked.ask({"question": "?"}))
+        while not asked._half:
+            await asyncio.sleep(0.01)
+        looks = 0
+        while not waiting.done():
+            await asyncio.sleep(LOOK_S)
+            looks += 1
+        assert looks <= HALF_LOOKS + 2
+        assert (HALF_LOOKS + 1) * LOOK_S <= 1
+        await asyncio.gather(waiting, return_exceptions=True)
+        await asked.close()
+
+    within_reason(go())
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_a_worker_broke_off_is_handed_out_again(faulty, name):
+    faulty(name, 1)
+    executor = LocalExecutor(QUICK, 1, declared(("fake",), CORES))
+    found, tally = within_reason(judged(executor, [right(1), right(2)]))
+    assert [one.verdict for one in found] == [VERDICT] * 2
+    assert sum(tally.lost.values()) >= 1
+
+
+@pytest.mark.parametrize("name", ["killed_in_a_line", "nonsense"])
+def test_work_that_loses_every_worker_is_told_as_lost(faulty, name):
+    faulty(name, 99)
+
+    async def go():
+        async with Dispatcher(LocalExecutor(QUICK, 1, declared(("fake",), CORES))) as dispatcher:
+            with pytest.raises(Unjudged, match="3 workers were lost while it was judged"):
+                await dispatcher.judge(right(1))
+            with pytest.raises(MachineError, match="3 workers were lost"):
+                await ExecutorEvaluator(dispatcher).evaluate(SUM, right(2).candidate)
+
+    within_reason(go())
+
+
+def test_an_answer_that_is_none_loses_its_worker(faulty):
+    faulty("an_answer_that_is_none", 1)
+
+    async def go():
+        worker = process.WorkerProcess(WorkerOptions(chosen={}), 1)
+        with pytest.raises(Lost, match="what is no answer"):
+            await worker.ask(Question(stage="time", work=right(1)))
+        answer = await worker.ask(Question(stage="time", work=right(1)))
+        await worker.close()
+        return answer
+
+    assert within_reason(go()).verdict == VERDICT
+
+
+@pytest.mark.parametrize("name", ["killed_in_a_line", "half_a_line", "output_closed"])
+def test_judging_tells_and_goes_on(faulty, name):
+    faulty(name, 1)
+
+    async def go():
+        async with Judging(in_flight=2) as judging:
+            with pytest.raises(JudgingError, match="has ended"):
+                await judging.judge(SUM, "class ModelNew: pass")
+            return await judging.judge(SUM, "class ModelNew: pass")
+
+    assert within_reason(go()).report["outcome"] == "failed"
+
+
+@pytest.mark.parametrize("name", ["killed_in_a_line", "half_a_line"])
+def test_a_batch_has_a_line_for_each_file_though_workers_break_off(faulty, name, tmp_path):
+    faulty(name, 2)
+    files = []
+    for number in range(3):
+        path = tmp_path / f"{number}.py"
+        path.write_text(right(number).candidate.source)
+        files.append(CandidateFile("cumsum", path.name, path))
+    done = []
+    with Judgements(tmp_path / "scores.db") as store:
+        executor = LocalExecutor(QUICK, 1, declared(("fake",), CORES))
+        Batch(store, done.append).run(Collected({"cumsum": SUM}, {}), files, executor, None)
+    assert sorted(one.file.name for one in done) == ["0.py", "1.py", "2.py"]
+    assert all(one.measured for one in done)
+
+
+class Failing:
+    """A worker whose answers can not be made."""
+
+    def answer(self, question):
+        raise MemoryError
+
+
+@pytest.mark.parametrize(
+    "question", [{"no": "question"}, Question(stage="time", work=right(1)).model_dump(mode="json")]
+)
+def test_a_question_that_can_not_be_answered_is_answered(question):
+    out = io.StringIO()
+    serving = Serving(1, Failing(), out)
+    serving.take({"id": 3, "question": question})
+    serving._pool.shutdown(wait=True)
+    said = Answer.model_validate_json(out.getvalue().partition('"answer": ')[2].rstrip()[:-1])
+    assert '"id": 3' in out.getvalue() and "please report it" in said.trouble
+
+
+@pytest.mark.slow
+def test_a_worker_whose_driver_is_killed_while_it_writes_ends_in_order():
+    order = WorkerOptions(chosen={"jail": "auto"}).model_dump_json()
+    words = [sys.executable, "-m", "kernelwright.sandbox.pool.workers.serving", "1", order]
+    done = subprocess.run(words, input=b'{"id": 0, "quest', capture_output=True, timeout=HANG_S, check=False)
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_lock_that_can_not_be_taken_is_told_and_waited_for_by_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    processor_path().mkdir()
+    worker = Worker(WorkerOptions(chosen={}))
+    answer = worker.answer(Question(stage="time", work=right()))
+    assert answer.machine_lacks and "can not be used (Is a directory)" in answer.trouble
