@@ -9,7 +9,16 @@ import sys
 
 import bench
 
-MACHINERY = {"__main__", "chosen", "comparison", "recorded", "same_process", "serial_evaluator", "simulated"}
+MACHINERY = {
+    "__main__",
+    "chosen",
+    "comparison",
+    "recorded",
+    "same_process",
+    "serial_evaluator",
+    "simulated",
+    "stamping",
+}
 
 WITH_WORDS = {"kernelbench"}
 """Those that need to be told what to look at; without names they are not run."""

@@ -29,8 +29,8 @@ from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.values import RawTensor, Values
-from kernelwright.sandbox.verdict.bound import NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.peaks import Peaks
+from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
 from kernelwright_child.floor.trace import trace
 from kernelwright_child.gpu import driver
 from kernelwright_child.gpu.precision import fix_precision

@@ -26,7 +26,7 @@ from bench.gpu_facts import NO_DEVICE, Report
 from bench.recorded import recorded_source
 from kernelwright.agent.providers.story import read_story, recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
-from kernelwright.sandbox.calls.opening import device_held
+from kernelwright.sandbox.calls.backend import device_held
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.timing.compiled import compiled_reference
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings

@@ -9,7 +9,7 @@ import time
 from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from kernelwright.sandbox.judge import memcheck, profile
-from kernelwright.sandbox.judge.programs import program
+from kernelwright.sandbox.judge.cuda_toolkit import program
 from kernelwright.sandbox.judge.tools import Tool, ToolTask, run_under
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError

@@ -7,6 +7,7 @@
 Names are loaded when first used, so that `kernelwright --help` does not wait for torch.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ _HOMES = {
     "load_problem": "kernelwright.problems",
     "run": "kernelwright.evals.runs.running",
 }
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent, unless a program or -v says otherwise
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ import typer
 
 from kernelwright.commands.judging import doctor, judge, problems, score
 from kernelwright.commands.options.endings import reported
+from kernelwright.commands.options.verbosity import verbose
 from kernelwright.commands.options.version import version
 from kernelwright.commands.results import diff, export, import_, inspect, leaderboard, show
 from kernelwright.commands.search import batch, extract, models, prompt, replay, resume, run
@@ -34,10 +35,13 @@ for name, command in (
     ("import", import_.import_),
     ("export", export.export),
 ):
-    app.command(name)(reported(command))
-app.add_typer(problems.app, name="problems")
-app.add_typer(batch.app, name="batch")
-app.add_typer(models.app, name="models")
+    app.command(name)(command)
+for name, group in (("problems", problems.app), ("batch", batch.app), ("models", models.app)):
+    app.add_typer(group, name=name)
+for group in (app, problems.app, batch.app, models.app):
+    for registered in group.registered_commands:
+        assert registered.callback is not None
+        registered.callback = reported(verbose(registered.callback))
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from pydantic import Field
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts.brief import Target
-from kernelwright.prompts.narrow import narrow_of
+from kernelwright.prompts.half_precision import narrow_of
 
 DATA = Path(__file__).parent / "data" / "ideas.toml"
 Bound = Literal["memory", "compute"]

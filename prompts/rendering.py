@@ -9,10 +9,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from kernelwright.problems import VALUE_FAMILIES
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts.brief import Brief, PromptError, Role, check_parent
+from kernelwright.prompts.half_precision import narrow_of
 from kernelwright.prompts.ideas import traits_of
 from kernelwright.prompts.markdown import cell, fenced, milliseconds, times, trimmed
 from kernelwright.prompts.modes import mode_of
-from kernelwright.prompts.narrow import narrow_of
 from kernelwright.prompts.prompt import Prompt, Section
 from kernelwright.prompts.targets import TARGETS, example_for
 

@@ -1,5 +1,7 @@
 """The house: which package and which room may import which. The policy is the data of `tests/house.py`."""
 
+import subprocess
+
 import pytest
 
 from tests import house
@@ -58,3 +60,12 @@ def test_the_reading_order_takes_an_afternoon():
     assert len(house.reading_order()) > 20
     (said,) = house.off(house.OWED, to_read=house.MOST_TO_READ + 1)
     assert "reading order" in said
+
+
+@pytest.mark.skipif(not (house.ROOT / ".git").exists(), reason="not a checkout of git")
+def test_git_ignores_no_source_that_ships():
+    """Ruff passes over what git ignores, and a new file there would never be committed."""
+    paths = "\n".join(str(module.path.relative_to(house.ROOT)) for module in house.modules().values())
+    command = ["git", "check-ignore", "--no-index", "--stdin"]
+    found = subprocess.run(command, cwd=house.ROOT, input=paths, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (1, "")

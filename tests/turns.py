@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kernelwright.sandbox.machine.turns import DOORS, processor_path
+from kernelwright.sandbox.machine.timing_locks import DOORS, processor_path
 
 
 def locked_bytes(path=None):

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from kernelwright.agent.log.view import View
 from kernelwright.problems import Problem
 from kernelwright.prompts import DeviceSheet
-from kernelwright.sandbox.floor.here import known_peaks_here
+from kernelwright.sandbox.floor.local_peaks import known_peaks_here
 from kernelwright.sandbox.machine.fact_store import Store, work_key
-from kernelwright.sandbox.verdict.bound import Floor, NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.peaks import Peaks
+from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.verdicts import Measurement, Passed
 
 NEEDS, PEAKS = "this problem: ", "measured here: "

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import Asked
-from kernelwright.agent.log.records import Ask, Decision, PromptOutline, Request
+from kernelwright.agent.log.findings import Decision
+from kernelwright.agent.log.outline import PromptOutline
+from kernelwright.agent.log.records import Ask, Request
 from kernelwright.agent.log.view import View
 from kernelwright.agent.steering.advice import advice_steps
 from kernelwright.agent.steering.budget import exceeded, near_floor, out_of_attempts, spent

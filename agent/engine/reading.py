@@ -1,12 +1,18 @@
-"""From replies to what they hold: the candidate with its identity and its constants, or why there is none. Pure."""
+"""From logged replies to the events of what they hold: a search writes them, and its replay makes them again."""
 
 import re
 
-from kernelwright.agent.log.records import Ask, FoundCandidate, Reply
+from kernelwright.agent.log.events import AskedAgain, CandidateExtracted, NoCandidate, Noted
+from kernelwright.agent.log.findings import FoundCandidate
+from kernelwright.agent.log.records import Attempt, Reply
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import Extracted, NotExtracted, extract
 from kernelwright.agent.replies.normalising import normal_digest
+from kernelwright.agent.steering.advice import notes_in
 from kernelwright.agent.steering.tuning import knobs_of, with_setting
-from kernelwright.sandbox.verdict.verdicts import Candidate, Language
+from kernelwright.prompts import Prompt
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 CUT_OFF = "length"
 """The finish reason of a reply that ran into its length limit."""
@@ -25,30 +31,53 @@ def read(reply: Reply, second: Reply | None = None) -> Extracted | NotExtracted:
     return other if isinstance(first, NotExtracted) and isinstance(other, Extracted) else first
 
 
+def replies_of(attempt: Attempt, log: RunLog) -> tuple[Reply, Reply | None]:
+    """The reply to an attempt, and the second half of one that was cut off."""
+    assert attempt.reply_digest is not None
+    again = attempt.follow_up.reply_digest if attempt.follow_up else None
+    return log.reply(attempt.reply_digest), log.reply(again) if again else None
+
+
 def is_cut_short(reply: Reply) -> bool:
     """Whether the reply ended at its length limit before its candidate was whole."""
-    found = read(reply)
-    return reply.finish_reason == CUT_OFF and isinstance(found, NotExtracted)
+    return reply.finish_reason == CUT_OFF and isinstance(read(reply), NotExtracted)
 
 
-def found_in(extracted: Extracted) -> FoundCandidate:
-    """The record of what was extracted."""
-    return found_candidate(extracted.source, extracted.language, extracted.how, extracted.warnings)
+def asked_again(problem: str, attempt: Attempt, longer: Prompt) -> AskedAgain:
+    """The event of asking to go on with the reply that `longer` shows."""
+    digest = attempt.request(longer.text).digest
+    return AskedAgain(problem=problem, attempt=attempt.number, prompt_digest=longer.digest, request_digest=digest)
 
 
-def varied(parent: FoundCandidate, source: str, ask: Ask) -> tuple[FoundCandidate, str]:
-    """The candidate of a tuning attempt, and its source: its parent's with other constants."""
-    changed = with_setting(source, ask.directive)
-    return found_candidate(changed, parent.language, f"attempt {ask.parent} with {ask.directive}"), changed
+def noted(problem: str, attempt: Attempt, log: RunLog) -> Noted:
+    """The event of reading a reply of words."""
+    notes = notes_in(replies_of(attempt, log)[0].text)
+    return Noted(problem=problem, attempt=attempt.number, notes=notes)
 
 
-def found_candidate(source: str, language: Language, how: str, warnings: tuple[str, ...] = ()) -> FoundCandidate:
+def extracted(attempt: Attempt, view: View, log: RunLog) -> tuple[CandidateExtracted | NoCandidate, list[str]]:
+    """The event of finding the attempt's candidate, in its replies or by other constants in its parent's; and texts."""
+    if attempt.ask.role == "tune":
+        parent = view.attempt(attempt.ask.parent or 0).candidate
+        assert parent is not None, "only candidates are tuned"
+        source = with_setting(log.text(parent.digest), attempt.ask.directive)
+        how = f"attempt {attempt.ask.parent} with {attempt.ask.directive}"
+        candidate = found_candidate(Extracted(source=source, language=parent.language, how=how))
+    else:
+        found = read(*replies_of(attempt, log))
+        if isinstance(found, NotExtracted):
+            return NoCandidate(problem=view.problem, attempt=attempt.number, why=found), []
+        source, candidate = found.source, found_candidate(found)
+    return CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
+
+
+def found_candidate(found: Extracted) -> FoundCandidate:
     """The record of a source."""
     return FoundCandidate(
-        digest=Candidate(source=source, language=language).digest,
-        language=language,
-        how=how,
-        warnings=warnings,
-        normal=normal_digest(source),
-        knobs=knobs_of(source),
+        digest=Candidate(source=found.source, language=found.language).digest,
+        language=found.language,
+        how=found.how,
+        warnings=found.warnings,
+        normal=normal_digest(found.source),
+        knobs=knobs_of(found.source),
     )

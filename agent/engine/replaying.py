@@ -10,7 +10,7 @@ from pathlib import Path
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.briefs.hardware import sheet_in
 from kernelwright.agent.engine.deciding import Decider, PreparedAsk
-from kernelwright.agent.engine.reading import found_in, read, varied
+from kernelwright.agent.engine.reading import asked_again, extracted, noted, replies_of
 from kernelwright.agent.log.events import (
     Asked,
     AskedAgain,
@@ -27,12 +27,11 @@ from kernelwright.agent.log.events import (
     Replied,
     RepliedAgain,
 )
+from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.records import Attempt
-from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
-from kernelwright.agent.replies import NotExtracted
-from kernelwright.agent.steering.advice import notes_in
-from kernelwright.agent.steering.learning import IdeaStatistics
+from kernelwright.agent.steering.idea_statistics import IdeaStatistics
 from kernelwright.agent.steering.prices import load_prices
 from kernelwright.agent.strategies import Stop, load_strategy
 from kernelwright.problems.record.base import Record
@@ -106,12 +105,12 @@ class _Player:
             case Replied() | RepliedAgain():
                 return body, [self.recorded.text(body.reply_digest)]
             case AskedAgain():
-                return self.asked_again(body, attempt)
+                longer = continued(self.again.prompt(attempt.prompt), replies_of(attempt, self.again)[0].text)
+                return asked_again(body.problem, attempt, longer), [longer.text]
             case CandidateExtracted() | NoCandidate():
-                return self.extracted(attempt, view)
+                return extracted(attempt, view, self.again)
             case Noted():
-                notes = notes_in(self.again.reply(attempt.reply_digest or "").text)
-                return Noted(problem=body.problem, attempt=body.attempt, notes=notes), []
+                return noted(body.problem, attempt, self.again), []
             case JudgedAttempt():
                 known = view.first_with(attempt.candidate.identity) if attempt.candidate else None
                 same_as = None if known is None else known.number
@@ -153,30 +152,6 @@ class _Player:
         prompt = self.recorded.prompt(body.prompt)
         shown = next((section.text for section in prompt.sections if section.name == "hardware"), "\n\nunknown")
         return sheet_in(shown, body.ask.target)
-
-    def asked_again(self, body: AskedAgain, attempt: Attempt) -> Made:
-        longer = continued(self.again.prompt(attempt.prompt), self.again.reply(attempt.reply_digest or "").text)
-        request = attempt.request(longer.text)
-        made = AskedAgain(
-            problem=body.problem, attempt=body.attempt, prompt_digest=longer.digest, request_digest=request.digest
-        )
-        return made, [longer.text]
-
-    def extracted(self, attempt: Attempt, view: View) -> Made:
-        if attempt.ask.role == "tune":
-            return self.varied(attempt, view)
-        second = attempt.follow_up.reply_digest if attempt.follow_up else None
-        found = read(self.again.reply(attempt.reply_digest or ""), self.again.reply(second) if second else None)
-        name, number = view.problem, attempt.number
-        if isinstance(found, NotExtracted):
-            return NoCandidate(problem=name, attempt=number, why=found), []
-        return CandidateExtracted(problem=name, attempt=number, candidate=found_in(found)), [found.source]
-
-    def varied(self, attempt: Attempt, view: View) -> Made:
-        parent = view.attempt(attempt.ask.parent or 0).candidate
-        assert parent is not None, "only candidates are tuned"
-        candidate, source = varied(parent, self.again.text(parent.digest), attempt.ask)
-        return CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
 
     def kept(self, body: Kept, view: View) -> Kept:
         best = view.best

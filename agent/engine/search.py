@@ -19,8 +19,8 @@ from kernelwright.agent.log.journal import Journal
 from kernelwright.agent.log.records import Ask, Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.protocol import AnswerPending, NoMoreAnswers, Provider, ProviderError
-from kernelwright.agent.steering.learning import IdeaStatistics
+from kernelwright.agent.providers.provider import AnswerPending, NoMoreAnswers, Provider, ProviderError
+from kernelwright.agent.steering.idea_statistics import IdeaStatistics
 from kernelwright.agent.steering.prices import load_prices
 from kernelwright.agent.steering.tuning import to_screen
 from kernelwright.agent.strategies import Stop, Strategy
@@ -28,17 +28,7 @@ from kernelwright.problems import Problem
 from kernelwright.prompts import Brief
 from kernelwright.sandbox.verdict.errors import BrokenProblem, SandboxError, UnsupportedProblem
 
-__all__ = ["Evaluator", "Parts", "next_to_confirm", "search"]
-
 USED_UP = "the recorded answers are used up"
-
-
-def _ignore(event: Event) -> None:
-    pass
-
-
-def _no_limit(view: View) -> str | None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -52,11 +42,11 @@ class Parts:
     config: SearchConfig
     brief_for: Callable[[Problem, View, Ask], Brief]
     """See `briefs.BriefMaker`."""
-    on_event: Callable[[Event], None] = _ignore
+    on_event: Callable[[Event], None] = lambda event: None
     """Called with each event once it is committed: for showing progress."""
     lore: IdeaStatistics | None = None
     """What is known of ideas; made from the log where it is None."""
-    limit: Callable[[View], str | None] = _no_limit
+    limit: Callable[[View], str | None] = lambda view: None
     """A reason to stop that lies outside this problem, such as a budget of the whole run; see `Decider`."""
 
 

@@ -5,25 +5,20 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kernelwright.agent.engine.reading import found_in, is_cut_short, read, varied
+from kernelwright.agent.engine.reading import asked_again, extracted, is_cut_short, noted, replies_of
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import (
-    AskedAgain,
-    CandidateExtracted,
     Confirmed,
     JudgedAttempt,
-    NoCandidate,
-    Noted,
     ProviderFailed,
     Replied,
     RepliedAgain,
     Screened,
 )
+from kernelwright.agent.log.findings import FoundCandidate, Screening
 from kernelwright.agent.log.journal import Journal
-from kernelwright.agent.log.records import Attempt, FoundCandidate, Reply, Request, Screening
-from kernelwright.agent.providers.protocol import AnswerPending, Provider, ProviderError
-from kernelwright.agent.replies import NotExtracted
-from kernelwright.agent.steering.advice import notes_in
+from kernelwright.agent.log.records import Attempt, Reply, Request
+from kernelwright.agent.providers.provider import AnswerPending, Provider, ProviderError
 from kernelwright.agent.steering.tuning import with_setting
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt, continued
@@ -61,11 +56,13 @@ class AttemptSteps:
         """Do what is left to do of one attempt."""
         if self._attempt(number).ask.role != "tune":
             await self._answer(number)
-        if self._attempt(number).advises:
-            self._take_notes(self._attempt(number))
+        attempt = self._attempt(number)
+        if attempt.advises:
+            if attempt.notes is None:
+                self.journal.write(noted(self.problem.name, attempt, self.journal.texts))
             return
-        if self._attempt(number).extraction is None:
-            self._extract(self._attempt(number))
+        if attempt.extraction is None:
+            self.journal.write(*extracted(attempt, self.journal.view, self.journal.texts))
         if not self._attempt(number).finished:
             await self._judge(self._attempt(number))
 
@@ -106,19 +103,13 @@ class AttemptSteps:
 
     async def _go_on(self, attempt: Attempt, prompt: Prompt) -> None:
         """Ask once more where the reply was cut off before its candidate was whole."""
-        first, _ = self._replies(attempt)
+        first, _ = replies_of(attempt, self.journal.texts)
         if not is_cut_short(first) or (attempt.follow_up and attempt.follow_up.reply_digest):
             return
         longer = continued(prompt, first.text)
         request = attempt.request(longer.text)
         if attempt.follow_up is None:
-            again = AskedAgain(
-                problem=self.problem.name,
-                attempt=attempt.number,
-                prompt_digest=longer.digest,
-                request_digest=request.digest,
-            )
-            self.journal.write(again, blobs=[longer.text])
+            self.journal.write(asked_again(self.problem.name, attempt, longer), blobs=[longer.text])
         reply = await self._completed(attempt, request, longer)
         self.journal.write(
             RepliedAgain(
@@ -146,38 +137,6 @@ class AttemptSteps:
                     raise
             await asyncio.sleep(self.config.retry_delay_s * 2**retry)
         raise AssertionError("the last try returns or raises")
-
-    def _replies(self, attempt: Attempt) -> tuple[Reply, Reply | None]:
-        assert attempt.reply_digest is not None
-        again = attempt.follow_up.reply_digest if attempt.follow_up else None
-        texts = self.journal.texts
-        return texts.reply(attempt.reply_digest), texts.reply(again) if again else None
-
-    def _take_notes(self, attempt: Attempt) -> None:
-        if attempt.notes is None:
-            notes = notes_in(self._replies(attempt)[0].text)
-            self.journal.write(Noted(problem=self.problem.name, attempt=attempt.number, notes=notes))
-
-    def _extract(self, attempt: Attempt) -> None:
-        if attempt.ask.role == "tune":
-            self._vary(attempt)
-            return
-        found = read(*self._replies(attempt))
-        if isinstance(found, NotExtracted):
-            self.journal.write(NoCandidate(problem=self.problem.name, attempt=attempt.number, why=found))
-            return
-        candidate = found_in(found)
-        extracted = CandidateExtracted(problem=self.problem.name, attempt=attempt.number, candidate=candidate)
-        self.journal.write(extracted, blobs=[found.source])
-
-    def _vary(self, attempt: Attempt) -> None:
-        """The candidate of a tuning attempt: its parent's, with other constants."""
-        assert attempt.ask.parent is not None
-        parent = self._attempt(attempt.ask.parent).candidate
-        assert parent is not None, "only candidates are tuned"
-        candidate, source = varied(parent, self.journal.texts.text(parent.digest), attempt.ask)
-        extracted = CandidateExtracted(problem=self.problem.name, attempt=attempt.number, candidate=candidate)
-        self.journal.write(extracted, blobs=[source])
 
     async def _judge(self, attempt: Attempt) -> None:
         """Log the verdict. A candidate that was judged before, or is being judged, is not judged again."""

@@ -6,31 +6,13 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from kernelwright.agent.log.findings import Decision, FoundCandidate, Knob, KnownIdea, Note, Screening
-from kernelwright.agent.log.outline import PromptOutline, SectionSpan
+from kernelwright.agent.log.findings import Decision, FoundCandidate, Note, Screening
+from kernelwright.agent.log.outline import PromptOutline
 from kernelwright.agent.log.ranking import standing_of
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Role, Target
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed, Verdict
-
-__all__ = [
-    "Ask",
-    "Attempt",
-    "Decision",
-    "FollowUp",
-    "FoundCandidate",
-    "Knob",
-    "KnownIdea",
-    "Note",
-    "PromptOutline",
-    "Reply",
-    "ReplyFacts",
-    "Request",
-    "Screening",
-    "SectionSpan",
-    "Usage",
-]
 
 
 def _storable(value: object) -> object:

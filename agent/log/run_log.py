@@ -18,11 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from kernelwright.agent.log.events import Body, Event, OfAttempt, OfProblem, RunLogError, RunStarted
 from kernelwright.agent.log.header import Header, Setting, read_header, write_header
-from kernelwright.agent.log.records import PromptOutline, Reply
+from kernelwright.agent.log.outline import PromptOutline
+from kernelwright.agent.log.records import Reply
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
-
-__all__ = ["Header", "RunLog", "RunLogError", "Setting"]
 
 DATABASE = "run.db"
 BUSY_S = 60.0
@@ -150,6 +149,10 @@ class RunLog:
             for seq, time, payload in rows:
                 yield self._event(seq, time, payload)
                 after = seq
+
+    def last_seq(self) -> int:
+        """Place of the last event."""
+        return int(self._rows("SELECT coalesce(max(seq), 0) FROM events")[0][0])
 
     def stopped(self, after: int = 0) -> list[tuple[int, str]]:
         """Place and problem of each end of a search behind `after`."""

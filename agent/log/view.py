@@ -1,9 +1,9 @@
 """The log of one problem, folded into what a strategy looks at. Pure: no clock, no file, no state."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any
 
 from kernelwright.agent.log.config import SearchConfig
@@ -29,9 +29,12 @@ from kernelwright.agent.log.events import (
     Screened,
     Stopped,
 )
+from kernelwright.agent.log.findings import KnownIdea
 from kernelwright.agent.log.ranking import ranked
-from kernelwright.agent.log.records import Attempt, FollowUp, KnownIdea
+from kernelwright.agent.log.records import Attempt, FollowUp
 from kernelwright.problems.record.base import Record
+
+GOES_ON = {"stopped": None, "fault": None}
 
 
 class View(Record):
@@ -97,12 +100,7 @@ class View(Record):
 
     def attempt(self, number: int) -> Attempt:
         """The attempt of that number; `RunLogError` where the log has none."""
-        if not 1 <= number <= len(self.attempts):
-            raise RunLogError(
-                f"the record of {self.problem!r} has no attempt {number}, only 1 to {len(self.attempts)}; "
-                "it is damaged, start a new run"
-            )
-        return self.attempts[number - 1]
+        return _numbered(self.attempts, number, self.problem)
 
     def children(self, number: int) -> tuple[Attempt, ...]:
         """The attempts that started from attempt `number`."""
@@ -123,41 +121,59 @@ class View(Record):
 
     def after(self, event: Event) -> "View":
         """The view once `event` has happened; events of other problems leave it as it is."""
-        if event.problem != self.problem:
-            return self
-        return self._with(**self._clock(event), **self._changes(event))
+        return _Folding(self).taken([event])
 
-    def _clock(self, event: Event) -> dict[str, Any]:
-        start = self.session_start or event.time
-        if isinstance(event.body, Resumed) and self.last_event is not None:
-            return {"earlier_s": self.wall_s, "session_start": event.time, "last_event": event.time}
-        return {"session_start": start, "last_event": event.time}
 
-    def _changes(self, event: Event) -> dict[str, Any]:
-        fields: dict[str, Any]
+class _Folding:
+    """A view while it takes in events, each in a time that does not grow with the number of attempts."""
+
+    def __init__(self, view: View) -> None:
+        self.before = view
+        self.fields = _fields(view)
+        self.attempts = list(view.attempts)
+
+    def taken(self, events: Iterable[Event]) -> View:
+        """The view after those of `events` that are of its problem."""
+        mine = [event for event in events if event.problem == self.before.problem]
+        for event in mine:
+            self.fields |= self.clock(event) | self.changes(event)
+        return View.model_validate(self.fields | {"attempts": tuple(self.attempts)}) if mine else self.before
+
+    def clock(self, event: Event) -> dict[str, Any]:
+        start, last = self.fields["session_start"], self.fields["last_event"]
+        if isinstance(event.body, Resumed) and last is not None:
+            wall_s = self.fields["earlier_s"] + (last - start).total_seconds()
+            return {"earlier_s": wall_s, "session_start": event.time, "last_event": event.time}
+        return {"session_start": start or event.time, "last_event": event.time}
+
+    def changes(self, event: Event) -> dict[str, Any]:
+        """The fields of the view that an event changes; what it changes of an attempt is changed already."""
+        fields: dict[str, Any] = {}
         match event.body:
             case Asked() as asked:
-                fields = {"attempts": (*self.attempts, self._opened(asked)), "stopped": None, "fault": None}
+                self.attempts.append(self.opened(asked))
+                fields = GOES_ON
             case Kept(attempt=number):
                 fields = {"kept": self.attempt(number).number}
             case Stopped(reason=reason, fault=fault):
                 fields = {"stopped": reason, "fault": fault}
             case Resumed():
-                fields = {"stopped": None, "fault": None}
+                fields = GOES_ON
             case Equipped(ideas=ideas, config=config):
                 fields = {"ideas": ideas, "config": config}
             case Granted(attempts=more):
-                fields = {"granted": self.granted + more, "stopped": None, "fault": None}
+                fields = GOES_ON | {"granted": self.fields["granted"] + more}
             case OfAttempt() as body:
-                fields = {"attempts": self._advanced(body)}
+                self.advance(body)
             case other:
                 raise AssertionError(f"no rule for {type(other).__name__}")
         return fields
 
-    def _opened(self, asked: Asked) -> Attempt:
-        if asked.attempt != self.next_number or asked.ask.attempt != asked.attempt:
+    def opened(self, asked: Asked) -> Attempt:
+        number = len(self.attempts) + 1
+        if asked.attempt != number or asked.ask.attempt != number:
             raise RunLogError(
-                f"the record of {self.problem!r} goes from attempt {len(self.attempts)} to {asked.attempt}; "
+                f"the record of {self.before.problem!r} goes from attempt {number - 1} to {asked.attempt}; "
                 "it is damaged, start a new run"
             )
         return Attempt(
@@ -170,21 +186,29 @@ class View(Record):
             decision=asked.decision,
         )
 
-    def _advanced(self, body: OfAttempt) -> tuple[Attempt, ...]:
+    def advance(self, body: OfAttempt) -> None:
         old = self.attempt(body.attempt)
         news = _news(old, body)
-        touched = {old.number}
+        touched = [old]
         if isinstance(body, JudgedAttempt) and body.same_as is not None:
             news |= {"confirmed": self.attempt(body.same_as).confirmed}
         elif isinstance(body, Confirmed):
             # One candidate, one ruling: else the same source would be refused here and recommended there.
-            touched |= {attempt.number for attempt in self.attempts if attempt.same_as == old.number}
-        return tuple(
-            Attempt.model_validate(_fields(one) | news) if one.number in touched else one for one in self.attempts
-        )
+            touched += [attempt for attempt in self.attempts if attempt.same_as == old.number]
+        for one in touched:
+            self.attempts[one.number - 1] = Attempt.model_validate(_fields(one) | news)
 
-    def _with(self, **changes: Any) -> "View":
-        return View.model_validate(_fields(self) | changes)
+    def attempt(self, number: int) -> Attempt:
+        return _numbered(self.attempts, number, self.before.problem)
+
+
+def _numbered(attempts: Sequence[Attempt], number: int, problem: str) -> Attempt:
+    if not 1 <= number <= len(attempts):
+        raise RunLogError(
+            f"the record of {problem!r} has no attempt {number}, only 1 to {len(attempts)}; "
+            "it is damaged, start a new run"
+        )
+    return attempts[number - 1]
 
 
 def _news(old: Attempt, body: OfAttempt) -> dict[str, Any]:
@@ -231,4 +255,4 @@ def _fields(record: Record) -> dict[str, Any]:
 
 def fold(problem: str, events: Iterable[Event]) -> View:
     """The view of one problem after `events`, which may be those of the whole run."""
-    return reduce(View.after, events, View(problem=problem))
+    return _Folding(View(problem=problem)).taken(events)

@@ -3,16 +3,15 @@
 `recorded/TARGET/` holds `story.toml` and one Markdown file for each reply.
 """
 
-import tomllib
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from kernelwright import problems
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.tables import read_table
 from kernelwright.prompts import Role, Target
 from kernelwright.prompts.targets import TARGETS
 
@@ -75,10 +74,4 @@ def read_story(problem: str, target: Target, catalog: Path = CATALOG) -> Story:
             f"there are no recorded answers for problem {problem!r} and target {target!r} (targets that have some: "
             f"{there}); name a model to ask"
         )
-    try:
-        return Story.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ProviderError(f"cannot read {path}: {error}; correct it") from error
-    except ValidationError as error:
-        key, said = first_fault(error)
-        raise ProviderError(f"{path}: {key or 'entries'}: {said}; correct it") from error
+    return read_table(path, Story, "the story", ProviderError)

@@ -4,7 +4,8 @@ import json
 import re
 
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.records import Attempt, Note
+from kernelwright.agent.log.findings import Note
+from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
 from kernelwright.agent.strategies import Step
 from kernelwright.agent.strategies.moves import dry_spell

@@ -9,6 +9,7 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
 from kernelwright.agent.steering.budget import usd_of
 from kernelwright.agent.steering.prices import Prices
+from kernelwright.agent.strategies.moves import last_gain
 
 PRIOR_WEIGHT = 2.0
 """Attempts that the prior guess of a model's gain counts for."""
@@ -26,13 +27,8 @@ def choose_model(view: View, config: SearchConfig, prices: Prices, rng: random.R
 
 def stalls(view: View, config: SearchConfig) -> int:
     """Finished attempts since the best last grew by the share `gain`; the first right one counts as growth."""
-    level, dry = 0.0, 0
-    for attempt in view.attempts:
-        if attempt.standing is not None and attempt.standing > level * (1 + config.gain):
-            level, dry = attempt.standing, 0
-        elif attempt.counts and attempt.finished:
-            dry += 1
-    return dry
+    since = view.attempts[last_gain(view, config.gain) :]
+    return sum(1 for attempt in since if attempt.counts and attempt.finished)
 
 
 def gains(view: View) -> dict[int, float]:

@@ -1,14 +1,13 @@
 """What replies cost: the provider's own statement, else a price table that the user may edit. Unknown stays unknown."""
 
-import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from kernelwright.agent.log.records import ReplyFacts
 from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.tables import read_table
 
 SHIPPED = Path(__file__).parent.parent / "data" / "prices.toml"
 MILLION = 1_000_000
@@ -54,13 +53,4 @@ class Prices(Record):
 
 def load_prices(path: str | None = None) -> Prices:
     """The table at `path`, or the one that ships; `PriceError` where it cannot be read."""
-    file = SHIPPED if path is None else Path(path)
-    try:
-        return Prices.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise PriceError(f"cannot read the price table {file} ({error.strerror}); check the path") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PriceError(f"the price table {file} is no valid TOML: {error}; correct it") from error
-    except ValidationError as error:
-        key, said = first_fault(error)
-        raise PriceError(f"the price table {file}: {key}: {said}; correct it") from error
+    return read_table(SHIPPED if path is None else Path(path), Prices, "the price table", PriceError)

@@ -5,6 +5,6 @@ Others are found in installed packages by the entry-point group `kernelwright.st
 """
 
 from kernelwright.agent.strategies.loading import SHIPPED, load_strategy, strategies
-from kernelwright.agent.strategies.protocol import Step, Stop, Strategy, StrategyError
+from kernelwright.agent.strategies.strategy import Step, Stop, Strategy, StrategyError
 
 __all__ = ["SHIPPED", "Step", "Stop", "Strategy", "StrategyError", "load_strategy", "strategies"]

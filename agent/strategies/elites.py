@@ -7,7 +7,7 @@ from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
 from kernelwright.agent.strategies.moves import families, first_moves, ideas_for, improve
-from kernelwright.agent.strategies.protocol import Step, Stop
+from kernelwright.agent.strategies.strategy import Step, Stop
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.view import View
-from kernelwright.agent.strategies.own_file import function_in
-from kernelwright.agent.strategies.protocol import Step, Stop, Strategy, StrategyError
+from kernelwright.agent.strategies.plugins import function_in
+from kernelwright.agent.strategies.strategy import Step, Stop, Strategy, StrategyError
 
 GROUP = "kernelwright.strategies"
 SHIPPED = {

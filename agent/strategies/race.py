@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.view import View
 from kernelwright.agent.strategies.moves import draft, drafts_made, repairs
-from kernelwright.agent.strategies.protocol import Step, Stop
+from kernelwright.agent.strategies.strategy import Step, Stop
 
 
 @dataclass(frozen=True)

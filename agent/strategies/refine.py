@@ -16,7 +16,7 @@ from kernelwright.agent.strategies.moves import (
     last_gain,
     repairs,
 )
-from kernelwright.agent.strategies.protocol import Step, Stop
+from kernelwright.agent.strategies.strategy import Step, Stop
 
 FRESH_AFTER = 6
 """Improvements without a gain after which one more design is drafted."""

@@ -8,7 +8,7 @@ from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
 from kernelwright.agent.strategies.moves import first_moves, improve
-from kernelwright.agent.strategies.protocol import Step, Stop
+from kernelwright.agent.strategies.strategy import Step, Stop
 
 CURIOSITY = 0.25
 """Weight of the bonus for designs that were tried less, in units of log speedup."""

@@ -8,9 +8,9 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from kernelwright.evals.boards.board_formats import headings, row_cells
+from kernelwright.evals.boards.columns import headings, row_texts
 from kernelwright.evals.boards.leaderboard import Board
-from kernelwright.sandbox.verdict.clean import clean
+from kernelwright.sandbox.verdict.escaping import escaped
 
 IN_FRONT = 2
 """Columns that each table begins with: rank and model, by which its rows are known."""
@@ -21,7 +21,7 @@ FRAME, BETWEEN = 1, 3
 """What the lines around a table take, and each column beside its text."""
 
 
-class Column(NamedTuple):
+class TerminalColumn(NamedTuple):
     """One column of a board; its first text is the heading."""
 
     texts: tuple[str, ...]
@@ -40,14 +40,14 @@ class Column(NamedTuple):
 
 def board_tables(board: Board, width: int) -> list[Table]:
     """The tables of a board, in the order of its columns; the first bears the device's name."""
-    rows = [headings(board), *(row_cells(row, board) for row in board.rows)]
-    columns = [Column(tuple(clean(text) for text in texts)) for texts in zip(*rows, strict=True)]
+    rows = [headings(board), *(row_texts(row, board) for row in board.rows)]
+    columns = [TerminalColumn(tuple(escaped(text) for text in texts)) for texts in zip(*rows, strict=True)]
     tables = [_table(group, width) for group in _groups(columns, width)]
-    tables[0].title = Text(clean(board.device))
+    tables[0].title = Text(escaped(board.device))
     return tables
 
 
-def _groups(columns: list[Column], width: int) -> Iterator[list[Column]]:
+def _groups(columns: list[TerminalColumn], width: int) -> Iterator[list[TerminalColumn]]:
     """The columns of each table."""
     front = columns[:IN_FRONT]
     group = list(front)
@@ -59,12 +59,12 @@ def _groups(columns: list[Column], width: int) -> Iterator[list[Column]]:
     yield group
 
 
-def _room(group: list[Column], width: int) -> int:
+def _room(group: list[TerminalColumn], width: int) -> int:
     """Columns of the terminal that are left where each column of the table has its least width."""
     return width - FRAME - sum(column.least + BETWEEN for column in group)
 
 
-def _table(group: list[Column], width: int) -> Table:
+def _table(group: list[TerminalColumn], width: int) -> Table:
     table = Table(title_justify="left", box=SIMPLE)
     room = max(0, _room(group, width))
     for column in group:

@@ -75,6 +75,10 @@ class Board(Record):
     """Problems that are shown and not ranked, since a verdict on them says little."""
     rows: tuple[Row, ...]
 
+    def ranked(self, row: Row) -> tuple[Cell, ...]:
+        """The cells of a row that count: those whose problem is not weak."""
+        return tuple(cell for cell in row.cells if cell.problem not in self.weak)
+
 
 Verifications = Callable[[str, str, str], Verified | None]
 """Looks up the verification of a kernel: folder of the run, problem digest, candidate digest."""

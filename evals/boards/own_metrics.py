@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kernelwright.agent.strategies.own_file import function_in
+from kernelwright.agent.strategies.plugins import function_in
 from kernelwright.evals.boards.cells import Cell
 from kernelwright.evals.boards.leaderboard import Board, Row
 
@@ -30,14 +30,13 @@ def load_metrics(names: Sequence[str]) -> dict[str, Metric]:
 def with_metrics(boards: Sequence[Board], metrics: Mapping[str, Metric]) -> list[Board]:
     """The boards with a further column for each metric. Raises `MetricError` where one fails or gives no number."""
     return [
-        board.model_copy(update={"rows": tuple(_with(row, set(board.weak), metrics) for row in board.rows)})
-        for board in boards
+        board.model_copy(update={"rows": tuple(_with(row, board, metrics) for row in board.rows)}) for board in boards
     ]
 
 
-def _with(row: Row, weak: set[str], metrics: Mapping[str, Metric]) -> Row:
-    ranked = [cell for cell in row.cells if cell.problem not in weak]
-    return row.model_copy(update={"own": {name: _value(name, metric, ranked) for name, metric in metrics.items()}})
+def _with(row: Row, board: Board, metrics: Mapping[str, Metric]) -> Row:
+    own = {name: _value(name, metric, board.ranked(row)) for name, metric in metrics.items()}
+    return row.model_copy(update={"own": own})
 
 
 def _value(name: str, metric: Metric, cells: Sequence[Cell]) -> float | None:

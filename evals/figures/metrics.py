@@ -48,11 +48,6 @@ class Effort(Record):
     """Their cost; None where the cost of one of them is not known."""
 
 
-def correct_rate(results: Sequence[Result]) -> float:
-    """The share of results that are correct. Equals `fast_p` at p = 0."""
-    return fast_p(results, 0.0)
-
-
 def compile_rate(results: Sequence[Result]) -> float:
     """The share of results whose candidate came through scan and build, correct or not."""
     return _share(result.compiled for result in results)
@@ -146,13 +141,6 @@ def speed_of_light_score(candidate_ms: float, baseline_ms: float, floor_ms: floa
             f"a score needs 0 < floor < baseline and a positive time, got {floor_ms=}, {candidate_ms=}, {baseline_ms=}"
         )
     return 1.0 / (1.0 + max(0.0, candidate_ms - floor_ms) / (baseline_ms - floor_ms))
-
-
-def effort_to(number: int, costs_usd: Sequence[float | None]) -> Effort:
-    """Attempts and cost until attempt `number` (from 1), where `costs_usd` has one entry for each attempt in order."""
-    if not 1 <= number <= len(costs_usd):
-        raise ValueError(f"there is no attempt {number} among {len(costs_usd)}")
-    return Effort(attempts=number, cost_usd=total_cost(costs_usd[:number]))
 
 
 def total_cost(costs_usd: Sequence[float | None]) -> float | None:

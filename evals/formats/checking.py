@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats import Entry
 from kernelwright.problems.record.problem import Problem
-from kernelwright.sandbox.calls.planning import refusal_by_text
+from kernelwright.sandbox.calls.memory_planning import refusal_by_text
 from kernelwright.sandbox.machine.identity import device_name
 from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem

@@ -5,12 +5,12 @@ from contextlib import closing
 from kernelwright.evals.formats.checking import Examined
 from kernelwright.problems import Problem
 from kernelwright.problems.record.lint import lint_source
-from kernelwright.sandbox.calls.opening import device_held
+from kernelwright.sandbox.calls.backend import device_held
 from kernelwright.sandbox.calls.reference import PartOfReference, ReferenceSession
 from kernelwright.sandbox.correctness.compare import tolerance_of
 from kernelwright.sandbox.correctness.lint import Finding, TimedResult, examine, status_of
 from kernelwright.sandbox.jail.own_process import give_back_freed_memory
-from kernelwright.sandbox.pool.exhausted import within_memory
+from kernelwright.sandbox.pool.memory_errors import within_memory
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -56,7 +56,7 @@ def _limit_bytes(settings: Settings) -> int:
 def _give_back(settings: Settings) -> None:
     """Leave no memory of this problem to the next one's account."""
     if settings.gpu:
-        from kernelwright.sandbox.calls.relief import free_cached_memory
+        from kernelwright.sandbox.calls.memory_relief import free_cached_memory
 
         free_cached_memory()
     else:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from kernelwright.evals.formats import kernelbench, leaderboard, solutions
+from kernelwright.evals.formats import kernelbench, solutions
+from kernelwright.evals.formats import submissions as leaderboard
 from kernelwright.evals.formats.samples import Samples
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.definition import Definition, read_definition

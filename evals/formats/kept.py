@@ -8,10 +8,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from kernelwright.evals.formats.samples import Outcome, best_of
-from kernelwright.evals.report.wording import others_words
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.formats.writing import write_problem
 from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.verdict.in_words import others_words, speedup_words
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Passed
 
@@ -70,7 +70,7 @@ README = """# {title}
 
 The best kernel of run `{run}` for `{name}`: attempt {attempt}, by `{model}`.
 
-- {speedup:.2f} x [{low:.2f}, {high:.2f}] against the fastest baseline, {against}{others} ({baselines})
+- {speedup} against the fastest baseline, {against}{others} ({baselines})
 - candidate {candidate_ms:.4g} ms on {device}{how}
 - judged with: {versions}
 
@@ -147,9 +147,7 @@ def _readme(outcome: Outcome, verdict: Passed, facts: dict[str, object]) -> str:
         run=facts.get("run", "?"),
         attempt=facts.get("attempt", "?"),
         model=facts.get("model", "?"),
-        speedup=measurement.speedup,
-        low=measurement.interval.low,
-        high=measurement.interval.high,
+        speedup=speedup_words(verdict),
         against=measurement.closest.baseline,
         others=others_words(measurement.speedups),
         baselines=", ".join(f"{name} {ms:.4g} ms" for name, ms in measurement.baselines_ms.items()),

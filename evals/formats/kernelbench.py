@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import ProblemError
-from kernelwright.problems.formats.definition import Foreign, fault_of
-from kernelwright.problems.record.reference import read_json, read_text
+from kernelwright.problems.formats.definition import Foreign
+from kernelwright.problems.record.reference import read_text
 from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Passed
 
@@ -45,7 +45,7 @@ EvalResults = dict[str, list[EvalResult]]
 """By number of the problem, within one level."""
 
 
-class BaselineTime(Foreign):
+class TimeStats(Foreign):
     """One problem in a file of baseline times, in ms."""
 
     mean: float
@@ -57,7 +57,7 @@ class BaselineTime(Foreign):
     device: str = ""
 
 
-Baselines = dict[str, dict[str, BaselineTime]]
+Baselines = dict[str, dict[str, TimeStats]]
 """By level, such as `level1`, and by file name of the problem."""
 
 
@@ -175,9 +175,9 @@ def _place(outcome: Outcome) -> str:
     return "cuda:0" if outcome.sample.candidate.language in ("cuda", "triton") else "cpu"
 
 
-def stats_of(samples_ms: Sequence[float], outcome: Outcome) -> BaselineTime:
+def stats_of(samples_ms: Sequence[float], outcome: Outcome) -> TimeStats:
     """Mean, standard deviation and ends of samples in ms that were taken for an outcome, as their files state them."""
-    return BaselineTime(
+    return TimeStats(
         mean=statistics.fmean(samples_ms),
         std=statistics.pstdev(samples_ms),
         min=min(samples_ms),
@@ -232,28 +232,3 @@ def baselines_text(baselines: Baselines) -> str:
         level: {title: time.as_json() for title, time in problems.items()} for level, problems in baselines.items()
     }
     return json.dumps(levels, indent=4) + "\n"
-
-
-def read_eval_results(path: Path) -> EvalResults:
-    """The results in `eval_results.json`; `ProblemError` where it is none."""
-    found = read_json(read_text(path), str(path))
-    try:
-        return {key: [EvalResult.model_validate(one) for one in results] for key, results in dict(found).items()}
-    except ValidationError as error:
-        raise ProblemError(f"{path}: {fault_of(error)}") from None
-    except (TypeError, ValueError):
-        raise ProblemError(f"{path} holds no results by problem number; give KernelBench's {EVALUATION}") from None
-
-
-def read_baselines(path: Path) -> Baselines:
-    """The times in a file of baselines; `ProblemError` where it is none."""
-    found = read_json(read_text(path), str(path))
-    try:
-        return {
-            level: {title: BaselineTime.model_validate(time) for title, time in problems.items()}
-            for level, problems in dict(found).items()
-        }
-    except ValidationError as error:
-        raise ProblemError(f"{path}: {fault_of(error)}") from None
-    except (TypeError, ValueError, AttributeError):
-        raise ProblemError(f"{path} holds no times by level and file; give a baseline file of KernelBench") from None

@@ -4,30 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kernelwright.evals.formats import kernelbench
-from kernelwright.evals.formats.samples import Sample, Samples, sample_of
-from kernelwright.evals.scores.collecting import collect_candidates, read_source
+from kernelwright.evals.formats.samples import Sample
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.sandbox.machine.atomic import write_atomically
-
-
-def read_folder(folder: Path, problems: Mapping[str, object]) -> Samples:
-    """The candidates of a folder for the problems of these names; each file of a problem is one sample."""
-    files, strangers = collect_candidates(folder, problems)
-    counts: dict[str, int] = {}
-    samples: list[Sample] = []
-    refused: list[tuple[str, str]] = []
-    for file in files:
-        try:
-            source = read_source(file.path)
-        except OSError as error:
-            refused.append((file.name, f"it can not be read ({error.strerror or error})"))
-            continue
-        number = counts.get(file.problem, 0)
-        counts[file.problem] = number + 1
-        samples.append(sample_of(file.problem, source, number, name=Path(file.name).stem))
-    notes = tuple(f"{name} belongs to no problem" for name in strangers)
-    return Samples(format="plain", samples=tuple(samples), refused=tuple(refused), notes=notes)
-
 
 Places = Mapping[str, Sequence[str]]
 """By target, the names of the problems that its candidates are for."""

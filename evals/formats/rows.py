@@ -83,9 +83,9 @@ def write_rows(path: Path, outcomes: Sequence[Outcome]) -> None:
         write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_data_set(folder: Path, outcomes: Sequence[Outcome], parquet: bool = False) -> None:
+def write_data_set(folder: Path, outcomes: Sequence[Outcome]) -> None:
     """Write the folder: a card, and the rows in `data`."""
-    name = "train.parquet" if parquet else "train.jsonl"
+    name = "train.jsonl"
     write_rows(folder / "data" / name, outcomes)
     card = CARD.format(
         file=name,
@@ -95,11 +95,3 @@ def write_data_set(folder: Path, outcomes: Sequence[Outcome], parquet: bool = Fa
         devices=", ".join(sorted({outcome.device for outcome in outcomes})) or "no device",
     )
     write_atomically(folder / "README.md", card)
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file that `write_rows` wrote."""
-    if path.suffix == ".parquet":
-        table = library("pyarrow.parquet", f"reading {path}").read_table(path)
-        return [dict(row) for row in table.to_pylist()]
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]

@@ -23,7 +23,6 @@ from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.inspector.page import page
-from kernelwright.evals.runs.steps import reading
 
 HOSTS = ("127.0.0.1", "localhost")
 POLL_S = 0.5
@@ -58,8 +57,8 @@ class LiveRuns:
 
     def last_event(self, name: str) -> int:
         """A number that grows with the run."""
-        with reading(self.folders[name]) as reader:
-            return reader.last_event()
+        with RunLog.open(self.folders[name]) as log:
+            return log.last_seq()
 
     def close(self) -> None:
         """Close all logs."""

@@ -11,9 +11,10 @@ from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.evals.figures.measured import BASELINES
-from kernelwright.evals.report.wording import ending_words, verdict_words
+from kernelwright.evals.report.summary import ending_words
 from kernelwright.evals.scores.collecting import level_of
 from kernelwright.problems import Problem
+from kernelwright.sandbox.verdict.in_words import verdict_words
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Pairing, Passed, Verdict
 

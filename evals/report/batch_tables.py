@@ -14,10 +14,10 @@ from rich.text import Text
 from kernelwright.evals.figures import metrics
 from kernelwright.evals.figures.measured import BASELINES, apart
 from kernelwright.evals.figures.metrics import Result
-from kernelwright.evals.report.wording import others_words
 from kernelwright.evals.scores.collecting import level_of
 from kernelwright.evals.scores.scoring import NOT_JUDGED, Scored
 from kernelwright.problems import Problem
+from kernelwright.sandbox.verdict.in_words import others_words, ratio_words
 
 
 class BatchProgress:
@@ -91,7 +91,7 @@ def scored_words(scored: Scored) -> str:
     if not found.passed:
         return f"failed at {found.stage}: {str(scored.report['reason']).partition(chr(10))[0]}"
     return (
-        f"passed, {found.speedup:.2f} x [{found.low:.2f}, {found.high:.2f}], {str(found.comparison).replace('_', ' ')}"
+        f"passed, {ratio_words(found.speedup or 0.0, found.low, found.high)}, {str(found.comparison).replace('_', ' ')}"
         f"{others_words(found.speedups)}"
     )
 
@@ -146,5 +146,4 @@ def estimate_words(speedups: Sequence[float]) -> str:
     if not speedups:
         return "-"
     found = metrics.geometric_mean(speedups)
-    interval = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"
-    return f"{found.value:.2f} x{interval} of {found.count}"
+    return f"{ratio_words(found.value, found.low, found.high)} of {found.count}"

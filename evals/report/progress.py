@@ -19,8 +19,9 @@ from kernelwright.agent.log.events import (
     Stopped,
 )
 from kernelwright.agent.log.view import View, fold
-from kernelwright.evals.report.wording import ending_words, verdict_words
-from kernelwright.sandbox.verdict.clean import clean
+from kernelwright.evals.report.summary import ending_words
+from kernelwright.sandbox.verdict.escaping import escaped
+from kernelwright.sandbox.verdict.in_words import verdict_words
 
 
 class Progress:
@@ -55,7 +56,7 @@ class Progress:
         line = line_of(event, view)
         if line:
             elapsed = time.monotonic() - self._start
-            self._console.print(Text(f"{elapsed:6.1f} s  {clean(line)}"), soft_wrap=True)
+            self._console.print(Text(f"{elapsed:6.1f} s  {escaped(line)}"), soft_wrap=True)
 
     def take_over(self, problem: str, events: "list[Event]") -> None:
         """What happened before, in an earlier process: into the table, without lines."""

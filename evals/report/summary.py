@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kernelwright.agent.log.view import View
-from kernelwright.evals.report.wording import ending_words, others_words, speedup_words
+from kernelwright.sandbox.verdict.escaping import one_line
+from kernelwright.sandbox.verdict.in_words import others_words, speedup_words
 from kernelwright.sandbox.verdict.report import USUAL, usual_speedups
 from kernelwright.sandbox.verdict.verdicts import Passed
 
@@ -91,3 +92,12 @@ def _outcome(view: View) -> str:
 def _judged(view: View) -> int:
     """Attempts that came to an end; the last ask to recorded answers that are used up is none."""
     return sum(1 for attempt in view.attempts if attempt.finished)
+
+
+def ending_words(view: View) -> str:
+    """Why the search for a problem ended, `not judged: ...` where no candidate of it could be; empty while it goes on.
+
+    A reason may quote what a reference has raised, so it is made fit for a terminal.
+    """
+    reason = one_line(view.stopped or "")
+    return f"not judged: {reason}" if view.fault else reason

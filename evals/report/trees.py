@@ -7,8 +7,8 @@ from rich.tree import Tree
 
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
-from kernelwright.evals.report.wording import ending_words
-from kernelwright.sandbox.verdict.clean import clean, one_line
+from kernelwright.evals.report.summary import ending_words
+from kernelwright.sandbox.verdict.escaping import escaped, one_line
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 STYLES = {"passed": "green", "failed": "red", "no candidate": "magenta"}
@@ -31,7 +31,7 @@ def run_tree(title: str, views: Mapping[str, View]) -> Tree:
 
 def attempt_words(attempt: Attempt, best: bool) -> Text:
     """`7 improve, tile the rows: passed, 1.42 x, 0.81 ms`, and a star for the best."""
-    idea = f", {clean(attempt.ask.idea)}" if attempt.ask.idea else ""
+    idea = f", {escaped(attempt.ask.idea)}" if attempt.ask.idea else ""
     style = next((style for start, style in STYLES.items() if attempt.outcome.startswith(start)), "")
     words = Text(f"{attempt.number} {attempt.ask.role}{idea}: ")
     words.append(attempt.outcome, style=style)

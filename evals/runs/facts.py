@@ -1,28 +1,28 @@
-"""What a leaderboard needs of a run, read from its log without folding every event, and kept beside it.
+"""What a leaderboard needs of a run, derived from its folded log and kept beside it.
 
 `derived.json` in the run's folder holds what was found, with the last event that it rests on; it may be deleted, and is
 made again when the run has grown or the harness has changed. Where the folder cannot be written nothing is kept.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.agent.log.events import RunLogError
-from kernelwright.agent.log.header import Header, read_header
+from kernelwright.agent.log.events import Event, RunLogError
+from kernelwright.agent.log.records import Attempt, Usage
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.log.ranking import ranked, standing_of
-from kernelwright.evals.scores.collecting import level_of
-from kernelwright.sandbox.pool.harness import harness_digest
+from kernelwright.agent.log.view import View, fold
 from kernelwright.evals.figures.measured import BUILT, Measured, measured
 from kernelwright.evals.figures.metrics import Effort, total_cost
-from kernelwright.evals.runs.steps import Reader, Steps, reading
-from kernelwright.problems import Problem
+from kernelwright.evals.scores.collecting import level_of
+from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.verdict.record import Record
+from kernelwright.sandbox.verdict.verdicts import Failed
 
 DERIVED = "derived.json"
 FORMAT = 3
@@ -89,13 +89,12 @@ class Derived(Record):
 
 def run_facts(folder: Path) -> RunFacts:
     """The facts of the run in `folder`, from what was kept if it still holds. Raises `RunLogError`."""
-    header = read_header(folder)
-    with reading(folder) as reader:
-        last = reader.last_event()
+    with RunLog.open(folder) as log:
+        last = log.last_seq()
         kept = _kept(folder, last)
         if kept is not None:
-            return kept.model_copy(update={"folder": str(folder), "run": header.run_id})
-        found = _read(folder, header, reader)
+            return kept.model_copy(update={"folder": str(folder), "run": log.header.run_id})
+        found = _read(log)
     derived = Derived(format=FORMAT, harness=harness_digest(), last_event=last, facts=found)
     with suppress(OSError):
         write_atomically(folder / DERIVED, derived.model_dump_json())
@@ -111,78 +110,81 @@ def _kept(folder: Path, last: int) -> RunFacts | None:
     return derived.facts if whole else None
 
 
-def _read(folder: Path, header: Header, reader: Reader) -> RunFacts:
+def _read(log: RunLog) -> RunFacts:
+    header = log.header
     search = header.config.get("search", header.config)
     config: dict[str, Any] = search if isinstance(search, dict) else {}
-    harness = header.versions.get(HARNESS)
-    with RunLog.open(folder) as log:
-        problems = [log.problem(name) for name in header.problems]
-    steps = reader.steps()
     return RunFacts(
         run=header.run_id,
-        folder=str(folder),
+        folder=str(log.folder),
         device=header.device,
         model=str(config.get("model", "unknown")),
         strategy=str(config.get("strategy", "unknown")),
         target=str(config.get("target", "unknown")),
-        harness=harness,
-        problems=tuple(_problem_facts(problem, steps[problem.name], reader, harness) for problem in problems),
+        harness=header.versions.get(HARNESS),
+        problems=tuple(_problem_facts(log, name) for name in header.problems),
     )
 
 
-def _problem_facts(problem: Problem, steps: Steps, reader: Reader, harness: str | None) -> ProblemFacts:
-    outcomes = steps.outcomes
-    passing = [number for number, outcome in steps.asked.items() if outcome == "passed"]
-    best = _best(problem.name, steps, reader, harness)
-    whole = None not in steps.tokens
+def _problem_facts(log: RunLog, name: str) -> ProblemFacts:
+    problem, events = log.problem(name), list(log.events(name))
+    view = fold(name, events)
+    finished = [attempt for attempt in view.attempts if attempt.finished and attempt.counts]
+    outcomes = Counter(_outcome(attempt) for attempt in finished)
+    first = next((attempt for attempt in finished if attempt.passed), None)
+    replies = [reply.usage for attempt in view.attempts for reply in attempt.replies]
     return ProblemFacts(
         problem=problem.name,
         digest=problem.digest,
         family=problem.family,
         level=level_of(problem.name),
         size=problem.size,
-        attempts=sum(outcomes.values()),
-        passed=len(passing),
+        attempts=len(finished),
+        passed=outcomes["passed"],
         compiled=sum(count for outcome, count in outcomes.items() if outcome in BUILT or outcome == "passed"),
-        outcomes=outcomes,
-        cost_usd=total_cost(list(steps.costs.values())),
-        tokens=sum(filter(None, steps.tokens)) if whole else None,
-        first_correct=steps.effort(min(passing)) if passing else None,
-        to_best=steps.effort(int(best.attempt)) if best else None,
-        best=best,
+        outcomes=dict(outcomes),
+        cost_usd=total_cost([usage.cost_usd for usage in replies]),
+        tokens=_tokens(replies),
+        first_correct=_effort(view, first),
+        to_best=_effort(view, view.best),
+        best=None if view.best is None else _kernel(view.best, events, log.header.versions.get(HARNESS)),
     )
 
 
-def _best(name: str, steps: Steps, reader: Reader, harness: str | None) -> Kernel | None:
-    """The kernel of the attempt that `View.best` is; None where there is none."""
-    verdicts = {number: reader.verdict(steps.ruling(number).seq) for number in _eligible(steps)}
-    number = next(iter(ranked(verdicts, lambda one: standing_of(verdicts[one]))), None)
-    if number is None:
+def _outcome(attempt: Attempt) -> str:
+    """`passed`, the stage at which it failed, or `no candidate`."""
+    if attempt.ruling is None:
+        return "no candidate"
+    return attempt.ruling.stage if isinstance(attempt.ruling, Failed) else "passed"
+
+
+def _tokens(replies: Sequence[Usage]) -> int | None:
+    counts = [count for usage in replies for count in (usage.input_tokens, usage.output_tokens)]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _effort(view: View, until: Attempt | None) -> Effort | None:
+    """Finished attempts up to and with one, and what all replies until then cost, advice included."""
+    if until is None:
         return None
-    record, verdict = steps.ruling(number).seq, verdicts[number]
+    before = view.attempts[: until.number]
+    costs = [reply.usage.cost_usd for attempt in before for reply in attempt.replies]
+    return Effort(attempts=sum(one.finished and one.counts for one in before), cost_usd=total_cost(costs))
+
+
+def _kernel(best: Attempt, events: Iterable[Event], harness: str | None) -> Kernel:
+    """The best kernel; its record is the event of the verdict that counts."""
+    assert best.ruling is not None and best.candidate is not None, "only a candidate that passed is ranked"
+    kind = "judged" if best.confirmed is None else "confirmed"
+    seqs = [one.seq for one in events if one.kind == kind and getattr(one.body, "attempt", None) == best.number]
     return Kernel(
-        attempt=str(number),
-        record=f"event {record}",
-        candidate_digest=reader.candidate(name, number),
-        harness=verdict.evidence.versions.get(HARNESS, harness),
-        measured=measured(verdict),
+        attempt=str(best.number),
+        record=f"event {seqs[-1]}",
+        candidate_digest=best.candidate.digest,
+        harness=best.ruling.evidence.versions.get(HARNESS, harness),
+        measured=measured(best.ruling),
     )
-
-
-def _eligible(steps: Steps) -> list[int]:
-    """The attempts, in order, of which one is the best if there is one.
-
-    The log says after each verdict which attempt is the best; where its writer was killed in between, only the last
-    verdict can be missing from that. A log that never says it, or ends with a second verdict, is read in whole.
-    """
-    first_ones = sorted(number for number in steps.judged if number not in steps.same_as)
-    passing = [number for number in first_ones if steps.ruling(number).outcome == "passed"]
-    seq, kept = steps.kept or (0, 0)
-    if not kept or max((found.seq for found in steps.confirmed.values()), default=0) > seq:
-        return passing
-    later = [number for number in passing if steps.judged[number].seq > seq]
-    last = sorted(later, key=lambda number: steps.judged[number].seq)[-1:]
-    return sorted({kept, *last})
 
 
 def all_facts(folders: Iterable[Path]) -> Iterator[RunFacts]:

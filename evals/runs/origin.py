@@ -1,4 +1,4 @@
-"""Which kernelwright this is: for the header of a run."""
+"""Which kernelwright this is: for the header of a run, and for a report of a bug."""
 
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +24,12 @@ def commit() -> str | None:
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def version_words() -> str:
+    """`kernelwright 0.1.0, commit 1234abcd`."""
+    found = commit()
+    return f"kernelwright {own_version()}" + (f", commit {found}" if found else "")
 
 
 def _git(*words: str) -> str:

@@ -10,24 +10,24 @@ from typing import Self
 
 from pydantic import ValidationError
 
-from kernelwright.agent.engine.batch import Scheduler, views_of
-from kernelwright.agent.log.best import write_best
 from kernelwright.agent.briefs.composing import BriefMaker
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.engine.search import Parts
-from kernelwright.agent.log.events import Event
 from kernelwright.agent.briefs.hardware import sheet_for
-from kernelwright.agent.log.run_log import RunLog, RunLogError, Setting
 from kernelwright.agent.briefs.needs import as_remembered
-from kernelwright.agent.engine.who_answers import ProviderOptions, check_provider, providing
-from kernelwright.agent.providers.recorded import read_story
-from kernelwright.agent.providers.simulated.parts import SimulatedEvaluator
-from kernelwright.agent.strategies import load_strategy
+from kernelwright.agent.engine.evaluator import Evaluating, evaluating
+from kernelwright.agent.engine.scheduling import Scheduler, views_of
+from kernelwright.agent.engine.search import Parts
+from kernelwright.agent.log.best import write_best
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.events import Event, RunLogError
+from kernelwright.agent.log.header import Setting
+from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
-from kernelwright.agent.engine.judged_by import Evaluating, evaluating
-from kernelwright.sandbox.pool.front.choosing import ExecutorChoice, settled
+from kernelwright.agent.providers.options import ProviderOptions
+from kernelwright.agent.providers.registry import check_provider, providing
+from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator
+from kernelwright.agent.providers.story import read_story
+from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import HARNESS, run_facts
-from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.evals.runs.origin import commit, own_version
 from kernelwright.evals.runs.suites import LeftOut
 from kernelwright.problems import Problem, load_problem
@@ -35,8 +35,10 @@ from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import TargetVersions
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.machine.identity import require_tools, versions
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
+from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.verdict.record import Record
+from kernelwright.sandbox.verdict.settings import Settings
 
 FOR_RECORDED: dict[str, object] = {"learn": False, "runner_up": 0, "tune": 0, "share": False, "confirm": 1}
 """For recorded answers: they were written to ideas in the order of the bank, and each follows its own parent."""
@@ -107,7 +109,7 @@ class Running:
     async def search_all(self, on_event: Callable[[Event], None]) -> list[View]:
         """Search for the problems; keep the best of each on disk. Views in the order of the problems.
 
-        A problem that can not be judged ends its own search: its view says why. See `Scheduler.search` for what is raised.
+        A problem that can not be judged ends its own search: its view says why. What is raised, see `Scheduler.search`.
         """
         async with self._judging() as evaluator, providing(self.plan.provider, self.log) as provider:
 

@@ -105,14 +105,6 @@ def _numbered_once(entries: Iterable[Entry]) -> Iterator[Entry]:
         seen.add(entry.id)
 
 
-def to_row(entry: Entry) -> dict[str, object]:
-    """The row of the data set for a problem of KernelBench, with the source as it is judged."""
-    assert entry.problem is not None and entry.problem.origin is not None
-    level, _, number = entry.id.removeprefix("level").partition("/")
-    title = entry.problem.origin.title.removesuffix(".py")
-    return {"code": entry.problem.source, "level": int(level), "name": title, "problem_id": int(number)}
-
-
 def _json_rows(path: Path) -> Iterator[object]:
     for line in read_text(path).splitlines():
         if line.strip():

@@ -9,7 +9,6 @@ from kernelwright.problems.formats.reading import Entry, safe_name
 from kernelwright.problems.record.problem import Problem, Tolerance
 
 INDEX = "import.json"
-POLICIES = ("precision", "operators", "direction")
 
 
 def write_problem(folder: Path, problem: Problem) -> None:

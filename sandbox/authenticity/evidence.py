@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.authenticity.library import (
+from kernelwright.sandbox.authenticity.call_graph import Reach, Unreadable, reach
+from kernelwright.sandbox.authenticity.library_calls import (
     LIBRARY_IN_CPP,
     cpp_operators,
     dispatched,
@@ -25,8 +26,7 @@ from kernelwright.sandbox.authenticity.library import (
     vendor_symbols,
     vendor_words,
 )
-from kernelwright.sandbox.authenticity.reachable import Reach, Unreadable, reach
-from kernelwright.sandbox.verdict.clean import one_line
+from kernelwright.sandbox.verdict.escaping import one_line
 from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.verdicts import Authenticity
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from kernelwright.sandbox.verdict.clean import one_line
+from kernelwright.sandbox.verdict.escaping import one_line
 from kernelwright.sandbox.verdict.record import Record
 from kernelwright_child.building.shortcuts import REPORT
 

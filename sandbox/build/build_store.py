@@ -6,15 +6,17 @@ reads or changes the products of another.
 """
 
 import json
+import logging
 import os
 from pathlib import Path
 
 from kernelwright.sandbox.build.toolchain import Toolchain
-from kernelwright.sandbox.machine.folders import READING, Bounds, FolderStore, digest_of
+from kernelwright.sandbox.machine.folder_store import READING, Bounds, FolderStore, digest_of
 
+LOG = logging.getLogger("kernelwright.sandbox.build")
 INDEX = "built.json"
-"""The builder's list of what it built, see `kernelwright_child.building.inline`: that imports torch, so it is not
-imported here."""
+"""The builder's list of what it built, see `kernelwright_child.building.inline`; it imports torch, and is not imported
+here."""
 
 LIMIT_BYTES = 4 * 2**30
 BUILD_BYTES, BUILD_FILES, BUILD_DEPTH = 2**29, 4096, 8
@@ -39,7 +41,10 @@ class BuildStore(FolderStore):
 
     def keep(self, key: str, folder: Path) -> bool:
         """Copy a finished build folder in; the builder must have ended. False where it is not fit to be kept."""
-        return (self._cache.use(key) is not None or _is_complete(folder)) and super().keep(key, folder)
+        if self._cache.use(key) is None and not _is_complete(folder):
+            LOG.info("the build in %s is not kept: not all that its index names lies in it", folder)
+            return False
+        return super().keep(key, folder)
 
     def keep_more(self, key: str, folder: Path) -> bool:
         """The same, in place of what there is under this key: something was built that is not in it."""

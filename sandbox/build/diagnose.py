@@ -2,7 +2,7 @@
 
 import re
 
-from kernelwright.sandbox.verdict.clean import clean, one_line
+from kernelwright.sandbox.verdict.escaping import escaped, one_line
 
 KEPT_CHARACTERS = 3000
 CONTEXT_LINES = 3
@@ -51,7 +51,7 @@ def trim_traceback(log: str) -> str:
     """The frames of the candidate's own file and the exception; the frames of torch and of the worker are left out."""
     kept: list[str] = []
     own = False
-    for line in clean(log).splitlines():
+    for line in escaped(log).splitlines():
         frame = re.match(r'\s+File "([^"]+)", line (\d+)', line)
         if frame:
             own = frame[1].endswith("candidate.py")
@@ -66,7 +66,7 @@ def _useful(log: str) -> list[str]:
     """The lines that say something, each once, with folders shortened."""
     seen: set[str] = set()
     kept = []
-    for raw in clean(log).splitlines():
+    for raw in escaped(log).splitlines():
         line = _DEEP_PATH.sub("", raw.rstrip())
         if not _NOISE.search(raw) and line not in seen:
             seen.add(line)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from kernelwright.sandbox.build import diagnose
 from kernelwright.sandbox.build.build_store import INDEX
-from kernelwright.sandbox.machine.folders import READING
-from kernelwright.sandbox.verdict.clean import clean, one_line
+from kernelwright.sandbox.machine.folder_store import READING
+from kernelwright.sandbox.verdict.escaping import escaped, one_line
 
 MAX_BYTES = 4 * 2**20
 MAX_TOLD = 8
@@ -52,7 +52,7 @@ def read_failures(build: Path, printed: str = "") -> tuple[FailedBuild, ...]:
     return tuple(
         FailedBuild(
             one_line(extension, LONGEST_NAME),
-            clean(text if diagnose.names_an_error(text) else f"{printed}\n{text}"),
+            escaped(text if diagnose.names_an_error(text) else f"{printed}\n{text}"),
         )
         for extension, text in list(told)[:MAX_TOLD]
     )

@@ -10,6 +10,7 @@ beside the header, compiled with the same flags.
 import contextlib
 import fcntl
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -17,10 +18,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kernelwright.sandbox.build.build_record import Compilation, Header
+from kernelwright.sandbox.build.diagnose import build_reason
 from kernelwright.sandbox.build.toolchain import BINDING, Toolchain, folder_of
 from kernelwright.sandbox.machine.cache import Cache
 from kernelwright_child.building import flags as kinds
 
+LOG = logging.getLogger("kernelwright.sandbox.build")
 LIMIT_BYTES = 8 * 2**30
 MAKING_TIMEOUT_S = 900
 MAX_COUNTED = 1000
@@ -73,7 +76,10 @@ class HeaderShelf:
         could name a file or a program are refused.
         """
         wanted = kinds.relevant([*self._toolchain.own_flags, *flags])
-        return wanted is not None and self._make(wanted, header)
+        if wanted is None:
+            LOG.info("no %s header is made for flags that may name a file or a program: %s", header, " ".join(flags))
+            return False
+        return self._make(wanted, header)
 
     def learn(self, compilations: Iterable[Compilation]) -> bool:
         """Count what compilations would have used, and make the first header that is worth it; takes its time then.
@@ -118,12 +124,18 @@ class HeaderShelf:
 
     def _make(self, flags: list[str], header: Header) -> bool:
         if not self._toolchain.is_gcc:
+            LOG.info("no %s header is made: %s is not GCC", header, self._toolchain.compiler)
             return False
         name = self._name(flags, header)
-        with contextlib.suppress(OSError, subprocess.SubprocessError), self._lock(name) as mine:
-            if mine and not self.has(flags, header):
-                with self._cache.making(name) as folder:
-                    self._compile(folder, flags, header)
+        try:
+            with self._lock(name) as mine:
+                if not mine:
+                    LOG.info("the %s header is not made here: another process is making it", header)
+                elif not self.has(flags, header):
+                    with self._cache.making(name) as folder:
+                        self._compile(folder, flags, header)
+        except (OSError, subprocess.SubprocessError) as error:
+            LOG.info("the %s header for %s was not made: %s", header, " ".join(flags), _reason(error))
         return self.has(flags, header)
 
     @contextlib.contextmanager
@@ -175,3 +187,9 @@ class HeaderShelf:
             command, capture_output=True, text=True, timeout=MAKING_TIMEOUT_S, check=True, env=environment, cwd="/"
         )
         return done.stdout
+
+
+def _reason(error: Exception) -> str:
+    """Why nothing came of it: of a compiler, also the line that decided."""
+    said = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
+    return build_reason(said) if said else str(error)

@@ -69,7 +69,8 @@ class Toolchain(NamedTuple):
         return ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", *([standard[0]] if standard else []))
 
     def plan(self, memory_bytes: int, narrow: bool = True, cuda_architectures: str = "") -> dict[str, Any]:
-        """What a builder's message carries as `shortcuts`, see `kernelwright_child.building.shortcuts`; or nothing.
+        """What a builder's message carries as `shortcuts`, see `kernelwright_child.building.shortcuts`; empty where
+        there are none.
 
         `narrow`: whether narrow and lean headers are tried. Without, every object file is byte for byte the stock one.
         """

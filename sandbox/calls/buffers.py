@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kernelwright.sandbox.calls.relief import with_relief
-from kernelwright.sandbox.tensors.arena import ALIGNMENT
-from kernelwright.sandbox.tensors.peek import PeekError, require_plain
+from kernelwright.sandbox.calls.memory_relief import with_relief
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError, require_plain
+from kernelwright.sandbox.tensors.shared_memory import ALIGNMENT
 from kernelwright.sandbox.tensors.values import DeviceBytes, RawTensor, ShownBytes, same_bytes
 from kernelwright_child.gpu import driver, sharing
 
@@ -153,12 +153,12 @@ class Allocations:
         """Memory for outputs that can not be mapped where they are."""
 
     def find(self, claim: dict[str, Any]) -> Shown:
-        """The place that a claim names. Raises `PeekError` where it is malformed, unknown or out of bounds."""
+        """The place that a claim names. Raises `MemoryReadError` where it is malformed, unknown or out of bounds."""
         try:
             said = Claim.model_validate(claim)
         except ValidationError as error:
             text = error.errors()[0]["msg"]
-            raise PeekError(f"the child described an output in a form that can not be read: {text}") from None
+            raise MemoryReadError(f"the child described an output in a form that can not be read: {text}") from None
         require_plain(said.dtype, said.shape, said.stride)
         dtype = getattr(torch, said.dtype)
         shape, stride = tuple(said.shape), tuple(said.stride)
@@ -167,12 +167,12 @@ class Allocations:
         base, size = self._lent() if said.handle == LENT else self._map(bytes.fromhex(said.handle))
         extent = 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
         if said.offset + extent * dtype.itemsize > size:
-            raise PeekError(f"an output of shape {said.shape} reaches beyond its allocation of {size} bytes")
+            raise MemoryReadError(f"an output of shape {said.shape} reaches beyond its allocation of {size} bytes")
         return Shown(said.dtype, shape, stride, base + said.offset, extent * dtype.itemsize)
 
     def _lent(self) -> tuple[int, int]:
         if self.lent is None:
-            raise PeekError("the child put an output into memory that was not lent")
+            raise MemoryReadError("the child put an output into memory that was not lent")
         return self.lent.address, self.lent.bytes
 
     @property
@@ -186,7 +186,7 @@ class Allocations:
                 base = sharing.ipc_open(handle)
                 _, size = sharing.address_range(base)
             except (driver.CudaError, ValueError) as error:
-                raise PeekError(f"the memory of an output can not be mapped: {error}") from None
+                raise MemoryReadError(f"the memory of an output can not be mapped: {error}") from None
             self._mapped[handle] = base, size
         return self._mapped[handle]
 

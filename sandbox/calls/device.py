@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from kernelwright.sandbox.calls.buffers import Glancer, Lent, Shown, poison
 from kernelwright.sandbox.machine.clocks import Clocks
-from kernelwright.sandbox.machine.turns import DeviceTurn, WaitLimit
+from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu import driver

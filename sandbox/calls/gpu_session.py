@@ -9,8 +9,8 @@ from typing import Any
 
 from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
 from kernelwright.sandbox.calls.device import CudaDevice, Prepared
-from kernelwright.sandbox.calls.needs import Needs
-from kernelwright.sandbox.calls.relief import relieve
+from kernelwright.sandbox.calls.memory_needs import Needs
+from kernelwright.sandbox.calls.memory_relief import relieve
 from kernelwright.sandbox.calls.sessions import (
     LEAST_BYTES,
     OBSERVING,
@@ -24,7 +24,7 @@ from kernelwright.sandbox.calls.timed_call import Timed, Witnessed
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.trees import is_sound
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -32,7 +32,7 @@ from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu import driver
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("kernelwright.sandbox.calls")
 DISTURBED_AT_LEAST, DISTURBED_SHARE = 3, 0.5
 """So often, and in such a share of the calls, the device must have been busy before somebody is blamed for it.
 
@@ -153,7 +153,7 @@ class GpuSession(Session):
         claims = self.ask({"op": "trial"}, self._settings.start_timeout_s)["tensors"]
         try:
             self._allocations.find(claims[0])
-        except PeekError:
+        except MemoryReadError:
             return False
         return True
 
@@ -212,9 +212,9 @@ class GpuSession(Session):
         shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
         tree = answer.get("tree")
         if not isinstance(tree, dict) or not is_sound(tree, len(shown)):
-            raise PeekError("the child described its buffers in a form that can not be read")
+            raise MemoryReadError("the child described its buffers in a form that can not be read")
         if sum(output.bytes for output in shown) > (most := ROOM * most_bytes + LEAST_BYTES):
-            raise PeekError(f"the buffers of the model take more than {most} bytes")
+            raise MemoryReadError(f"the buffers of the model take more than {most} bytes")
         return Values(tree, tuple(fetch(output)[0] for output in shown))
 
     def call(self, values: Values, timeout_s: float, op: str = "call", in_place: bool = False) -> Timed:
@@ -360,9 +360,9 @@ class GpuSession(Session):
         """The outputs' values, which must still be what was seen within the clock."""
         tree = answer.get("tree")
         if not isinstance(tree, dict) or not is_sound(tree, len(looked)):
-            raise PeekError("the child described its result in a form that can not be read")
+            raise MemoryReadError("the child described its result in a form that can not be read")
         if sum(shown.bytes for shown, _ in looked) > self.result_bytes:
-            raise PeekError(f"the outputs take more than {self.result_bytes} bytes")
+            raise MemoryReadError(f"the outputs take more than {self.result_bytes} bytes")
         values: list[RawTensor] = []
         for index, (shown, glance) in enumerate(looked):
             raw, data = fetch(shown, in_place)

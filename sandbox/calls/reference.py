@@ -7,19 +7,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.needs import LARGE_BYTES, Needs
-from kernelwright.sandbox.calls.opening import device_held, open_session
-from kernelwright.sandbox.calls.planning import CERTAIN_BYTES, planned, require_room
+from kernelwright.sandbox.calls.backend import device_held, open_session
+from kernelwright.sandbox.calls.memory_needs import LARGE_BYTES, Needs
+from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, require_room
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.calls.timed_call import Timed
+from kernelwright.sandbox.correctness.chunking import Cut, part
 from kernelwright.sandbox.correctness.compare import PLAIN as UNDESCRIBED
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
-from kernelwright.sandbox.correctness.cutting import Cut, part
 from kernelwright.sandbox.correctness.lint import quick_status
 from kernelwright.sandbox.correctness.weights import changed
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.memory import gib
@@ -28,7 +28,7 @@ from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.buffers import Layout
-    from kernelwright.sandbox.calls.exactly import ExactOnDevice
+    from kernelwright.sandbox.calls.exact_on_device import ExactOnDevice
     from kernelwright.sandbox.calls.gpu_session import GpuSession
     from kernelwright.sandbox.calls.inputs import SharedInputs
 
@@ -166,7 +166,7 @@ class ReferenceSession:
         from kernelwright.sandbox.calls.device import device_of
         from kernelwright.sandbox.calls.gpu_session import GpuSession
         from kernelwright.sandbox.calls.inputs import SharedInputs
-        from kernelwright.sandbox.calls.relief import register
+        from kernelwright.sandbox.calls.memory_relief import register
 
         assert isinstance(self._session, GpuSession)
         self._on_device = session = self._session
@@ -204,7 +204,7 @@ class ReferenceSession:
     @cached_property
     def _exact(self) -> "ExactOnDevice":
         from kernelwright.sandbox.calls.device import device_of
-        from kernelwright.sandbox.calls.exactly import ExactOnDevice
+        from kernelwright.sandbox.calls.exact_on_device import ExactOnDevice
 
         assert self._on_device is not None
         return ExactOnDevice(self._on_device, device_of(self.settings), self.needs, tolerance_of(self.problem))
@@ -235,7 +235,7 @@ class ReferenceSession:
         """A result of this child that stays what it is, whatever is asked next."""
         if self._on_device is None:
             return output
-        from kernelwright.sandbox.calls.relief import with_relief
+        from kernelwright.sandbox.calls.memory_relief import with_relief
 
         owned = with_relief(output.owned)
         self._on_device.let_go()
@@ -420,7 +420,7 @@ class ReferenceSession:
         if self._on_device is None or not self.needs.is_large:
             yield self
             return
-        from kernelwright.sandbox.calls.exactly import layout_of_part
+        from kernelwright.sandbox.calls.exact_on_device import layout_of_part
 
         values = self.draw()
         cut = self._exact.cut(values, self.call(values).output, operation(self.problem), self._patience_s)
@@ -469,7 +469,7 @@ class ReferenceSession:
             if error.unsupported:
                 raise UnsupportedProblem(f"the problem {name} can not be judged: {error}") from None
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
-        except (ChildGone, PeekError, Misbehaved) as error:
+        except (ChildGone, MemoryReadError, Misbehaved) as error:
             if isinstance(error, ChildGone) and self._session.ran_out_of_memory:
                 raise UnsupportedHere(self._lacking(how)) from None
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None

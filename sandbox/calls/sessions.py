@@ -4,18 +4,18 @@ import logging
 import time
 from typing import Any, Self
 
-from kernelwright.sandbox.calls.patience import Patience
+from kernelwright.sandbox.calls.import_timeout import ImportTimeout
 from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.jail.standing import TELLS_REST
+from kernelwright.sandbox.jail.process_state import TELLS_REST
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.arena import Arena
-from kernelwright.sandbox.tensors.peek import PeekError, read_tensors
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_tensors
+from kernelwright.sandbox.tensors.shared_memory import SharedMemory
 from kernelwright.sandbox.tensors.trees import is_sound
 from kernelwright.sandbox.tensors.values import Values
-from kernelwright.sandbox.verdict.clean import clean, one_line
 from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.escaping import escaped, one_line
 from kernelwright.sandbox.verdict.settings import Defence, Settings
 
 
@@ -26,7 +26,7 @@ class Refused(Exception):
         error = answer.get("error")
         log = answer.get("log")
         self.reason = one_line(error) if isinstance(error, str) else "an error that is no text"
-        self.log = clean(log) if isinstance(log, str) else ""
+        self.log = escaped(log) if isinstance(log, str) else ""
         self.compiling = answer.get("compiling") is True
         self.unsupported = answer.get("unsupported") is True
         """A value that can not be handed over."""
@@ -46,7 +46,7 @@ class Misbehaved(Exception):
     """The child did in a call what no honest candidate does; the text says what."""
 
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("kernelwright.sandbox.calls")
 ROOM, LEAST_BYTES = 4, 2**24
 """A result may be so many times as large as the reference's: enough to say what is wrong with it."""
 MOST_RESERVED = 2 * 2**30
@@ -71,13 +71,14 @@ def question(op: str, values: Values) -> dict[str, Any]:
 class Session:
     """One child and the memory lent to it. Between questions every thread of the child stands still.
 
-    Questions raise `Refused` (the child's own error), `ChildGone`, `ChildLate`, `PeekError`, `Misbehaved` or `Unbuilt`.
+    Questions raise `Refused` (the child's own error), `ChildGone`, `ChildLate`, `MemoryReadError`, `Misbehaved` or
+    `Unbuilt`.
     """
 
     def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings) -> None:
         self._kind, self._settings = kind, settings
         self._child = Child(kind, folder, settings)
-        self._lent: Arena | None = None
+        self._lent: SharedMemory | None = None
         self.result_bytes = settings.memory_bytes
         """A result may take so much of the judge's memory; set lower where its size is known."""
         self._reserved = False
@@ -102,11 +103,13 @@ class Session:
         except ChildGone as error:
             raise MachineError(f"{error}; see `kernelwright doctor`, or try --jail off to find the layer") from None
 
-    def ask(self, message: dict[str, Any], timeout_s: float | Patience, values: Values | None = None) -> dict[str, Any]:
+    def ask(
+        self, message: dict[str, Any], timeout_s: float | ImportTimeout, values: Values | None = None
+    ) -> dict[str, Any]:
         """One untimed question; tensors that go with it are lent for as long as the child keeps them mapped."""
         if values is None or not values.tensors:
             return self._exchange(message, timeout_s)[0]
-        lent = Arena(values.tensors)
+        lent = SharedMemory(values.tensors)
         try:
             return self._exchange(message | {"specs": lent.specs}, timeout_s, lent.fd)[0]
         finally:
@@ -116,7 +119,7 @@ class Session:
         """Map memory of the sizes of these inputs into the child; calls then put values of the same sizes there."""
         if self._lent is not None:
             self._lent.close()
-        self._lent = Arena(values.tensors)
+        self._lent = SharedMemory(values.tensors)
         self._exchange({"op": "lend", "specs": self._lent.specs}, self._settings.start_timeout_s, self._lent.fd)
 
     def call(self, values: Values, timeout_s: float, op: str = "call") -> Timed:
@@ -190,11 +193,11 @@ class Session:
         """The values that an answer describes, read from the child's memory; at most as large as a result may be."""
         tree, claims = answer.get("tree"), answer.get("tensors")
         if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
-            raise PeekError("the child described its result in a form that can not be read")
+            raise MemoryReadError("the child described its result in a form that can not be read")
         return Values(tree, read_tensors(self._child.pid, claims, most_bytes or self.result_bytes))
 
     def _exchange(
-        self, message: dict[str, Any], timeout_s: float | Patience, *fds: int
+        self, message: dict[str, Any], timeout_s: float | ImportTimeout, *fds: int
     ) -> tuple[dict[str, Any], float]:
         self.refuse_work_done_meanwhile()
         start = time.perf_counter_ns()
@@ -208,9 +211,9 @@ class Session:
             raise Refused(answer)
         return answer, milliseconds
 
-    def _hear(self, timeout_s: float | Patience) -> dict[str, Any]:
+    def _hear(self, timeout_s: float | ImportTimeout) -> dict[str, Any]:
         """The child's answer."""
-        if isinstance(timeout_s, Patience):
+        if isinstance(timeout_s, ImportTimeout):
             timeout_s.wait(self._child)
             timeout_s = 0.0
         answer = self._child.receive(time.monotonic() + timeout_s)

@@ -13,7 +13,7 @@ from kernelwright.sandbox.correctness.compare import LOWER_PRECISION_ULP, PLAIN,
 from kernelwright.sandbox.correctness.distance import measure
 from kernelwright.sandbox.correctness.domain import is_nan_only
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
-from kernelwright.sandbox.correctness.lazy import Case, lazy_answers, lazy_inputs
+from kernelwright.sandbox.correctness.lazy_kernels import Case, lazy_answers, lazy_inputs
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import compiler, cpu_facts, processor_name, versions
-from kernelwright.sandbox.machine.turns import measuring
+from kernelwright.sandbox.machine.timing_locks import measuring
 from kernelwright.sandbox.machine.workfolder import HeldFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.peaks import Level, Peaks

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from kernelwright.sandbox.machine import child_package
 
-PACKAGE = Path(__file__).parents[2]
-"""`kernelwright`, by the path that it is imported from."""
 PROBE_S = 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 CONFIGURATION = (
@@ -66,11 +64,11 @@ def _needed_paths(variables: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def hidden_paths() -> list[str]:
-    """Packages of ours that no child needs: references and recorded answers lie there."""
+    """Folders of ours that no child needs: references and recorded answers lie there. In a checkout some are links."""
+    ours = child_package.ROOT / "kernelwright"
     shown = [Path(path) for path in needed_paths()]
-    # In a checkout its packages are links to folders beside it; installed they lie in it.
-    found = [PACKAGE, *(path.resolve() for path in sorted(PACKAGE.iterdir()) if path.is_symlink())]
-    return [str(path) for path in found if any(path.is_relative_to(top) for top in shown)]
+    found = [ours, *(path.resolve() for path in sorted(ours.iterdir()) if path.is_symlink())]
+    return [str(path) for path in found if path.is_dir() and any(path.is_relative_to(top) for top in shown)]
 
 
 def _installation(tool: str) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 from kernelwright.sandbox.jail.capture import Capture
 from kernelwright.sandbox.jail.layers import Kind, jail_for
-from kernelwright.sandbox.jail.standing import cpu_ms, stands_still
+from kernelwright.sandbox.jail.process_state import cpu_ms, stands_still
 from kernelwright.sandbox.jail.zygote import ZYGOTES, Zygote, ZygoteGone, Zygotes
 from kernelwright.sandbox.jail.zygote_start import (
     CREDENTIALS,
@@ -31,6 +32,7 @@ from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environme
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 
+LOG = logging.getLogger("kernelwright.sandbox.jail")
 PACKET_BYTES = 160 * 1024
 FREEZE_TIMEOUT_S = 5
 ENDING_TIMEOUT_S = 15
@@ -96,6 +98,9 @@ class Child:
         """Do without the zygote, which has failed."""
         if self._zygote is None or self._zygotes is None:
             raise MachineError(f"no child process can be started ({why}); end some processes") from None
+        LOG.info(
+            "a %s is started by itself, since no fork of process %d came up: %s", self._wanted[0], self._zygote.pid, why
+        )
         self._zygotes.failed(self._zygote, str(why))
         try:
             self._start(None)

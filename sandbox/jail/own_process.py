@@ -4,7 +4,7 @@ import ctypes
 import os
 
 from kernelwright.sandbox.jail.zygote import ZYGOTES
-from kernelwright.sandbox.machine.leftovers import sweep
+from kernelwright.sandbox.machine.stale_temp_folders import sweep
 from kernelwright.sandbox.machine.workfolder import shared_environment
 
 

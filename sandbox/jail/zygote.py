@@ -6,6 +6,7 @@ See docs/decisions/zygote.md for why it is shaped like this, and the child's pac
 import atexit
 import contextlib
 import importlib.util
+import logging
 import marshal
 import os
 import socket
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from kernelwright.sandbox.jail.capture import Capture
 from kernelwright.sandbox.machine import child_package
 
+LOG = logging.getLogger("kernelwright.sandbox.jail")
 START = (
     f"import sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
     "from kernelwright_child.jail.zygote import main; main(sys.argv[1:])"
@@ -142,6 +144,7 @@ class Zygotes:
         with self._lock:
             found = self._found.pop(form, None)
             if found is not None and not found.is_fit:
+                LOG.info("process %d is no longer forked from: it has ended, or grown beyond its limit", found.pid)
                 self._retire(found)
                 found = None
             if found is None:
@@ -160,7 +163,7 @@ class Zygotes:
         try:
             return Zygote(form)
         except OSError as error:
-            self.obstacle = f"no zygote can be started ({error.strerror})"
+            self._give_up(f"no zygote can be started ({error.strerror})")
             return None
 
     def _retire(self, zygote: Zygote) -> None:
@@ -179,7 +182,11 @@ class Zygotes:
                 self._retire(self._found.pop(zygote.form))
             self._failures += 1
             if zygote.is_unfit or self._failures >= FAILURES:
-                self.obstacle = zygote.last_words() or why
+                self._give_up(zygote.last_words() or why)
+
+    def _give_up(self, why: str) -> None:
+        LOG.info("children are no longer forked, and each takes seconds to start: %s", why)
+        self.obstacle = why
 
     def _forget(self) -> None:
         self._lock = threading.Lock()

@@ -19,9 +19,9 @@ from kernelwright.sandbox.judge.health_check import HealthCheck
 from kernelwright.sandbox.machine import child_package
 from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_writable
 from kernelwright.sandbox.machine.identity import compiler, processor_name
-from kernelwright.sandbox.machine.leftovers import sweep
+from kernelwright.sandbox.machine.stale_temp_folders import sweep
 from kernelwright.sandbox.machine.workfolder import WorkFolder, temporary_place
-from kernelwright.sandbox.tensors.peek import PeekError, read_bytes
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_bytes
 from kernelwright.sandbox.verdict.errors import MachineError, SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.jail import syscalls
@@ -198,7 +198,7 @@ def _further() -> str:
 def _tried(name: str, attempt: Callable[[], str]) -> HealthCheck:
     try:
         return HealthCheck(name=name, state="ok", found=attempt())
-    except (SandboxError, ChildGone, ChildLate, PeekError, OSError) as error:
+    except (SandboxError, ChildGone, ChildLate, MemoryReadError, OSError) as error:
         return HealthCheck(name=name, state="missing", found="failed", remedy=str(error))
 
 

@@ -5,10 +5,10 @@ import subprocess
 from collections.abc import Iterator
 
 from kernelwright.sandbox.jail import bubblewrap
-from kernelwright.sandbox.judge import memcheck, profile, programs
+from kernelwright.sandbox.judge import cuda_toolkit, memcheck, profile
 from kernelwright.sandbox.judge.health_check import HealthCheck
 from kernelwright.sandbox.machine.clocks import Clocks
-from kernelwright.sandbox.machine.turns import device_holder
+from kernelwright.sandbox.machine.timing_locks import device_holder
 from kernelwright_child.gpu import driver, sharing
 
 KILOBYTE = 1024
@@ -107,7 +107,7 @@ def _lock(uuid: str) -> HealthCheck:
 
 
 def _profilers() -> Iterator[HealthCheck]:
-    program = programs.program(profile.PROGRAM)
+    program = cuda_toolkit.program(profile.PROGRAM)
     if program is None:
         remedy = "only --profile needs it: install Nsight Compute"
         yield HealthCheck(name="GPU: ncu", state="absent", found="not found", remedy=remedy)
@@ -117,7 +117,7 @@ def _profilers() -> Iterator[HealthCheck]:
             yield HealthCheck(name="GPU: ncu", state="absent", found=why, remedy=profile.COUNTER_REMEDY)
         else:
             yield HealthCheck(name="GPU: ncu", state="ok", found=f"{program}; reads the hardware's counters")
-    sanitizer = programs.program(memcheck.PROGRAM)
+    sanitizer = cuda_toolkit.program(memcheck.PROGRAM)
     if sanitizer is None:
         remedy = "only --sanitize needs it: it comes with the CUDA toolkit"
         yield HealthCheck(name="GPU: compute-sanitizer", state="absent", found="not found", remedy=remedy)

@@ -6,25 +6,25 @@ from typing import Self
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity import scan
+from kernelwright.sandbox.authenticity.elf_symbols import needed_symbols
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
-from kernelwright.sandbox.authenticity.linked import needed_symbols
 from kernelwright.sandbox.build import BuildStore, Toolchain, diagnose, require_headers, toolchain
 from kernelwright.sandbox.build.failures import read_failures
-from kernelwright.sandbox.calls.opening import build_turn, device_held, open_session, timing_turn
-from kernelwright.sandbox.calls.patience import Patience
+from kernelwright.sandbox.calls.backend import build_turn, device_held, open_session, timing_turn
+from kernelwright.sandbox.calls.import_timeout import ImportTimeout
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session
+from kernelwright.sandbox.judge.candidate_builds import build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.judge.floors import Floors
-from kernelwright.sandbox.judge.late_builds import build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine.identity import needs_device, versions
-from kernelwright.sandbox.machine.turns import WaitLimit
+from kernelwright.sandbox.machine.timing_locks import WaitLimit
+from kernelwright.sandbox.timing.background import in_background
 from kernelwright.sandbox.timing.baselines import Baselines
-from kernelwright.sandbox.timing.meanwhile import meanwhile
 from kernelwright.sandbox.timing.paired import DrawingReference, Timing
-from kernelwright.sandbox.verdict.bound import Floor
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.findings import Look
+from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Measurement, Passed, Verdict
 
@@ -67,7 +67,7 @@ class Judge:
         self.stop()
         self._baselines.close()
         if self.settings.gpu:
-            from kernelwright.sandbox.calls.relief import free_cached_memory
+            from kernelwright.sandbox.calls.memory_relief import free_cached_memory
 
             free_cached_memory()
 
@@ -123,7 +123,7 @@ class Judge:
         shortcuts = shortcuts_for(tools, self.settings)
         message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
         try:
-            session.ask(message, Patience.of(self.settings), arguments)
+            session.ask(message, ImportTimeout.of(self.settings), arguments)
         except Refused as error:
             if error.compiling:
                 log = error.log
@@ -170,7 +170,7 @@ class Judge:
         if not self.settings.gpu:
             yield
             return
-        from kernelwright.sandbox.judge.shortage import explained
+        from kernelwright.sandbox.judge.device_memory_errors import explained
 
         with explained(self.problem, self.settings, self._baselines, built):
             yield
@@ -231,7 +231,7 @@ class Judge:
         try:
             with built.stage("check"):
                 self._load(built, session, reference)
-                with meanwhile(lambda: self._baselines.status, beside=self.settings.side_by_side):
+                with in_background(lambda: self._baselines.status, beside=self.settings.side_by_side):
                     observed = Observed.read(session.observe(values, gradients))
         except StageFailed as stop:
             observed = Observed(error=stop.reason[:200] or "it ended without a word")
@@ -266,7 +266,7 @@ class Judge:
         limit = self.settings.start_timeout_s
         message = self._load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
         reference.admit(session)
-        session.ask(message, Patience.of(self.settings), reference.arguments)
+        session.ask(message, ImportTimeout.of(self.settings), reference.arguments)
         if reference.weights.tensors:
             session.ask({"op": "weights", "names": reference.weight_names}, limit, reference.weights)
         reference.equip(session)

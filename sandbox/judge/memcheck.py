@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from kernelwright.sandbox.judge.programs import SANITIZE, TOOLS
+from kernelwright.sandbox.judge.cuda_toolkit import SANITIZE, TOOLS
 from kernelwright.sandbox.verdict.findings import MOST_FAULTS, Memcheck, MemoryFault
 
 PROGRAM = TOOLS[SANITIZE]

@@ -9,7 +9,7 @@ import io
 import subprocess
 import sys
 
-from kernelwright.sandbox.judge.programs import PROFILE, TOOLS
+from kernelwright.sandbox.judge.cuda_toolkit import PROFILE, TOOLS
 from kernelwright.sandbox.verdict.findings import KernelFacts
 
 PROGRAM = TOOLS[PROFILE]

@@ -6,11 +6,11 @@ from contextlib import ExitStack, contextmanager
 
 from kernelwright.sandbox.build import diagnose
 from kernelwright.sandbox.build.failures import FailedBuild
-from kernelwright.sandbox.calls.patience import CandidateLate
+from kernelwright.sandbox.calls.import_timeout import CandidateLate
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Stage
@@ -59,7 +59,7 @@ class Built:
             raise StageFailed("load", str(error)) from None
         except ChildLate:
             raise StageFailed(name, f"no answer within {time.perf_counter() - start:.0f} s") from None
-        except (ChildGone, PeekError, Misbehaved) as error:
+        except (ChildGone, MemoryReadError, Misbehaved) as error:
             raise StageFailed(name, str(error)) from None
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

@@ -10,10 +10,10 @@ from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.judge import memcheck, profile
-from kernelwright.sandbox.judge.programs import PROFILE, SANITIZE, folders, needed, require_tools
+from kernelwright.sandbox.judge.cuda_toolkit import PROFILE, SANITIZE, folders, needed, require_tools
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.findings import Look, Memcheck
@@ -25,7 +25,7 @@ MEMORY = 4
 """Times the memory of other children: tools keep books of their own."""
 CALLED = ("load", "run", "check")
 """Stages in which a candidate's kernels run."""
-BAD_RUNS = (ChildGone, ChildLate, Refused, PeekError, Misbehaved)
+BAD_RUNS = (ChildGone, ChildLate, Refused, MemoryReadError, Misbehaved)
 
 
 class Tool(NamedTuple):

@@ -1,6 +1,7 @@
 """A folder of entries that processes share: each appears whole or not at all, and the oldest go when it is full."""
 
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+LOG = logging.getLogger("kernelwright.sandbox.machine")
 VARIABLE = "KERNELWRIGHT_CACHE"
 UNFINISHED = ".making-"
 MARK = "entry.json"
@@ -81,6 +83,7 @@ class Cache:
         """Remove the longest unused entries until the rest fits, and what dead processes left."""
         for path in self.root.glob(f"{UNFINISHED}*"):
             if time.time() - _date(path) > FORGOTTEN_S:
+                LOG.info("%s is removed: whoever made it ended before it was whole", path)
                 shutil.rmtree(path, ignore_errors=True)
         sizes = {path: _size(path) for path in self.entries()}
         total = sum(sizes.values())
@@ -88,6 +91,12 @@ class Cache:
             if total <= self.limit_bytes:
                 return
             if path != keep:
+                LOG.info(
+                    "%s is removed as the longest unused: %s holds more than %d bytes",
+                    path,
+                    self.root,
+                    self.limit_bytes,
+                )
                 shutil.rmtree(path, ignore_errors=True)
                 total -= size
 

@@ -4,9 +4,9 @@ A key names everything that the value depends on (device, versions, problem dige
 nothing ever goes stale. Losing the folder costs only time.
 """
 
-import contextlib
 import hashlib
 import json
+import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from kernelwright.sandbox.machine.cache import cache_root
 from kernelwright.sandbox.machine.identity import versions
 
+LOG = logging.getLogger("kernelwright.sandbox.machine")
 FORMAT = 1
 """Part of every name: a change in what is kept makes all older files unseen."""
 TRACE = 1
@@ -35,8 +36,13 @@ class Store:
     def get(self, key: Key) -> Any:
         """What was put under an equal key, or None."""
         path = self._path(key)
-        entry = _entry(self._unwritten.get(path) or _text(path))
-        return entry["value"] if entry and entry["key"] == _plain(key) else None
+        text = self._unwritten.get(path) or _text(path)
+        entry = _entry(text)
+        if entry and entry["key"] == _plain(key):
+            return entry["value"]
+        if text:
+            LOG.info("%s counts as absent: it is not what was put there", path)
+        return None
 
     def items(self) -> list[tuple[Any, Any]]:
         """All keys and values that are kept; files under a name that is not their key's are none."""
@@ -51,20 +57,27 @@ class Store:
         path = self._path(key)
         text = json.dumps({"key": _plain(key), "value": value}, indent=1)
         self._unwritten[path] = text
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-            try:
-                with open(fd, "w", encoding="utf-8") as file:
-                    file.write(text)
-                Path(name).replace(path)
-                self._unwritten.pop(path, None)
-            except OSError:
-                Path(name).unlink(missing_ok=True)
+        try:
+            _write(path, text)
+            self._unwritten.pop(path, None)
+        except OSError as error:
+            LOG.info("%s can not be written, and is kept for this process alone: %s", path, error)
 
     def _path(self, key: Key) -> Path:
         text = json.dumps([FORMAT, _plain(key)], sort_keys=True)
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _text(path: Path) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernelwright.sandbox.machine.flocks import taken
+from kernelwright.sandbox.machine.file_locks import try_lock
 from kernelwright.sandbox.verdict.errors import MachineError
 
 KEPT_VARIABLES = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CC", "CXX", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
@@ -44,7 +44,7 @@ class HeldFolder:
         self.path = Path(tempfile.mkdtemp(prefix=f"kernelwright-{purpose}-{_host()}-", dir=place))
         self._fd = os.open(self.path, FOLDER)
         with contextlib.suppress(OSError):  # on a disk without locks nobody can take it for a left-over either
-            taken(self._fd)
+            try_lock(self._fd)
         _held.add(self)
 
     def __enter__(self) -> Path:

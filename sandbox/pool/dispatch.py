@@ -25,7 +25,7 @@ from kernelwright.sandbox.pool.protocol import (
     Work,
     choose_kind,
 )
-from kernelwright.sandbox.pool.warmth import Warmth
+from kernelwright.sandbox.pool.warm_references import Warmth
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 TRIES = 3

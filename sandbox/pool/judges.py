@@ -1,6 +1,6 @@
 """`Judges`: judging on one machine, for any number of problems and threads. All that judges goes through it.
 
-Builds run side by side; timing is one at a time, within this process and, by the locks of `turns.py`, among all.
+Builds run side by side; timing is one at a time, within this process and, by the locks of `timing_locks.py`, among all.
 """
 
 import threading
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.opening import build_turn
+from kernelwright.sandbox.calls.backend import build_turn
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine.identity import require_tools
-from kernelwright.sandbox.machine.turns import WaitLimit
-from kernelwright.sandbox.pool.exhausted import within_memory
+from kernelwright.sandbox.machine.timing_locks import WaitLimit
+from kernelwright.sandbox.pool.memory_errors import within_memory
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict

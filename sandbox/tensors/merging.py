@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 
@@ -18,10 +18,10 @@ def merged(calls: Sequence[Values]) -> Values:
 
 
 def parted(output: Values, calls: int) -> list[Values]:
-    """The results of the calls of a burst. Raises `PeekError` where there are not so many."""
+    """The results of the calls of a burst. Raises `MemoryReadError` where there are not so many."""
     parts = output.tree.get("l")
     if not isinstance(parts, list) or len(parts) != calls:
-        raise PeekError("a burst gave another number of results than it had calls")
+        raise MemoryReadError("a burst gave another number of results than it had calls")
     return [Values(tree, output.tensors) for tree in parts]
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernelwright.sandbox.tensors.values import RawTensor, Values
-from kernelwright.sandbox.verdict.clean import one_line
+from kernelwright.sandbox.verdict.escaping import one_line
 
 NUMBER = "a number"
 DEEPEST = 32

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key
-from kernelwright.sandbox.timing.place import place_of
+from kernelwright.sandbox.timing.device_versions import place_of
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.settings import Settings

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.needs import ON_DEVICE, ON_HOST, Needs, references_kept
+from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, references_kept
 from kernelwright.sandbox.calls.reference import Form, ReferenceSession
 from kernelwright.sandbox.correctness.domain import Domain
 from kernelwright.sandbox.tensors.values import Values
@@ -24,7 +24,7 @@ AT_ONCE = 2
 """So many start at a time: more would only wait for each other's memory."""
 AS_CONSTRUCTED = 1
 """The one process that keeps the constructor's weights, where there are several; the others change them."""
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("kernelwright.sandbox.timing")
 
 
 class Baselines:

@@ -6,6 +6,7 @@ copies what an earlier child has left into the work folder of the next one, befo
 that runs a candidate has no such folder at all.
 """
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING
 from kernelwright.problems import Problem
 from kernelwright.sandbox.build import require_python_header
 from kernelwright.sandbox.calls.reference import Form, ReferenceSession
-from kernelwright.sandbox.machine.folders import Bounds, FolderStore, digest_of
+from kernelwright.sandbox.machine.folder_store import Bounds, FolderStore, digest_of
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.timing.place import place_of, processor_kind
+from kernelwright.sandbox.timing.device_versions import place_of, processor_kind
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.inputs import SharedInputs
 
+LOG = logging.getLogger("kernelwright.sandbox.timing")
 LIMIT_BYTES = 2 * 2**30
 BOUNDS = Bounds(bytes=2**29, files=8192, depth=8)
 FORMAT = "1"
@@ -88,6 +90,8 @@ def compiled_reference(
     try:
         session.compile()
         if session.compilation.is_new:
+            made = session.compilation.made
+            LOG.info("torch.compile (%s) compiled %d graphs anew: what was kept is replaced", mode, made)
             store.forget(key)  # it was of no use, or there was none
             store.keep(key, folder.compiler)
     except BaseException:

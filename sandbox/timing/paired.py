@@ -15,8 +15,8 @@ from kernelwright.sandbox.correctness.compare import Wrong, is_right_anyhow, mis
 from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken
 from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
 from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.timing.background import in_background
 from kernelwright.sandbox.timing.baselines import Baselines
-from kernelwright.sandbox.timing.meanwhile import meanwhile
 from kernelwright.sandbox.timing.stopping import EFFORT, is_clearly_slower
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.settings import Defence, Settings
@@ -156,7 +156,7 @@ class Timing:
             raise StageFailed("check", f"a buffer of ModelNew after a call: {wrong.reason}", wrong.details)
 
     def _expect(self, session: Session, result_bytes: int) -> None:
-        with meanwhile(lambda: self.baseline.expect(result_bytes), beside=self._settings.side_by_side):
+        with in_background(lambda: self.baseline.expect(result_bytes), beside=self._settings.side_by_side):
             session.expect(result_bytes)
 
     def retire(self, session: Session) -> None:

@@ -9,8 +9,8 @@ from functools import partial
 
 from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.calls.gpu_session import GpuSession
+from kernelwright.sandbox.calls.memory_relief import free_cached_memory
 from kernelwright.sandbox.calls.reference import ReferenceSession
-from kernelwright.sandbox.calls.relief import free_cached_memory
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.calls.timed_call import Timed, Witnessed
 from kernelwright.sandbox.correctness.families import DRAWN
@@ -19,9 +19,9 @@ from kernelwright.sandbox.tensors.merging import merged, parted
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.paired import BACKWARDS, PAIRS_A_WORKER, PLACEBO, PairedSamples, Timing
-from kernelwright.sandbox.verdict.bound import Floor
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.on_device import Burst, DeviceRecord
+from kernelwright.sandbox.verdict.gpu_timing import Burst, DeviceRecord
+from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement
 

@@ -1,9 +1,42 @@
 """A verdict in words: the one place that says what a measurement comes to. Pure."""
 
 import statistics
+from collections.abc import Mapping
 
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """`passed, 2.34 x [2.20, 2.41], faster (1.23 ms against 2.88 ms)` or `failed at check: ...`.
+
+    The times are of the fastest baseline, as the speedup is; what it is against the others stands behind.
+    """
+    if not isinstance(verdict, Passed):
+        return f"failed at {verdict.stage}: {verdict.reason}"
+    found = verdict.measurement
+    baseline = found.baselines_ms[found.closest.baseline]
+    times = f"({found.candidate_ms:.3g} ms against {baseline:.3g} ms)"
+    return (
+        f"passed, {speedup_words(verdict)}, {found.comparison.replace('_', ' ')} {times}{others_words(found.speedups)}"
+    )
+
+
+def speedup_words(verdict: Passed) -> str:
+    """`2.34 x [2.20, 2.41]`."""
+    found = verdict.measurement
+    return ratio_words(found.speedup, found.interval.low, found.interval.high)
+
+
+def ratio_words(ratio: float, low: float | None, high: float | None) -> str:
+    """`2.34 x [2.20, 2.41]`, without the brackets where there is no interval."""
+    return f"{ratio:.2f} x" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")
+
+
+def others_words(speedups: Mapping[str, float]) -> str:
+    """`; against eager 2.88 x, torch.compile default 2.41 x`: all but the fastest; empty where there is but one."""
+    others = list(speedups.items())[1:]
+    return "; against " + ", ".join(f"{name} {ratio:.2f} x" for name, ratio in others) if others else ""
 
 
 def timings(verdict: Passed) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.engine.search import Parts, search
 from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.log.run_log import RunLog, Setting
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt, TargetVersions, cpu_sheet

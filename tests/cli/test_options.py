@@ -7,7 +7,14 @@ import typer
 
 from kernelwright.cli import app
 from kernelwright.commands.options.endings import UserMistake
-from kernelwright.commands.options.judging import Asked, check_device, check_together, device_for, memory_size, size_for
+from kernelwright.commands.options.judging import (
+    JudgingOptions,
+    check_device,
+    check_together,
+    device_for,
+    memory_size,
+    size_for,
+)
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright_child.gpu import driver
@@ -28,15 +35,34 @@ def told(command, option):
     return next((one.help for one in command.params if option in one.opts), None)
 
 
-@pytest.mark.parametrize("option", ["--device", "--dtype", "--memory", "--threads"])
+@pytest.mark.parametrize("option", ["--device", "--dtype", "--memory", "--threads", "--jail"])
 @pytest.mark.parametrize("name", JUDGING)
 def test_every_command_that_judges_tells_an_option_in_the_same_words(name, option):
     assert told(JUDGING[name], option) == told(JUDGING["judge"], option) is not None
 
 
+@pytest.mark.parametrize("option", ["--compile", "--sanitize", "--profile"])
 @pytest.mark.parametrize("name", ["run", "score"])
-def test_torch_compile_is_asked_for_alike(name):
-    assert told(JUDGING[name], "--compile") == told(JUDGING["judge"], "--compile") is not None
+def test_every_command_that_judges_candidates_tells_an_option_in_the_same_words(name, option):
+    assert told(JUDGING[name], option) == told(JUDGING["judge"], option) is not None
+
+
+@pytest.mark.parametrize("option", ["--executor", "--address", "--kind"])
+def test_where_many_candidates_are_judged_is_told_in_the_same_words(option):
+    assert told(JUDGING["run"], option) == told(JUDGING["score"], option) is not None
+
+
+@pytest.mark.parametrize("name", JUDGING)
+def test_every_command_that_judges_takes_a_size(name):
+    assert str(told(JUDGING[name], "--size")).startswith("Size of ")
+
+
+def test_a_check_of_problems_takes_the_policy_of_the_jail(kernelwright):
+    done = kernelwright("problems", "check", "rms_norm", "--jail", "loose")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "kernelwright: no jail policy 'loose'; there are: auto, strict, off\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,14 +86,14 @@ def test_what_is_no_size_or_too_little_for_anything_is_a_mistake(text):
 
 
 def test_memory_is_a_child_s_on_a_processor_and_all_that_is_used_on_a_gpu():
-    assert Asked("cpu", memory="2GiB").settings().memory_bytes == 2**31
-    on_device = Asked("cuda:1", memory="2GiB").settings()
+    assert JudgingOptions("cpu", memory="2GiB").settings().memory_bytes == 2**31
+    on_device = JudgingOptions("cuda:1", memory="2GiB").settings()
     assert on_device.device_memory_bytes == 2**31
-    assert on_device.memory_bytes == Asked("cpu").settings().memory_bytes
+    assert on_device.memory_bytes == JudgingOptions("cpu").settings().memory_bytes
 
 
 def test_what_nobody_said_is_not_among_the_settings_that_were_chosen():
-    assert Asked("cpu").settings().model_fields_set == {"device", "jail", "compiled"}
+    assert JudgingOptions("cpu").settings().model_fields_set == {"device", "jail", "compiled"}
 
 
 @pytest.mark.parametrize(("asked", "count"), [("cpu", 0), ("cuda", 1), ("cuda:0", 1), ("cuda:3", 4), ("cuda:3", None)])

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from kernelwright.sandbox.machine.turns import NAME_BYTES, processor_path, processor_turn
+from kernelwright.sandbox.machine.timing_locks import NAME_BYTES, processor_path, processor_turn
 from tests.model_server import fenced
 from tests.texts import RIGHT
 from tests.turns import holders

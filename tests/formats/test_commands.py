@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from kernelwright.evals.formats.kernelbench import read_baselines, read_eval_results, read_run
-from kernelwright.evals.formats.rows import read_rows
+from kernelwright.evals.formats.kernelbench import read_run
+from tests.formats.reading_back import read_baselines, read_eval_results, read_rows
 from tests.model_server import Server, fenced
 from tests.problems.foreign import PLAIN, write_robust, write_tree
 from tests.texts import PROBLEM, RIGHT, WRONG

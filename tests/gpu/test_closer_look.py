@@ -5,7 +5,7 @@ import pytest
 from kernelwright.commands.options.endings import UserMistake
 from kernelwright.commands.options.executing import check_tools
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.opening import open_session
+from kernelwright.sandbox.calls.backend import open_session
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.jail.children import ChildLate
 from kernelwright.sandbox.judge.stages import Built
@@ -191,7 +191,7 @@ def test_without_a_gpu_a_tool_is_the_users_mistake(option):
 
 def test_a_tool_that_is_missing_is_the_machines_lack(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("kernelwright.sandbox.judge.programs.PLACES", ())
+    monkeypatch.setattr("kernelwright.sandbox.judge.cuda_toolkit.PLACES", ())
     with pytest.raises(MachineError, match="--profile needs ncu, which is not found; install Nsight Compute"):
         check_tools(sanitize=False, profile=True, gpu=True)
     check_tools(sanitize=False, profile=True, gpu=True, local=False)

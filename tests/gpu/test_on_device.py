@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from kernelwright.sandbox.calls.buffers import Lent, Shown, fetch, poison, seen
+from kernelwright.sandbox.judge.cuda_toolkit import program
 from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
 from kernelwright.sandbox.judge.judging import judge
-from kernelwright.sandbox.judge.programs import program
-from kernelwright.sandbox.machine.turns import device_holder
+from kernelwright.sandbox.machine.timing_locks import device_holder
 from kernelwright.sandbox.tensors.values import RawTensor
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from kernelwright_child.gpu import driver

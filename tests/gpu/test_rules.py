@@ -10,12 +10,12 @@ import torch
 from kernelwright.sandbox.calls.buffers import POISON_WORD, PROBES, Allocations, Glance, comb
 from kernelwright.sandbox.calls.device import Prepared
 from kernelwright.sandbox.machine.clocks import ClockSample, steady
-from kernelwright.sandbox.machine.turns import DeviceTurn, WaitLimit, device_holder, device_path
+from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit, device_holder, device_path
 from kernelwright.sandbox.tensors.merging import merged, parted
-from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.on_device import Burst
+from kernelwright.sandbox.verdict.gpu_timing import Burst
 from kernelwright_child.gpu.precision import fix_precision, told
 
 SIZES = [0, 3, 4, 7, 4 * PROBES - 4, 4 * PROBES, 4 * PROBES + 4, 10**6 + 3, 2**31]
@@ -73,12 +73,12 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_claim_that_makes_no_sense_is_refused_before_anything_is_mapped(name):
-    with pytest.raises(PeekError, match="described an output"):
+    with pytest.raises(MemoryReadError, match="described an output"):
         Allocations().find(CLAIM | BAD[name])
 
 
 def test_an_output_in_memory_that_was_not_lent_is_refused():
-    with pytest.raises(PeekError, match="not lent"):
+    with pytest.raises(MemoryReadError, match="not lent"):
         Allocations().find(CLAIM | {"handle": "lent"})
 
 
@@ -131,7 +131,7 @@ def test_a_burst_is_taken_apart_into_its_calls():
 
 @pytest.mark.parametrize("tree", [{"l": []}, {"t": 0}, {"l": [{"v": 1}] * 3}])
 def test_a_burst_with_another_number_of_results_is_refused(tree):
-    with pytest.raises(PeekError, match="another number of results"):
+    with pytest.raises(MemoryReadError, match="another number of results"):
         parted(Values(tree, ()), 2)
 
 
@@ -155,7 +155,7 @@ def test_a_second_judge_waits_for_the_device_and_is_told_who_has_it(lock_file):
 
 
 def test_a_judge_that_is_killed_gives_the_device_back(lock_file):
-    code = "import time; from kernelwright.sandbox.machine.turns import DeviceTurn, WaitLimit; "
+    code = "import time; from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit; "
     code += f"held = DeviceTurn({UUID!r}, WaitLimit(0)); "
     code += "print(1, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:

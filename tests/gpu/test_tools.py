@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from kernelwright.sandbox.judge import memcheck, profile, programs
+from kernelwright.sandbox.judge import cuda_toolkit, memcheck, profile
 from kernelwright.sandbox.judge.tools import Tool, ToolTask, run_under
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.values import RawTensor, Values
@@ -184,9 +184,9 @@ def test_a_look_tells_why_there_are_no_counters():
 
 def test_a_tool_that_is_not_there_is_named_with_the_option_that_asks_for_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(programs, "PLACES", ())
+    monkeypatch.setattr(cuda_toolkit, "PLACES", ())
     with pytest.raises(MachineError, match="--sanitize needs compute-sanitizer, which is not found; it comes with"):
-        programs.require_tools(sanitize=True, profile=False)
+        cuda_toolkit.require_tools(sanitize=True, profile=False)
 
 
 def test_what_a_linked_tool_needs_is_where_it_really_lies(tmp_path):
@@ -194,7 +194,7 @@ def test_what_a_linked_tool_needs_is_where_it_really_lies(tmp_path):
     home.mkdir(parents=True)
     (home / "compute-sanitizer").touch()
     (tmp_path / "link").symlink_to(home / "compute-sanitizer")
-    assert str(home) in programs.folders(str(tmp_path / "link"))
+    assert str(home) in cuda_toolkit.folders(str(tmp_path / "link"))
 
 
 STAND_IN = """#!/bin/sh

@@ -15,7 +15,7 @@ from kernelwright.problems.formats.definition import (
     read_definition,
     read_workloads,
 )
-from kernelwright.problems.formats.kernelbench import read_rows, to_row
+from kernelwright.problems.formats.kernelbench import read_rows
 from kernelwright.problems.formats.robust import Configurations, read_configurations
 from kernelwright.problems.formats.writing import INDEX, write_collection, write_problem
 from tests.problems.foreign import (
@@ -121,3 +121,9 @@ def test_any_title_and_detail_survives_a_manifest(tmp_path_factory, title, id, v
     problem = Problem(name=folder.name, title=title, family=id, size="cpu", source=source, **more)
     write_problem(folder, problem)
     assert load_problem(str(folder)) == problem
+
+
+def to_row(entry):
+    level, _, number = entry.id.removeprefix("level").partition("/")
+    title = entry.problem.origin.title.removesuffix(".py")
+    return {"code": entry.problem.source, "level": int(level), "name": title, "problem_id": int(number)}

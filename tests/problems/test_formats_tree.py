@@ -9,7 +9,7 @@ import pytest
 from kernelwright.evals.formats.checking import check_entry
 from kernelwright.evals.formats.examining import examine_problem
 from kernelwright.problems.formats import read_collection
-from kernelwright.sandbox.calls.planning import refusal_by_text
+from kernelwright.sandbox.calls.memory_planning import refusal_by_text
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.problems.synthetic import COUNT, KINDS, SPECIAL, write_synthetic
 

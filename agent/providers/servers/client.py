@@ -14,13 +14,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from pydantic import Field
-
 from kernelwright.agent.log.records import Ask, Reply, Request
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.options import OpenAISettings
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.proxies import proxy_for
-from kernelwright.agent.providers.servers.wires import WIRES, Api
-from kernelwright.problems.record.base import Record
+from kernelwright.agent.providers.servers.apis import WIRES
 from kernelwright.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -36,24 +34,6 @@ NO_KEY = "none"
 """Sent to servers that ask for no key, since the client insists on one."""
 SHORTEST_SECRET = 8
 """A shorter key is no secret but a word such as `none` or `EMPTY`, which may well stand in an honest answer."""
-
-
-class OpenAISettings(Record):
-    """Where and how to ask. Holds no key, so it may be written down."""
-
-    base_url: str | None = None
-    """None is the variable OPENAI_BASE_URL, or else OpenAI's own."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Name of the variable that holds the key; empty for a server that asks for none."""
-    needs_key: bool = False
-    """Whether to refuse at once where the variable holds none; OpenAI's own server always needs one."""
-    api: Api = "chat"
-    max_retries: int = Field(default=5, ge=0)
-    """Of one request, by the client: on lost connections, timeouts, 408, 409, 429 and 5xx; it heeds Retry-After."""
-    timeout_s: float = Field(default=600, gt=0)
-    """Longest silence of the server."""
-    deadline_s: float = Field(default=3600, gt=0)
-    """Longest time for one request in all, retries included."""
 
 
 class OpenAIProvider:
@@ -72,6 +52,11 @@ class OpenAIProvider:
 
     def __repr__(self) -> str:
         return f"OpenAIProvider({self.base_url!r})"
+
+    @property
+    def place(self) -> str:
+        """See `Provider`."""
+        return f"{self.base_url} {self.settings.api}"
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """See `Provider.complete`. A client lives for one request, so that any event loop may be the next one."""

@@ -1,15 +1,11 @@
 """The usual servers by name: address, form and the variable of the key, from a table that the user may extend."""
 
-import tomllib
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
-from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.providers.servers.client import OpenAISettings
-from kernelwright.agent.providers.servers.wires import Api
+from kernelwright.agent.providers.options import Api, OpenAISettings
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.tables import read_table
 
 SHIPPED = Path(__file__).parents[2] / "data" / "providers.toml"
 
@@ -28,21 +24,9 @@ class Preset(Record):
         return OpenAISettings(base_url=self.base_url, api_key_env=self.key, needs_key=bool(self.key), api=self.api)
 
 
-TABLE = TypeAdapter(dict[str, Preset])
-
-
 def load_presets(path: Path | None = None) -> dict[str, Preset]:
     """The presets that ship, below those of the user's own table; `ProviderError` where that is malformed."""
-    return _table(SHIPPED) | ({} if path is None else _table(path))
-
-
-def _table(path: Path) -> dict[str, Preset]:
-    try:
-        return TABLE.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ProviderError(f"cannot read the presets {path} ({error.strerror}); check the path") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ProviderError(f"the presets {path} are no valid TOML: {error}; correct them") from error
-    except ValidationError as error:
-        key, said = first_fault(error)
-        raise ProviderError(f"the presets {path}: {key}: {said}; correct it") from error
+    tables = [
+        read_table(file, dict[str, Preset], "the table of servers", ProviderError) for file in (SHIPPED, path) if file
+    ]
+    return {name: preset for table in tables for name, preset in table.items()}

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.sandbox.machine.cache import cache_root
 
 NAME = "SmolLM2-135M-Instruct"

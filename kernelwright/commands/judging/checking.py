@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from kernelwright.commands.options.declared import (
+    DeviceOption,
+    DtypeOption,
+    JailOption,
+    MemoryOption,
+    ThreadsOption,
+    size_option,
+)
 from kernelwright.commands.options.endings import DONE, FELL_SHORT, INTERRUPTED, UserMistake, end
 from kernelwright.commands.options.executing import check_threads
 from kernelwright.commands.options.judging import (
-    Asked,
-    DeviceOption,
-    DtypeOption,
-    MemoryOption,
-    ThreadsOption,
+    JudgingOptions,
     check_device,
     device_count,
     device_for,
@@ -42,13 +46,12 @@ def check(
     paths: Annotated[
         list[str] | None, typer.Argument(help="Catalog names, files, folders or PATH::ID; default: the catalog.")
     ] = None,
-    size: Annotated[
-        str | None, typer.Option(help="Size of catalog problems: cpu or gpu; default: cpu, on a --device cuda gpu.")
-    ] = None,
+    size: Annotated[str | None, size_option("cpu, on a --device cuda gpu", "catalog problems")] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
+    jail: JailOption = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="File of JSON lines to add to; what it has for the same problem and device stands."),
@@ -67,7 +70,7 @@ def check(
     check_threads(threads)
     named = paths or list(catalog_names())
     _require_named(named, size)
-    where = {place: Asked(place, memory, threads).settings() for place in {device or "cuda", "cpu"}}
+    where = {place: JudgingOptions(place, memory, threads, jail=jail).settings() for place in {device or "cuda", "cpu"}}
     wanted = [
         Wanted(entry, where[device_for(device, "python", entry.problem.size if entry.problem else "cpu")])
         for entry in _entries(named, size, device, dtype)

@@ -6,16 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from kernelwright.commands.options.endings import DONE, FELL_SHORT, UserMistake
-from kernelwright.commands.options.executing import PROFILE_HELP, SANITIZE_HELP, check_threads, check_tools
-from kernelwright.commands.options.files import read_text
-from kernelwright.commands.options.judging import (
-    Asked,
+from kernelwright.commands.options.declared import (
     CompileOption,
     DeviceOption,
     DtypeOption,
+    JailOption,
     MemoryOption,
+    ProfileOption,
+    SanitizeOption,
     ThreadsOption,
+    size_option,
+)
+from kernelwright.commands.options.endings import DONE, FELL_SHORT, UserMistake
+from kernelwright.commands.options.executing import check_threads, check_tools
+from kernelwright.commands.options.files import read_text
+from kernelwright.commands.options.judging import (
+    JudgingOptions,
     device_for,
     place_words,
     size_for,
@@ -30,9 +36,7 @@ def judge(
         str | None, typer.Argument(help="Catalog name, path of a .py file in the KernelBench convention, or PATH::ID.")
     ] = None,
     candidate: Annotated[str | None, typer.Argument(help="File that defines ModelNew; - for standard input.")] = None,
-    size: Annotated[
-        str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: what fits the candidate.")
-    ] = None,
+    size: Annotated[str | None, size_option("what fits the candidate")] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     memory: MemoryOption = None,
@@ -40,9 +44,9 @@ def judge(
     compiled: CompileOption = None,
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
-    sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
-    profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
-    jail: Annotated[str, typer.Option(help="Layers around what is judged: auto, strict or off.")] = "auto",
+    sanitize: SanitizeOption = False,
+    profile: ProfileOption = False,
+    jail: JailOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys, nothing else.")] = False,
     record: Annotated[
         str | None,
@@ -68,7 +72,9 @@ def judge(
         found = found.model_copy(update={"direction": "both"})
     given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     chosen = {key: value for key, value in given.items() if value is not None}
-    settings = Asked(where, memory, threads, compiled, jail).settings(sanitize=sanitize, profile=profile, **chosen)
+    settings = JudgingOptions(where, memory, threads, compiled, jail).settings(
+        sanitize=sanitize, profile=profile, **chosen
+    )
     check_tools(sanitize, profile, settings.gpu, local=False)
     check_threads(threads)
     become_a_judge(threads)
@@ -149,7 +155,7 @@ def _failure(found: dict[str, Any]) -> str:
 
 
 def _success(found: dict[str, Any]) -> str:
-    from kernelwright.evals.report.wording import others_words
+    from kernelwright.sandbox.verdict.in_words import others_words, ratio_words
 
     baselines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found["baselines_ms"].items())
     floor = ""
@@ -159,7 +165,7 @@ def _success(found: dict[str, Any]) -> str:
         )
     against = f" against the fastest, {found['against']}" if len(found["baselines_ms"]) > 1 else ""
     return (
-        f"passed: {found['speedup']:.2f} x [{found['speedup_low']:.2f}, {found['speedup_high']:.2f}]{against}, "
+        f"passed: {ratio_words(found['speedup'], found['speedup_low'], found['speedup_high'])}{against}, "
         f"{found['comparison'].replace('_', ' ')}{others_words(found['speedups'])}; "
         f"candidate {found['candidate_ms']:.3f} ms, {baselines}{floor}"
     )

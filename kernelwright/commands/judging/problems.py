@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.judging.checking import check
-from kernelwright.commands.options.endings import UserMistake, reported
-from kernelwright.commands.options.judging import DtypeOption
+from kernelwright.commands.options.declared import DtypeOption, size_option
+from kernelwright.commands.options.endings import UserMistake
 
 app = typer.Typer(
     help="The catalog, and checks of problems from anywhere.", no_args_is_help=True, rich_markup_mode=None
@@ -15,7 +15,6 @@ app = typer.Typer(
 
 
 @app.command("list")
-@reported
 def list_problems(
     family: Annotated[str | None, typer.Option(help="Only problems of this family; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a problem, nothing else.")] = False,
@@ -37,10 +36,9 @@ def list_problems(
 
 
 @app.command("show")
-@reported
 def show(
     problem: Annotated[str, typer.Argument(help="Catalog name, path of a .py file, or PATH::ID.")],
-    size: Annotated[str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: cpu.")] = None,
+    size: Annotated[str | None, size_option("cpu")] = None,
     dtype: DtypeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole record as one JSON object.")] = False,
 ) -> None:
@@ -67,4 +65,4 @@ def show(
     print(f"\n{found.source}")
 
 
-app.command("check")(reported(check))
+app.command("check")(check)

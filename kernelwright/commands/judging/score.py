@@ -8,26 +8,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kernelwright.commands.options.declared import (
+    AddressOption,
+    CompileOption,
+    DeviceOption,
+    DtypeOption,
+    ExecutorOption,
+    JailOption,
+    KindOption,
+    MemoryOption,
+    ProfileOption,
+    SanitizeOption,
+    ThreadsOption,
+    devices_option,
+    size_option,
+)
 from kernelwright.commands.options.endings import DONE, FELL_SHORT, INTERRUPTED, MACHINE_LACKS, UserMistake, end
 from kernelwright.commands.options.executing import (
-    PROFILE_HELP,
-    SANITIZE_HELP,
     check_threads,
     check_tools,
     executor_choice,
 )
 from kernelwright.commands.options.judging import (
-    Asked,
-    CompileOption,
-    DeviceOption,
-    DtypeOption,
-    MemoryOption,
-    ThreadsOption,
+    JudgingOptions,
     check_together,
     device_for,
     place_words,
     size_for,
 )
+from kernelwright.commands.options.terminal import table_console
 
 if TYPE_CHECKING:
     from kernelwright.evals.report.batch_tables import BatchProgress
@@ -44,29 +53,22 @@ def score(
     shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts of the files; default: all.")] = None,
     merge: Annotated[list[Path] | None, typer.Option(help="--out folder of another shard; may be repeated.")] = None,
     builders: Annotated[int | None, typer.Option(min=1, help="Builds side by side; default: one a core.")] = None,
-    size: Annotated[
-        str | None, typer.Option(help="Size of catalog problems: cpu or gpu; default: what fits the candidates.")
-    ] = None,
+    size: Annotated[str | None, size_option("what fits the candidates", "catalog problems")] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
-    executor: Annotated[str, typer.Option(help="Where judging runs: local or ray.")] = "local",
-    address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster; default: one made here.")] = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="How many GPUs, or equal parts of the cores, judge here; default: all GPUs, or 1 part."
-        ),
-    ] = None,
-    kind: Annotated[str | None, typer.Option(help="Judge only on devices with this in their name.")] = None,
+    executor: ExecutorOption = "local",
+    address: AddressOption = None,
+    devices: Annotated[int | None, devices_option("all GPUs, or 1 part")] = None,
+    kind: KindOption = None,
     judging: Annotated[
         bool, typer.Option("--judge/--no-judge", help="--no-judge: tell what is on record, judge nothing.")
     ] = True,
-    sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
-    profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
-    jail: Annotated[str, typer.Option(help="Layers around what is judged: auto, strict or off.")] = "auto",
+    sanitize: SanitizeOption = False,
+    profile: ProfileOption = False,
+    jail: JailOption = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a file: judge's report, problem, candidate.")
     ] = False,
@@ -91,9 +93,8 @@ def score(
     chosen = [file for file in files if part is None or part.has(file)]
     _tell_strangers(candidates, files, strangers)
     _tell_unread(collected, files)
-    settings = Asked(
-        place_of(chosen, size, device, local=executor == "local" and judging), memory, threads, compiled, jail
-    ).settings(sanitize=sanitize, profile=profile)
+    place = place_of(chosen, size, device, local=executor == "local" and judging)
+    settings = JudgingOptions(place, memory, threads, compiled, jail, sanitize, profile).settings()
     if settings.gpu and size is None:
         collected = collect_problems(problems, size_for(problems, size, settings.device), dtype)
     if executor == "local" and judging:
@@ -185,15 +186,11 @@ def _tell_unread(collected: "Collected", files: "list[CandidateFile]") -> None:
 
 
 def _tell(progress: "BatchProgress", collected: "Collected", out: Path) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    from kernelwright.commands.options.running import LOG_WIDTH
     from kernelwright.evals.report.batch_tables import batch_table, unjudged_lines
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=LOG_WIDTH)
+    console = table_console()
     console.print(batch_table(progress.done, collected.problems))
     for line in unjudged_lines(progress.done):
         console.print(Text(line), soft_wrap=True)

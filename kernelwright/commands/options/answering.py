@@ -1,12 +1,12 @@
 """The options of `run` that say who answers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 from kernelwright.commands.options.endings import UserMistake
 
 if TYPE_CHECKING:
-    from kernelwright.agent.engine.who_answers import ProviderOptions
+    from kernelwright.agent.providers.options import ProviderOptions
 
 OWN_NAMES = {"local": "SmolLM2-135M-Instruct", "files": "files", "simulated": "simulated"}
 """What the model is called where none is named; others must be told which one."""
@@ -27,7 +27,7 @@ class Answering(NamedTuple):
 
 def answering(typed: Answering) -> "tuple[str, ProviderOptions]":
     """The model's name and who answers in its place; `UserMistake` for what does not go together."""
-    from kernelwright.agent.engine.who_answers import ProviderOptions
+    from kernelwright.agent.providers.options import ProviderOptions
 
     kind = _kind(typed)
     if kind == "recorded" and typed.model:
@@ -58,23 +58,29 @@ def answering(typed: Answering) -> "tuple[str, ProviderOptions]":
 
 
 def _kind(typed: Answering) -> str:
-    from kernelwright.agent.engine.who_answers import Kind
+    from kernelwright.agent.providers.registry import providers
     from kernelwright.agent.providers.servers.presets import load_presets
 
     if typed.provider is None:
         return "server" if typed.model else "recorded"
-    if typed.provider in get_args(Kind) and typed.provider != "server":
+    if ":" in typed.provider:
+        path, _, function = typed.provider.rpartition(":")
+        return f"{Path(path).resolve()}:{function}"
+    kinds = [kind for kind in providers() if kind != "server"]
+    if typed.provider in kinds:
         return typed.provider
     presets = load_presets(typed.presets)
     if typed.provider not in presets:
-        kinds = [kind for kind in get_args(Kind) if kind != "server"]
-        raise UserMistake(f"no provider {typed.provider!r}; there are: {', '.join([*kinds, *presets])}")
+        raise UserMistake(
+            f"no provider {typed.provider!r}; there are: {', '.join([*kinds, *presets])}, and any function as "
+            "path/to/file.py:function"
+        )
     return "server"
 
 
 def _server(typed: Answering) -> "dict[str, object]":
     """The preset's settings, each replaced by what was typed."""
-    from kernelwright.agent.providers.servers.client import OpenAISettings
+    from kernelwright.agent.providers.options import OpenAISettings
     from kernelwright.agent.providers.servers.presets import load_presets
 
     preset = load_presets(typed.presets).get(typed.provider or "")

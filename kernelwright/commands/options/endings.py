@@ -68,7 +68,7 @@ def _code_of(error: Exception) -> int | None:
         "kernelwright.sandbox.pool.protocol": {"ExecutorError": USER_MISTAKE},
         "kernelwright.evals.boards.own_metrics": {"MetricError": USER_MISTAKE},
         "kernelwright.evals.scores.judgements": {"JudgementsError": USER_MISTAKE},
-        "kernelwright.agent.providers.protocol": {"AnswerPending": FELL_SHORT, "ProviderError": USER_MISTAKE},
+        "kernelwright.agent.providers.provider": {"AnswerPending": FELL_SHORT, "ProviderError": USER_MISTAKE},
         "kernelwright.agent.strategies": {"StrategyError": USER_MISTAKE},
     }
     for module, names in codes.items():

@@ -9,16 +9,12 @@ if TYPE_CHECKING:
     from kernelwright.sandbox.pool import ExecutorChoice
 
 
-SANITIZE_HELP = "On a GPU: what is right is run once more under compute-sanitizer; a faulty access fails it."
-PROFILE_HELP = "On a GPU: what is right is profiled; ncu's counters go into the verdict and the next prompt."
-
-
 def check_tools(sanitize: bool, profile: bool, gpu: bool, local: bool = True) -> None:
     """Whether the tools that are asked for make sense and are there, before anything is judged.
 
     `UserMistake` where nothing runs on a GPU, `MachineError` where one is not installed. `local`: it is judged here.
     """
-    from kernelwright.sandbox.judge.programs import PROFILE, SANITIZE, require_tools
+    from kernelwright.sandbox.judge.cuda_toolkit import PROFILE, SANITIZE, require_tools
 
     for option, asked in ((SANITIZE, sanitize), (PROFILE, profile)):
         if asked and not gpu:
@@ -52,7 +48,7 @@ def executor_choice(
     builders: int | None = None,
 ) -> "ExecutorChoice":
     """The executor that the options name; `UserMistake` for one that is none."""
-    from kernelwright.sandbox.pool.front.choosing import NAMES, ExecutorChoice
+    from kernelwright.sandbox.pool.front.executor_choice import NAMES, ExecutorChoice
 
     if executor not in NAMES:
         raise UserMistake(f"no executor {executor!r}; there are: {', '.join(NAMES)}")

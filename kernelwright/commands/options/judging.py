@@ -1,51 +1,20 @@
-"""Where, in which dtype, with how much memory and against what is judged: options of several commands, told once."""
+"""Where, in which dtype, with how much memory and against what is judged: what those options come to, checked."""
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from kernelwright.commands.options.endings import UserMistake
-from kernelwright.commands.options.policies import compile_modes, jail_policy
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.verdict.settings import Settings
+    from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 
-DeviceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        help="Where it runs: cpu, cuda or cuda:N; default: a GPU, unless there is none or it is for processors.",
-    ),
-]
-DtypeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        help="Cast weights and floating inputs: float32, float16 or bfloat16 (fp32, fp16, bf16); default: as they are.",
-    ),
-]
-MemoryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--memory",
-        help="Memory that may be taken, as 24GiB: of a processor by each child, of a GPU by all; default: what fits.",
-    ),
-]
-CompileOption = Annotated[
-    list[str] | None,
-    typer.Option("--compile", help="Measure against this torch.compile mode too; may be repeated."),
-]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, help="Threads of candidate and baseline; default: all cores."),
-]
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 LEAST_BYTES = 2**20
+JAILS: dict[str, Literal["auto", "strict", "off"]] = {"auto": "auto", "strict": "strict", "off": "off"}
 
 
-class Asked(NamedTuple):
+class JudgingOptions(NamedTuple):
     """What the user said of the judging; `device` is where that comes to, see `device_for`."""
 
     device: str
@@ -53,12 +22,15 @@ class Asked(NamedTuple):
     threads: int | None = None
     compiled: Sequence[str] | None = None
     jail: str = "auto"
+    sanitize: bool = False
+    profile: bool = False
 
     def settings(self, **more: Any) -> "Settings":
         """Settings with all that was said and nothing else; `UserMistake` for what can not be."""
         from kernelwright.sandbox.verdict.settings import Settings
 
         given: dict[str, Any] = {"device": self.device, "jail": jail_policy(self.jail)} | more
+        given |= {tool: True for tool in ("sanitize", "profile") if getattr(self, tool)}
         given["compiled"] = compile_modes(self.compiled or ())
         if self.memory is not None:
             name = "memory_bytes" if self.device == "cpu" else "device_memory_bytes"
@@ -66,6 +38,24 @@ class Asked(NamedTuple):
         if self.threads is not None:
             given["threads"] = self.threads
         return Settings.model_validate(given)
+
+
+def jail_policy(name: str) -> Literal["auto", "strict", "off"]:
+    """The policy of that name; `UserMistake` for any other."""
+    if name not in JAILS:
+        raise UserMistake(f"no jail policy {name!r}; there are: {', '.join(JAILS)}")
+    return JAILS[name]
+
+
+def compile_modes(names: Sequence[str]) -> "tuple[CompileMode, ...]":
+    """Modes of torch.compile, checked; `UserMistake` for a name that is none."""
+    from kernelwright.sandbox.verdict.settings import CompileMode
+
+    modes: dict[str, CompileMode] = {mode: mode for mode in get_args(CompileMode)}
+    for name in names:
+        if name not in modes:
+            raise UserMistake(f"no torch.compile mode {name!r}; there are: {', '.join(modes)}")
+    return tuple(modes[name] for name in names)
 
 
 def memory_size(text: str) -> int:

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kernelwright.commands.options.endings import FELL_SHORT, INTERRUPTED, end, own_command
-
-LOG_WIDTH = 180
-"""Columns of the table where the output is no terminal."""
+from kernelwright.commands.options.terminal import table_console
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.view import View
@@ -38,7 +36,7 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from kernelwright.evals.report.progress import Progress
-    from kernelwright.evals.report.wording import ending_words
+    from kernelwright.evals.report.summary import ending_words
 
     console = Console(stderr=as_json)
     names = tuple(problem.name for problem in running.problems)
@@ -73,8 +71,6 @@ def _place(running: "Running") -> str:
 
 
 def _tell(running: "Running", views: "list[View]", folder: Path, as_json: bool) -> None:
-    from rich.console import Console
-
     from kernelwright.agent.log.best import dtype_option
     from kernelwright.evals.report.summary import summary_rows, summary_table
     from kernelwright.problems import catalog_names
@@ -83,10 +79,7 @@ def _tell(running: "Running", views: "list[View]", folder: Path, as_json: bool) 
         for row in summary_rows(views, folder):
             print(json.dumps(row))
         return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=LOG_WIDTH)
-    console.print(summary_table(views))
+    table_console().print(summary_table(views))
     kept = next((view.problem for view in views if view.best), None)
     if kept:
         best = folder / "best" / kept

@@ -1,17 +1,18 @@
-"""`kernelwright --version`: what a report of a bug has to name."""
+"""What stands before any command: `kernelwright --version`, which a report of a bug has to name, and `-v`."""
 
 from typing import Annotated
 
 import typer
 
+from kernelwright.commands.options.verbosity import VerboseOption, tell_logs_for
+
 
 def _tell(asked: bool) -> None:
     if not asked:
         return
-    from kernelwright.evals.runs.origin import commit, own_version
+    from kernelwright.evals.runs.origin import version_words
 
-    found = commit()
-    print(f"kernelwright {own_version()}" + (f", commit {found}" if found else ""))
+    print(version_words())
     raise typer.Exit
 
 
@@ -19,5 +20,7 @@ def version(
     _: Annotated[
         bool, typer.Option("--version", callback=_tell, is_eager=True, help="Print version and commit, and end.")
     ] = False,
+    verbose: VerboseOption = 0,
 ) -> None:
     """What stands before any command."""
+    tell_logs_for(verbose)

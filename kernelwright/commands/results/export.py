@@ -69,7 +69,8 @@ def _best(folder: Path, outcomes: "list[Outcome]") -> bool:
 
 def _write(to: str, out: Path, outcomes: "list[Outcome]", name: str) -> list[str]:
     """Write the outcomes; a sentence for each that the format has no place for."""
-    from kernelwright.evals.formats import kernelbench, leaderboard, plain, rows
+    from kernelwright.evals.formats import kernelbench, plain, rows
+    from kernelwright.evals.formats import submissions as leaderboard
 
     if str(out) == "-":
         for outcome in outcomes:

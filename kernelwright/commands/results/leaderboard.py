@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernelwright.commands.options.endings import UserMistake
+from kernelwright.commands.options.terminal import table_console
 
 if TYPE_CHECKING:
     from kernelwright.evals.boards.leaderboard import Board
@@ -67,15 +68,10 @@ def _boards(runs: "list[RunFacts]", verify: int) -> "list[Board]":
 
 
 def _show(found: "list[Board]") -> None:
-    from rich.console import Console
-
-    from kernelwright.commands.options.running import LOG_WIDTH
     from kernelwright.evals.boards.board_formats import unranked
     from kernelwright.evals.boards.board_tables import board_tables
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=LOG_WIDTH)
+    console = table_console()
     for board in found:
         for table in board_tables(board, console.width):
             console.print(table)

@@ -3,14 +3,16 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kernelwright.commands.options.endings import FELL_SHORT, UserMistake
+from kernelwright.commands.options.terminal import fit_for, table_console
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
+    from kernelwright.evals.inspector.model import RunModel
 
 
 def show(
@@ -55,23 +57,8 @@ def _print_source(log: "RunLog", problem: str, number: int | None, as_json: bool
         print(fit_for(sys.stdout, source), end="")
 
 
-def fit_for(stream: TextIO, source: str) -> str:
-    """A candidate's source for a stream: a file gets it as it is, a terminal would take some of it for commands."""
-    from kernelwright.sandbox.verdict.clean import clean
-
-    return clean(source) if stream.isatty() else source
-
-
-def _print_tree(model: object) -> None:
-    from rich.console import Console
-
-    from kernelwright.commands.options.running import LOG_WIDTH
-    from kernelwright.evals.inspector.model import RunModel
+def _print_tree(model: "RunModel") -> None:
     from kernelwright.evals.report.trees import run_tree
 
-    assert isinstance(model, RunModel)
     header = model.log.header
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=LOG_WIDTH)
-    console.print(run_tree(f"{header.run_id} on {header.device}", model.views))
+    table_console(highlight=False).print(run_tree(f"{header.run_id} on {header.device}", model.views))

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.endings import FELL_SHORT, UserMistake, own_command, reported
+from kernelwright.commands.options.declared import RunArgument
+from kernelwright.commands.options.endings import FELL_SHORT, UserMistake, own_command
 from kernelwright.commands.options.files import opened
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
-    from kernelwright.agent.providers.servers.batchfile import Imported
-    from kernelwright.agent.providers.servers.batchlive import BatchService, BatchStatus
+    from kernelwright.agent.providers.servers.batch_file import Imported
+    from kernelwright.agent.providers.servers.batch_service import BatchService, BatchStatus
 
 app = typer.Typer(help="Send the asks of a run as a batch, and take its answers back.", no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(help="Folder of the run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
 BaseUrl = Annotated[
     str | None,
@@ -27,15 +27,14 @@ KeyEnv = Annotated[str, typer.Option(help="Environment variable that holds the k
 
 
 @app.command("export")
-@reported
 def export(
-    folder: Folder,
+    folder: RunArgument,
     file: Annotated[Path, typer.Argument(help="File to write, one request a line.")],
     as_json: AsJson = False,
 ) -> None:
     """Write the asks that wait for an answer as a batch file. It is in OpenAI's chat completions form."""
     from kernelwright.agent.log.run_log import RunLog
-    from kernelwright.agent.providers.servers.batchfile import batch_line, open_requests
+    from kernelwright.agent.providers.servers.batch_file import batch_line, open_requests
     from kernelwright.sandbox.machine.atomic import write_atomically
 
     with RunLog.open(folder) as log:
@@ -50,15 +49,14 @@ def export(
 
 
 @app.command("import")
-@reported
 def import_(
-    folder: Folder,
+    folder: RunArgument,
     file: Annotated[str, typer.Argument(help="Answers, or errors, as the batch gave them; - for standard input.")],
     as_json: AsJson = False,
 ) -> None:
     """Take the answers of a batch into the run. Exit code 1 while some are missing or failed."""
     from kernelwright.agent.log.run_log import RunLog
-    from kernelwright.agent.providers.servers.batchfile import import_answers
+    from kernelwright.agent.providers.servers.batch_file import import_answers
 
     with RunLog.open(folder) as log, opened(file, "batch file") as lines:
         found = import_answers(log, lines)
@@ -66,9 +64,8 @@ def import_(
 
 
 @app.command("send")
-@reported
 def send(
-    folder: Folder, base_url: BaseUrl = None, api_key_env: KeyEnv = "OPENAI_API_KEY", as_json: AsJson = False
+    folder: RunArgument, base_url: BaseUrl = None, api_key_env: KeyEnv = "OPENAI_API_KEY", as_json: AsJson = False
 ) -> None:
     """Send the asks that wait for an answer to a batch service. What was sent is noted in the run's folder."""
     from kernelwright.agent.log.run_log import RunLog
@@ -84,9 +81,8 @@ def send(
 
 
 @app.command("fetch")
-@reported
 def fetch(
-    folder: Folder,
+    folder: RunArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Ask again and again until the batches have ended.")] = False,
     every_s: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")] = 30.0,
     base_url: BaseUrl = None,
@@ -109,8 +105,8 @@ def fetch(
 
 
 def _service(log: "RunLog", base_url: str | None, api_key_env: str) -> "BatchService":
-    from kernelwright.agent.providers.servers.batchlive import BatchService
-    from kernelwright.agent.providers.servers.client import OpenAISettings
+    from kernelwright.agent.providers.options import OpenAISettings
+    from kernelwright.agent.providers.servers.batch_service import BatchService
 
     return BatchService(log, OpenAISettings(base_url=base_url, api_key_env=api_key_env))
 

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.endings import UserMistake, reported
+from kernelwright.commands.options.declared import PresetsOption
+from kernelwright.commands.options.endings import UserMistake
 from kernelwright.commands.options.executing import check_threads
 
 app = typer.Typer(help="Servers that can be asked by name, and a small model to try.", no_args_is_help=True)
 
 
 @app.command("list")
-@reported
 def list_(
-    presets: Annotated[Path | None, typer.Option(help="Table of further servers (TOML).")] = None,
+    presets: PresetsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a server, nothing else.")] = False,
 ) -> None:
     """List the servers that `run --provider` knows by name. Beside each, whether the variable of its key is set."""
@@ -32,7 +32,6 @@ def list_(
 
 
 @app.command("fetch")
-@reported
 def fetch(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
 ) -> None:
@@ -45,13 +44,12 @@ def fetch(
 
 
 @app.command("serve")
-@reported
 def serve(
     model: Annotated[Path | None, typer.Argument(help="A GGUF file; default: what `fetch` got.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads; with more than there are idle cores it is slower.")] = 1,
 ) -> None:
     """Serve a model on this machine, in OpenAI's format. Prints its address, and goes on until it is stopped."""
-    from kernelwright.agent.providers.servers.local import LocalServer
+    from kernelwright.agent.providers.servers.local_server import LocalServer
     from kernelwright.agent.providers.servers.weights import weights
 
     check_threads(threads)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from kernelwright.commands.options.declared import DtypeOption, WithoutOption, size_option
 from kernelwright.commands.options.endings import UserMistake
 from kernelwright.commands.options.files import read_text
-from kernelwright.commands.options.judging import DtypeOption
 
 ROLES = ("propose", "repair", "improve", "plan", "critique", "reflect")
 TARGETS = ("cpp", "cuda", "triton")
@@ -20,9 +20,7 @@ def prompt(
         str, typer.Option(help="What is asked for: propose, repair, improve, plan, critique or reflect.")
     ] = "propose",
     target: Annotated[str, typer.Option(help="What the answer is written in: cpp, cuda or triton.")] = "cpp",
-    size: Annotated[
-        str | None, typer.Option(help="Size of a catalog problem: cpu or gpu; default: what fits the target.")
-    ] = None,
+    size: Annotated[str | None, size_option("what fits the target")] = None,
     dtype: DtypeOption = None,
     parent: Annotated[
         str | None, typer.Option(help="File of the candidate to start from; repair and improve need one.")
@@ -41,7 +39,7 @@ def prompt(
         str | None, typer.Option(help="CUDA that the answer must compile under; default: any.")
     ] = None,
     direction: Annotated[str | None, typer.Option(help="forward, backward or both; default: the problem's.")] = None,
-    without: Annotated[list[str] | None, typer.Option(help="Leave a prompt section out; may be repeated.")] = None,
+    without: WithoutOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object: sections with digests and token estimates.")
     ] = False,

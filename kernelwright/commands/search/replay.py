@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from kernelwright.commands.options.declared import RunArgument
+
 
 def replay(
-    folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    folder: RunArgument,
     out: Annotated[Path | None, typer.Option(help="New folder for the replayed run; default: none is kept.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with events and digest.")] = False,
 ) -> None:

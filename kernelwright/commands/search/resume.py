@@ -1,15 +1,15 @@
 """`kernelwright resume`: go on with a run that was stopped."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kernelwright.commands.options.declared import RunArgument
 from kernelwright.commands.options.running import go, set_up
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    folder: RunArgument,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
     ] = False,

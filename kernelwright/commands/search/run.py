@@ -6,21 +6,31 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.options.answering import Answering, answering
+from kernelwright.commands.options.declared import (
+    AddressOption,
+    CompileOption,
+    DeviceOption,
+    DtypeOption,
+    ExecutorOption,
+    JailOption,
+    KindOption,
+    MemoryOption,
+    PresetsOption,
+    ProfileOption,
+    SanitizeOption,
+    ThreadsOption,
+    WithoutOption,
+    devices_option,
+    size_option,
+)
 from kernelwright.commands.options.endings import UserMistake
 from kernelwright.commands.options.executing import (
-    PROFILE_HELP,
-    SANITIZE_HELP,
     check_threads,
     check_tools,
     executor_choice,
 )
 from kernelwright.commands.options.judging import (
-    Asked,
-    CompileOption,
-    DeviceOption,
-    DtypeOption,
-    MemoryOption,
-    ThreadsOption,
+    JudgingOptions,
     check_together,
     device_for,
     size_for,
@@ -41,7 +51,9 @@ def run(
     ] = None,
     provider: Annotated[
         str | None,
-        typer.Option(help="recorded, files, batch, local, simulated, or a server of `kernelwright models list`."),
+        typer.Option(
+            help="recorded, files, batch, local, simulated, a server of `kernelwright models list`, FILE.py:FUNCTION."
+        ),
     ] = None,
     base_url: Annotated[
         str | None, typer.Option(help="Address of a server; default: that of --provider, OPENAI_BASE_URL, or OpenAI's.")
@@ -53,7 +65,7 @@ def run(
     api: Annotated[
         str | None, typer.Option(help="Form of the requests: chat or responses; default: that of --provider, or chat.")
     ] = None,
-    presets: Annotated[Path | None, typer.Option(help="Table of further servers (TOML).")] = None,
+    presets: PresetsOption = None,
     folder: Annotated[
         Path | None, typer.Option(help="For --provider files: where the tasks lie; default: tasks in the run.")
     ] = None,
@@ -61,9 +73,7 @@ def run(
         Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
     ] = None,
     target: Annotated[str, typer.Option(help="What candidates are written in: cpp, cuda or triton.")] = "cpp",
-    size: Annotated[
-        str | None, typer.Option(help="Size of catalog problems: cpu or gpu; default: what fits the target.")
-    ] = None,
+    size: Annotated[str | None, size_option("what fits the target", "catalog problems")] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     memory: MemoryOption = None,
@@ -81,7 +91,7 @@ def run(
         typer.Option(min=1, help="Attempts in flight at once for a problem; default: 1, or all for a batch."),
     ] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Problems in work at once.")] = 1,
-    without: Annotated[list[str] | None, typer.Option(help="Leave a prompt section out; may be repeated.")] = None,
+    without: WithoutOption = None,
     prices: Annotated[
         Path | None, typer.Option(help="Price table (TOML), for budgets in USD; default: the one that ships.")
     ] = None,
@@ -91,18 +101,13 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="New folder for the run; default: runs/TIME.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search's own choices.")] = 0,
-    executor: Annotated[str, typer.Option(help="Where judging runs: local or ray.")] = "local",
-    address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster; default: one made here.")] = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="How many GPUs, or equal parts of the cores, judge here; default: 1, or all with --kind."
-        ),
-    ] = None,
-    kind: Annotated[str | None, typer.Option(help="Judge only on devices with this in their name.")] = None,
-    sanitize: Annotated[bool, typer.Option("--sanitize", help=SANITIZE_HELP)] = False,
-    profile: Annotated[bool, typer.Option("--profile", help=PROFILE_HELP)] = False,
-    jail: Annotated[str, typer.Option(help="Layers around what is judged: auto, strict or off.")] = "auto",
+    executor: ExecutorOption = "local",
+    address: AddressOption = None,
+    devices: Annotated[int | None, devices_option("1, or all with --kind")] = None,
+    kind: KindOption = None,
+    sanitize: SanitizeOption = False,
+    profile: ProfileOption = False,
+    jail: JailOption = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
     ] = False,
@@ -139,7 +144,7 @@ def run(
     slots = slots or (attempts if answers.kind == "batch" else 1)
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
-    judging = Asked(where, memory, threads, compiled, jail).settings(sanitize=sanitize, profile=profile)
+    judging = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile).settings()
     check_tools(sanitize, profile, judging.gpu, local=executor == "local")
     if executor == "local":
         check_threads(threads, None if judging.gpu else devices)

@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict
 from kernelwright.problems import Problem, load_problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.pool.protocol import Answer, Lost, Question, Work
-from kernelwright.sandbox.pool.workers.order import Order
 from kernelwright.sandbox.pool.workers.process import WorkerProcess
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.report import report
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Judging:
 
     async def __aenter__(self) -> Self:
         chosen = self.settings.model_dump(mode="json", exclude_unset=True) if self.settings else {}
-        self._worker = WorkerProcess(Order(chosen=chosen), self.in_flight)
+        self._worker = WorkerProcess(WorkerOptions(chosen=chosen), self.in_flight)
         await self._worker.start()
         return self
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kernelwright.sandbox.jail.own_process import become_a_judge, rest_between_loops
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.pool.protocol import Question
+from kernelwright.sandbox.pool.workers.build_transfer import is_kept, pack, unpack
 from kernelwright.sandbox.pool.workers.devices import device_at, own_cores, shared_cores, split
-from kernelwright.sandbox.pool.workers.order import Order
-from kernelwright.sandbox.pool.workers.parcel import is_kept, pack, unpack
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool.workers.worker import Worker
@@ -35,7 +35,7 @@ class DeviceWorker:
         cores = (shared_cores if gpu else split)(own_cores(), count)[ordinal]
         kind = kinds[ordinal % len(kinds)] if kinds else _cuda_name() if gpu else processor_name()
         self.device = device_at(ordinal, kind, chosen, cores, node[:12])
-        order = Order(chosen=chosen, device=self.device, alone=count == 1 and not gpu)
+        order = WorkerOptions(chosen=chosen, device=self.device, alone=count == 1 and not gpu)
         order.settle()
         self._worker = _judging(order)
 
@@ -66,14 +66,14 @@ class DeviceWorker:
 
 def build(chosen: dict[str, Any], question: str) -> tuple[str, bytes | None]:
     """The answer as JSON, and the product's bytes for the machines of the devices."""
-    key = Order(chosen=chosen).model_dump_json()
+    key = WorkerOptions(chosen=chosen).model_dump_json()
     if key not in _builders:
-        _builders[key] = _judging(Order(chosen=chosen))
+        _builders[key] = _judging(WorkerOptions(chosen=chosen))
         atexit.register(_builders[key].close)
     return _built(_builders[key], question)
 
 
-def _judging(order: Order) -> "Worker":
+def _judging(order: WorkerOptions) -> "Worker":
     become_a_judge(order.settings().threads)
     from kernelwright.sandbox.pool.workers.worker import Worker  # torch comes with it
 

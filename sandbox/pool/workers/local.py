@@ -18,8 +18,8 @@ from kernelwright.sandbox.pool.workers.devices import (
     settings_on,
     visible_device,
 )
-from kernelwright.sandbox.pool.workers.order import Order
 from kernelwright.sandbox.pool.workers.process import WorkerProcess
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.settings import Settings
 
 
@@ -31,7 +31,7 @@ class LocalExecutor:
         self.builders = builders
         self.takes_turns = not settings.gpu
         self._settings, self._wanted = settings, devices
-        self._pool = [] if settings.gpu else [WorkerProcess(Order(chosen=given(settings)), builders)]
+        self._pool = [] if settings.gpu else [WorkerProcess(WorkerOptions(chosen=given(settings)), builders)]
         self._supervisors: dict[str, WorkerProcess] = {}
 
     async def open(self) -> tuple[Device, ...]:
@@ -47,7 +47,7 @@ class LocalExecutor:
 
     def _supervisor(self, device: Device, count: int) -> WorkerProcess:
         alone = count == 1 and not self._settings.gpu
-        order = Order(chosen=given(self._settings), device=device, alone=alone)
+        order = WorkerOptions(chosen=given(self._settings), device=device, alone=alone)
         if not self._settings.gpu:
             return WorkerProcess(order, 1 if self._pool else self.builders)
         return WorkerProcess(order, 1 + -(-self.builders // count), {CUDA_VISIBLE: visible_device(device.ordinal)})

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.protocol import Answer, Lost, Question
 from kernelwright.sandbox.pool.workers.line_process import Ended, LineProcess
-from kernelwright.sandbox.pool.workers.order import Order
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 
 SERVING = "kernelwright.sandbox.pool.workers.serving"
 """The module that the process runs."""
@@ -20,7 +20,7 @@ class WorkerProcess:
     Questions may overlap; the process answers as many at once as it has threads.
     """
 
-    def __init__(self, order: Order, threads: int, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, order: WorkerOptions, threads: int, environment: Mapping[str, str] | None = None) -> None:
         self._order, self._threads = order, threads
         self._environment = environment
         self._process: LineProcess | None = None

@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any
 
 from kernelwright.sandbox.jail.own_process import become_a_judge
+from kernelwright.sandbox.machine.logs import tell_logs_as_asked
 from kernelwright.sandbox.machine.workfolder import close_all
 from kernelwright.sandbox.pool.protocol import Answer, Question
-from kernelwright.sandbox.pool.workers.order import Order
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright_child.jail import keeper
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def main() -> None:
     os.dup2(2, 1)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    order = Order.model_validate_json(sys.argv[2])
+    tell_logs_as_asked()
+    order = WorkerOptions.model_validate_json(sys.argv[2])
     order.settle()
     become_a_judge(order.settings().threads)
     from kernelwright.sandbox.pool.workers.worker import Worker  # torch comes with it

@@ -7,15 +7,15 @@ threads at once; what uses the device waits for its turn.
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.pool.protocol import Answer, Question, Work
-from kernelwright.sandbox.pool.warmth import KEPT
-from kernelwright.sandbox.pool.workers.order import Order
+from kernelwright.sandbox.pool.warm_references import KEPT
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, SandboxError, UnsupportedProblem
 
 
 class Worker:
     """Answers questions; keeps the judges of the last few problems. Close it."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: WorkerOptions) -> None:
         self._judges = Judges(order.settings(), KEPT)
 
     def answer(self, question: Question) -> Answer:

@@ -10,8 +10,8 @@ from kernelwright.prompts.brief import Brief
 from kernelwright.sandbox.floor import processor
 from kernelwright.sandbox.machine.fact_store import TRACE, Store
 from kernelwright.sandbox.machine.identity import versions
-from kernelwright.sandbox.verdict.bound import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.peaks import Level, Peaks
+from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from tests.agent.search_parts import PROBLEM, new_log, searched
 
 SHEET = cpu_sheet("Example CPU", 2, ["avx2"], {})

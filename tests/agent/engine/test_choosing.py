@@ -4,17 +4,33 @@ import asyncio
 
 import pytest
 
-from kernelwright.agent.engine.who_answers import ProviderOptions, check_provider, provider_for, providing
-from kernelwright.agent.providers.answers import CachedProvider
-from kernelwright.agent.providers.files import FilesProvider
-from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.providers.recorded import RecordedProvider
-from kernelwright.agent.providers.servers.batchfile import BatchProvider
-from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
+from kernelwright.agent.providers import kinds, registry
+from kernelwright.agent.providers.kinds.batch import BatchProvider
+from kernelwright.agent.providers.kinds.files import FilesProvider
+from kernelwright.agent.providers.kinds.recorded import RecordedProvider
+from kernelwright.agent.providers.options import OpenAISettings, ProviderOptions
+from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers.registry import check_provider, provider_for, providing
+from kernelwright.agent.providers.reply_cache import CachedProvider
+from kernelwright.agent.providers.servers.client import OpenAIProvider
 from kernelwright.agent.providers.servers.presets import load_presets
-from kernelwright.agent.providers.simulated.parts import SimulatedProvider
+from kernelwright.agent.providers.simulated.simulation import SimulatedProvider
 from tests.agent.search_parts import new_log
 
+ECHO = """
+class Echo:
+    name, place, closed = "echo", "here", False
+
+    async def complete(self, request, ask, prompt):
+        raise AssertionError("nobody asks")
+
+    def close(self):
+        self.closed = True
+
+
+def provider(options, run):
+    return Echo()
+"""
 NEAR = OpenAISettings(base_url="http://127.0.0.1:9/v1")
 
 
@@ -38,6 +54,53 @@ def log(tmp_path):
 )
 def test_each_choice_has_its_provider(log, options, kind):
     assert type(provider_for(options, log)) is kind
+
+
+def test_each_file_of_the_folder_is_a_provider_by_its_own_name():
+    assert list(registry.providers()) == sorted(("batch", "files", "local", "recorded", "server", "simulated"))
+
+
+def test_a_file_that_is_put_into_the_folder_is_all_that_a_new_provider_takes(log, tmp_path, monkeypatch):
+    (tmp_path / "echo.py").write_text(ECHO)
+    monkeypatch.setattr(registry, "KINDS", tmp_path)
+    monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path)])
+    assert provider_for(ProviderOptions(kind="echo"), log).name == "echo"
+    check_provider(ProviderOptions(kind="echo"))
+
+
+def test_a_provider_may_lie_in_a_file_of_the_users_own(log, tmp_path):
+    (tmp_path / "echo.py").write_text(ECHO)
+    options = ProviderOptions(kind=f"{tmp_path / 'echo.py'}:provider", cache=str(tmp_path / "cache"))
+    provider = provider_for(options, log)
+    assert (provider.name, provider.place) == ("echo", "here")
+    check_provider(options)
+
+
+def test_a_provider_may_come_in_an_installed_package(log, tmp_path, monkeypatch):
+    package = tmp_path / "other-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (package / "entry_points.txt").write_text(f"[{registry.GROUP}]\necho = other_echo:provider\nfiles = os:getcwd\n")
+    (tmp_path / "other_echo.py").write_text(ECHO)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert provider_for(ProviderOptions(kind="echo"), log).name == "echo"
+    assert type(provider_for(ProviderOptions(kind="files"), log)) is FilesProvider
+
+
+def test_what_a_provider_started_ends_with_the_run(log, tmp_path):
+    (tmp_path / "echo.py").write_text(ECHO)
+
+    async def within():
+        async with providing(ProviderOptions(kind=f"{tmp_path / 'echo.py'}:provider"), log) as provider:
+            assert not provider.closed
+            return provider
+
+    assert asyncio.run(within()).closed
+
+
+def test_a_name_that_no_provider_has_is_told_with_those_that_there_are(log):
+    with pytest.raises(ProviderError, match=r"no provider 'ecko'; there are: batch, files, .* path/to/file.py"):
+        provider_for(ProviderOptions(kind="ecko"), log)
 
 
 def test_tasks_lie_in_the_run_unless_told_otherwise(log, tmp_path):

@@ -13,7 +13,7 @@ from kernelwright.agent.engine.search import search
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.protocol import AnswerPending, NoMoreAnswers, ProviderError
+from kernelwright.agent.providers.provider import AnswerPending, NoMoreAnswers, ProviderError
 from kernelwright.agent.strategies import Step, Stop, StrategyError
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import MachineError

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from kernelwright.agent.log.best import write_best
-from kernelwright.agent.log.run_log import RunLog, RunLogError
+from kernelwright.agent.log.events import RunLogError
+from kernelwright.agent.log.run_log import RunLog
 from kernelwright.problems import Problem
 from tests.agent.search_parts import CONFIG, PROBLEM, SETTING, Scripted, new_log, parts_of, reply_with, searched
 

@@ -1,12 +1,13 @@
 """Folding the log of one problem."""
 
+import sys
 from datetime import UTC, datetime
 
 import pytest
 
 from kernelwright.agent.log.events import Event, JudgedAttempt, RunLogError, Stopped
 from kernelwright.agent.log.view import fold
-from tests.agent.search_parts import PROBLEM, new_log, passed, searched
+from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, passed, reply_with, searched
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,34 @@ def test_folding_in_two_parts_is_folding_at_once(events):
     for later in events[10:]:
         view = view.after(later)
     assert view == fold(PROBLEM.name, events)
+
+
+def test_folding_costs_as_much_for_each_event_however_many_there_are(tmp_path):
+    costs = []
+    for attempts in (20, 80):
+        with new_log(tmp_path / str(attempts)) as log:
+            answers = {number: reply_with(str(number)) for number in range(1, attempts + 1)}
+            config = CONFIG.model_copy(update={"attempts": attempts, "patience": attempts})
+            searched(log, provider=Scripted(answers), config=config)
+            events = tuple(log.events())
+        costs.append(calls_in(lambda events=events: fold(PROBLEM.name, events)) / len(events))
+    assert costs[1] < 1.5 * costs[0]
+
+
+def calls_in(work):
+    """How many functions are called: what grows with the work, and not with how slow the machine is."""
+    count = 0
+
+    def counted(frame, kind, argument):
+        nonlocal count
+        count += kind in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 def test_folding_leaves_earlier_views_as_they_were(events):

@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.protocol import AnswerPending, ProviderError
-from kernelwright.agent.providers.servers.batchfile import BatchProvider
-from kernelwright.agent.providers.servers.batchlive import BatchService
-from kernelwright.agent.providers.servers.client import OpenAISettings
+from kernelwright.agent.providers.kinds.batch import BatchProvider
+from kernelwright.agent.providers.options import OpenAISettings
+from kernelwright.agent.providers.provider import AnswerPending, ProviderError
+from kernelwright.agent.providers.servers.batch_service import BatchService
 from kernelwright.cli import app
 from tests.agent.search_parts import CONFIG, PROBLEM, new_log, reply_with, searched
 
@@ -109,7 +109,7 @@ def test_fetching_twice_changes_nothing(log, server):
 
 
 def test_a_large_run_goes_out_in_several_files(log, server, monkeypatch):
-    monkeypatch.setattr("kernelwright.agent.providers.servers.batchlive.MOST_LINES", 2)
+    monkeypatch.setattr("kernelwright.agent.providers.servers.batch_service.MOST_LINES", 2)
     assert [one.requests for one in service(log, server).send()] == [2, 1]
     waited(log, server)
     assert service(log, server).fetch().missing == ()

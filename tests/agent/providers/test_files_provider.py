@@ -7,9 +7,9 @@ import pytest
 
 from kernelwright.agent.log.records import Reply, Request, Usage
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.answers import CACHED, CachedProvider, ReplyCache, answer_key
-from kernelwright.agent.providers.files import FilesProvider
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.kinds.files import FilesProvider
+from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers.reply_cache import CACHED, CachedProvider, ReplyCache, answer_key
 from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 
 REQUEST = Request(model="m", prompt="Write it.")

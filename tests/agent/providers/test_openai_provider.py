@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
+from kernelwright.agent.providers.options import OpenAISettings
+from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers.servers.client import OpenAIProvider
 from kernelwright.prompts import Prompt
 from tests.agent.search_parts import CONFIG, PROBLEM, new_log, reply_with, searched
 

@@ -7,10 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers.protocol import ProviderError
+from kernelwright.agent.providers.options import OpenAISettings
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.proxies import proxy_for
 from kernelwright.agent.providers.servers import weights
-from kernelwright.agent.providers.servers.client import OpenAIProvider, OpenAISettings
+from kernelwright.agent.providers.servers.client import OpenAIProvider
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import VARIABLE
 

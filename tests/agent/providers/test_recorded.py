@@ -5,8 +5,8 @@ import pytest
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.protocol import ProviderError
-from kernelwright.agent.providers.recorded import RecordedProvider
+from kernelwright.agent.providers.kinds.recorded import RecordedProvider
+from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.story import read_story, recorded_targets
 from tests.agent.search_parts import PROBLEM, Scripted, new_log, outline, reply_with, searched
 

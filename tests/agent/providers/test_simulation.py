@@ -11,7 +11,12 @@ from bench.simulated.playing import play
 from kernelwright.agent.engine.replaying import replay
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.providers.simulated.landscape import STANDARD, Assumptions, Landscape, SimulatedKernel
-from kernelwright.agent.providers.simulated.parts import SimulatedEvaluator, SimulatedProvider, kernel_in, source_of
+from kernelwright.agent.providers.simulated.simulation import (
+    SimulatedEvaluator,
+    SimulatedProvider,
+    kernel_in,
+    source_of,
+)
 from kernelwright.agent.strategies import SHIPPED, load_strategy
 from tests.agent.search_parts import CONFIG, new_log, searched
 

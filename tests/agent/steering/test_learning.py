@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kernelwright.agent.steering.learning import IdeaStatistics, tally
+from kernelwright.agent.steering.idea_statistics import IdeaStatistics, tally
 from kernelwright.agent.steering.models import choose_model, stalls
 from kernelwright.agent.steering.prices import Prices
 from kernelwright.agent.strategies.moves import untried

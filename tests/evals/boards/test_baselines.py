@@ -11,7 +11,7 @@ from rich.console import Console
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.commands.judging.judge import words
-from kernelwright.evals.boards import board_formats
+from kernelwright.evals.boards import board_formats, columns
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.figures.measured import apart, measured
 from kernelwright.evals.formats.kept import write_kept
@@ -20,12 +20,11 @@ from kernelwright.evals.formats.rows import row_of
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.report.batch_tables import batch_table, scored_words
 from kernelwright.evals.report.summary import summary_rows, summary_table
-from kernelwright.evals.report.wording import others_words, verdict_words
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.collecting import CandidateFile
 from kernelwright.evals.scores.scoring import Scored
-from kernelwright.sandbox.verdict.in_words import timings
-from kernelwright.sandbox.verdict.on_device import DeviceRecord
+from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
+from kernelwright.sandbox.verdict.in_words import others_words, timings, verdict_words
 from kernelwright.sandbox.verdict.report import report
 from tests.evals.made_run import Writer, failed, passed, problem, setting
 from tests.formats.outcomes import outcome, tree_problems
@@ -92,15 +91,13 @@ def test_a_board_has_a_column_for_each_baseline(run):
     (board,) = boards([run_facts(run)], "h1")
     (row,) = board.rows
     assert {name: row.fast[name][2.0] for name in row.fast} == {"best": 0, "eager": 0.5, "shipped": 0, "compile": 0}
-    cells = dict(zip(board_formats.HEADINGS, board_formats.row_cells(row, board), strict=True))
+    cells = dict(zip(columns.ROW_COLUMNS, columns.row_texts(row, board), strict=True))
     assert [cells[f"fast_1{of}"] for of in ("", " eager", " as shipped", " compile")] == ["100 %"] * 3 + ["50 %"]
 
 
 def test_each_number_of_a_board_is_told_against_each_baseline(run):
     (board,) = boards([run_facts(run)], "h1")
-    one, two = (
-        dict(zip(board_formats.DETAILS, board_formats.detail_cells(cell), strict=True)) for cell in board.rows[0].cells
-    )
+    one, two = (dict(zip(columns.CELL_COLUMNS, columns.cell_texts(cell), strict=True)) for cell in board.rows[0].cells)
     names = ("against", "over eager", "as shipped", "compile")
     assert [one[name] for name in names] == ["default", "4.00", "2.00", "1.50"]
     assert [two[name] for name in names] == ["eager", "2.00", "2.00", "-"]

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from kernelwright.evals.boards.board_formats import HEADINGS, row_cells
 from kernelwright.evals.boards.board_tables import board_tables
+from kernelwright.evals.boards.columns import ROW_COLUMNS, row_texts
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.boards.own_metrics import with_metrics
 from kernelwright.evals.runs.facts import run_facts
@@ -46,7 +46,7 @@ def heads(board, width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_word_of_a_heading_is_broken(board, width):
-    wanted = [word for heading in (*HEADINGS, "worst of all problems") for word in heading.split()]
+    wanted = [word for heading in (*ROW_COLUMNS, "worst of all problems") for word in heading.split()]
     assert not set(wanted) - set(heads(board, width))
 
 
@@ -58,7 +58,7 @@ def test_no_line_is_wider_than_the_terminal(board, width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_number_is_whole(board, width):
     shown = {word for line in lines(board, width) for word in line.split()}
-    numbers = {word for row in board.rows for text in row_cells(row, board)[4:] for word in text.split()}
+    numbers = {word for row in board.rows for text in row_texts(row, board)[4:] for word in text.split()}
     assert not numbers - shown
 
 
@@ -74,4 +74,4 @@ def test_a_wide_terminal_has_all_columns_in_one_table(board):
 
 def test_the_columns_stand_in_their_order_and_once_each(board):
     found = [str(column.header) for table in board_tables(board, 80) for column in table.columns[2:]]
-    assert found == [*HEADINGS[2:], "worst of all problems"]
+    assert found == [*list(ROW_COLUMNS)[2:], "worst of all problems"]

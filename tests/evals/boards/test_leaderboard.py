@@ -7,6 +7,7 @@ import pytest
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.boards import board_formats
 from kernelwright.evals.boards.board_formats import unranked
+from kernelwright.evals.boards.columns import ROW_COLUMNS
 from kernelwright.evals.boards.leaderboard import Verified, boards
 from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.runs.facts import run_facts
@@ -186,7 +187,7 @@ def test_html_escapes_names(hostile_board):
 def test_markdown_keeps_a_name_within_its_cell(hostile_board):
     text = board_formats.as_markdown(hostile_board)
     rows = [line for line in text.splitlines() if line.startswith("| 1 |")]
-    assert rows[0].replace("\\|", "").count("|") == len(board_formats.HEADINGS) + 1
+    assert rows[0].replace("\\|", "").count("|") == len(ROW_COLUMNS) + 1
     assert "<script" not in text.replace("\\<", "")
 
 

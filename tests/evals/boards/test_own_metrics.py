@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from kernelwright.evals.boards.board_formats import FORMATS, headings, row_cells
+from kernelwright.evals.boards.board_formats import FORMATS
+from kernelwright.evals.boards.columns import headings, row_texts
 from kernelwright.evals.boards.own_metrics import MetricError, load_metrics, with_metrics
 from tests.evals.boards.test_leaderboard import only_board, run_of
 
@@ -42,7 +43,7 @@ def named(tmp_path):
 def test_a_metric_is_a_column_after_all_others(board, named):
     (found,) = with_metrics([board], named("worst", "attempts"))
     assert headings(found)[-2:] == ("worst", "attempts")
-    assert row_cells(found.rows[0], found)[-2:] == ["2", "3"]
+    assert row_texts(found.rows[0], found)[-2:] == ["2", "3"]
 
 
 def test_a_metric_sees_the_ranked_problems_alone(board, named):
@@ -53,7 +54,7 @@ def test_a_metric_sees_the_ranked_problems_alone(board, named):
 
 def test_a_metric_without_a_value_is_none(tmp_path, named):
     (found,) = with_metrics([only_board(run_of(tmp_path, "b", [None]))], named("worst"))
-    assert found.rows[0].own == {"worst": None} and row_cells(found.rows[0], found)[-1] == "-"
+    assert found.rows[0].own == {"worst": None} and row_texts(found.rows[0], found)[-1] == "-"
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from kernelwright.agent.log.events import Event, Stopped
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.commands.results.show import fit_for
+from kernelwright.commands.options.terminal import fit_for
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.report.progress import Progress
 from kernelwright.evals.report.trees import attempt_words

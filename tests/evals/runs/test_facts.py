@@ -1,4 +1,4 @@
-"""The facts of a run, read by queries, are those of the folded log."""
+"""The facts of a run are those of the folded log, and are kept beside it as long as they hold."""
 
 import random
 

@@ -2,7 +2,7 @@
 
 import json
 
-from kernelwright.agent.engine.who_answers import ProviderOptions
+from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.evals.runs.running import run
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.settings import Settings

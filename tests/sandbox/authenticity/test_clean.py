@@ -4,10 +4,10 @@ from kernelwright.sandbox.authenticity import scan
 from kernelwright.sandbox.authenticity.evidence import Observed
 from kernelwright.sandbox.build import diagnose
 from kernelwright.sandbox.calls.sessions import Refused
-from kernelwright.sandbox.tensors.peek import PeekError
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.trees import Flat, flatten, show
 from kernelwright.sandbox.tensors.values import RawTensor, Values
-from kernelwright.sandbox.verdict.clean import LONGEST_LINE, clean, one_line
+from kernelwright.sandbox.verdict.escaping import LONGEST_LINE, escaped, one_line
 
 HOSTILE = "\x1b[2Jpassed\x07 \ud800 \u202eback\x9b31m\r" + "A" * 100_000 + "\nmore"
 """A blank screen, a bell, half a pair, another direction, a second kind of sequence, an overwritten line."""
@@ -20,20 +20,20 @@ def is_fit(text):
 
 
 def test_what_can_not_be_seen_becomes_an_escape_that_can():
-    assert clean("a\x1b[0m\x00\ud800\u2028\x85z") == r"a\x1b[0m\x00\ud800\u2028\x85z"
+    assert escaped("a\x1b[0m\x00\ud800\u2028\x85z") == r"a\x1b[0m\x00\ud800\u2028\x85z"
 
 
 def test_newlines_tabs_and_letters_of_all_scripts_stay():
     text = "naïve Größe «x» 漢字 🙂\n\tindented"
-    assert clean(text) == text
+    assert escaped(text) == text
 
 
 def test_an_end_of_line_of_another_system_is_one():
-    assert clean("a\r\nb\rc") == "a\nb\\rc"
+    assert escaped("a\r\nb\rc") == "a\nb\\rc"
 
 
 def test_cleaning_twice_changes_nothing_more():
-    assert clean(clean(HOSTILE)) == clean(HOSTILE)
+    assert escaped(escaped(HOSTILE)) == escaped(HOSTILE)
     assert one_line(one_line(HOSTILE)) == one_line(HOSTILE)
 
 
@@ -55,7 +55,7 @@ def tree_of(key):
 
 WORDS = {
     "the reason of a refusal": lambda: Refused({"error": HOSTILE}).reason,
-    "what can not be read": lambda: str(PeekError(HOSTILE)),
+    "what can not be read": lambda: str(MemoryReadError(HOSTILE)),
     "a structure": lambda: show(flatten(tree_of(HOSTILE)).shape),
     "the label of an output": lambda: flatten(tree_of(HOSTILE)).labels[0],
     "the reason of a failed build": lambda: diagnose.build_reason(f"a.cpp:1:1: error: {HOSTILE}"),

@@ -1,5 +1,7 @@
 """The shelf of precompiled headers, with a compiler that writes nothing into whatever it is asked for."""
 
+import fcntl
+import logging
 import os
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from kernelwright.sandbox.build import HeaderShelf
 from kernelwright.sandbox.build.build_record import Compilation
 from kernelwright.sandbox.build.toolchain import Toolchain
-from kernelwright.sandbox.judge.late_builds import learn
+from kernelwright.sandbox.judge.candidate_builds import learn
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
@@ -81,3 +83,38 @@ def test_a_compiler_that_fails_makes_no_header(toolchain_of):
     Path(found.compiler).write_text("#!/bin/sh\nexit 1\n")
     assert not HeaderShelf(found).prepare()
     assert not list(found.folder.rglob("entry.json"))
+
+
+@pytest.fixture
+def logged(caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.build")
+    return caplog
+
+
+def test_why_a_compiler_made_no_header_is_logged_in_its_words(toolchain_of, logged):
+    found = toolchain_of("a")
+    Path(found.compiler).write_text("#!/bin/sh\necho 'x.h:1: error: no such thing' >&2\nexit 1\n")
+    HeaderShelf(found).prepare()
+    (said,) = logged.messages
+    assert said.startswith("the lean header for ") and said.endswith("was not made: x.h:1: error: no such thing")
+
+
+def test_that_a_compiler_makes_no_headers_is_logged(toolchain_of, logged):
+    found = toolchain_of("a")._replace(is_gcc=False)
+    HeaderShelf(found).prepare((), "narrow")
+    assert logged.messages == [f"no narrow header is made: {found.compiler} is not GCC"]
+
+
+def test_flags_for_which_no_header_is_made_are_logged(toolchain_of, logged):
+    HeaderShelf(toolchain_of("a")).prepare(("-fplugin=x.so",))
+    assert logged.messages == ["no lean header is made for flags that may name a file or a program: -fplugin=x.so"]
+
+
+def test_that_another_process_makes_the_header_is_logged(toolchain_of, logged):
+    shelf = HeaderShelf(toolchain_of("a"))
+    assert shelf.prepare() and not logged.messages
+    (lock,) = toolchain_of("a").folder.rglob(".lock-*lean*")
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        shelf.prepare()
+    assert logged.messages == ["the lean header is not made here: another process is making it"]

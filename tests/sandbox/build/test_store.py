@@ -1,4 +1,6 @@
 import json
+import logging
+import os
 import threading
 
 import pytest
@@ -130,3 +132,45 @@ def test_a_store_that_can_not_be_written_keeps_nothing_and_stops_nothing(build, 
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
     assert not BuildStore().keep(KEY, build)
     assert not BuildStore().restore(KEY, empty)
+
+
+@pytest.fixture
+def logged(caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox")
+    return caplog
+
+
+def test_why_a_build_is_thrown_away_is_logged(store, build, empty, tmp_path, logged):
+    store.keep(KEY, build)
+    kept_file(tmp_path, "ext.so").write_bytes(b"other code!!")
+    store.restore(KEY, empty)
+    assert logged.messages == [f"{tmp_path}/cache/builds/{KEY} is thrown away: its files are not as they were"]
+
+
+def test_why_a_build_is_not_kept_is_logged(store, build, tmp_path, logged):
+    (build / "ext" / "secret").symlink_to("/etc/passwd")
+    store.keep(KEY, build)
+    (build / "ext" / "ext.so").unlink()
+    store.keep(KEY, build)
+    link = f"{build}/ext/secret is neither a file nor a folder"
+    assert logged.messages == [
+        f"{build} is not kept in {tmp_path}/cache/builds: {link}",
+        f"the build in {build} is not kept: not all that its index names lies in it",
+    ]
+
+
+def test_what_goes_from_a_full_store_is_logged(build, tmp_path, monkeypatch, logged):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    (build / "ext" / "ext.so").write_bytes(bytes(300_000))
+    store, root = BuildStore(limit_bytes=350_000), tmp_path / "cache" / "builds"
+    for number in range(2):
+        store.keep(str(number), build)
+    assert logged.messages == [f"{root}/0 is removed as the longest unused: {root} holds more than 350000 bytes"]
+
+
+def test_what_a_dead_process_has_left_in_a_store_is_logged(store, build, tmp_path, logged):
+    left = tmp_path / "cache" / "builds" / ".making-left"
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
+    store.keep(KEY, build)
+    assert logged.messages == [f"{left} is removed: whoever made it ended before it was whole"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.calls.patience import CandidateLate, Compilers, Patience, is_compiler
+from kernelwright.sandbox.calls.import_timeout import CandidateLate, Compilers, ImportTimeout, is_compiler
 from kernelwright.sandbox.jail.children import ChildLate
 from kernelwright_child.jail.keeper import descendants
 
@@ -112,7 +112,7 @@ class Silent:
 
 def test_a_candidate_that_waits_for_nothing_is_late_by_itself():
     with pytest.raises(CandidateLate, match=r"within 0\.3 s, and no compiler was at work"):
-        Patience(0.3, PATIENCE_S).wait(Silent())
+        ImportTimeout(0.3, PATIENCE_S).wait(Silent())
 
 
 def test_a_compiler_at_work_extends_the_limit_up_to_that_of_a_build(started):
@@ -122,5 +122,5 @@ def test_a_compiler_at_work_extends_the_limit_up_to_that_of_a_build(started):
     pid = compiler_below(process)
     assert is_ever(True, [pid])
     with pytest.raises(ChildLate) as late:
-        Patience(1, 3).wait(Silent(pid))
+        ImportTimeout(1, 3).wait(Silent(pid))
     assert not isinstance(late.value, CandidateLate)

@@ -5,8 +5,8 @@ from contextlib import closing
 import pytest
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.opening import open_session
-from kernelwright.sandbox.calls.planning import CERTAIN_BYTES, planned, require_room
+from kernelwright.sandbox.calls.backend import open_session
+from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, require_room
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import UnsupportedHere

@@ -1,9 +1,11 @@
 """When device memory runs short: who keeps some is asked in turn, and one that fails keeps nobody else from it."""
 
+import logging
+
 import pytest
 import torch
 
-from kernelwright.sandbox.calls.relief import register, with_relief
+from kernelwright.sandbox.calls.memory_relief import register, with_relief
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 
 
@@ -53,3 +55,11 @@ def test_another_error_is_no_reason_to_ask(asked):
 def test_nobody_is_asked_where_there_is_enough(asked):
     assert with_relief(lambda: 7) == 7
     assert not asked
+
+
+def test_what_came_of_asking_is_logged(asked, caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.calls")
+    with_relief(failing(1, torch.OutOfMemoryError("none left")))
+    refused, came = caplog.messages
+    assert refused == "no memory was given back: it has gone"
+    assert came.startswith("memory ran short on device 0: 3 sessions were asked for theirs, ")

@@ -1,12 +1,13 @@
 """The floor from work and peaks: arithmetic by hand, levels of memory, precision policies, and what is kept on disk."""
 
 import itertools
+import logging
 
 import pytest
 
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key
-from kernelwright.sandbox.verdict.bound import NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.peaks import HEADROOM, Level, Peaks
+from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
 from kernelwright_child.floor.arithmetic import Convolution, Window, fewest
 
 LEVELS = (
@@ -133,3 +134,21 @@ def test_baselines_of_different_drivers_are_kept_apart(tmp_path):
 def test_work_of_another_form_is_refused():
     with pytest.raises(ValueError, match="greater than or equal"):
         NecessaryWork.of({"bytes": {"read": -1, "written": 0}, "flops": {}, "least_flops": {}})
+
+
+def test_a_kept_fact_that_is_not_used_is_logged_with_the_reason(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
+    store = Store("facts", tmp_path)
+    store.put({"a": 1}, 1)
+    (path,) = (tmp_path / "facts").iterdir()
+    path.write_text("half of a fi")
+    assert store.get({"a": 1}) is None and store.get({"a": 2}) is None
+    assert caplog.messages == [f"{path} counts as absent: it is not what was put there"]
+
+
+def test_why_a_fact_is_kept_for_this_process_alone_is_logged(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
+    (tmp_path / "facts").write_text("a file where the folder should be")
+    Store("facts", tmp_path).put({"a": 1}, 1)
+    (said,) = caplog.messages
+    assert "can not be written, and is kept for this process alone: " in said

@@ -1,6 +1,7 @@
 """Children are forked from a process that has torch imported, and are as apart from it and each other as programs."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -228,6 +229,38 @@ def test_a_zygote_that_has_grown_is_replaced(zygotes, monkeypatch):
     assert zygotes.find({"PATH": os.defpath}) is not first
 
 
+@pytest.fixture
+def logged(caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.jail")
+    return caplog
+
+
+def test_why_a_child_is_started_by_itself_is_logged(folder, zygotes, logged):
+    child = Child("worker", folder, WAYS["off"], zygotes)
+    try:
+        (pid,) = zygotes.pids
+        os.kill(pid, signal.SIGKILL)
+        child.greet(time.monotonic() + PATIENCE_S)
+    finally:
+        child.close()
+    assert f"a worker is started by itself, since no fork of process {pid} came up: the child did not st" in logged.text
+
+
+def test_why_children_are_no_longer_forked_is_logged(zygotes, logged):
+    for _ in range(3):
+        zygotes.failed(zygotes.find({"PATH": os.defpath}), "it did not come to life")
+    assert logged.messages == [
+        "children are no longer forked, and each takes seconds to start: it did not come to life"
+    ]
+
+
+def test_a_zygote_that_is_replaced_is_logged(zygotes, logged, monkeypatch):
+    first = zygotes.find({"PATH": os.defpath})
+    monkeypatch.setattr("kernelwright.sandbox.jail.zygote.RECYCLED_BYTES", 1)
+    zygotes.find({"PATH": os.defpath})
+    assert logged.messages == [f"process {first.pid} is no longer forked from: it has ended, or grown beyond its limit"]
+
+
 def test_only_so_many_zygotes_are_kept(zygotes):
     for number in range(5):
         zygotes.find({"PATH": os.defpath, "NUMBER": str(number)})
@@ -307,7 +340,7 @@ folder.close()
 def test_a_protected_judge_can_still_read_its_children():
     code = """
 from kernelwright.sandbox.jail.own_process import protect_this_process
-from kernelwright.sandbox.tensors.peek import read_bytes
+from kernelwright.sandbox.tensors.process_memory import read_bytes
 protect_this_process()
 second = Child("worker", folder, Settings())
 second.greet(time.monotonic() + 120)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from kernelwright.sandbox.machine.flocks import open_own, taken
-from kernelwright.sandbox.machine.turns import measuring, processor_turn
+from kernelwright.sandbox.machine.file_locks import open_own, try_lock
+from kernelwright.sandbox.machine.timing_locks import measuring, processor_turn
 from kernelwright.sandbox.verdict.errors import MachineError
 
 TAKERS = {"processor_turn": lambda: processor_turn((0, 1)), "measuring": lambda: measuring(wait_s=0)}
@@ -64,6 +64,6 @@ def test_a_pipe_in_place_of_a_lock_is_told_and_waits_for_nobody(own_place):
 def test_a_lock_is_closed_to_others_and_holds(own_place):
     first, second = open_own(own_place / "lock"), open_own(own_place / "lock")
     assert (own_place / "lock").stat().st_mode & 0o777 == 0o600
-    assert taken(first) and not taken(second)
+    assert try_lock(first) and not try_lock(second)
     os.close(first)
     os.close(second)

@@ -1,5 +1,6 @@
 """Turns: who times has cores alone, who builds shares them, who measures has them all; whoever waits says for whom."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.machine.turns import WaitLimit, measuring, processor_path, processor_turn
+from kernelwright.sandbox.machine.timing_locks import WaitLimit, measuring, processor_path, processor_turn
 from kernelwright.sandbox.verdict.errors import MachineError
 from tests.turns import holders, locked_bytes, waiters
 
@@ -21,14 +22,14 @@ WANTS_PEAKS = (
 )
 HOLDS = """
 import sys, time
-from kernelwright.sandbox.machine.turns import processor_turn
+from kernelwright.sandbox.machine.timing_locks import processor_turn
 with processor_turn((0, 1)):
     print("held", flush=True)
     sys.stdin.read()
 """
 FORKS = """
 import os, sys, time
-from kernelwright.sandbox.machine.turns import processor_turn
+from kernelwright.sandbox.machine.timing_locks import processor_turn
 with processor_turn((0, 1)):
     if os.fork() == 0:
         print(os.getpid(), flush=True)
@@ -163,6 +164,14 @@ def test_who_waits_says_once_for_whom_and_goes_on():
         assert other.stdout.readline() == "held\n"
         _, more = other.communicate()
         assert more == ""
+
+
+def test_whom_a_lock_is_waited_for_is_logged(caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
+    with processor_turn((0, 1)):
+        assert not caplog.messages
+        assert not may_time((0, 1))
+    assert caplog.messages == [f"waiting for the processor: process {os.getpid()} has it"]
 
 
 def test_a_holder_that_is_killed_frees_the_turn():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.exhausted import within_memory
+from kernelwright.sandbox.pool.memory_errors import within_memory
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
 from tests.texts import PROBLEM
 

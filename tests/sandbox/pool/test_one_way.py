@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from kernelwright import judge_all
-from kernelwright.agent.engine.judged_by import evaluating
-from kernelwright.sandbox.pool.front.choosing import ExecutorChoice
+from kernelwright.agent.engine.evaluator import evaluating
+from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.pool.workers.local import LocalExecutor
 from kernelwright.sandbox.verdict.report import report

@@ -6,8 +6,8 @@ from typing import ClassVar
 from kernelwright.sandbox.pool import judges
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.pool.protocol import Question
-from kernelwright.sandbox.pool.workers.order import Order
 from kernelwright.sandbox.pool.workers.worker import Worker
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.sandbox.pool.parts import SUM, right
@@ -66,6 +66,6 @@ def test_what_is_not_screened_is_judged_with_what_was_chosen(monkeypatch):
 
 def test_a_worker_checks_without_tools(monkeypatch):
     monkeypatch.setattr(judges, "_SharedJudge", Asked)
-    worker = Worker(Order(chosen={"sanitize": True, "profile": True, "compiled": ["default"]}))
+    worker = Worker(WorkerOptions(chosen={"sanitize": True, "profile": True, "compiled": ["default"]}))
     settings = screened_with(monkeypatch, lambda: worker.answer(Question(stage="check", work=right(1))))
     assert without_tools(settings)

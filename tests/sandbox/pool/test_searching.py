@@ -4,11 +4,11 @@ import pytest
 
 from bench.simulated.clock import run_simulated
 from bench.simulated.executor import VERDICT, SimulatedExecutor, Times
-from kernelwright.agent.engine.judged_by import ExecutorEvaluator
+from kernelwright.agent.engine.evaluator import ExecutorEvaluator
 from kernelwright.problems import Problem
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.front.choosing import ExecutorChoice, executor_for, settled
+from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for, settled
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings

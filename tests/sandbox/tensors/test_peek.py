@@ -4,7 +4,7 @@ import os
 import pytest
 import torch
 
-from kernelwright.sandbox.tensors.peek import PeekError, read_tensors
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_tensors
 from kernelwright.sandbox.tensors.values import PLAIN_DTYPES
 from kernelwright_child import wire
 
@@ -33,7 +33,7 @@ OTHERS = sorted(ALL - PLAIN_DTYPES)
 
 @pytest.mark.parametrize("dtype", [*OTHERS, "float", "nn", "", "\ud800\x1b[2J" * 1000])
 def test_a_claim_of_another_dtype_is_refused_before_anything_is_read(dtype):
-    with pytest.raises(PeekError, match="described an output of dtype"):
+    with pytest.raises(MemoryReadError, match="described an output of dtype"):
         read(torch.ones(4, 4), dtype=dtype, address=0)
 
 
@@ -52,13 +52,13 @@ PLACES = {
 
 @pytest.mark.parametrize("name", PLACES)
 def test_a_claim_of_a_place_that_can_not_be_is_refused_in_a_sentence(name):
-    with pytest.raises(PeekError, match="described an output") as raised:
+    with pytest.raises(MemoryReadError, match="described an output") as raised:
         read(torch.ones(4, 4), **PLACES[name])
     assert len(str(raised.value)) < 300
 
 
 def test_a_claim_of_more_than_the_limit_is_refused():
-    with pytest.raises(PeekError, match="spans more than"):
+    with pytest.raises(MemoryReadError, match="spans more than"):
         read(torch.ones(4, 4), shape=[2**30, 2**10], stride=[0, 0])
 
 

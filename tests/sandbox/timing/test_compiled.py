@@ -1,6 +1,7 @@
 """torch.compile as a baseline: compiled once for a problem, device and versions, and then found by every judging."""
 
 import json
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -93,12 +94,15 @@ def test_a_second_process_compiles_nothing_and_computes_the_same(cache, compiled
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_damaged_product_is_compiled_anew(compiled, cache):
+def test_a_damaged_product_is_thrown_away_compiled_anew_and_both_are_logged(compiled, cache, caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox")
     library = next((cache / "compiled").rglob("*.main.so"), None) or next((cache / "compiled").rglob("*.so"))
     library.write_bytes(b"no machine code")
     session = compiled_reference(SCALED, SETTINGS, "default")
     session.close()
     assert session.compilation == CompiledGraphs(made=1, found=0)
+    assert "is thrown away: its files are not as they were" in caplog.text
+    assert "torch.compile (default) compiled 1 graphs anew: what was kept is replaced" in caplog.text
 
 
 SPY = """

@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.sandbox.timing.paired_on_gpu import AS_SHIPPED as AS_THE_TIMING_CALLS_IT
-from kernelwright.sandbox.verdict.on_device import DeviceRecord
+from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.recheck import recheck
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import (

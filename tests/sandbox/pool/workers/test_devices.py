@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright.sandbox.pool.protocol import ExecutorError
 from kernelwright.sandbox.pool.workers.devices import given, ordinals, shared_cores
-from kernelwright.sandbox.pool.workers.order import Order
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -21,7 +21,7 @@ def test_with_fewer_cores_than_gpus_each_judge_has_them_all():
 
 def test_a_worker_without_a_device_keeps_to_the_cores_that_were_chosen():
     first = min(os.sched_getaffinity(0))
-    settings = Order(chosen={"cores": [first], "min_pairs": 4}).settings()
+    settings = WorkerOptions(chosen={"cores": [first], "min_pairs": 4}).settings()
     assert (settings.cores, settings.threads, settings.min_pairs) == ((first,), 1, 4)
 
 

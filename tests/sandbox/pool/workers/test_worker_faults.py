@@ -10,20 +10,20 @@ import pytest
 
 from bench.simulated.executor import VERDICT
 from kernelwright import Judging
-from kernelwright.agent.engine.judged_by import ExecutorEvaluator
+from kernelwright.agent.engine.evaluator import ExecutorEvaluator
 from kernelwright.evals.scores.collecting import CandidateFile, Collected
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch
-from kernelwright.sandbox.machine.turns import processor_path
+from kernelwright.sandbox.machine.timing_locks import processor_path
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.front.rewarding import JudgingError
 from kernelwright.sandbox.pool.protocol import Answer, Lost, Question, Unjudged
 from kernelwright.sandbox.pool.workers import process
 from kernelwright.sandbox.pool.workers.line_process import HALF_LOOKS, LOOK_S, Ended, LineProcess
 from kernelwright.sandbox.pool.workers.local import LocalExecutor
-from kernelwright.sandbox.pool.workers.order import Order
 from kernelwright.sandbox.pool.workers.serving import Serving
 from kernelwright.sandbox.pool.workers.worker import Worker
+from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.errors import MachineError
 from tests.sandbox.pool.parts import QUICK, SUM, declared, judged, right
 from tests.sandbox.pool.workers.faulty import FAULTS
@@ -119,7 +119,7 @@ def test_an_answer_that_is_none_loses_its_worker(faulty):
     faulty("an_answer_that_is_none", 1)
 
     async def go():
-        worker = process.WorkerProcess(Order(chosen={}), 1)
+        worker = process.WorkerProcess(WorkerOptions(chosen={}), 1)
         with pytest.raises(Lost, match="what is no answer"):
             await worker.ask(Question(stage="time", work=right(1)))
         answer = await worker.ask(Question(stage="time", work=right(1)))
@@ -179,7 +179,7 @@ def test_a_question_that_can_not_be_answered_is_answered(question):
 
 @pytest.mark.slow
 def test_a_worker_whose_driver_is_killed_while_it_writes_ends_in_order():
-    order = Order(chosen={"jail": "auto"}).model_dump_json()
+    order = WorkerOptions(chosen={"jail": "auto"}).model_dump_json()
     words = [sys.executable, "-m", "kernelwright.sandbox.pool.workers.serving", "1", order]
     done = subprocess.run(words, input=b'{"id": 0, "quest', capture_output=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
@@ -189,6 +189,6 @@ def test_a_worker_whose_driver_is_killed_while_it_writes_ends_in_order():
 def test_a_lock_that_can_not_be_taken_is_told_and_waited_for_by_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     processor_path().mkdir()
-    worker = Worker(Order(chosen={}))
+    worker = Worker(WorkerOptions(chosen={}))
     answer = worker.answer(Question(stage="time", work=right()))
     assert answer.machine_lacks and "can not be used (Is a directory)" in answer.trouble

@@ -1,0 +1,61 @@
+"""Verdicts for the search's engine from an executor."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from kernelwright.agent.engine.steps import Evaluator
+from kernelwright.problems import Problem
+from kernelwright.sandbox.pool.dispatch import Dispatcher
+from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
+from kernelwright.sandbox.pool.protocol import Unjudged, Work
+from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
+
+
+class Evaluating(Evaluator, Protocol):
+    """What a run needs of its judge, beside verdicts."""
+
+    def release(self, problem: Problem) -> None:
+        """No more is asked about this problem for now."""
+        ...
+
+
+class ExecutorEvaluator:
+    """The engine's `Evaluator` on a dispatcher. Its device's conditions are those of every verdict."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def evaluate(self, problem: Problem, candidate: Candidate, *, fresh: bool = False) -> Verdict:
+        """The verdict; `MachineError` or `BrokenProblem` where none is possible."""
+        work = Work(problem=problem, candidate=candidate, fresh=fresh)
+        try:
+            return (await self._dispatcher.judge(work)).verdict
+        except Unjudged as error:
+            broken = UnsupportedProblem if error.unsupported else BrokenProblem
+            raise (broken if error.whole_problem else MachineError)(str(error)) from None
+
+    async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
+        """Median ms of a check of each, one after the other; None where one failed."""
+        return [await self._checked_ms(Work(problem=problem, candidate=candidate)) for candidate in candidates]
+
+    async def _checked_ms(self, work: Work) -> float | None:
+        try:
+            verdict = (await self._dispatcher.judge(work, "check")).verdict
+        except Unjudged:
+            return None
+        return verdict.measurement.candidate_ms if isinstance(verdict, Passed) else None
+
+    def release(self, problem: Problem) -> None:
+        """End the problem's reference processes; a later candidate starts new ones."""
+        self._dispatcher.executor.release(problem)
+
+
+@asynccontextmanager
+async def evaluating(choice: ExecutorChoice, settings: Settings) -> AsyncIterator[Evaluating]:
+    """What judges for a search: an executor's workers. Where nothing is chosen there is one device of this machine."""
+    chosen = ExecutorChoice(devices=1) if choice == ExecutorChoice() else choice
+    async with Dispatcher(executor_for(chosen, settings), chosen.kind) as dispatcher:
+        yield ExecutorEvaluator(dispatcher)

@@ -1,0 +1,208 @@
+"""Many problems in one run: several searched at once, and attempts that some leave unspent given to others.
+
+What is known of a problem that is not being searched is a few numbers; its log stays on disk.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from kernelwright.agent.engine.search import Parts, search
+from kernelwright.agent.log.config import Budget, SearchConfig
+from kernelwright.agent.log.events import Confirmed, Event, Granted, JudgedAttempt
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import View, fold
+from kernelwright.agent.providers.provider import AnswerPending
+from kernelwright.agent.steering.budget import NOTHING, Spent, exceeded, out_of_attempts, spent
+from kernelwright.agent.steering.idea_statistics import IdeaStatistics
+from kernelwright.agent.steering.models import gains
+from kernelwright.agent.steering.prices import Prices, load_prices
+from kernelwright.problems import Problem
+from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
+from kernelwright.sandbox.verdict.in_words import floor_ms
+
+GRANT = 4
+"""Attempts that are handed over at once."""
+RECENT = 6
+LACKING = 3
+"""Problems that one after the other, without a verdict between them, end for want of the machine: then it is broken."""
+UNKNOWN_ROOM = math.log(2)
+"""The room to the floor, as a logarithm, where the floor is not known: enough for a gain of two."""
+
+
+@dataclass(frozen=True)
+class EndedSearch:
+    """A problem whose search has ended for now."""
+
+    problem: Problem
+    left: int
+    """Attempts of its own budget that it did not spend; negative where it was granted some."""
+    hungry: bool
+    """Whether it ended for want of attempts."""
+    expected_gain: float
+
+
+class SearchErrors:
+    """What ended searches of a run, told apart: a problem's own trouble, or one of the run as a whole.
+
+    A machine that lacks something may lack it for one problem alone, such as memory. It is taken for broken where
+    `LACKING` problems end so one after the other, or where none of the run had a verdict.
+    """
+
+    def __init__(self) -> None:
+        self._waits: AnswerPending | None = None
+        self._lacking: list[MachineError] = []
+        """Since the last verdict."""
+        self._judged = False
+
+    def hear(self, event: Event) -> None:
+        """Take notice of verdicts: they show that the machine can judge."""
+        if isinstance(event.body, Confirmed) or (isinstance(event.body, JudgedAttempt) and event.body.same_as is None):
+            self._judged = True
+            self._lacking.clear()
+
+    def take(self, errors: Iterable[BaseException | None]) -> None:
+        """What ended some searches; raises the first error that concerns the run."""
+        others: list[BaseException] = []
+        for error in errors:
+            match error:
+                case None | BrokenProblem():
+                    pass
+                case AnswerPending():
+                    self._waits = error
+                case MachineError() if len(self._lacking) + 1 < LACKING:
+                    self._lacking.append(error)
+                case _:
+                    others.append(error)
+        if others:
+            raise others[0]
+
+    def conclude(self) -> None:
+        """At the run's end: raise what kept it from being done."""
+        if self._waits is not None:
+            raise self._waits
+        if self._lacking and not self._judged:
+            raise self._lacking[-1]
+
+
+@dataclass
+class Scheduler:
+    """The searches of one run."""
+
+    log: RunLog
+    config: SearchConfig
+    parts_for: Callable[[Problem], Parts]
+    ended: Callable[[Problem], None] = lambda problem: None
+    """Called each time that the search for a problem has ended: to keep its best, to free what it holds."""
+    accounts: dict[str, EndedSearch] = field(default_factory=dict)
+    troubles: SearchErrors = field(default_factory=SearchErrors)
+
+    async def search(self, problems: Sequence[Problem]) -> None:
+        """Search for all of them; the first error ends the run once it is raised, and what is in flight is dropped.
+
+        Two kinds of error concern their own problem alone. One whose answers are to come later: `AnswerPending` is
+        raised at the end. One that can not be judged, as its search has logged; see `SearchErrors` for what is the
+        machine's.
+        """
+        purse = SharedBudget(self.config.batch, load_prices(self.config.prices))
+        lore = IdeaStatistics(self.log, self.config)
+        queue = list(problems)
+        running: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                while len(running) < self.config.problems_at_once and (problem := self._next(queue)) is not None:
+                    running.add(asyncio.create_task(self._search_one(problem, purse, lore)))
+                if not running:
+                    break
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                self.troubles.take(task.exception() for task in done)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        self.troubles.conclude()
+
+    async def _search_one(self, problem: Problem, purse: "SharedBudget", lore: IdeaStatistics) -> None:
+        parts = self.parts_for(problem)
+        tell = parts.on_event
+
+        def on_event(event: Event) -> None:
+            self.troubles.hear(event)
+            tell(event)
+
+        parts = replace(parts, lore=lore, limit=purse.limit, on_event=on_event)
+        try:
+            view = await search(problem, parts)
+        finally:
+            self.ended(problem)
+        purse.note(view)
+        self.accounts[problem.name] = account(problem, view, parts.config)
+
+    def _next(self, queue: list[Problem]) -> Problem | None:
+        """The next problem in line; after these, the one to which unspent attempts are best given."""
+        if queue:
+            return queue.pop(0)
+        pool = sum(account.left for account in self.accounts.values())
+        hungry = [account for account in self.accounts.values() if account.hungry]
+        if not self.config.share or pool < 1 or not hungry:
+            return None
+        chosen = max(hungry, key=lambda account: account.expected_gain)
+        more = min(GRANT, pool)
+        reason = f"left unspent by others; expected gain {chosen.expected_gain:.2f}"
+        self.log.append(Granted(problem=chosen.problem.name, attempts=more, reason=reason))
+        # While it runs, what it was granted is spent.
+        self.accounts[chosen.problem.name] = replace(chosen, left=chosen.left - more, hungry=False)
+        return chosen.problem
+
+
+class SharedBudget:
+    """What the problems of a run may spend together, beside attempts."""
+
+    def __init__(self, budget: Budget, prices: Prices) -> None:
+        self._budget = budget
+        self._prices = prices
+        self._by_problem: dict[str, Spent] = {}
+        self._start = time.monotonic()
+
+    def note(self, view: View) -> None:
+        """Take down what a search has spent so far."""
+        if self._budget != Budget():
+            self._by_problem[view.problem] = spent(view, self._prices)
+
+    def limit(self, view: View) -> str | None:
+        """Why nothing more may be asked; the wall seconds are those of this process."""
+        if self._budget == Budget():
+            return None
+        self.note(view)
+        total = sum(self._by_problem.values(), start=NOTHING)
+        wall_s = time.monotonic() - self._start
+        return exceeded(self._budget, total.model_copy(update={"wall_s": wall_s}), " of the run")
+
+
+def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
+    """Where a problem stands whose search has ended."""
+    hungry = out_of_attempts(view, config) is not None and view.stopped == out_of_attempts(view, config)
+    return EndedSearch(
+        problem=problem,
+        left=-view.granted if hungry else config.attempts - view.spent,
+        hungry=hungry,
+        expected_gain=expected_gain(view, config),
+    )
+
+
+def expected_gain(view: View, config: SearchConfig) -> float:
+    """Room to the floor, as a logarithm, times the share of recent attempts that gained."""
+    earned = list(gains(view).values())[-RECENT:]
+    share = (sum(gain > math.log1p(config.gain) for gain in earned) + 1) / (len(earned) + 3)
+    best = view.best
+    floor = floor_ms(best.ruling) if best else None
+    if best is None or best.candidate_ms is None or floor is None:
+        return UNKNOWN_ROOM * share
+    return max(0.0, math.log(best.candidate_ms / floor)) * share
+
+
+def views_of(log: RunLog) -> list[View]:
+    """The views of all problems of a run, in its order."""
+    return [fold(name, log.events(name)) for name in log.header.problems]

@@ -1,0 +1,73 @@
+"""`files`: a folder of tasks and answers that a person or a coding agent fills.
+
+Each request is a file `DIGEST.task.md`, the prompt word for word; its answer is `DIGEST.answer.md` beside it, in the
+form in which a model would reply. What has no answer yet ends the search with a sentence; going on with the run asks
+the same again, and finds the answers that came meanwhile.
+"""
+
+from pathlib import Path
+
+from kernelwright.agent.log.records import Ask, Reply, Request, Usage
+from kernelwright.agent.providers.options import ProviderOptions
+from kernelwright.agent.providers.provider import AnswerPending, Provider, ProviderError, RunRecord
+from kernelwright.prompts import Prompt
+from kernelwright.sandbox.machine.atomic import write_atomically
+
+TASK, ANSWER = ".task.md", ".answer.md"
+SHOWN = 3
+"""How many missing answers the sentence names."""
+
+
+class FilesProvider:
+    """See the module."""
+
+    name = "files"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
+        """The answer in the folder; `AnswerPending`, which names what is still missing, where there is none."""
+        answer = self.folder / f"{request.digest}{ANSWER}"
+        try:
+            self._put_task(request)
+            text = answer.read_text(encoding="utf-8") if answer.is_file() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProviderError(
+                f"cannot use the folder of tasks {self.folder} ({error}); make it readable and writable"
+            ) from error
+        if not text.strip():
+            raise AnswerPending(self._wanted())
+        return Reply(
+            text=text,
+            finish_reason="stop",
+            model=request.model,
+            usage=Usage(),
+            provider=self.name,
+            provider_request_id=answer.name,
+            latency_s=None,
+        )
+
+    def missing(self) -> list[Path]:
+        """The answer files that are absent or empty though their task is there, in the order of their names."""
+        answers = [task.with_name(task.name.removesuffix(TASK) + ANSWER) for task in self.folder.glob(f"*{TASK}")]
+        return sorted(path for path in answers if not path.is_file() or not path.stat().st_size)
+
+    def _put_task(self, request: Request) -> None:
+        task = self.folder / f"{request.digest}{TASK}"
+        if not task.is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(task, request.prompt)
+
+    def _wanted(self) -> str:
+        missing = self.missing()
+        names = ", ".join(path.name for path in missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
+        return (
+            f"{self.folder} waits for {len(missing)} answer(s) ({names}); write each beside its task, "
+            "then go on with `kernelwright resume`"
+        )
+
+
+def provider(options: ProviderOptions, run: RunRecord) -> Provider:
+    """In the folder that was named, else in the run's own."""
+    return FilesProvider(Path(options.folder) if options.folder else run.folder / "tasks")

@@ -1,0 +1,84 @@
+"""Writing into the stories that ship which prompts their answers were written to, from a run that played them back.
+
+    python -m bench.stamping runs/TIME
+    python -m bench.stamping --drafts cuda H200
+
+For maintainers, after a story was written or the prompts changed and the answers were checked against them. The second
+form needs neither a run nor the device that it names: it is for the stories of a target that are a first draft alone,
+whose prompt holds nothing measured.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from kernelwright.agent.log.view import View, fold
+from kernelwright.agent.providers.story import STORY, read_story, recorded_targets, story_folder
+from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
+from kernelwright.evals.runs.running import Running
+from kernelwright.problems import catalog_names
+from kernelwright.prompts import Target
+
+
+class Digested(Protocol):
+    """A prompt, or what a run keeps of one."""
+
+    @property
+    def digest(self) -> str:
+        """Of the whole text."""
+        ...
+
+    @property
+    def stable_digest(self) -> str:
+        """Of what is the same on every machine."""
+        ...
+
+
+def stamp(folder: Path) -> list[Path]:
+    """Put the digests of the run's prompts into each story that it played back whole; the files that were written."""
+    with Running.resume(folder) as running:
+        views = [fold(problem.name, running.log.events(problem.name)) for problem in running.problems]
+        return [_stamp_story(view, running.plan.search.target) for view in views]
+
+
+def stamp_drafts(target: Target, device: str) -> list[Path]:
+    """Put the digests of the prompts rendered now into each story of the target that is one first draft."""
+    written = []
+    for problem in catalog_names():
+        if target in recorded_targets(problem) and len(entries := read_story(problem, target).entries) == 1:
+            prompt = show_prompt(PromptChoice(problem=problem, role="propose", target=target, device=device))
+            written.append(_stamped(story_folder(problem, target) / STORY, {entries[0].file: prompt}))
+    return written
+
+
+def _stamp_story(view: View, target: str) -> Path:
+    path = story_folder(view.problem, target) / STORY  # type: ignore[arg-type]  # a plan's target is one
+    prompts = {
+        attempt.reply.provider_request_id: attempt.prompt for attempt in view.attempts if attempt.reply is not None
+    }
+    return _stamped(path, prompts)
+
+
+def _stamped(path: Path, prompts: Mapping[str | None, Digested]) -> Path:
+    """Write each entry's digests; all of them or none."""
+    head, *entries = path.read_text(encoding="utf-8").split("[[entries]]")
+    written = []
+    for entry in entries:
+        name = re.search(r'file = "(.+)"', entry)
+        if name is None or name[1] not in prompts:
+            raise SystemExit(
+                f"{path}: the run did not play back {name[1] if name else 'an entry'}; nothing was written"
+            )
+        prompt = prompts[name[1]]
+        stamped = re.sub(r'(?m)^prompt_digest = ".*"', f'prompt_digest = "{prompt.digest}"', entry)
+        written.append(re.sub(r'(?m)^stable_digest = ".*"', f'stable_digest = "{prompt.stable_digest}"', stamped))
+    path.write_text("[[entries]]".join([head, *written]), encoding="utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    drafts = sys.argv[1] == "--drafts"
+    for story in stamp_drafts(sys.argv[2], sys.argv[3]) if drafts else stamp(Path(sys.argv[1])):  # type: ignore[arg-type]
+        print(story)

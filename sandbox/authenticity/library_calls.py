@@ -1,0 +1,208 @@
+"""Which library calls a source's `ModelNew.forward` can lead to, read from the text alone. Pure.
+
+Text can hide a name: put together from parts, read from a file, or reached through an object of another name. What is
+found here is found; that nothing is says little.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kernelwright.sandbox.authenticity.call_graph import Reach
+from kernelwright.sandbox.authenticity.native import last
+
+OPERATORS = {
+    *("matmul", "mm", "bmm", "addmm", "linear", "einsum", "conv1d", "conv2d", "conv3d", "tensordot", "dot", "mv"),
+    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "softmax", "log_softmax", "layer_norm"),
+    *("group_norm", "batch_norm", "rms_norm", "scaled_dot_product_attention", "cross_entropy", "max_pool2d"),
+    *("avg_pool2d", "cumsum", "argmax", "gelu", "relu", "sigmoid", "tanh", "silu", "logsumexp", "compile"),
+}
+LAYERS = {
+    **{"Linear": "linear", "Conv1d": "conv1d", "Conv2d": "conv2d", "Conv3d": "conv3d", "LayerNorm": "layer_norm"},
+    **{"ConvTranspose1d": "conv_transpose1d", "ConvTranspose2d": "conv_transpose2d", "Softmax": "softmax"},
+    **{"ConvTranspose3d": "conv_transpose3d", "GroupNorm": "group_norm", "RMSNorm": "rms_norm", "ReLU": "relu"},
+    **{"BatchNorm2d": "batch_norm", "MaxPool2d": "max_pool2d", "AvgPool2d": "avg_pool2d", "GELU": "gelu"},
+    **{"CrossEntropyLoss": "cross_entropy"},
+}
+"""torch's layers, each with the operator that it calls."""
+TENSOR_MODULES = ("torch", "numpy", "scipy")
+OWN_SPACES = ("aten", "prims")
+"""Namespaces of `torch.ops` that are torch's own operators'."""
+LIBRARY_IN_CPP = re.compile(
+    r"\bat::(?!Tensor\b|ScalarType|cuda|kFloat|empty|zeros|TensorOptions|parallel_for|Half|BFloat16)\w+(?=\()"
+    r"|torch::(?:matmul|conv\w*|nn::functional)\b"
+)
+_OPERATOR_IN_CPP = re.compile(
+    rf"\b(?:at|torch)::(?:native::|_ops::)?({'|'.join(sorted(OPERATORS - {'compile'}, key=len, reverse=True))})\s*\("
+    r"|\.(matmul|mm|bmm|addmm|baddbmm)\s*\("
+)
+_BLAS = r"gemm(?:t|3m|_batch)?|gemv|symm|symv|hemm|hemv|syrk|syr2k|herk|trmm|trmv|trsm|trsv|ger|dot|axpy"
+_LAPACK = r"getr[fsi]|gesv[dx]?|gesdd|potr[fsi]|geqrf|orgqr|ormqr|gels[dy]?|syevd?|heevd?|geev|sytrf|trtr[si]"
+_VENDOR = re.compile(
+    rf"(?:[sdcz](?:{_BLAS}|{_LAPACK})_(?:64_?)?|(?:sb|sh|bf16_)gemm_|gemm_(?:bf16bf16f32|f16f16f32|s8u8s32)_?"
+    r"|(?:cblas|LAPACKE|dnnl|mkldnn|mkl_blas|mkl_sparse|mkl_jit|vml|vslsConv)_\w+|dnnl|ideep|cpublas"
+    r"|(?:cublas|cublasLt|cudnn|cusolver|cusolverDn|cusparse|cufft|rocblas|hipblas|miopen)[A-Z]\w*)\Z"
+)
+_PLAIN_BLAS = re.compile(rf"[sdcz](?:{_BLAS}|{_LAPACK})\Z|[SDCZ]GEMM(?:_64|_BATCH)?\Z")
+"""The same without an underscore, as MKL has them too; a kernel of one's own may well be called so."""
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_C_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|/\*.*?(?:\*/|\Z)', re.S)
+
+
+class LibraryCall(NamedTuple):
+    """A way to an operator of a library."""
+
+    shown: str
+    """As the source has it."""
+    operator: str
+    """By torch's name."""
+    line: int
+    constructs: bool
+    """Whether it runs when the module is loaded or the model constructed, and so in no call."""
+
+
+def library_calls(found: Reach) -> list[LibraryCall]:
+    """Operators of torch, numpy and scipy as functions, methods, references to them or `@`, and layers that are called.
+
+    A layer that only holds weights is none.
+    """
+    reader = _Reader(found)
+    constructing = _constructing(found.tree)
+    return [
+        LibraryCall(shown, operator, getattr(node, "lineno", 0), id(node) in constructing and reader.runs(node))
+        for node in found.nodes
+        for shown, operator in reader.read(node)
+    ]
+
+
+def cpp_operators(found: Reach) -> set[str]:
+    """torch's operators that C++ in the source calls, reached or not."""
+    return {
+        call[1] or call[2] for text in _texts(found.tree) for call in _OPERATOR_IN_CPP.finditer(_without_comments(text))
+    }
+
+
+def vendor_words(found: Reach) -> set[str]:
+    """Products of BLAS, LAPACK, oneDNN, MKL, cuBLAS, cuDNN and their like that the source names, comments aside."""
+    words = {last(node) for node in ast.walk(found.tree) if isinstance(node, ast.Name | ast.Attribute)}
+    for text in _texts(found.tree):
+        words.update(_WORD.findall(_without_comments(text)))
+    return {word for word in words if _VENDOR.match(word)}
+
+
+def vendor_symbols(symbols: set[str]) -> set[str]:
+    """Those of the symbols that a library needs from others which are products of such a library."""
+    mangled = re.compile(r"_ZNK?(?:\d+\w*?)?(?:4dnnl|5ideep|7cpublas|4cuda4blas)")
+    return {name for name in symbols if _VENDOR.match(name) or _PLAIN_BLAS.match(name) or mangled.match(name)}
+
+
+def dispatched(symbols: set[str]) -> set[str]:
+    """torch's operators that a library calls, by the symbols that it needs: `at::_ops::NAME::call`."""
+    found: set[str] = set()
+    for name in symbols:
+        match = re.match(r"_ZN2at(?:4_ops|6native)(\d+)(\w+)", name)
+        if match:
+            operator = match[2][: int(match[1][:3])]
+            found.update({operator} & OPERATORS)
+    return found
+
+
+class _Reader:
+    def __init__(self, found: Reach) -> None:
+        self._own = found.own
+        self._origins = _origins(found.tree)
+        self._layers = {name: op for node in ast.walk(found.tree) for name, op in _layers(node)}
+        self._called = {id(node.func) for node in found.nodes if isinstance(node, ast.Call)}
+
+    def read(self, node: ast.AST) -> Iterator[tuple[str, str]]:
+        """What a node calls, or refers to: as it is written, and the operator."""
+        match node:
+            case ast.BinOp(op=ast.MatMult()) | ast.AugAssign(op=ast.MatMult()):
+                yield "@", "matmul"
+            case ast.Call(func=ast.Attribute(attr=name) as function):
+                if self._is_operator(function):
+                    yield name, name
+                elif last(function.value) == "self" and name in self._layers:
+                    yield name, self._layers[name]
+            case ast.Call(func=ast.Name(id="getattr"), args=[holder, ast.Constant(value=str() as name), *_]):
+                if name in OPERATORS and self._origin(holder) in TENSOR_MODULES:
+                    yield name, name
+            case ast.Name(id=name) if name in self._origins:
+                module, _, operator = self._origins[name].rpartition(".")
+                if operator in OPERATORS and module.partition(".")[0] in TENSOR_MODULES:
+                    yield name, operator
+            case ast.Attribute(attr=name) if id(node) not in self._called:
+                if self._origin(node) in TENSOR_MODULES and self._is_operator(node):
+                    yield name, name
+
+    def runs(self, node: ast.AST) -> bool:
+        """Whether what was read is carried out where it stands: not so a function that is only named."""
+        named = isinstance(node, ast.Name | ast.Attribute) and id(node) not in self._called
+        return not named and not (isinstance(node, ast.Call) and last(node.func) == "getattr")
+
+    def _is_operator(self, function: ast.Attribute) -> bool:
+        if function.attr not in OPERATORS or last(function.value) in self._own:
+            return False
+        return self._origin(function) in ("", *TENSOR_MODULES) and not _is_registered(function)
+
+    def _origin(self, expression: ast.AST) -> str:
+        """The package that the first part of a dotted name was imported from; empty where it was not imported."""
+        while isinstance(expression, ast.Attribute):
+            expression = expression.value
+        name = expression.id if isinstance(expression, ast.Name) else ""
+        stock = {"torch": "torch", "nn": "torch", "F": "torch", "np": "numpy", "numpy": "numpy"}
+        return self._origins.get(name, stock.get(name, "")).partition(".")[0]
+
+
+def _is_registered(function: ast.Attribute) -> bool:
+    """Whether it is an operator of a namespace in `torch.ops` that is not torch's."""
+    space = function.value
+    holder = space.value if isinstance(space, ast.Attribute) else None
+    return isinstance(holder, ast.Attribute) and holder.attr == "ops" and last(space) not in OWN_SPACES
+
+
+def _origins(tree: ast.Module) -> dict[str, str]:
+    """By the name that an import binds, the dotted name of what it is."""
+    origins: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                origins[alias.asname or alias.name.partition(".")[0]] = alias.name
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                origins[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return origins
+
+
+def _layers(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Attributes that are assigned one of torch's layers, with its operator."""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+        made = last(node.value.func)
+        if made in LAYERS:
+            yield from ((last(target), LAYERS[made]) for target in node.targets)
+
+
+def _constructing(tree: ast.Module) -> set[int]:
+    """What runs when the module is loaded or a model is constructed, functions that are made there aside."""
+    found: set[int] = set()
+    todo: list[ast.AST] = [tree]
+    while todo:
+        for child in ast.iter_child_nodes(todo.pop()):
+            inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            if not inner or getattr(child, "name", "") == "__init__":
+                found.add(id(child))
+                todo.append(child)
+    return found
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    """The string constants that are no docstrings: among them what is compiled."""
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            yield node.value
+
+
+def _without_comments(text: str) -> str:
+    return _C_COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", text)

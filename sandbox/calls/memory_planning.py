@@ -1,0 +1,87 @@
+"""What a problem takes of memory before anything of it runs for real, and the refusal where there is not enough."""
+
+from pydantic import ValidationError
+
+from kernelwright.problems import Problem
+from kernelwright.problems.texts.memory import input_bytes
+from kernelwright.sandbox.calls.memory_needs import (
+    ON_HOST,
+    Needs,
+    child_bytes,
+    child_refusal,
+    input_refusal,
+    references_kept,
+    refusal,
+)
+from kernelwright.sandbox.calls.sessions import Refused, Session
+from kernelwright.sandbox.machine.fact_store import Store, plan_key
+from kernelwright.sandbox.verdict.errors import UnsupportedHere
+from kernelwright.sandbox.verdict.memory import free_bytes
+from kernelwright.sandbox.verdict.record import Record
+from kernelwright.sandbox.verdict.settings import Settings
+
+CERTAIN_BYTES = 2**28
+"""Inputs and weights below this are no reason to look closer before something runs: to look takes seconds."""
+HALVES = ("float16", "bfloat16")
+
+
+class _Kept(Record):
+    """A plan as it is remembered."""
+
+    inputs: int
+    weights: int
+    result: int
+    exact: int
+    peak: int
+
+
+def require_room(problem: Problem, settings: Settings, session: Session, source: str) -> None:
+    """Raise `UnsupportedHere` where a reference with large inputs takes more of the host's memory than there is.
+
+    Asked of a child that has loaded nothing yet; `source` is the path of the reference. On a device what a call takes
+    is measured in one, which is quicker.
+    """
+    if settings.gpu or input_bytes(problem.source) < CERTAIN_BYTES:
+        return
+    if said := refusal_by_text(problem, settings):
+        raise UnsupportedHere(said)
+    needs = planned(problem, session, source, settings.start_timeout_s)
+    if needs is None:
+        return
+    if child_bytes(needs) > settings.memory_bytes:
+        raise UnsupportedHere(child_refusal(problem.name, needs, settings.memory_bytes))
+    if references_kept(needs, 1, there := free_bytes(), ON_HOST) == 0:
+        raise UnsupportedHere(refusal(problem.name, needs, there, ON_HOST))
+
+
+def refusal_by_text(problem: Problem, settings: Settings) -> str | None:
+    """The same refusal where the inputs that the text shows are enough for it, and no child need be asked."""
+    if settings.gpu:
+        return None
+    shown = input_bytes(problem.source) // (2 if problem.dtype in HALVES else 1)
+    least = Needs(inputs=shown, result=0, exact=0, peak=0, weights=0)
+    if child_bytes(least) <= settings.memory_bytes:
+        return None
+    return input_refusal(problem.name, least, settings.memory_bytes)
+
+
+def planned(problem: Problem, session: Session, source: str, timeout_s: float) -> Needs | None:
+    """What a call takes by its shapes, computed by a child and remembered; None where that can not be told."""
+    store, key = Store("plans"), plan_key(problem.digest)
+    kept = store.get(key)
+    if kept is None:
+        question = {
+            "op": "plan",
+            "source": source,
+            "dtype": problem.dtype,
+            "backward": problem.direction != "forward",
+        }
+        try:
+            kept = session.ask(question, timeout_s).get("plan")
+        except Refused:
+            kept = {}
+        store.put(key, kept if isinstance(kept, dict) else {})
+    try:
+        return Needs(**_Kept.model_validate(kept).model_dump())
+    except ValidationError:
+        return None

@@ -1,0 +1,205 @@
+"""Whose turn it is to time: one lock for this machine's processors, with a place for each core, and one for each GPU.
+
+Whoever times has the cores that it times on alone, or, where the candidate runs on a GPU, that GPU alone and its cores
+among others that build. Who builds on cores that a timing would need shares them with others that build. Who measures
+what the processors can do is heard in every timing, and has all of them. So parts of a processor are timed on side by
+side, and everything else waits, and says for whom.
+
+The locks are advisory, on single bytes of files (of an open file each, so that threads wait for each other like
+processes do), and end with whoever holds them, however that ends. Nobody waits for ever: at each place there is a door
+that whoever waits keeps closed behind it, and places are taken in one order, a GPU before the processors.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from kernelwright.sandbox.machine.file_locks import open_everybodys, open_own, try_lock_byte, unlock_byte
+from kernelwright.sandbox.verdict.errors import MachineError
+
+LOG = logging.getLogger("kernelwright.sandbox.machine")
+POLL_S = 0.02
+TOLD_AFTER_S = 1.0
+"""Who waits for longer says so."""
+MEASURING_S = 600.0
+"""The longest that anybody waits to measure the processors."""
+DOORS = 2**20
+"""The byte of the first place's door."""
+NAME_BYTES = 16
+"""Of the file's text, for each place: the number of the process that has it."""
+WHOLE = 0
+"""The place of the processors as a whole; that of a core comes after it, by the core's number."""
+
+
+class WaitLimit(NamedTuple):
+    """How long somebody waits for a turn."""
+
+    limit_s: float | None = None
+    stopped: Callable[[], bool] = lambda: False
+    """Asked again and again: whether nobody wants the turn any more."""
+
+
+PATIENT = WaitLimit()
+
+
+@contextmanager
+def processor_turn(cores: tuple[int, ...], shared: bool = False, waiting: WaitLimit = PATIENT) -> Iterator[None]:
+    """Within it nobody else times on these cores, and nothing is measured; shared, others may share them.
+
+    Not to be nested, nor to be held around `measuring`. Raises `MachineError` where the waiting is stopped.
+    """
+    with _lock(processor_path(), "the processor", waiting) as lock:
+        lock.take(WHOLE, shared=True)
+        for core in sorted(set(cores)):
+            lock.take(1 + core, shared)
+        yield
+
+
+@contextmanager
+def measuring(wait_s: float = MEASURING_S) -> Iterator[None]:
+    """Within it nothing is timed, nor measured by another. Raises `MachineError` where that does not come about."""
+    with _lock(processor_path(), "the processor", WaitLimit(wait_s)) as lock:
+        lock.take(WHOLE)
+        yield
+
+
+def processor_path() -> Path:
+    """The lock on the processors, for all processes of this user."""
+    return Path(tempfile.gettempdir()) / f"kernelwright-{os.getuid()}-processor.turn"
+
+
+def device_path(uuid: str) -> Path:
+    """The lock on a GPU, for all users: in the machine's folder for temporary files, whatever TMPDIR says."""
+    folder = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
+    return folder / f"kernelwright-{uuid}.lock"
+
+
+class DeviceTurn:
+    """One judge a GPU. Held until `close` or the end of this process, however it ends."""
+
+    def __init__(self, uuid: str, waiting: WaitLimit) -> None:
+        """Raises `MachineError`, which names the holder, where the turn does not come."""
+        self._held = contextlib.ExitStack()
+        with contextlib.ExitStack() as held:
+            held.enter_context(_lock(device_path(uuid), f"device {uuid}", waiting, everybodys=True)).take(WHOLE)
+            self._held = held.pop_all()
+
+    def close(self) -> None:
+        """Let the next one have the device."""
+        self._held.close()
+
+
+def device_holder(uuid: str) -> str | None:
+    """Who has the GPU now, as `process 123`; None where nobody has."""
+    try:
+        fd = os.open(device_path(uuid), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        return None if try_lock_byte(fd, WHOLE, shared=True) else _named(fd, WHOLE)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _lock(path: Path, what: str, waiting: WaitLimit, everybodys: bool = False) -> Iterator["_Lock"]:
+    fd = open_everybodys(path) if everybodys else open_own(path)
+    _closed_in_forks()
+    _OPEN.add(fd)
+    lock = _Lock(fd, what, waiting)
+    try:
+        yield lock
+    finally:
+        lock.forget()
+        _OPEN.discard(fd)
+        os.close(fd)
+
+
+class _Lock:
+    """An open lock file, with the places that were taken on it."""
+
+    def __init__(self, fd: int, what: str, waiting: WaitLimit) -> None:
+        self._fd, self._what, self._waiting = fd, what, waiting
+        self._places: list[int] = []
+        self._since = time.monotonic()
+        self._is_logged = False
+
+    def take(self, place: int, shared: bool = False) -> None:
+        """Wait at the place's door, and then for the place."""
+        self._wait_for(DOORS + place, place)
+        try:
+            self._wait_for(place, place, shared)
+        finally:
+            unlock_byte(self._fd, DOORS + place)
+        self._places.append(place)
+        os.pwrite(self._fd, str(os.getpid()).encode().ljust(NAME_BYTES), place * NAME_BYTES)
+
+    def _wait_for(self, byte: int, place: int, shared: bool = False) -> None:
+        while not try_lock_byte(self._fd, byte, shared):
+            self._log_once(place)
+            waited_s, limit_s = time.monotonic() - self._since, self._waiting.limit_s
+            if self._waiting.stopped():
+                raise MachineError(f"the judging was stopped before its turn on {self._what} came")
+            if limit_s is not None and waited_s > limit_s:
+                who = _named(self._fd, place)
+                raise MachineError(f"{self._what} has been taken by {who} for {limit_s:.0f} s; wait for it or end it")
+            if waited_s > TOLD_AFTER_S:
+                _tell(_named(self._fd, place), self._what)
+            time.sleep(POLL_S)
+
+    def _log_once(self, place: int) -> None:
+        if not self._is_logged:
+            self._is_logged = True
+            LOG.info("waiting for %s: %s has it", self._what, _named(self._fd, place))
+
+    def forget(self) -> None:
+        """Take this process's number off its places, before they are given back."""
+        for place in self._places:
+            if _named(self._fd, place) == _own_name():
+                os.pwrite(self._fd, bytes(NAME_BYTES), place * NAME_BYTES)
+
+
+def _named(fd: int, place: int) -> str:
+    number = os.pread(fd, NAME_BYTES, place * NAME_BYTES).strip(b" \0")
+    return f"process {int(number)}" if number.isdigit() else "another process"
+
+
+def _own_name() -> str:
+    return f"process {os.getpid()}"
+
+
+def _tell(who: str, what: str) -> None:
+    """Once for each that is waited for. Threads of one process wait for each other without a word."""
+    with _TELLING:
+        if who == _own_name() or (who, what) in _TOLD:
+            return
+        _TOLD.add((who, what))
+    print(f"kernelwright: {who} is judging on {what}; this one waits for its turn", file=sys.stderr, flush=True)
+
+
+@cache
+def _closed_in_forks() -> None:
+    """A fork of this process, which nobody here knows of, must not keep what is held here."""
+    os.register_at_fork(after_in_child=_close_all)
+
+
+def _close_all() -> None:
+    for fd in _OPEN:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _OPEN.clear()
+
+
+_OPEN: set[int] = set()
+"""Lock files that this process has open."""
+_TOLD: set[tuple[str, str]] = set()
+_TELLING = threading.Lock()
