@@ -16,6 +16,7 @@ from kernelwright.agent.replies.strings import LONGEST_SOURCE
 
 MOST_JSON_VALUES = 8
 MOST_TAGS = 100
+"""Tags of a text that are looked at."""
 MOST_RAW_ENTRIES = 4
 MOST_RAW_STARTS = 200
 _TAG = re.compile(
@@ -83,11 +84,10 @@ def _json_rule(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 _MARKDOWN = MarkdownIt("commonmark")
-_MARKDOWN.block.ruler.at("fence", fence_rule, {"alt": ["list"]})
+for _name, _rule in {"block": fence_rule, "json": _json_rule, "tag": _tag_rule}.items():
+    _MARKDOWN.block.ruler.after("list", _name, _rule, {"alt": ["list"]})
 _MARKDOWN.block.ruler.at("paragraph", _line_rule)
-_MARKDOWN.block.ruler.before("fence", "tag", _tag_rule, {"alt": ["list"]})
-_MARKDOWN.block.ruler.before("fence", "json", _json_rule, {"alt": ["list"]})
-_MARKDOWN.block.ruler.enableOnly(["tag", "json", "fence", "list", "paragraph"])
+_MARKDOWN.block.ruler.enableOnly(["list", "tag", "json", "block", "paragraph"])
 
 
 def _json_value(text: str) -> tuple[object, int]:

@@ -16,7 +16,9 @@ from kernelwright.agent.replies.strings import leaves_string_open
 MOST_LONGER = 50
 """Blocks of a text that end within a string and whose true end is looked for."""
 MOST_ENDS = 8
+"""Ends that are tried for one block."""
 MOST_LINES = 10_000
+"""Lines of a block in which later ends are looked for."""
 PROGRAM_LANGUAGES = frozenset(
     {"python", "py", "python3", "py3", "pytorch", "torch", "triton", "cuda", "cu", "cpp", "c++", "cc", "c"}
 )
@@ -27,6 +29,7 @@ _OPENING = re.compile(
     r"(?P<ticks>`{3,}+)(?P<info>[^`\n]*)|(?P<tildes>~{3,}+)(?P<note>[^\n]*)|[^`\n]++```[ \t]*(?P<language>[\w+]+)[ \t]*"
 )
 """CommonMark's fences, or prose with three backticks and a language behind it."""
+_FENCE_INFO = re.compile(r"^[ \t]*(?:`{3,}+|~{3,}+)[ \t]*(\w*)", re.MULTILINE)
 _LOOSE_END = re.compile(r"(?:^[ \t]*(?:`{3,}+|~{3,}+)|(?<=[^`\n])```)[ \t]*$", re.MULTILINE)
 """A fence too short or too far in to close the block, or stuck to the end of a line of code."""
 
@@ -79,7 +82,7 @@ def fence_rule(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 def _opening(state: StateBlock, line: int) -> _Opening | None:
     match = _OPENING.fullmatch(state.src, state.bMarks[line] + state.tShift[line], state.eMarks[line])
-    if match is None or (match["language"] or "python").lower() not in KNOWN_LANGUAGES:
+    if match is None or (match["language"] and match["language"].lower() not in KNOWN_LANGUAGES):
         return None
     info = match["info"] or match["note"] or match["language"] or ""
     language = re.split(r"[\s{}.,:;=]+", info.strip(" \t{."), maxsplit=1)[0].lower()
@@ -93,7 +96,14 @@ def _closing(state: StateBlock, opening: _Opening, end: int) -> int:
         return first
     state.env["longer"] -= 1
     later = islice(_closings(state, opening, min(end, opening.line + MOST_LINES)), 1, MOST_ENDS)
-    return next((line for line in later if state.env["parser"].is_whole(_body(state, opening.line, line))), first)
+    bodies = ((line, _body(state, opening.line, line)) for line in later)
+    return next((line for line, body in bodies if not _goes_on(body) and state.env["parser"].is_whole(body)), first)
+
+
+def _goes_on(body: str) -> bool:
+    """Whether a block ends and another begins in `body`: a string cut in two, not one that quotes an example."""
+    infos = _FENCE_INFO.findall(body)
+    return not infos[0] and any(infos)
 
 
 def _closings(state: StateBlock, opening: _Opening, end: int) -> Iterator[int]:
@@ -112,7 +122,9 @@ def _is_level(state: StateBlock, line: int, start: int) -> bool:
 
 
 def _body(state: StateBlock, start: int, stop: int) -> str:
-    return state.getLines(start + 1, stop, state.sCount[start], True)
+    """The lines between two fences, less the indentation that they share with the first."""
+    indents = (state.sCount[line] for line in range(start + 1, stop) if not state.isEmpty(line))
+    return state.getLines(start + 1, stop, min(state.sCount[start], min(indents, default=0)), True)
 
 
 def _block(state: StateBlock, head: _Opening, stop: int, closed: bool) -> Block:
@@ -121,7 +133,8 @@ def _block(state: StateBlock, head: _Opening, stop: int, closed: bool) -> Block:
     if closed:
         return Block(text, "fenced block", start, state.eMarks[stop], True, head.language)
     for loose in islice(_LOOSE_END.finditer(text), MOST_ENDS):
-        if state.env["parser"].is_whole(text[: loose.start()]):
+        code = text[: loose.start()]
+        if code.strip() and state.env["parser"].is_whole(code):
             end = state.eMarks[head.line] + 1 + loose.end()
-            return Block(text[: loose.start()], "fenced block", start, end, True, head.language)
+            return Block(code, "fenced block", start, end, True, head.language)
     return Block(text, "fenced block", start, state.bMarks[stop], False, head.language)

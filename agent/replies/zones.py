@@ -1,6 +1,5 @@
 """A reply cut into zones: the answer, the thought before it, and the reasoning that a provider hands over apart."""
 
-import bisect
 import itertools
 import re
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ _CONTROL = re.compile(
     r"<\|(?:start|end|message|channel|return|call|constrain|im_start|im_end|im_sep|eot_id|eom_id|endoftext|end_of_text"
     r"|begin_of_text|assistant|user|system)\|>|<\uff5c[^\uff5c\n]{1,40}\uff5c>|<(?:start|end)_of_turn>|(?:</s>|<eos>)\s*\Z"
 )
-_QUOTED = re.compile(r"^ {0,3}> ?", re.MULTILINE)
+_QUOTED = re.compile(r"^(?: {0,3}> ?)++", re.MULTILINE)
 _QUOTED_RUN = re.compile(r"(?:^ {0,3}>[^\n]*\n?)++", re.MULTILINE)
 
 
@@ -73,35 +72,34 @@ def _unquoted(run: re.Match[str]) -> str:
 
 
 def _reply_zones(text: str, parser: Parser) -> list[Zone]:
-    fences = marked_blocks(text, parser) if _CLOSING.search(text) or _OPENING.search(text) else []
-    boundary = _last_closing(text, fences, parser)
+    blocks = marked_blocks(text, parser) if _CLOSING.search(text) or _OPENING.search(text) else []
+    boundary = _last_closing(text, blocks, parser)
     start = 0 if boundary is None else boundary.end()
     before = Zone("thought", text[: boundary.start()] if boundary else "")
-    opening = _first_opening(text, start, fences)
+    opening = _first_opening(text, start, blocks)
     if opening is None:
         return [Zone("answer", text[start:]), before]
     unfinished = Zone("thought", text[opening.end() :], unfinished=True)
     return [Zone("answer", text[start : opening.start()]), unfinished, before]
 
 
-def _first_opening(text: str, start: int, fences: Sequence[Block]) -> re.Match[str] | None:
+def _first_opening(text: str, start: int, blocks: Sequence[Block]) -> re.Match[str] | None:
     tags = itertools.islice(_OPENING.finditer(text, start), MOST_TAGS)
-    return next((tag for tag in tags if not ((fence := _around(tag, fences)) and fence.closed)), None)
+    return next((tag for tag in tags if not ((fence := _around(tag, blocks)) and fence.closed)), None)
 
 
-def _last_closing(text: str, fences: Sequence[Block], parser: Parser) -> re.Match[str] | None:
+def _last_closing(text: str, blocks: Sequence[Block], parser: Parser) -> re.Match[str] | None:
     """The last closing tag that ends a thought, not one that prose or code only mentions."""
     tags = list(_CLOSING.finditer(text))[-MOST_TAGS:]
     for tag in reversed(tags):
-        fence = _around(tag, fences)
+        fence = _around(tag, blocks)
         if not _is_quoted(tag) and (fence is None or _breaks_out(tag, fence, parser)):
             return tag
     return None
 
 
-def _around(tag: re.Match[str], fences: Sequence[Block]) -> Block | None:
-    at = bisect.bisect_right(fences, tag.start(), key=lambda fence: fence.start) - 1
-    return fences[at] if at >= 0 and tag.start() < fences[at].end else None
+def _around(tag: re.Match[str], blocks: Sequence[Block]) -> Block | None:
+    return next((block for block in blocks if block.start <= tag.start() < block.end), None)
 
 
 def _is_quoted(tag: re.Match[str]) -> bool:
