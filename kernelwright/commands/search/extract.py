@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.endings import FELL_SHORT
+from kernelwright.commands.options.exit_codes import FELL_SHORT
 from kernelwright.commands.options.files import read_text
 
 
