@@ -1,7 +1,7 @@
 """The candidates in the recorded answers that ship."""
 
 from kernelwright.agent.providers.story import read_story, story_folder
-from kernelwright.agent.replies import Extracted, extract
+from kernelwright.agent.replies import Extraction, extract
 from kernelwright.prompts import Target
 
 
@@ -9,5 +9,5 @@ def recorded_source(problem: str, target: Target, index: int = -1) -> str:
     """That of a story's entry, counted from 0; of the last one by default."""
     entry = read_story(problem, target).entries[index]
     found = extract((story_folder(problem, target) / entry.file).read_text(encoding="utf-8"))
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     return found.source

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from bench import load
 from bench.strategies import briefly
-from kernelwright.agent.replies import Extracted, extract
+from kernelwright.agent.replies import Extraction, extract
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
 from tests.agent.faults import FAULTS, PROBLEM, missing_words, with_fault
@@ -167,11 +167,11 @@ def faults() -> Told:
 def replies() -> Read:
     """The corpus of the tests."""
     taken = [extract(reply) for reply in ACCEPTED.values()]
-    right = sum(isinstance(one, Extracted) and kernel_called(one.source) == "relu_final" for one in taken)
+    right = sum(isinstance(one, Extraction) and kernel_called(one.source) == "relu_final" for one in taken)
     refused = [(extract(one.reply), one.kind) for one in REJECTED.values()]
-    right += sum(not isinstance(found, Extracted) and found.kind == kind for found, kind in refused)
+    right += sum(not isinstance(found, Extraction) and found.kind == kind for found, kind in refused)
     found = [
-        (isinstance(one, Extracted), isinstance(one, Extracted) and one.source == source, whole)
+        (isinstance(one, Extraction), isinstance(one, Extraction) and one.source == source, whole)
         for one, source, whole in cuts()
     ]
     return Read(

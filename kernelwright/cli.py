@@ -3,8 +3,8 @@
 import typer
 
 from kernelwright.commands.judging import doctor, judge, problems, score
-from kernelwright.commands.options.endings import reported
-from kernelwright.commands.options.verbosity import verbose
+from kernelwright.commands.options.exit_codes import with_exit_codes
+from kernelwright.commands.options.verbosity import with_verbosity
 from kernelwright.commands.options.version import version
 from kernelwright.commands.results import diff, export, import_, inspect, leaderboard, show
 from kernelwright.commands.search import batch, extract, models, prompt, replay, resume, run
@@ -41,7 +41,7 @@ for name, group in (("problems", problems.app), ("batch", batch.app), ("models",
 for group in (app, problems.app, batch.app, models.app):
     for registered in group.registered_commands:
         assert registered.callback is not None
-        registered.callback = reported(verbose(registered.callback))
+        registered.callback = with_exit_codes(with_verbosity(registered.callback))
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """What a prompt says of a dtype of 16 bits that weights and inputs are cast to."""
 
+from typing import NamedTuple
+
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
 
 FORMATS = {"float16": ("fp16", 10), "bfloat16": ("bf16", 7)}
 """By dtype, its short name and the bits of its fraction."""
@@ -11,7 +12,7 @@ MANY, SHARE = 64, 0.5
 `docs/judge.md`."""
 
 
-class HalfPrecision(Record):
+class HalfPrecision(NamedTuple):
     """A dtype of 16 bits, and the bound that comes with it."""
 
     short: str

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -57,7 +57,7 @@ class Idea(Record):
     when: When = When()
 
 
-class Traits(Record):
+class Traits(NamedTuple):
     """What the bank's predicates look at."""
 
     operators: tuple[Operator, ...]

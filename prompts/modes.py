@@ -7,7 +7,6 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.defining import top_level
 
 NORMALISATIONS = {
@@ -46,7 +45,7 @@ UNKNOWN = object()
 Values = Mapping[str, object]
 
 
-class Mode(Record):
+class Mode(NamedTuple):
     """How the layers of a reference that depend on it are called; names as the source writes them, each once."""
 
     is_training: bool = True

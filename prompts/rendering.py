@@ -2,12 +2,11 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from kernelwright.problems import VALUE_FAMILIES
-from kernelwright.problems.record.base import Record
 from kernelwright.prompts.brief import Brief, PromptError, Role, check_parent
 from kernelwright.prompts.half_precision import narrow_of
 from kernelwright.prompts.ideas import traits_of
@@ -25,7 +24,7 @@ WANTED = 3
 CONTINUATION_LINES = 40
 
 
-class Slot(Record):
+class Slot(NamedTuple):
     """A section's place in the prompt.
 
     Its text comes from the first of `NAME/TARGET.md.j2`, `NAME/ROLE.md.j2` and `NAME.md.j2` that exists; a section

@@ -1,22 +1,21 @@
 """The languages that a candidate can be asked for, and the worked example that goes with each."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from kernelwright.problems.record.base import Record
 from kernelwright.prompts.brief import PromptError, Target, TargetVersions
 
 EXAMPLES = Path(__file__).parent / "examples"
 
 
-class ExampleChoice(Record):
+class ExampleChoice(NamedTuple):
     """An example folder, and the oldest PyTorch that its answer runs under."""
 
     folder: str
     torch: str
 
 
-class TargetLanguage(Record):
+class TargetLanguage(NamedTuple):
     """What the templates need to know of a target beyond its crib."""
 
     words: str
@@ -47,7 +46,7 @@ TARGETS: dict[Target, TargetLanguage] = {
 }
 
 
-class Example(Record):
+class Example(NamedTuple):
     """A reference and a full answer to it."""
 
     reference: str

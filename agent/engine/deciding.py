@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import Asked
@@ -23,8 +24,7 @@ from kernelwright.prompts import Brief, render
 NOTHING_ASKED = hashlib.sha256(b"").hexdigest()
 
 
-@dataclass(frozen=True)
-class PreparedAsk:
+class PreparedAsk(NamedTuple):
     """An ask as it is logged, with its prompt's text, which is empty for tuning."""
 
     asked: Asked

@@ -7,7 +7,7 @@ from kernelwright.agent.log.findings import FoundCandidate
 from kernelwright.agent.log.records import Attempt, Reply
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
-from kernelwright.agent.replies import Extracted, NotExtracted, extract
+from kernelwright.agent.replies import Extraction, NotExtracted, extract
 from kernelwright.agent.replies.normalising import normal_digest
 from kernelwright.agent.steering.advice import notes_in
 from kernelwright.agent.steering.tuning import knobs_of, with_setting
@@ -20,7 +20,7 @@ _OPENING = re.compile(r"\A\s*```\w*[ \t]*\n")
 _STARTS_OVER = re.compile(r"^```python\b[^`]*?^(?:import|from) ", re.MULTILINE | re.DOTALL)
 
 
-def read(reply: Reply, second: Reply | None = None) -> Extracted | NotExtracted:
+def read(reply: Reply, second: Reply | None = None) -> Extraction | NotExtracted:
     """What a reply offers; with the second half of one that was cut off, or the shorter one given instead."""
     if second is None:
         return extract(reply.text, reasoning=reply.reasoning, truncated=reply.finish_reason == CUT_OFF)
@@ -28,7 +28,7 @@ def read(reply: Reply, second: Reply | None = None) -> Extracted | NotExtracted:
     joined = reply.text + _OPENING.sub("", second.text)
     texts = [second.text, joined] if _STARTS_OVER.search(second.text) else [joined, second.text]
     first, other = (extract(text, truncated=cut) for text in texts)
-    return other if isinstance(first, NotExtracted) and isinstance(other, Extracted) else first
+    return other if isinstance(first, NotExtracted) and isinstance(other, Extraction) else first
 
 
 def replies_of(attempt: Attempt, log: RunLog) -> tuple[Reply, Reply | None]:
@@ -62,7 +62,7 @@ def extracted(attempt: Attempt, view: View, log: RunLog) -> tuple[CandidateExtra
         assert parent is not None, "only candidates are tuned"
         source = with_setting(log.text(parent.digest), attempt.ask.directive)
         how = f"attempt {attempt.ask.parent} with {attempt.ask.directive}"
-        candidate = found_candidate(Extracted(source=source, language=parent.language, how=how))
+        candidate = found_candidate(Extraction(source=source, language=parent.language, how=how))
     else:
         found = read(*replies_of(attempt, log))
         if isinstance(found, NotExtracted):
@@ -71,7 +71,7 @@ def extracted(attempt: Attempt, view: View, log: RunLog) -> tuple[CandidateExtra
     return CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
 
 
-def found_candidate(found: Extracted) -> FoundCandidate:
+def found_candidate(found: Extraction) -> FoundCandidate:
     """The record of a source."""
     return FoundCandidate(
         digest=Candidate(source=found.source, language=found.language).digest,

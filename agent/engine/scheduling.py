@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from kernelwright.agent.engine.search import Parts, search
 from kernelwright.agent.log.config import Budget, SearchConfig
@@ -32,8 +33,7 @@ UNKNOWN_ROOM = math.log(2)
 """The room to the floor, as a logarithm, where the floor is not known: enough for a gain of two."""
 
 
-@dataclass(frozen=True)
-class EndedSearch:
+class EndedSearch(NamedTuple):
     """A problem whose search has ended for now."""
 
     problem: Problem
@@ -153,7 +153,7 @@ class Scheduler:
         reason = f"left unspent by others; expected gain {chosen.expected_gain:.2f}"
         self.log.append(Granted(problem=chosen.problem.name, attempts=more, reason=reason))
         # While it runs, what it was granted is spent.
-        self.accounts[chosen.problem.name] = replace(chosen, left=chosen.left - more, hungry=False)
+        self.accounts[chosen.problem.name] = chosen._replace(left=chosen.left - more, hungry=False)
         return chosen.problem
 
 

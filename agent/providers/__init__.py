@@ -1,1 +1,1 @@
-"""Providers: what answers a request. Each is one file that keeps `protocol.Provider`, whatever stands behind it."""
+"""Providers: what answers a request. One that ships is a file in `kinds`; each keeps `provider.Provider`."""

@@ -1,69 +1,131 @@
-"""The places of a zone where a program may stand: fenced blocks, tags, JSON strings, and raw lines of code."""
+"""The places of a text where a program may stand: fenced blocks, tags, JSON values, and raw lines of code."""
 
 import bisect
 import html
-import itertools
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from kernelwright.agent.replies.fences import OTHER_LANGUAGES, Fence, read_fences
+from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
+
+from kernelwright.agent.replies.fences import MOST_LONGER, Block, fence_rule
 from kernelwright.agent.replies.modules import Parser
 from kernelwright.agent.replies.strings import LONGEST_SOURCE
 
 MOST_JSON_VALUES = 8
-MOST_TAGS = 1000
-"""Tags that are looked at, counted from the end of the zone."""
+MOST_TAGS = 100
+"""Tags of a text that are looked at."""
 MOST_RAW_ENTRIES = 4
 MOST_RAW_STARTS = 200
 _TAG = re.compile(
-    r"(?:(?:^|(?<=>))[ \t]*)?<(?P<slash>/?)"
-    r"(?P<name>code|python|answer|final_answer|solution|kernel|cuda|triton|output|response|file|source|modelnew)"
+    r"(?:(?:[^<\n]*+(?=<[^<>\n]*>[ \t]*$))|(?:<[^<>\n]*>[ \t]*)*)"
+    r"<(code|python|answer|final_answer|solution|kernel|cuda|triton|output|response|file|source|modelnew)"
     r"(?:[ \t][^<>\n]*)?>",
     re.IGNORECASE | re.MULTILINE,
 )
-_JSON_START = re.compile(r"^[ \t]*(?:\[\s*)?\{\s*\"", re.MULTILINE)
+_MARK = re.compile(rf"^[ \t]*(?:```|~~~|{_TAG.pattern})", re.IGNORECASE | re.MULTILINE)
+_JSON_START = re.compile(r"[ \t]*(?:\[\s*)?\{\s*\"")
 RAW_START = re.compile(
     r"^(?:import [A-Za-z_]|from [A-Za-z_.][\w.]* import |class [A-Za-z_]\w*[ \t]*[(:]|def [A-Za-z_]\w*\(|@[A-Za-z_])",
     re.MULTILINE,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A text that may be the candidate, or a part of it."""
-
-    text: str
-    origin: str
-    """Where it stood, as a reader would say it: `fenced block`, `<code> tag`."""
-    start: int
-    end: int
-    """Offsets in the zone; of the whole JSON value for a string in it."""
-    closed: bool = True
-    """Whether an end mark shows that the model meant to stop here."""
-    language: str = ""
-    """What its fence calls it, lower case."""
-
-    @property
-    def may_be_program(self) -> bool:
-        """Whether nothing says that it is another kind of text: a shell command, a table of results."""
-        return self.language not in OTHER_LANGUAGES
+def marked_blocks(text: str, parser: Parser) -> list[Block]:
+    """Blocks that marks set off from the prose, in order and without overlap."""
+    blocks: list[Block] = []
+    limits = {"longer": MOST_LONGER, "tags": MOST_TAGS, "values": MOST_JSON_VALUES}
+    _MARKDOWN.block.parse(text, _MARKDOWN, {"blocks": blocks, "parser": parser, **limits}, [])
+    return [one for block in blocks for one in _json_strings(block, parser) or [block]]
 
 
-def explicit_blocks(text: str, parser: Parser) -> list[Block]:
-    """Blocks that marks set off from the prose, in the order of their ends."""
-    fences = read_fences(text, parser.is_whole)
-    blocks = [part for fence in fences for part in _of_fence(fence, parser)]
-    blocks += _tagged(text, fences, parser)
-    blocks += _json_blocks(text, fences, parser)
-    return sorted(blocks, key=lambda block: (block.end, -block.start))
+def _line_rule(state: StateBlock, start: int, _end: int, _silent: bool) -> bool:
+    """A line of prose. Each stands for itself, since models begin blocks in the middle of a paragraph."""
+    state.line = start + 1
+    return True
 
 
-def raw_blocks(text: str, entry: str, explicit: list[Block], parser: Parser) -> Iterator[Block]:
+def _tag_rule(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """What stands in a pair of tags, or behind one that stays open, unless it holds marks and is no program itself."""
+    begin = state.bMarks[start] + state.tShift[start]
+    opening = _TAG.match(state.src, begin, state.eMarks[start])
+    if opening is None or not state.env["tags"]:
+        return False
+    state.env["tags"] -= 1
+    name = opening[1].lower()
+    closing = re.compile(f"</{name}>", re.IGNORECASE).search(state.src, opening.end())
+    stop, behind = closing.span() if closing else (len(state.src), len(state.src))
+    text = re.sub(r"\A\s*<!\[CDATA\[|\]\]>\s*\Z", "", state.src[opening.end() : stop]).lstrip("\n")
+    text = html.unescape(text) if "&lt;" in text or "&quot;" in text else text
+    if _MARK.search(text) and not state.env["parser"].is_whole(text):
+        return False
+    if not silent:
+        state.env["blocks"].append(Block(text, f"<{name}> tag", begin, behind, closing is not None))
+        state.line = min(end, max(start + 1, bisect.bisect_left(state.bMarks, behind)))
+    return True
+
+
+def _json_rule(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A JSON value that begins a line, or one that the text begins with and does not bring to its end."""
+    begin = state.bMarks[start]
+    if not _JSON_START.match(state.src, begin) or not state.env["values"]:
+        return False
+    state.env["values"] -= 1
+    stop = _json_value(state.src[begin:])[1]
+    cut = not stop and not state.src[:begin].strip() and not state.src.rstrip().endswith(("}", "]"))
+    if silent or not (stop or cut):
+        return bool(stop or cut)
+    behind = begin + stop if stop else len(state.src)
+    state.env["blocks"].append(Block(state.src[begin:behind], "JSON value", begin, behind, closed=bool(stop)))
+    state.line = start + 1 if cut else min(end, bisect.bisect_left(state.bMarks, behind))
+    return True
+
+
+_MARKDOWN = MarkdownIt("commonmark")
+for _name, _rule in {"block": fence_rule, "json": _json_rule, "tag": _tag_rule}.items():
+    _MARKDOWN.block.ruler.after("list", _name, _rule, {"alt": ["list"]})
+_MARKDOWN.block.ruler.at("paragraph", _line_rule)
+_MARKDOWN.block.ruler.enableOnly(["list", "tag", "json", "block", "paragraph"])
+
+
+def _json_value(text: str) -> tuple[object, int]:
+    """The value that the text begins with behind blanks, and the offset of its end; 0 where there is none."""
+    try:
+        return json.JSONDecoder(strict=False).raw_decode(text, len(text) - len(text.lstrip()))
+    except (ValueError, RecursionError):
+        return None, 0
+
+
+def _json_strings(block: Block, parser: Parser) -> list[Block]:
+    """The programs among the strings of a block that is a JSON value."""
+    if block.text.lstrip()[:1] not in ("{", "["):
+        return []
+    return [
+        replace(block, text=one.text, origin=f"JSON string {key!r}" if key else "JSON string", language="")
+        for key, string in _strings(_json_value(block.text)[0])
+        for one in marked_blocks(string, parser) or [replace(block, text=string)]
+    ]
+
+
+def _strings(value: object) -> Iterator[tuple[str, str]]:
+    """Each string of several lines in a JSON value with the key that it stands under, in order."""
+    waiting: list[tuple[str, object]] = [("", value)]
+    while waiting:
+        key, one = waiting.pop()
+        if isinstance(one, str) and "\n" in one:
+            yield key[:40], one
+        elif isinstance(one, dict):
+            waiting.extend(reversed([(str(name), item) for name, item in one.items()]))
+        elif isinstance(one, list):
+            waiting.extend((key, item) for item in reversed(one))
+
+
+def raw_blocks(text: str, entry: str, marked: list[Block], parser: Parser) -> Iterator[Block]:
     """For each place outside closed blocks where `entry` is defined, the code around it; the last one first."""
     definitions = re.compile(rf"^(?:class[ \t]+{re.escape(entry)}\b|{re.escape(entry)}[ \t]*=)", re.MULTILINE)
-    closed = [block for block in explicit if block.closed]
+    closed = [block for block in marked if block.closed]
     found = [match.start() for match in definitions.finditer(text)][-MOST_RAW_ENTRIES:]
     for at in reversed(found):
         if not any(block.start <= at < block.end for block in closed):
@@ -80,102 +142,3 @@ def _raw_start(text: str, at: int, parser: Parser) -> int:
     starts = [*[match.start() for match in RAW_START.finditer(text, near, at)][-MOST_RAW_STARTS:], at]
     first = bisect.bisect_left(starts, True, key=lambda start: parser.is_whole(text[start:at] + "class C: pass\n"))
     return starts[min(first, len(starts) - 1)]
-
-
-def _of_fence(fence: Fence, parser: Parser) -> list[Block]:
-    block = Block(fence.text, "fenced block", fence.start, fence.end, fence.closed, fence.language)
-    if fence.text.lstrip().startswith(("{", "[")):
-        inner = list(_json_strings(fence.text, len(fence.text) - len(fence.text.lstrip()), parser))
-        if inner:
-            return [replace(one, start=fence.start, end=fence.end, closed=fence.closed) for one in inner]
-    return [block]
-
-
-def _tagged(text: str, fences: list[Fence], parser: Parser) -> list[Block]:
-    """What stands in the last pairs of tags outside fences, and behind a tag that stays open."""
-    inside = [(fence.start, fence.end) for fence in fences]
-    blocks: list[Block] = []
-    opened: dict[str, re.Match[str]] = {}
-    for tag in list(_TAG.finditer(text))[-MOST_TAGS:]:
-        at = bisect.bisect_right(inside, (tag.end(), 0)) - 1
-        if at >= 0 and tag.end() <= inside[at][1]:
-            continue
-        name = tag["name"].lower()
-        if not tag["slash"] and _opens_line(tag):
-            opened[name] = tag
-        elif tag["slash"] and name in opened:
-            blocks.append(_tag_block(text, opened.pop(name), tag))
-    blocks += [_tag_block(text, tag, None) for tag in opened.values()]
-    return [
-        block for block in map(_unescaped, blocks) if not _holds_fence(block, fences) or parser.is_whole(block.text)
-    ]
-
-
-def _opens_line(tag: re.Match[str]) -> bool:
-    """Whether the tag begins or ends a line, as marks do and mentions in a sentence do not."""
-    text = tag.string
-    begins = tag.start() == 0 or text[tag.start() - 1] in "\n>"
-    return begins or text[tag.end() : tag.end() + 1] == "\n"
-
-
-def _tag_block(text: str, opening: re.Match[str], closing: re.Match[str] | None) -> Block:
-    stop = len(text) if closing is None else closing.start()
-    end = len(text) if closing is None else closing.end()
-    origin = f"<{opening['name'].lower()}> tag"
-    return Block(text[opening.end() : stop], origin, opening.start(), end, closing is not None)
-
-
-def _unescaped(block: Block) -> Block:
-    text = re.sub(r"\A\s*<!\[CDATA\[|\]\]>\s*\Z", "", block.text).lstrip("\n")
-    if "&lt;" in text or "&quot;" in text:
-        text = html.unescape(text)
-    return replace(block, text=text)
-
-
-def _holds_fence(block: Block, fences: list[Fence]) -> bool:
-    at = bisect.bisect_left(fences, block.start, key=lambda fence: fence.start)
-    return at < len(fences) and fences[at].start < block.end
-
-
-def _json_blocks(text: str, fences: list[Fence], parser: Parser) -> Iterator[Block]:
-    """Strings of the JSON values that begin a line outside fences."""
-    behind = 0
-    for match in itertools.islice(_JSON_START.finditer(text), MOST_JSON_VALUES):
-        at = bisect.bisect_right(fences, match.start(), key=lambda fence: fence.start) - 1
-        if match.start() >= behind and not (at >= 0 and match.start() < fences[at].end):
-            found = list(_json_strings(text, match.start(), parser))
-            behind = max((block.end for block in found), default=0)
-            yield from found or _cut_json(text, match.start())
-
-
-def _cut_json(text: str, start: int) -> list[Block]:
-    """The value that a reply begins with and does not bring to its end."""
-    if text[:start].strip() or text.rstrip().endswith(("}", "]")):
-        return []
-    return [Block(text[start:], "JSON value", start, len(text), closed=False)]
-
-
-def _json_strings(text: str, start: int, parser: Parser) -> Iterator[Block]:
-    """The programs among the strings of the JSON value that begins at `start`, or near it behind blanks."""
-    at = start + len(text[start : start + 1000]) - len(text[start : start + 1000].lstrip())
-    try:
-        value, end = json.JSONDecoder(strict=False).raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return
-    for key, string in _strings(value):
-        fences = read_fences(string, parser.is_whole)
-        for text_of in [fence.text for fence in fences] or [string]:
-            yield Block(text_of, f"JSON string {key!r}" if key else "JSON string", start, end)
-
-
-def _strings(value: object) -> Iterator[tuple[str, str]]:
-    """Each string of several lines in a JSON value with the key that it stands under, in order."""
-    waiting: list[tuple[str, object]] = [("", value)]
-    while waiting:
-        key, one = waiting.pop()
-        if isinstance(one, str) and "\n" in one:
-            yield key[:40], one
-        elif isinstance(one, dict):
-            waiting.extend(reversed([(str(name), item) for name, item in one.items()]))
-        elif isinstance(one, list):
-            waiting.extend((key, item) for item in reversed(one))

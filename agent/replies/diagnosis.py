@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from kernelwright.agent.replies.blocks import RAW_START
-from kernelwright.agent.replies.choosing import ZoneReader
 from kernelwright.agent.replies.fences import PROGRAM_LANGUAGES
 from kernelwright.agent.replies.modules import Module, Parser
+from kernelwright.agent.replies.selection import ZoneReader
 from kernelwright.agent.replies.strings import LONGEST_SOURCE
 
 Kind = Literal["syntax_error", "no_entry_point", "no_code", "refusal"]

@@ -10,17 +10,17 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from kernelwright.agent.replies.choosing import ZoneReader, imports_torch
 from kernelwright.agent.replies.diagnosis import diagnose
-from kernelwright.agent.replies.joining import Reading
+from kernelwright.agent.replies.joining import Program
 from kernelwright.agent.replies.modules import Parser
+from kernelwright.agent.replies.selection import ZoneReader, imports_torch
 from kernelwright.agent.replies.zones import read_zones
 from kernelwright.sandbox.authenticity.languages import language_of
 from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.verdicts import Language
 
 
-class Extracted(Record):
+class Extraction(Record):
     """A source that parses and defines the entry class at its top level."""
 
     source: str
@@ -41,14 +41,14 @@ class NotExtracted(Record):
 
 def extract(
     reply: str, *, reasoning: str = "", truncated: bool = False, entry: str = "ModelNew"
-) -> Extracted | NotExtracted:
+) -> Extraction | NotExtracted:
     """The source that `reply` offers as its final answer.
 
     `reasoning` is what the provider returned in a field apart; code in it counts only where the reply has none.
     `truncated` says that the provider stopped at its length limit. Takes any text, in linear time, and never raises.
     """
     parser = Parser()
-    zones = [ZoneReader(zone, entry, parser) for zone in read_zones(reply, reasoning, parser.is_whole)]
+    zones = [ZoneReader(zone, entry, parser) for zone in read_zones(reply, reasoning, parser)]
     if truncated and not zones:
         return NotExtracted(kind="truncated", detail="The reply was cut off before its first word.")
     for index, zone in enumerate(zones[:1] if truncated else zones):
@@ -60,9 +60,9 @@ def extract(
     return NotExtracted(kind=kind, detail=detail)
 
 
-def _extracted(zones: Sequence[ZoneReader], index: int, found: Reading, truncated: bool) -> Extracted:
+def _extracted(zones: Sequence[ZoneReader], index: int, found: Program, truncated: bool) -> Extraction:
     cut = ("The reply was cut off behind this block.",) if truncated else ()
-    return Extracted(
+    return Extraction(
         source=f"{found.module.source.strip(chr(10))}\n",
         how=f"{_which(zones[index], found)}, {_place(zones, index)}",
         language=language_of(found.module.tree),
@@ -70,7 +70,7 @@ def _extracted(zones: Sequence[ZoneReader], index: int, found: Reading, truncate
     )
 
 
-def _which(zone: ZoneReader, found: Reading) -> str:
+def _which(zone: ZoneReader, found: Program) -> str:
     """`fenced block, 2 of 2 that name ModelNew`."""
     joined = f" joined from {found.parts} blocks" if found.parts > 1 else ""
     named = [zone.blocks[index] for index in zone.named]
@@ -96,7 +96,7 @@ def _passed_over(zones: Sequence[ZoneReader], index: int) -> Iterator[str]:
             yield f"A {block.origin} was passed over for a syntax error on its line {error.line}: {error.message}."
 
 
-def _oddities(zone: ZoneReader, found: Reading) -> Iterator[str]:
+def _oddities(zone: ZoneReader, found: Program) -> Iterator[str]:
     if not found.closed:
         yield f"Nothing closes the {found.block.origin}: more may have been meant to follow."
     if found.dropped.strip():
@@ -107,7 +107,7 @@ def _oddities(zone: ZoneReader, found: Reading) -> Iterator[str]:
         yield f"The source names {', '.join(files)}, and a candidate is one file."
 
 
-def _other_files(zone: ZoneReader, found: Reading) -> list[str]:
+def _other_files(zone: ZoneReader, found: Program) -> list[str]:
     """Files that the reply gives as blocks of their own, as far as the source shows that it needs them."""
     if len(zone.blocks) < 2:
         return []

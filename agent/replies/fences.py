@@ -1,190 +1,140 @@
-"""Fenced blocks of a Markdown text, read as CommonMark does and then mended where models break its rules.
+"""Fenced blocks, as a rule of the Markdown parser that mends CommonMark's where models break it.
 
-CommonMark alone ends a block at the first bare fence line, also where that line stands in a docstring, and runs a block
-whose closing fence was forgotten on over the next one. Both are mended only where the result is a whole program, which
-the caller's `whole` decides.
+CommonMark ends a block at the first bare fence, also where that stands in a docstring, and runs one whose closing fence
+was forgotten on over the next. Both are mended only where the result is a whole program.
 """
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
-from kernelwright.agent.replies.strings import LONGEST_SOURCE, leaves_string_open, string_aware_end
+from markdown_it.rules_block import StateBlock
 
-Whole = Callable[[str], bool]
-"""Says whether a text is a whole program by itself."""
+from kernelwright.agent.replies.strings import leaves_string_open
 
-MOST_MARKS = 20_000
-"""Fence lines that are looked at, counted from the end of the text: no honest reply has more."""
-MOST_LOOSE_ENDS = 4
-SCAN_ALLOWANCE = 3_000_000
-"""Characters that the search for ends outside strings may read in all, so that a hostile text costs seconds at most."""
-PREFIX = r"([ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?)"
-"""Indentation and at most one list marker."""
-FENCE_LINE = re.compile(PREFIX + r"(`{3,}|~{3,})(.*)")
-RUN = re.compile(r"`{3,}|~{3,}")
+MOST_LONGER = 50
+"""Blocks of a text that end within a string and whose true end is looked for."""
+MOST_ENDS = 8
+"""Ends that are tried for one block."""
+MOST_LINES = 10_000
+"""Lines of a block in which later ends are looked for."""
 PROGRAM_LANGUAGES = frozenset(
     {"python", "py", "python3", "py3", "pytorch", "torch", "triton", "cuda", "cu", "cpp", "c++", "cc", "c"}
 )
 OTHER_LANGUAGES = frozenset({"bash", "sh", "shell", "console", "text", "txt", "json", "diff", "markdown", "md", "yaml"})
 """Languages that no candidate is written in."""
 KNOWN_LANGUAGES = PROGRAM_LANGUAGES | OTHER_LANGUAGES
+_OPENING = re.compile(
+    r"(?P<ticks>`{3,}+)(?P<info>[^`\n]*)|(?P<tildes>~{3,}+)(?P<note>[^\n]*)|[^`\n]++```[ \t]*(?P<language>[\w+]+)[ \t]*"
+)
+"""CommonMark's fences, or prose with three backticks and a language behind it."""
+_FENCE_INFO = re.compile(r"^[ \t]*(?:`{3,}+|~{3,}+)[ \t]*(\w*)", re.MULTILINE)
+_LOOSE_END = re.compile(r"(?:^[ \t]*(?:`{3,}+|~{3,}+)|(?<=[^`\n])```)[ \t]*$", re.MULTILINE)
+"""A fence too short or too far in to close the block, or stuck to the end of a line of code."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
-    """One fenced block."""
+class Block:
+    """A text that may be the candidate, or a part of it."""
 
-    language: str
-    """First word of the info string, lower case; empty where there is none."""
     text: str
-    """What stands between the fences, less the indentation of the opening one."""
-    start: int
-    """Offset of the opening line in the text that was read."""
-    end: int
-    """Offset behind the closing line, or behind the last line of the block where nothing closes it."""
-    closed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """A line that holds a run of at least three backticks or tildes."""
-
+    origin: str
+    """Where it stood, as a reader would say it: `fenced block`, `<code> tag`."""
     start: int
     end: int
-    """Offset of the line's newline, or of the text's end."""
-    indent: int
-    run: str
-    """The fence characters; empty where they do not open the line."""
-    info: str
-    listed: bool
-    loose: bool
-    """Whether a single run of backticks ends a line that begins with other text."""
+    """Offsets of the block with its marks in the text that was read."""
+    closed: bool = True
+    """Whether an end mark shows that the model meant to stop here."""
+    language: str = ""
+    """What its fence calls it, lower case."""
 
     @property
-    def language(self) -> str:
-        words = re.split(r"[\s{}.,:;=]+", self.info.strip(" \t{."), maxsplit=1)
-        return words[0].lower()
-
-    def opens(self) -> bool:
-        """CommonMark's rule, or prose followed by a fence that names a known language."""
-        if self.loose:
-            return self.info.strip().lower() in KNOWN_LANGUAGES
-        return bool(self.run) and not (self.run[0] == "`" and "`" in self.info)
-
-    def closes(self, opener: "_Mark") -> bool:
-        """CommonMark's rule: same character, at least as long, bare, and not indented further than the block."""
-        same = self.is_bare() and self.run[0] == opener.run[0]
-        return same and len(self.run) >= len(opener.run) and self.indent <= opener.indent + 3
-
-    def restarts(self, opener: "_Mark") -> bool:
-        """Whether the mark, inside a block that is not whole, opens the next one: the closing fence is missing."""
-        return self.opens() and self.language in KNOWN_LANGUAGES and self.indent <= opener.indent + 3
-
-    def is_bare(self) -> bool:
-        """Whether the line holds a fence and nothing else."""
-        return bool(self.run) and not (self.listed or self.loose or self.info.strip())
-
-    def code_end(self, text: str) -> int:
-        """Offset where the code before an unorthodox closing fence ends."""
-        return text.rfind("```", self.start, self.end) if self.loose else self.start
+    def may_be_program(self) -> bool:
+        """Whether nothing says that it is another kind of text: a shell command, a table of results."""
+        return self.language not in OTHER_LANGUAGES
 
 
-def read_fences(text: str, whole: Whole) -> list[Fence]:
-    """The fenced blocks of `text` in order, without overlap. Takes linear time, apart from what `whole` takes."""
-    return _Reader(text, whole).read()
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    line: int
+    run: str
+    language: str
 
 
-class _Reader:
-    def __init__(self, text: str, whole: Whole) -> None:
-        self.text = text
-        self.whole = whole
-        self.marks = _marks(text)
-        self.allowance = SCAN_ALLOWANCE
-
-    def read(self) -> list[Fence]:
-        fences: list[Fence] = []
-        at = 0
-        while at < len(self.marks):
-            if self.marks[at].opens():
-                found, at = self._read_one(at)
-                fences.extend(found)
-            else:
-                at += 1
-        return fences
-
-    def _read_one(self, at: int) -> tuple[list[Fence], int]:
-        """The block (or the several blocks) that mark `at` opens, and the index of the next mark to look at."""
-        marks, opener = self.marks, self.marks[at]
-        closer = next((i for i in range(at + 1, len(marks)) if marks[i].closes(opener)), len(marks))
-        fence = self._fence(at, closer)
-        if fence.closed and (longer := self._longer(opener, fence.text)) is not None:
-            return [longer], next((i for i in range(closer, len(marks)) if marks[i].start >= longer.end), len(marks))
-        inner = [i for i in range(at + 1, closer) if marks[i].restarts(opener)]
-        if (fence.closed and not inner) or self.whole(fence.text):
-            return [fence], closer + 1
-        parts = zip([at, *inner], [*inner, closer], strict=True)
-        return [self._part(head, end) for head, end in parts], closer + 1
-
-    def _fence(self, at: int, end: int) -> Fence:
-        """The block from mark `at` to mark `end`, which may be the closing fence, the next opening one, or none."""
-        opener = self.marks[at]
-        closer = self.marks[end] if end < len(self.marks) else None
-        closed = closer is not None and closer.closes(opener)
-        stop = len(self.text) if closer is None else closer.start
-        body = _undent(self.text[min(opener.end + 1, stop) : stop], opener.indent)
-        return Fence(opener.language, body, opener.start, closer.end if closer and closed else stop, closed)
-
-    def _part(self, head: int, end: int) -> Fence:
-        """As `_fence`, but an unclosed block ends at the first unorthodox closing fence that makes it whole."""
-        fence, opener = self._fence(head, end), self.marks[head]
-        if fence.closed:
-            return fence
-        for loose, _ in zip(self._loose_ends(head, end), range(MOST_LOOSE_ENDS), strict=False):
-            body = _undent(self.text[opener.end + 1 : loose.code_end(self.text)], opener.indent)
-            if body.strip() and self.whole(body):
-                return Fence(opener.language, body, opener.start, loose.end, closed=True)
-        return fence
-
-    def _loose_ends(self, head: int, end: int) -> Iterator[_Mark]:
-        """Fences too short or too far in to close the block, and those stuck to the end of a line of code."""
-        marks = self.marks[head + 1 : end]
-        return (mark for mark in marks if mark.is_bare() or (mark.loose and not mark.info.strip()))
-
-    def _longer(self, opener: _Mark, body: str) -> Fence | None:
-        """The block up to the first fence outside its strings, if it ends in one and so becomes whole."""
-        if self.allowance <= 0 or not leaves_string_open(body):
-            return None
-        start, stop = opener.end + 1, min(len(self.text), opener.end + LONGEST_SOURCE)
-        end = string_aware_end(self.text, start, stop, opener.run)
-        self.allowance -= (stop if end is None else end[1]) - start
-        if end is None:
-            return None
-        body = _undent(self.text[start : end[0]], opener.indent)
-        return Fence(opener.language, body, opener.start, end[1], closed=True) if self.whole(body) else None
+def fence_rule(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """Read the block that begins at line `start`, or the several ones that nothing closes before the next begins."""
+    opening = _opening(state, start)
+    if opening is None or silent:
+        return opening is not None
+    closing = _closing(state, opening, end)
+    heads = [opening]
+    body = _body(state, start, closing)
+    if "```" in body or "~~~" in body:
+        inner = (_opening(state, line) for line in range(start + 1, closing))
+        again = [one for one in inner if one and one.language in KNOWN_LANGUAGES and _is_level(state, one.line, start)]
+        heads += again if again and not state.env["parser"].is_whole(body) else []
+    for head, stop in zip(heads, [*(one.line for one in heads[1:]), closing], strict=True):
+        state.env["blocks"].append(_block(state, head, stop, closed=stop == closing < end))
+    state.line = min(closing + 1, end)
+    return True
 
 
-def _marks(text: str) -> list[_Mark]:
-    lines: deque[tuple[int, int]] = deque(maxlen=MOST_MARKS)
-    behind = 0
-    while (run := RUN.search(text, behind)) is not None:
-        start = text.rfind("\n", behind, run.start()) + 1 or behind
-        end = text.find("\n", run.end())
-        behind = len(text) if end < 0 else end
-        lines.append((start, behind))
-    return [_mark(text[start:end], start) for start, end in lines]
+def _opening(state: StateBlock, line: int) -> _Opening | None:
+    match = _OPENING.fullmatch(state.src, state.bMarks[line] + state.tShift[line], state.eMarks[line])
+    if match is None or (match["language"] and match["language"].lower() not in KNOWN_LANGUAGES):
+        return None
+    info = match["info"] or match["note"] or match["language"] or ""
+    language = re.split(r"[\s{}.,:;=]+", info.strip(" \t{."), maxsplit=1)[0].lower()
+    return _Opening(line, match["ticks"] or match["tildes"] or "```", language)
 
 
-def _mark(line: str, start: int) -> _Mark:
-    end = start + len(line)
-    if (match := FENCE_LINE.match(line)) is not None:
-        prefix, run, info = match.groups()
-        return _Mark(start, end, len(prefix), run, info, bool(prefix.strip()), loose=False)
-    at = line.rfind("```")
-    loose = at > 0 and line.count("```") == 1 and line[at - 1] != "`"
-    return _Mark(start, end, 0, "```" if loose else "", line[at + 3 :] if loose else "", listed=False, loose=loose)
+def _closing(state: StateBlock, opening: _Opening, end: int) -> int:
+    """The line of the closing fence: the first one, or the first outside the strings of a program; `end` for none."""
+    first = next(_closings(state, opening, end), end)
+    if first == end or not state.env["longer"] or not leaves_string_open(_body(state, opening.line, first)):
+        return first
+    state.env["longer"] -= 1
+    later = islice(_closings(state, opening, min(end, opening.line + MOST_LINES)), 1, MOST_ENDS)
+    bodies = ((line, _body(state, opening.line, line)) for line in later)
+    return next((line for line, body in bodies if not _goes_on(body) and state.env["parser"].is_whole(body)), first)
 
 
-def _undent(body: str, indent: int) -> str:
-    return re.sub(rf"^[ \t]{{1,{indent}}}", "", body, flags=re.MULTILINE) if indent else body
+def _goes_on(body: str) -> bool:
+    """Whether a block ends and another begins in `body`: a string cut in two, not one that quotes an example."""
+    infos = _FENCE_INFO.findall(body)
+    return not infos[0] and any(infos)
+
+
+def _closings(state: StateBlock, opening: _Opening, end: int) -> Iterator[int]:
+    """Bare fences of the same character, at least as long, and not indented further than the block."""
+    mark = opening.run[0]
+    for line in range(opening.line + 1, end):
+        begin = state.bMarks[line] + state.tShift[line]
+        if state.src[begin : begin + 1] == mark:
+            text = state.src[begin : state.eMarks[line]].rstrip()
+            if len(text) >= len(opening.run) and not text.strip(mark) and _is_level(state, line, opening.line):
+                yield line
+
+
+def _is_level(state: StateBlock, line: int, start: int) -> bool:
+    return state.sCount[line] <= state.sCount[start] + 3
+
+
+def _body(state: StateBlock, start: int, stop: int) -> str:
+    """The lines between two fences, less the indentation that they share with the first."""
+    indents = (state.sCount[line] for line in range(start + 1, stop) if not state.isEmpty(line))
+    return state.getLines(start + 1, stop, min(state.sCount[start], min(indents, default=0)), True)
+
+
+def _block(state: StateBlock, head: _Opening, stop: int, closed: bool) -> Block:
+    """The block from line `head` to line `stop`; an open one ends at the first loose end that makes it whole."""
+    text, start = _body(state, head.line, stop), state.bMarks[head.line]
+    if closed:
+        return Block(text, "fenced block", start, state.eMarks[stop], True, head.language)
+    for loose in islice(_LOOSE_END.finditer(text), MOST_ENDS):
+        code = text[: loose.start()]
+        if code.strip() and state.env["parser"].is_whole(code):
+            end = state.eMarks[head.line] + 1 + loose.end()
+            return Block(code, "fenced block", start, end, True, head.language)
+    return Block(text, "fenced block", start, state.bMarks[stop], False, head.language)

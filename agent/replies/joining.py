@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernelwright.agent.replies.blocks import Block
+from kernelwright.agent.replies.fences import Block
 from kernelwright.agent.replies.modules import Broken, Module, Parser, dedented
 
 MOST_PARTS = 8
@@ -11,7 +11,7 @@ MOST_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Program:
     """What one block gives."""
 
     block: Block
@@ -24,7 +24,7 @@ class Reading:
     """Whether something shows where the model meant the code to end."""
 
 
-def read_block(blocks: Sequence[Block], index: int, entry: str, parser: Parser) -> Reading | Broken:
+def read_block(blocks: Sequence[Block], index: int, entry: str, parser: Parser) -> Program | Broken:
     """The module that block `index` stands for, joined with its continuation or with what it needs from above."""
     block = blocks[index]
     own = read_alone(block, parser)
@@ -36,25 +36,25 @@ def read_block(blocks: Sequence[Block], index: int, entry: str, parser: Parser) 
     return _supplied(blocks, index, own, parser)
 
 
-def read_alone(block: Block, parser: Parser) -> Reading | Broken:
+def read_alone(block: Block, parser: Parser) -> Program | Broken:
     """The block as a module; an unclosed one up to where prose begins."""
     found = parser.read(block.text)
     if isinstance(found, Broken) and _is_indented(block):
         found = parser.read(dedented(block.text))
     if block.closed:
-        return found if isinstance(found, Broken) else Reading(block, found)
+        return found if isinstance(found, Broken) else Program(block, found)
     trimmed = parser.trimmed(block.text)
     if isinstance(trimmed, Broken):
         return trimmed
     module, dropped = trimmed
-    return Reading(block, module, dropped=dropped, closed=dropped.lstrip().startswith(("```", "~~~")))
+    return Program(block, module, dropped=dropped, closed=dropped.lstrip().startswith(("```", "~~~")))
 
 
 def _is_indented(block: Block) -> bool:
     return block.text.lstrip("\n")[:1] in (" ", "\t")
 
 
-def _continued(blocks: Sequence[Block], index: int, own: Reading, parser: Parser) -> Reading:
+def _continued(blocks: Sequence[Block], index: int, own: Program, parser: Parser) -> Program:
     """With the blocks behind it that begin indented: the rest of a class that was cut into several blocks."""
     source, last = own.module.source, index
     for follower in range(index + 1, min(len(blocks), index + MOST_PARTS)):
@@ -64,10 +64,10 @@ def _continued(blocks: Sequence[Block], index: int, own: Reading, parser: Parser
     joined = parser.read(source) if last > index else None
     if not isinstance(joined, Module):
         return own
-    return Reading(blocks[last], joined, last - index + 1, closed=blocks[last].closed)
+    return Program(blocks[last], joined, last - index + 1, closed=blocks[last].closed)
 
 
-def _split_in_strings(blocks: Sequence[Block], index: int, entry: str, parser: Parser) -> Reading | None:
+def _split_in_strings(blocks: Sequence[Block], index: int, entry: str, parser: Parser) -> Program | None:
     """With the blocks directly above it: a module cut in the middle of a statement or of a string."""
     source = blocks[index].text
     if not blocks[index].closed:
@@ -79,11 +79,11 @@ def _split_in_strings(blocks: Sequence[Block], index: int, entry: str, parser: P
         source = f"{blocks[above].text.rstrip(chr(10))}\n{source}"
         joined = parser.read(source)
         if isinstance(joined, Module) and joined.defines(entry):
-            return Reading(blocks[index], joined, parts)
+            return Program(blocks[index], joined, parts)
     return None
 
 
-def _supplied(blocks: Sequence[Block], index: int, own: Reading, parser: Parser) -> Reading:
+def _supplied(blocks: Sequence[Block], index: int, own: Program, parser: Parser) -> Program:
     """With the blocks above it that bind the names which it reads and does not bind."""
     missing = set(own.module.missing)
     chosen: list[str] = []
@@ -98,4 +98,4 @@ def _supplied(blocks: Sequence[Block], index: int, own: Reading, parser: Parser)
     joined = parser.read("\n\n\n".join([*chosen, own.module.source]))
     if not isinstance(joined, Module):
         return own
-    return Reading(own.block, joined, own.parts + len(chosen), own.dropped, own.closed)
+    return Program(own.block, joined, own.parts + len(chosen), own.dropped, own.closed)

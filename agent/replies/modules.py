@@ -4,8 +4,8 @@ import ast
 import builtins
 import keyword
 import re
+import symtable
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,19 +29,46 @@ class Module:
         self.tree = tree
 
     @cached_property
-    def statements(self) -> tuple[ast.stmt, ...]:
-        """The statements of the module's own level."""
-        return tuple(top_level(self.tree))
-
-    @cached_property
     def bindings(self) -> tuple[Binding, ...]:
         """What the module's own level binds, and how."""
-        return tuple(bindings(self.statements))
+        return tuple(bindings(top_level(self.tree)))
 
     @cached_property
     def definitions(self) -> tuple[str, ...]:
         """Names of the top-level classes and functions, in order."""
         return tuple(binding.name for binding in self.bindings if binding.kind in ("class", "function"))
+
+    @cached_property
+    def binds(self) -> frozenset[str]:
+        """Names that the module's own level gives a meaning."""
+        return frozenset(binding.name for binding in self.bindings)
+
+    @cached_property
+    def imports(self) -> frozenset[str]:
+        """The top-level packages that the module's own level imports."""
+        names: list[str] = []
+        for statement in top_level(self.tree):
+            if isinstance(statement, ast.Import):
+                names += [alias.name for alias in statement.names]
+            elif isinstance(statement, ast.ImportFrom) and not statement.level:
+                names.append(statement.module or "")
+        return frozenset(name.partition(".")[0] for name in names)
+
+    @cached_property
+    def missing(self) -> frozenset[str]:
+        """Names that are read as globals and bound nowhere; none where a star import could bind anything."""
+        if "*" in self.binds:
+            return frozenset()
+        try:
+            tables = [symtable.symtable(self.source, FILENAME, "exec")]
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return frozenset()
+        for table in tables:
+            tables.extend(table.get_children())
+        names = [symbol for table in tables for symbol in table.get_symbols() if symbol.is_global()]
+        bound = {symbol.get_name() for symbol in names if symbol.is_assigned() or symbol.is_imported()}
+        read = {symbol.get_name() for symbol in names if symbol.is_referenced()}
+        return frozenset(read - bound - set(dir(builtins)) - {"__file__"})
 
     def defines(self, entry: str) -> bool:
         """Whether the top level has a class of that name, or assigns something to it.
@@ -50,27 +77,6 @@ class Module:
         of an answer that stands elsewhere, and for a function the repair prompt asks for a class.
         """
         return any(binding.name == entry and binding.kind in ("class", "value") for binding in self.bindings)
-
-    @cached_property
-    def imports(self) -> frozenset[str]:
-        """The top-level packages that the module's own level imports."""
-        return frozenset(name.partition(".")[0] for statement in self.statements for name in _imported(statement))
-
-    @cached_property
-    def binds(self) -> frozenset[str]:
-        """Names that the module's own level gives a meaning."""
-        return frozenset(binding.name for binding in self.bindings)
-
-    @cached_property
-    def missing(self) -> frozenset[str]:
-        """Names that are read somewhere and bound nowhere; none where a star import could bind anything."""
-        bound: set[str] = set()
-        read: set[str] = set()
-        for node in ast.walk(self.tree):
-            bound.update(_bound(node))
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                read.add(node.id)
-        return frozenset() if "*" in bound else frozenset(read - bound - set(dir(builtins)) - {"__file__", "__name__"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,39 +224,3 @@ def is_prose(text: str) -> bool:
     if line.startswith("#") or not words or keyword.iskeyword(words[0]):
         return False
     return bool(re.match(r"\W*[\w'\u2019-]+(?:[,;]? [\w'\u2019(\"`-]+){2}|[A-Z][\w ]*[:.!]?$|[\w ]+:$|\d+\. ", line))
-
-
-def _imported(statement: ast.stmt) -> Iterable[str]:
-    match statement:
-        case ast.Import(names=names):
-            return [alias.name for alias in names]
-        case ast.ImportFrom(module=str(name), level=0):
-            return (name,)
-    return ()
-
-
-def _bound(node: ast.AST) -> Iterable[str]:
-    """Names that the node itself binds; for an assignment or a loop at the top level, its plain targets."""
-    match node:
-        case (
-            ast.ClassDef(name=name)
-            | ast.FunctionDef(name=name)
-            | ast.AsyncFunctionDef(name=name)
-            | ast.arg(arg=name)
-            | ast.Name(id=name, ctx=ast.Store() | ast.Del())
-            | ast.AnnAssign(target=ast.Name(id=name))
-            | ast.ExceptHandler(name=str(name))
-            | ast.MatchAs(name=str(name))
-            | ast.MatchStar(name=str(name))
-            | ast.MatchMapping(rest=str(name))
-        ):
-            return (name,)
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return [alias.asname or alias.name.partition(".")[0] for alias in names]
-        case ast.Assign(targets=targets):
-            return [name for target in targets for part in ast.walk(target) for name in _stored(part)]
-    return ()
-
-
-def _stored(node: ast.AST) -> Iterable[str]:
-    return (node.id,) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else ()

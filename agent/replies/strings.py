@@ -16,11 +16,9 @@ def _short(quote: str) -> str:
 
 # An opening quote always matches, whether anything closes it or not, so that no text is scanned twice.
 _TOKEN = re.compile(
-    r"(?P<fence>^[ \t]*+(?:`{3,}+|~{3,}+)[ \t]*$)"
-    + rf"|(?P<long>{_long(chr(34))}|{_long(chr(39))})"
+    rf"(?P<long>{_long(chr(34))}|{_long(chr(39))})"
     + rf"|(?P<skipped>#[^\n]*|{_short(chr(34))}|{_short(chr(39))})"
-    + r"|(?P<opening>[(\[{])|(?P<closing>[)\]}])",
-    re.MULTILINE,
+    + r"|(?P<opening>[(\[{])|(?P<closing>[)\]}])"
 )
 
 
@@ -36,14 +34,3 @@ def leaves_bracket_open(source: str) -> bool:
     """Whether more brackets open than close in `source`, those in strings and comments aside."""
     kinds = [token.lastgroup for token in _TOKEN.finditer(source, 0, LONGEST_SOURCE)]
     return kinds.count("opening") > kinds.count("closing")
-
-
-def string_aware_end(text: str, start: int, stop: int, run: str) -> tuple[int, int] | None:
-    """Offsets of the first bare fence line outside the strings of the code in `text[start:stop]`.
-
-    The line has at least the characters of `run`. None where every such line stands in a string, or there is none.
-    """
-    for token in _TOKEN.finditer(text, start, stop):
-        if token.lastgroup == "fence" and token.group().strip().startswith(run):
-            return token.start(), token.end()
-    return None

@@ -1,14 +1,17 @@
 """A reply cut into zones: the answer, the thought before it, and the reasoning that a provider hands over apart."""
 
-import bisect
 import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kernelwright.agent.replies.fences import Fence, Whole, read_fences
+from kernelwright.agent.replies.blocks import marked_blocks
+from kernelwright.agent.replies.fences import Block
+from kernelwright.agent.replies.modules import Parser
 
+LONGEST_REPLY = 1_000_000
+"""Characters that are read, counted from the end: far above any honest reply, and a hostile one costs seconds."""
 MOST_TAGS = 64
 """Closing tags that are looked at, counted from the end of the reply."""
 LOOK_BACK = 20_000
@@ -25,7 +28,7 @@ _CONTROL = re.compile(
     r"<\|(?:start|end|message|channel|return|call|constrain|im_start|im_end|im_sep|eot_id|eom_id|endoftext|end_of_text"
     r"|begin_of_text|assistant|user|system)\|>|<\uff5c[^\uff5c\n]{1,40}\uff5c>|<(?:start|end)_of_turn>|(?:</s>|<eos>)\s*\Z"
 )
-_QUOTED = re.compile(r"^ {0,3}> ?", re.MULTILINE)
+_QUOTED = re.compile(r"^(?: {0,3}> ?)++", re.MULTILINE)
 _QUOTED_RUN = re.compile(r"(?:^ {0,3}>[^\n]*\n?)++", re.MULTILINE)
 
 
@@ -40,9 +43,9 @@ class Zone:
     """Whether it is a thought that opens and never closes."""
 
 
-def read_zones(reply: str, reasoning: str, whole: Whole) -> tuple[Zone, ...]:
+def read_zones(reply: str, reasoning: str, parser: Parser) -> tuple[Zone, ...]:
     """The zones that are not blank, the ones to prefer first."""
-    zones = [*_reply_zones(normalised(reply), whole), Zone("reasoning", normalised(reasoning))]
+    zones = [*_reply_zones(normalised(reply), parser), Zone("reasoning", normalised(reasoning))]
     return tuple(zone for zone in zones if zone.text.strip())
 
 
@@ -51,7 +54,7 @@ def normalised(text: str) -> str:
 
     Channels of the harmony format become think tags.
     """
-    text = text.replace("\ufeff", "").replace("\r\n", "\n").replace("\r", "\n")
+    text = text[-LONGEST_REPLY:].replace("\ufeff", "").replace("\r\n", "\n").replace("\r", "\n")
     text = _PLAIN_CHANNELS.sub(r"<think>\n\1\n</think>\n", text)
     text = _CHANNEL.sub(lambda match: "\n</think>\n" if match[1].lower() == "final" else "\n<think>\n", text)
     text = _CONTROL.sub("\n", text)
@@ -68,36 +71,35 @@ def _unquoted(run: re.Match[str]) -> str:
     return text
 
 
-def _reply_zones(text: str, whole: Whole) -> list[Zone]:
-    fences = read_fences(text, whole)
-    boundary = _last_closing(text, fences, whole)
+def _reply_zones(text: str, parser: Parser) -> list[Zone]:
+    blocks = marked_blocks(text, parser) if _CLOSING.search(text) or _OPENING.search(text) else []
+    boundary = _last_closing(text, blocks, parser)
     start = 0 if boundary is None else boundary.end()
     before = Zone("thought", text[: boundary.start()] if boundary else "")
-    opening = _first_opening(text, start, fences)
+    opening = _first_opening(text, start, blocks)
     if opening is None:
         return [Zone("answer", text[start:]), before]
     unfinished = Zone("thought", text[opening.end() :], unfinished=True)
     return [Zone("answer", text[start : opening.start()]), unfinished, before]
 
 
-def _first_opening(text: str, start: int, fences: Sequence[Fence]) -> re.Match[str] | None:
+def _first_opening(text: str, start: int, blocks: Sequence[Block]) -> re.Match[str] | None:
     tags = itertools.islice(_OPENING.finditer(text, start), MOST_TAGS)
-    return next((tag for tag in tags if not ((fence := _around(tag, fences)) and fence.closed)), None)
+    return next((tag for tag in tags if not ((fence := _around(tag, blocks)) and fence.closed)), None)
 
 
-def _last_closing(text: str, fences: Sequence[Fence], whole: Whole) -> re.Match[str] | None:
+def _last_closing(text: str, blocks: Sequence[Block], parser: Parser) -> re.Match[str] | None:
     """The last closing tag that ends a thought, not one that prose or code only mentions."""
     tags = list(_CLOSING.finditer(text))[-MOST_TAGS:]
     for tag in reversed(tags):
-        fence = _around(tag, fences)
-        if not _is_quoted(tag) and (fence is None or _breaks_out(tag, fence, whole)):
+        fence = _around(tag, blocks)
+        if not _is_quoted(tag) and (fence is None or _breaks_out(tag, fence, parser)):
             return tag
     return None
 
 
-def _around(tag: re.Match[str], fences: Sequence[Fence]) -> Fence | None:
-    at = bisect.bisect_right(fences, tag.start(), key=lambda fence: fence.start) - 1
-    return fences[at] if at >= 0 and tag.start() < fences[at].end else None
+def _around(tag: re.Match[str], blocks: Sequence[Block]) -> Block | None:
+    return next((block for block in blocks if block.start <= tag.start() < block.end), None)
 
 
 def _is_quoted(tag: re.Match[str]) -> bool:
@@ -105,11 +107,11 @@ def _is_quoted(tag: re.Match[str]) -> bool:
     return before == after and before in ("`", '"', "'")
 
 
-def _breaks_out(tag: re.Match[str], fence: Fence, whole: Whole) -> bool:
+def _breaks_out(tag: re.Match[str], fence: Block, parser: Parser) -> bool:
     """Whether a tag inside a block ends a thought all the same, which shows that a closing fence is missing before it.
 
     It stands on a line of its own, nothing in the block opens it, and the block is unclosed or no program.
     """
     before = tag.string[max(fence.start, tag.start() - LOOK_BACK) : tag.start()]
     alone = not before.rpartition("\n")[2].strip() and tag.string[tag.end() : tag.end() + 1] in ("", "\n")
-    return alone and _OPENING.search(before) is None and not (fence.closed and whole(fence.text))
+    return alone and _OPENING.search(before) is None and not (fence.closed and parser.is_whole(fence.text))

@@ -4,8 +4,9 @@ import random
 from dataclasses import dataclass
 
 from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
-from kernelwright.agent.strategies.moves import first_moves, improve
+from kernelwright.agent.strategies.moves import first_moves, improvements
 from kernelwright.agent.strategies.strategy import Step, Stop
 
 WIDTH, IDEAS = 3, 2
@@ -22,13 +23,11 @@ class Beam:
         opening = first_moves(view, self.config, WIDTH)
         if opening is not None:
             return opening[:slots]
-        steps: list[Step] = []
+        parents: list[Attempt] = []
         kept = view.ranked[:WIDTH]
         tried = {one.number: sum(c.ask.role == "improve" for c in view.children(one.number)) for one in kept}
         for _ in range(slots):
             round_now = min(tried.values()) // IDEAS
-            parent = next(one for one in kept if tried[one.number] // IDEAS == round_now)
-            ahead = tuple(step.idea for step in steps if step.parent == parent.number)
-            steps.append(improve(view, parent, rng, ahead))
-            tried[parent.number] += 1
-        return steps
+            parents.append(next(one for one in kept if tried[one.number] // IDEAS == round_now))
+            tried[parents[-1].number] += 1
+        return improvements(view, parents, rng)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
-from kernelwright.agent.strategies.moves import families, first_moves, ideas_for, improve
+from kernelwright.agent.strategies.moves import families, first_moves, ideas_for, improvements
 from kernelwright.agent.strategies.strategy import Step, Stop
 
 
@@ -21,16 +21,13 @@ class Elites:
         opening = first_moves(view, self.config, max(3, self.config.drafts))
         if opening is not None:
             return opening[:slots]
-        steps: list[Step] = []
         kin, kinds = families(view), _kinds(view)
         cells: dict[tuple[str, str], Attempt] = {}
         for attempt in view.ranked:
             cells.setdefault((kin[attempt.number], kinds.get(attempt.ask.idea, "free")), attempt)
-        for _ in range(slots):
-            parent = view.ranked[0] if rng.random() < 0.5 else rng.choice(list(cells.values()))
-            ahead = tuple(step.idea for step in steps if step.parent == parent.number)
-            steps.append(improve(view, parent, rng, ahead))
-        return steps
+        designs = list(cells.values())
+        parents = (view.ranked[0] if rng.random() < 0.5 else rng.choice(designs) for _ in range(slots))
+        return improvements(view, parents, rng)
 
 
 def _kinds(view: View) -> dict[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
-from kernelwright.agent.strategies.moves import first_moves, improve
+from kernelwright.agent.strategies.moves import first_moves, improvements
 from kernelwright.agent.strategies.strategy import Step, Stop
 
 GROUPS, PERIOD = 3, 5
@@ -23,15 +23,15 @@ class Islands:
         opening = first_moves(view, self.config, GROUPS)
         if opening is not None:
             return opening[:slots]
-        steps: list[Step] = []
-        homes = _homes(view)
         made = sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
-        for turn in range(made, made + slots):
-            round_now, home = divmod(turn, GROUPS)
-            shown = (home + 1) % GROUPS if round_now % PERIOD == PERIOD - 1 else home
-            parent = next((one for one in view.ranked if homes[one.number] == shown), view.ranked[0])
-            steps.append(improve(view, parent, rng, tuple(s.idea for s in steps if s.parent == parent.number)))
-        return steps
+        homes = _homes(view)
+        return improvements(view, (_parent(view, homes, turn) for turn in range(made, made + slots)), rng)
+
+
+def _parent(view: View, homes: dict[int, int], turn: int) -> Attempt:
+    round_now, home = divmod(turn, GROUPS)
+    shown = (home + 1) % GROUPS if round_now % PERIOD == PERIOD - 1 else home
+    return next((one for one in view.ranked if homes[one.number] == shown), view.ranked[0])
 
 
 def _homes(view: View) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """The moves that strategies are made of: drafts, repairs, improvements, and what is worth which. Pure."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from kernelwright.agent.log.config import SearchConfig
@@ -121,6 +121,15 @@ def improve(view: View, parent: Attempt, rng: random.Random, ahead: tuple[str, .
     fresh = untried(view, parent, ahead)
     idea = fresh[0] if fresh else rng.choice(ideas_for(view, "improve"))
     return Step("improve", parent.number, idea.name, idea.directive)
+
+
+def improvements(view: View, parents: Iterable[Attempt], rng: random.Random) -> list[Step]:
+    """An improvement of each, those of one parent by different ideas. Parents are drawn only as they are used."""
+    steps: list[Step] = []
+    for parent in parents:
+        ahead = tuple(step.idea for step in steps if step.parent == parent.number)
+        steps.append(improve(view, parent, rng, ahead))
+    return steps
 
 
 def untried(view: View, parent: Attempt, ahead: tuple[str, ...] = ()) -> list[KnownIdea]:

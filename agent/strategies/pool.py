@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.view import View
-from kernelwright.agent.strategies.moves import first_moves, improve
+from kernelwright.agent.strategies.moves import first_moves, improvements
 from kernelwright.agent.strategies.strategy import Step, Stop
 
 SHARPNESS = 4
@@ -23,9 +23,5 @@ class Pool:
         opening = first_moves(view, self.config, self.config.drafts)
         if opening is not None:
             return opening[:slots]
-        steps: list[Step] = []
         weights = [(one.standing or 0.0) ** SHARPNESS for one in view.ranked]
-        for parent in rng.choices(view.ranked, weights, k=slots):
-            ahead = tuple(step.idea for step in steps if step.parent == parent.number)
-            steps.append(improve(view, parent, rng, ahead))
-        return steps
+        return improvements(view, rng.choices(view.ranked, weights, k=slots), rng)

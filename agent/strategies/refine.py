@@ -12,7 +12,7 @@ from kernelwright.agent.strategies.moves import (
     drafts_made,
     dry_spell,
     families,
-    improve,
+    improvements,
     last_gain,
     repairs,
 )
@@ -47,12 +47,7 @@ class Refine:
 
     def _improvements(self, view: View, slots: int, rng: random.Random) -> list[Step]:
         made = sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
-        steps: list[Step] = []
-        for number in range(made + 1, made + slots + 1):
-            parent = self._parent(view, number)
-            ahead = tuple(step.idea for step in steps if step.parent == parent.number)
-            steps.append(improve(view, parent, rng, ahead))
-        return steps
+        return improvements(view, (self._parent(view, made + at) for at in range(1, slots + 1)), rng)
 
     def _parent(self, view: View, number: int) -> Attempt:
         """The best; every so often the best of another family of ideas."""

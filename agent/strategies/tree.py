@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
-from kernelwright.agent.strategies.moves import first_moves, improve
+from kernelwright.agent.strategies.moves import first_moves, improvements
 from kernelwright.agent.strategies.strategy import Step, Stop
 
 CURIOSITY = 0.25
@@ -27,7 +27,7 @@ class Tree:
         opening = first_moves(view, self.config, max(3, self.config.drafts))
         if opening is not None:
             return opening[:slots]
-        steps: list[Step] = []
+        parents: list[Attempt] = []
         roots = _roots(view)
         best: dict[int, Attempt] = {}
         for attempt in view.ranked:
@@ -37,9 +37,8 @@ class Tree:
             total = sum(visits.values())
             root = max(best, key=lambda at: _bound(best[at], visits[at], total))
             visits[root] += 1
-            ahead = tuple(step.idea for step in steps if step.parent == best[root].number)
-            steps.append(improve(view, best[root], rng, ahead))
-        return steps
+            parents.append(best[root])
+        return improvements(view, parents, rng)
 
 
 def _charged(view: View, roots: dict[int, int], root: int) -> int:

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).parents[2]
 PLACES = {
     "kernelwright": (265, 16), "evals": (265, 116), "agent": (265, 216),
-    "prompts": (95, 316), "sandbox": (435, 316), "problems": (265, 416),
+    "prompts": (95, 316), "sandbox": (435, 316), "problems": (95, 416), "kernelwright_child": (435, 416),
 }  # fmt: skip
 """Left upper corners; an import points down."""
 SIZE = (280, 64)
@@ -19,6 +19,7 @@ WALK = {
     "prompts": "3 the prompt, section by section",
     "sandbox": "5 children in a jail  ·  6 one call, judged",
     "problems": "1 a frozen problem; nothing is run",
+    "kernelwright_child": "5 what runs inside the jail",
 }
 """What each room does; the numbers are the steps of a walk in docs/architecture.md."""
 STYLE = """

@@ -95,7 +95,7 @@ def _of_report(found: dict[str, Any], verdict: Verdict) -> Measured:
     )
 
 
-def apart(verdicts: Sequence[Measured]) -> list[str]:
+def separate_baselines(verdicts: Sequence[Measured]) -> list[str]:
     """The short names of the usual baselines that tell more than the fastest of all: none where there was but one.
 
     Eager as shipped is one of them only where it was measured apart from strict eager.

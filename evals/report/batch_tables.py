@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kernelwright.evals.figures import metrics
-from kernelwright.evals.figures.measured import BASELINES, apart
+from kernelwright.evals.figures.measured import BASELINES, separate_baselines
 from kernelwright.evals.figures.metrics import Result
 from kernelwright.evals.scores.collecting import level_of
 from kernelwright.evals.scores.scoring import NOT_JUDGED, Scored
@@ -116,7 +116,7 @@ def batch_table(done: Sequence[Scored], problems: Mapping[str, Problem]) -> Tabl
     if not results:
         return table
     table.add_row("all", *_cells(results))
-    for baseline in apart([one.measured for one in done if one.measured]):
+    for baseline in separate_baselines([one.measured for one in done if one.measured]):
         table.add_row(f"against {BASELINES[baseline]}", *_cells(results_of(done, problems, baseline)))
     for key in ("level", "family"):
         groups = metrics.grouped(results, lambda result, key=key: getattr(result, key))  # type: ignore[misc]

@@ -28,8 +28,8 @@ from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator
 from kernelwright.agent.providers.story import read_story
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import HARNESS, run_facts
-from kernelwright.evals.runs.origin import commit, own_version
 from kernelwright.evals.runs.suites import LeftOut
+from kernelwright.evals.runs.version import commit, own_version
 from kernelwright.problems import Problem, load_problem
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import TargetVersions

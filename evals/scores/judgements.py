@@ -74,7 +74,7 @@ class Judgements:
             raise JudgementsError(
                 f"cannot make the folder {path.parent} ({error.strerror}); choose another one"
             ) from error
-        with _told(path):
+        with _sqlite_errors(path):
             self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
@@ -103,7 +103,7 @@ class Judgements:
 
     def known(self, key: str) -> Known | None:
         """What can be said of the judgement under a key; kept in the file, since its intervals take long to derive."""
-        with _told(self.path):
+        with _sqlite_errors(self.path):
             query = "SELECT report, measured FROM judgements WHERE key = ?"
             row = self._connection.execute(query, (key,)).fetchone()
         return Known(json.loads(row[0]), Measured.model_validate_json(row[1])) if row else None
@@ -113,7 +113,7 @@ class Judgements:
         like = {one.alike for one in conditions}
         query = "SELECT json_extract(record, '$.conditions'), report, measured FROM judgements"
         query += " WHERE problem_digest = ? AND candidate_digest = ? ORDER BY rowid DESC"
-        with _told(self.path):
+        with _sqlite_errors(self.path):
             rows = self._connection.execute(query, (problem_digest, candidate_digest)).fetchall()
         for under, report_, measured_ in rows:
             if Conditions.model_validate_json(under).alike in like:
@@ -122,12 +122,12 @@ class Judgements:
 
     def conditions(self) -> list[Conditions]:
         """All conditions under which something here was judged."""
-        with _told(self.path):
+        with _sqlite_errors(self.path):
             rows = self._connection.execute("SELECT DISTINCT json_extract(record, '$.conditions') FROM judgements")
             return [Conditions.model_validate_json(row[0]) for row in rows]
 
     def __iter__(self) -> Iterator[Judgement]:
-        with _told(self.path):
+        with _sqlite_errors(self.path):
             rows = self._connection.execute("SELECT record FROM judgements ORDER BY rowid").fetchall()
         return (Judgement.model_validate_json(row[0]) for row in rows)
 
@@ -137,7 +137,10 @@ class Judgements:
         for other in others:
             if not other.is_file():
                 raise JudgementsError(f"there is no file {other} to merge; give the --out folder of another shard")
-            with _told(other), closing(sqlite3.connect(f"{other.resolve().as_uri()}?mode=ro", uri=True)) as source:
+            with (
+                _sqlite_errors(other),
+                closing(sqlite3.connect(f"{other.resolve().as_uri()}?mode=ro", uri=True)) as source,
+            ):
                 rows = source.execute("SELECT * FROM judgements ORDER BY rowid").fetchall()
             with self._writing():
                 before = self._connection.total_changes
@@ -148,13 +151,13 @@ class Judgements:
     @staticmethod
     def read(path: Path) -> list[Judgement]:
         """All judgements of the file at `path`, which may be one that cannot be written."""
-        with _told(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
+        with _sqlite_errors(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
             rows = source.execute("SELECT record FROM judgements ORDER BY rowid").fetchall()
         return [Judgement.model_validate_json(row[0]) for row in rows]
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with _told(self.path):
+        with _sqlite_errors(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -166,7 +169,7 @@ class Judgements:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _sqlite_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:

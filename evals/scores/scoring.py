@@ -57,7 +57,7 @@ class Scored(NamedTuple):
         return {"problem": self.file.problem, "candidate": self.file.name} | self.report
 
 
-class Waiting(NamedTuple):
+class UnjudgedSource(NamedTuple):
     """Files with one and the same source, to be judged once."""
 
     files: list[CandidateFile]
@@ -104,9 +104,9 @@ class Batch:
 
     def _not_known(
         self, collected: Collected, files: Sequence[CandidateFile], conditions: Sequence[Conditions]
-    ) -> list[Waiting]:
+    ) -> list[UnjudgedSource]:
         """What is not on record under any of these conditions, by source; tells of what is, or can not be judged."""
-        waiting: dict[tuple[str, str], Waiting] = {}
+        waiting: dict[tuple[str, str], UnjudgedSource] = {}
         for file in files:
             if file.problem in collected.broken:
                 self._unjudged([file], collected.broken[file.problem])
@@ -121,10 +121,10 @@ class Batch:
             if known is not None:
                 self.on_done(Scored(file, *known, cached=True))
             else:
-                waiting.setdefault((file.problem, digest), Waiting([], source)).files.append(file)
+                waiting.setdefault((file.problem, digest), UnjudgedSource([], source)).files.append(file)
         return list(waiting.values())
 
-    async def _judge(self, problem: Problem, waiting: Waiting, dispatcher: Dispatcher) -> None:
+    async def _judge(self, problem: Problem, waiting: UnjudgedSource, dispatcher: Dispatcher) -> None:
         candidate = candidate_of(waiting.source)
         try:
             judged = await dispatcher.judge(Work(problem=problem, candidate=candidate))
@@ -134,7 +134,12 @@ class Batch:
             self._record(problem, waiting, candidate, judged, dispatcher.devices[0].conditions)
 
     def _record(
-        self, problem: Problem, waiting: Waiting, candidate: Candidate, judged: DeviceVerdict, otherwise: Conditions
+        self,
+        problem: Problem,
+        waiting: UnjudgedSource,
+        candidate: Candidate,
+        judged: DeviceVerdict,
+        otherwise: Conditions,
     ) -> None:
         first = waiting.files[0]
         judgement = Judgement(
@@ -156,9 +161,9 @@ class Batch:
             self.on_done(Scored(file, report, None, cached=False, machine_lacks=machine_lacks))
 
 
-def interleaved(waiting: Iterable[Waiting], at_once: int) -> list[Waiting]:
+def interleaved(waiting: Iterable[UnjudgedSource], at_once: int) -> list[UnjudgedSource]:
     """By problem, `at_once` problems at a time: one candidate of each in turn until these problems are done."""
-    groups: dict[str, list[Waiting]] = {}
+    groups: dict[str, list[UnjudgedSource]] = {}
     for one in waiting:
         groups.setdefault(one.files[0].problem, []).append(one)
     names, found = list(groups), []

@@ -6,9 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernelwright.problems.formats import flashinfer, kernelbench, kernelbot, robust
-from kernelwright.problems.formats.reading import Collection, Entry, Format
+from kernelwright.problems.formats.reading import Collection, Entry
 from kernelwright.problems.formats.selection import select
-from kernelwright.problems.record.problem import Problem, ProblemError
+from kernelwright.problems.record.problem import Format, Problem, ProblemError
 
 SEPARATOR = "::"
 HOMES: dict[str, tuple[str, ...]] = {

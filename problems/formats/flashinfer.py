@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kernelwright.problems.formats.calling import SizedDefinition, source_of
 from kernelwright.problems.formats.definition import Definition, Workload, read_definition, read_workloads
-from kernelwright.problems.formats.reading import Collection, Entry, Format, entry_of, safe_name
-from kernelwright.problems.record.problem import Origin, Problem, ProblemError, Tolerance
+from kernelwright.problems.formats.reading import Collection, Entry, entry_of, safe_name
+from kernelwright.problems.record.problem import Format, Origin, Problem, ProblemError, Tolerance
 from kernelwright.problems.record.reference import read_json, read_text
 from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
 

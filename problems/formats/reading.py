@@ -5,13 +5,11 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.problem import Origin, Problem, ProblemError
+from kernelwright.problems.record.problem import Format, Origin, Problem, ProblemError
 from kernelwright.problems.record.reference import check_reference, title_of
 from kernelwright.problems.texts.constructing import gives_keywords, in_order, keyword_only
 from kernelwright.problems.texts.devices import without_cuda
 from kernelwright.problems.texts.memory import input_bytes
-
-Format = Literal["kernelbench", "robust-kbench", "flashinfer", "sol-execbench", "kernelbot"]
 
 
 class Unsupported(Exception):

@@ -13,6 +13,8 @@ OperatorPolicy = Literal["any", "no-library", "custom-only"]
 Direction = Literal["forward", "backward", "both"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 StatePolicy = Literal["free", "followed"]
+Format = Literal["kernelbench", "robust-kbench", "flashinfer", "sol-execbench", "kernelbot"]
+"""Of other benchmarks, whose problems are read into ours."""
 
 
 class ProblemError(ValueError):
@@ -56,7 +58,7 @@ class Tolerance(Record):
 class Origin(Record):
     """Where a problem was written down first, so that results can be handed back under its own name."""
 
-    format: Literal["kernelbench", "robust-kbench", "flashinfer", "sol-execbench", "kernelbot"]
+    format: Format
     id: str
     """As its benchmark says: `level1/3`, `TASK/CONFIGURATION`, `DEFINITION/WORKLOAD`."""
     title: str = ""

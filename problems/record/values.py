@@ -1,33 +1,26 @@
-"""The families of input values that a problem is judged on beside its own draw: their names, and which it leaves out.
+"""Which families of input values a problem leaves out, and why."""
 
-What each of them does to values is `kernelwright.sandbox.correctness.families`.
-"""
+from typing import Annotated, Self
 
-from typing import Literal, Self, get_args
-
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from kernelwright.problems.record.base import Record
+from kernelwright.problems.record.value_families import FAMILIES
 
-ValueFamily = Literal[
-    "scaled up by 8",
-    "scaled down by 1000",
-    "shifted by 100",
-    "shifted below zero",
-    "all negative",
-    "with every other sign changed",
-    "with ties",
-    "with rows of zeros",
-    "of mixed magnitude",
-    "with outliers",
-]
-VALUE_FAMILIES: tuple[ValueFamily, ...] = get_args(ValueFamily)
+
+def _known(name: str) -> str:
+    if name not in FAMILIES:
+        *others, last = map(repr, FAMILIES)
+        known = f"{', '.join(others)} or {last}"
+        raise PydanticCustomError("family", "Input should be {known}", {"known": known})
+    return name
 
 
 class ExcludedValues(Record):
     """Families that lie outside of what a problem is defined for, such as negative values under a logarithm."""
 
-    without: tuple[ValueFamily, ...] = ()
+    without: tuple[Annotated[str, AfterValidator(_known)], ...] = ()
     reason: str = ""
     """Why; must be given where any family is left out."""
 

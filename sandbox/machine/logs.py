@@ -1,4 +1,4 @@
-"""Logs, told on standard error where somebody asks for them. Each module logs by `logging.getLogger(__name__)`."""
+"""Logs, told on standard error where somebody asks for them. Each room of the sandbox logs under its own name."""
 
 import logging
 import os

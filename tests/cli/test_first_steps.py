@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.commands.options.endings import UserMistake
+from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.files import writing
-from kernelwright.commands.options.searching import checked_config
+from kernelwright.commands.options.search_options import checked_config
 from kernelwright.sandbox.build import python_header
 
 

@@ -6,8 +6,8 @@ import pytest
 import typer
 
 from kernelwright.cli import app
-from kernelwright.commands.options.endings import UserMistake
-from kernelwright.commands.options.judging import (
+from kernelwright.commands.options.exit_codes import UserMistake
+from kernelwright.commands.options.judging_options import (
     JudgingOptions,
     check_device,
     check_together,

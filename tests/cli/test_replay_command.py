@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from kernelwright.commands.options.endings import UserMistake
-from kernelwright.commands.options.searching import checked_config, search_options
+from kernelwright.commands.options.exit_codes import UserMistake
+from kernelwright.commands.options.search_options import checked_config, search_options
 from tests.agent.search_parts import new_log, searched
 
 

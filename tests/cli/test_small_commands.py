@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from kernelwright.commands.options.endings import own_command
+from kernelwright.commands.options.exit_codes import own_command
 from tests.model_server import fenced
 from tests.texts import PROBLEM, RIGHT
 

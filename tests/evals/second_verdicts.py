@@ -13,10 +13,11 @@ from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.boards.comparing import compare_runs
 from kernelwright.evals.boards.leaderboard import boards
-from kernelwright.evals.formats import kept, rows, solutions, traces
+from kernelwright.evals.formats import best_folders as kept
+from kernelwright.evals.formats import rows, solutions, traces
 from kernelwright.evals.formats import submissions as leaderboard
-from kernelwright.evals.formats.gathering import run_outcomes
 from kernelwright.evals.formats.kernelbench import eval_results, split
+from kernelwright.evals.formats.outcomes import run_outcomes
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.inspector.picture import picture
 from kernelwright.evals.report.progress import Progress

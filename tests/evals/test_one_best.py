@@ -10,8 +10,8 @@ from kernelwright.agent.log.events import Confirmed
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.steering.budget import spent
 from kernelwright.agent.steering.prices import Prices
-from kernelwright.evals.formats import kept
-from kernelwright.evals.formats.gathering import run_outcomes
+from kernelwright.evals.formats import best_folders as kept
+from kernelwright.evals.formats.outcomes import run_outcomes
 from kernelwright.evals.report.summary import summary_rows
 from kernelwright.evals.runs.facts import run_facts
 from tests.evals.made_run import Writer, failed, passed, problem, setting

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernelwright.evals.formats import solutions, traces
-from kernelwright.evals.formats.finding import candidate_format, definitions_under
+from kernelwright.evals.formats.format_detection import candidate_format, definitions_under
 from kernelwright.problems.formats.definition import Definition
 from kernelwright.problems.formats.reading import Unsupported
 from tests.formats.outcomes import CANDIDATE, failed, outcome, passed, trace_problem

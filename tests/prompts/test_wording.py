@@ -7,9 +7,9 @@ import torch
 from prompt_briefs import FAILED, HISTORY, OLD_VERSIONS, PASSED, PROBLEM, brief
 
 from kernelwright.problems import VALUE_FAMILIES, ExcludedValues
+from kernelwright.problems.record.value_families import DECADES, LOWERED, OUTLIER, RAISED, UP, most
 from kernelwright.prompts import TargetVersions, device_sheet, render
 from kernelwright.prompts.markdown import fenced, trimmed
-from kernelwright.sandbox.correctness.families import DECADES, LOWERED, OUTLIER, RAISED, UP, most
 from kernelwright.sandbox.correctness.weights import RELATIVE, SHIFT
 
 
@@ -65,7 +65,7 @@ def test_contract_tells_a_family_of_values_unless_the_problem_leaves_it_out(fami
     changes, _ = told()
     fewer, has_reason = told((family,))
     assert len(set(changes)) == len(VALUE_FAMILIES)
-    assert fewer == [one for one in changes if one != changes[VALUE_FAMILIES.index(family)]]
+    assert fewer == [one for one in changes if one != changes[list(VALUE_FAMILIES).index(family)]]
     assert has_reason
 
 

@@ -5,8 +5,7 @@ Lines are joined by `custom_id`, the request's digest, so their order and number
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kernelwright.agent.log.events import Replied, RepliedAgain
 from kernelwright.agent.log.journal import Journal
@@ -21,8 +20,7 @@ PROVIDER = "batch"
 """Who is said to have answered."""
 
 
-@dataclass(frozen=True)
-class OpenRequest:
+class OpenRequest(NamedTuple):
     """A request of a run that has no answer yet."""
 
     problem: str

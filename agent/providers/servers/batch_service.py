@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
@@ -59,7 +59,7 @@ class SentBatches(Record):
     """Ids of batches whose answers were taken: what failed in them is sent again."""
 
 
-class BatchStatus(Record):
+class BatchStatus(NamedTuple):
     """Where a batch stands on the server."""
 
     id: str

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from kernelwright.commands.options.declared import (
-    DeviceOption,
-    DtypeOption,
-    JailOption,
-    MemoryOption,
-    ThreadsOption,
-    size_option,
-)
-from kernelwright.commands.options.endings import DONE, FELL_SHORT, INTERRUPTED, UserMistake, end
-from kernelwright.commands.options.executing import check_threads
-from kernelwright.commands.options.judging import (
+from kernelwright.commands.options.executor_options import check_threads
+from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, INTERRUPTED, UserMistake, exit_with
+from kernelwright.commands.options.judging_options import (
     JudgingOptions,
     check_device,
     device_count,
     device_for,
     place_words,
     size_for,
+)
+from kernelwright.commands.options.shared_options import (
+    DeviceOption,
+    DtypeOption,
+    JailOption,
+    MemoryOption,
+    ThreadsOption,
+    size_option,
 )
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _checked(wanted: Sequence[Wanted], out: Path | None, as_json: bool) -> "list
                 progress.update(task, advance=1, description=line.problem)
         except KeyboardInterrupt:
             progress.stop()
-            end(INTERRUPTED, f"stopped after {len(lines)} of {len(wanted)}; {_how_to_go_on(out)}")
+            exit_with(INTERRUPTED, f"stopped after {len(lines)} of {len(wanted)}; {_how_to_go_on(out)}")
     console.print(Text(summary(lines)), soft_wrap=True)
     return lines
 

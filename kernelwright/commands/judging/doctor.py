@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.endings import DONE, MACHINE_LACKS
+from kernelwright.commands.options.exit_codes import DONE, MACHINE_LACKS
 
 
 def doctor(

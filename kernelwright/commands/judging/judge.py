@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from kernelwright.commands.options.declared import (
+from kernelwright.commands.options.executor_options import check_threads, check_tools
+from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, UserMistake
+from kernelwright.commands.options.files import read_text
+from kernelwright.commands.options.judging_options import JudgingOptions, device_for, place_words, size_for
+from kernelwright.commands.options.shared_options import (
     CompileOption,
     DeviceOption,
     DtypeOption,
@@ -16,15 +20,6 @@ from kernelwright.commands.options.declared import (
     SanitizeOption,
     ThreadsOption,
     size_option,
-)
-from kernelwright.commands.options.endings import DONE, FELL_SHORT, UserMistake
-from kernelwright.commands.options.executing import check_threads, check_tools
-from kernelwright.commands.options.files import read_text
-from kernelwright.commands.options.judging import (
-    JudgingOptions,
-    device_for,
-    place_words,
-    size_for,
 )
 
 if TYPE_CHECKING:

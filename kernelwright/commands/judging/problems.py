@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.judging.checking import check
-from kernelwright.commands.options.declared import DtypeOption, size_option
-from kernelwright.commands.options.endings import UserMistake
+from kernelwright.commands.options.exit_codes import UserMistake
+from kernelwright.commands.options.shared_options import DtypeOption, size_option
 
 app = typer.Typer(
     help="The catalog, and checks of problems from anywhere.", no_args_is_help=True, rich_markup_mode=None

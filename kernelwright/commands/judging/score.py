@@ -8,7 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.declared import (
+from kernelwright.commands.options.executor_options import check_threads, check_tools, executor_choice
+from kernelwright.commands.options.exit_codes import (
+    DONE,
+    FELL_SHORT,
+    INTERRUPTED,
+    MACHINE_LACKS,
+    UserMistake,
+    exit_with,
+)
+from kernelwright.commands.options.judging_options import (
+    JudgingOptions,
+    check_together,
+    device_for,
+    place_words,
+    size_for,
+)
+from kernelwright.commands.options.shared_options import (
     AddressOption,
     CompileOption,
     DeviceOption,
@@ -22,19 +38,6 @@ from kernelwright.commands.options.declared import (
     ThreadsOption,
     devices_option,
     size_option,
-)
-from kernelwright.commands.options.endings import DONE, FELL_SHORT, INTERRUPTED, MACHINE_LACKS, UserMistake, end
-from kernelwright.commands.options.executing import (
-    check_threads,
-    check_tools,
-    executor_choice,
-)
-from kernelwright.commands.options.judging import (
-    JudgingOptions,
-    check_together,
-    device_for,
-    place_words,
-    size_for,
 )
 from kernelwright.commands.options.terminal import table_console
 
@@ -116,13 +119,13 @@ def score(
             else:
                 batch.tell(collected, chosen, kind)
         except KeyboardInterrupt:
-            end(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
+            exit_with(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
     if not as_json:
         _tell(progress, collected, out)
         print(f"Judged on {place_words(settings.device, dtype)}.")
     lacking = [one for one in progress.done if one.machine_lacks]
     if lacking and len(lacking) == len(progress.done):
-        end(MACHINE_LACKS, f"no file could be judged on this machine: {lacking[0].report['reason']}")
+        exit_with(MACHINE_LACKS, f"no file could be judged on this machine: {lacking[0].report['reason']}")
     raise typer.Exit(DONE if all(one.measured for one in progress.done) else FELL_SHORT)
 
 

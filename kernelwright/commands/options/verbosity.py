@@ -23,14 +23,14 @@ def tell_logs_for(count: int) -> None:
     """`-v` tells INFO, `-vv` DEBUG; without either nothing is told."""
     if not count:
         return
-    from kernelwright.evals.runs.origin import version_words
+    from kernelwright.evals.runs.version import version_words
     from kernelwright.sandbox.machine.logs import tell_logs
 
     tell_logs(LEVELS[min(count, len(LEVELS)) - 1])
     LOG.info("%s, Python %s on %s", version_words(), platform.python_version(), platform.platform())
 
 
-def verbose(command: Callable[..., Any]) -> Callable[..., Any]:
+def with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with `-v` as one more option."""
 
     @functools.wraps(command)

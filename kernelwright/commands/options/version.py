@@ -10,7 +10,7 @@ from kernelwright.commands.options.verbosity import VerboseOption, tell_logs_for
 def _tell(asked: bool) -> None:
     if not asked:
         return
-    from kernelwright.evals.runs.origin import version_words
+    from kernelwright.evals.runs.version import version_words
 
     print(version_words())
     raise typer.Exit

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.endings import UserMistake
+from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.files import read_text
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.endings import DONE, FELL_SHORT, UserMistake
+from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, UserMistake
 from kernelwright.commands.options.files import writing
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def export(
 
 
 def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tuple[list[Outcome], list[str]]":
-    from kernelwright.evals.formats.gathering import is_run, run_outcomes, score_outcomes
+    from kernelwright.evals.formats.outcomes import is_run, run_outcomes, score_outcomes
     from kernelwright.evals.scores.collecting import collect_problems
 
     if is_run(run):
@@ -59,7 +59,7 @@ def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tupl
 
 
 def _best(folder: Path, outcomes: "list[Outcome]") -> bool:
-    from kernelwright.evals.formats.kept import write_best
+    from kernelwright.evals.formats.best_folders import write_best
 
     found = write_best(folder, outcomes)
     for kept in found:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.endings import DONE, FELL_SHORT, UserMistake
+from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, UserMistake
 from kernelwright.commands.options.files import writing
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def import_(
     ] = False,
 ) -> None:
     """Read problems and candidates of another benchmark. Nothing is run. Exit code 1 if none was read."""
-    from kernelwright.evals.formats.finding import candidate_format
+    from kernelwright.evals.formats.format_detection import candidate_format
     from kernelwright.problems.formats import format_of
 
     if not source.exists():
@@ -72,7 +72,7 @@ def _line(kind: str, entry: "Entry", places: dict[str, str]) -> dict[str, object
 
 
 def _candidates(source: Path, out: Path, problems: Path) -> list[dict[str, object]]:
-    from kernelwright.evals.formats.finding import definitions_under, read_candidates
+    from kernelwright.evals.formats.format_detection import definitions_under, read_candidates
     from kernelwright.evals.formats.plain import write_folder
 
     samples = read_candidates(source, definitions_under(problems))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.endings import UserMistake
+from kernelwright.commands.options.exit_codes import UserMistake
 
 
 def inspect(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.endings import UserMistake
+from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.terminal import table_console
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def leaderboard(
 ) -> None:
     """Rank models and strategies, a board for each device. What counts are the lower bounds of the best speedups."""
     from kernelwright.evals.boards.board_formats import FORMATS
-    from kernelwright.evals.boards.own_metrics import load_metrics, with_metrics
+    from kernelwright.evals.boards.user_metrics import load_metrics, with_metrics
     from kernelwright.evals.runs.facts import all_facts
 
     if as_json and form not in (None, "json"):

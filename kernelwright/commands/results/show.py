@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.endings import FELL_SHORT, UserMistake
+from kernelwright.commands.options.exit_codes import FELL_SHORT, UserMistake
 from kernelwright.commands.options.terminal import fit_for, table_console
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.declared import DtypeOption, WithoutOption, size_option
-from kernelwright.commands.options.endings import UserMistake
+from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.files import read_text
+from kernelwright.commands.options.shared_options import DtypeOption, WithoutOption, size_option
 
 ROLES = ("propose", "repair", "improve", "plan", "critique", "reflect")
 TARGETS = ("cpp", "cuda", "triton")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.declared import RunArgument
+from kernelwright.commands.options.shared_options import RunArgument
 
 
 def replay(

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.declared import RunArgument
-from kernelwright.commands.options.running import go, set_up
+from kernelwright.commands.options.run_progress import prepare_process, search_and_report
+from kernelwright.commands.options.shared_options import RunArgument
 
 
 def resume(
@@ -21,5 +21,5 @@ def resume(
     from kernelwright.evals.runs.running import Running
 
     with Running.resume(folder) as running:
-        set_up()
-        go(running, folder, as_json)
+        prepare_process()
+        search_and_report(running, folder, as_json)

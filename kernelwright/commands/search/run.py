@@ -5,8 +5,13 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.answering import Answering, answering
-from kernelwright.commands.options.declared import (
+from kernelwright.commands.options.executor_options import check_threads, check_tools, executor_choice
+from kernelwright.commands.options.exit_codes import UserMistake
+from kernelwright.commands.options.judging_options import JudgingOptions, check_together, device_for, size_for
+from kernelwright.commands.options.provider_options import ProviderArguments, provider_options
+from kernelwright.commands.options.run_progress import prepare_process, search_and_report
+from kernelwright.commands.options.search_options import checked_config, search_options
+from kernelwright.commands.options.shared_options import (
     AddressOption,
     CompileOption,
     DeviceOption,
@@ -23,20 +28,6 @@ from kernelwright.commands.options.declared import (
     devices_option,
     size_option,
 )
-from kernelwright.commands.options.endings import UserMistake
-from kernelwright.commands.options.executing import (
-    check_threads,
-    check_tools,
-    executor_choice,
-)
-from kernelwright.commands.options.judging import (
-    JudgingOptions,
-    check_together,
-    device_for,
-    size_for,
-)
-from kernelwright.commands.options.running import go, set_up
-from kernelwright.commands.options.searching import checked_config, search_options
 
 
 def run(
@@ -138,7 +129,9 @@ def run(
     if unknown:
         raise UserMistake(f"no section {unknown[0]!r} to leave out; there are: {', '.join(SECTION_NAMES)}")
     load_prices(None if prices is None else str(prices))
-    name, answers = answering(Answering(provider, model, base_url, api_key_env, api, presets, folder, cache))
+    name, answers = provider_options(
+        ProviderArguments(provider, model, base_url, api_key_env, api, presets, folder, cache)
+    )
     config = dict(FOR_RECORDED) if answers.kind == "recorded" else {}
     config |= {"target": target, "model": name, "strategy": strategy, "attempts": attempts, "seed": seed}
     slots = slots or (attempts if answers.kind == "batch" else 1)
@@ -156,9 +149,9 @@ def run(
         left_out=left_out(suite) if suite else (),
     )
     place = new_folder(out)
-    set_up()
+    prepare_process()
     with Running.start(place, found, plan) as running:
-        go(running, place, as_json)
+        search_and_report(running, place, as_json)
 
 
 def _device(asked: str | None, target: str, executor: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.agent.providers.story import CATALOG, read_story, recorded_targets, story_folder
-from kernelwright.agent.replies import Extracted, extract
+from kernelwright.agent.replies import Extraction, extract
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
@@ -29,7 +29,7 @@ def files(problem, target):
 
 def candidate(path):
     found = extract(path.read_text(encoding="utf-8"))
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     return Candidate(source=found.source, language=found.language)
 
 
@@ -59,7 +59,7 @@ def test_a_story_names_every_answer_in_its_folder_and_no_other(problem, target):
 @pytest.mark.parametrize(("problem", "target"), STORIES)
 def test_every_answer_holds_a_candidate(problem, target):
     found = [extract(path.read_text(encoding="utf-8")) for path in files(problem, target)]
-    assert all(isinstance(one, Extracted) for one in found), found
+    assert all(isinstance(one, Extraction) for one in found), found
 
 
 @pytest.mark.parametrize(("problem", "target"), STORIES)

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from kernelwright.agent.replies import Extracted, extract
+from kernelwright.agent.replies import Extraction, extract
 from kernelwright.agent.replies.modules import Module
 from kernelwright.problems.record.defining import bound_names
 from kernelwright.sandbox.authenticity.scan import NO_CALL, refuse
@@ -51,7 +51,7 @@ def source_of(statements):
 
 
 def extracted(statements):
-    return isinstance(extract(f"Here it is.\n\n```python\n{source_of(statements)}```\n"), Extracted)
+    return isinstance(extract(f"Here it is.\n\n```python\n{source_of(statements)}```\n"), Extraction)
 
 
 @pytest.mark.parametrize("statements", DEFINED.values(), ids=DEFINED)

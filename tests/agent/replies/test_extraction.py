@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kernelwright.agent.replies import Extracted, NotExtracted, extract
+from kernelwright.agent.replies import Extraction, NotExtracted, extract
 
 PROGRAM = (Path(__file__).parent / "texts" / "relu.txt").read_text(encoding="utf-8")
 REFERENCE = """import torch
@@ -223,7 +223,7 @@ def kernel_called(source: str) -> str:
 def test_a_reply_of_this_shape_gives_its_final_program(shape: str) -> None:
     found = extract(ACCEPTED[shape])
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert kernel_called(found.source) == "relu_final"
 
 
@@ -231,7 +231,7 @@ def test_a_reply_of_this_shape_gives_its_final_program(shape: str) -> None:
 def test_a_program_comes_out_of_this_shape_character_by_character(shape: str) -> None:
     found = extract(ACCEPTED[shape])
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert found.source.replace("\n\n    def", "\n    def") == FINAL.replace("\n\n    def", "\n    def")
 
 
@@ -239,7 +239,7 @@ def test_an_odd_escape_in_a_source_warns_nobody() -> None:
     with warnings.catch_warnings(action="error"):
         found = extract(ACCEPTED["an invalid escape in a string"])
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
 
 
 class Rejected(NamedTuple):
@@ -343,28 +343,28 @@ def test_the_detail_names_what_is_at_fault(shape: str) -> None:
 def test_code_in_the_separate_reasoning_counts_where_the_reply_is_empty() -> None:
     found = extract("", reasoning=f"Maybe\n{fenced(FINAL)}")
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert found.how.endswith("in the separate reasoning")
 
 
 def test_code_in_the_reply_wins_over_code_in_the_separate_reasoning() -> None:
     found = extract(fenced(FINAL), reasoning=fenced(DRAFT))
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert kernel_called(found.source) == "relu_final"
 
 
 def test_another_entry_point_can_be_asked_for() -> None:
     found = extract(fenced(REFERENCE), entry="Model")
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert found.source == REFERENCE
 
 
 def test_an_ordinary_reply_gives_no_warning() -> None:
     found = extract(ACCEPTED["thought closed, answer behind"])
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert found.warnings == ()
 
 
@@ -382,7 +382,7 @@ WARNINGS = {
 def test_a_doubtful_choice_comes_with_a_warning(shape: str) -> None:
     found = extract(ACCEPTED[shape])
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert WARNINGS[shape] in " ".join(found.warnings)
 
 
@@ -391,19 +391,19 @@ def test_a_source_that_needs_another_file_of_the_reply_comes_with_a_warning() ->
 
     found = extract(f"relu.cu:\n{fenced(KERNEL, 'cuda')}model.py:\n{fenced(loading)}")
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert found.warnings == ("The source names relu.cu, and a candidate is one file.",)
 
 
 def test_a_source_without_torch_comes_with_a_warning() -> None:
     found = extract(fenced("class ModelNew:\n    pass"))
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert found.warnings == ("The source does not import torch.",)
 
 
 def test_how_tells_which_block_of_how_many_it_was() -> None:
     found = extract(ACCEPTED["draft and final in one zone after the thought"])
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert found.how == "fenced block, 2 of 2 that name ModelNew, after the reasoning"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.replies import Extracted, extract
+from kernelwright.agent.replies import Extraction, extract
 from kernelwright.agent.replies.modules import Parser
 
 REPLIES = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "texts").glob("*.md"))}
@@ -19,7 +19,7 @@ def cuts():
     """Each reply cut at every 50th character, with its whole source and whether the last fence is closed by then."""
     for reply in REPLIES.values():
         whole, end = extract(reply), reply.rindex("\n```") + len("\n```")
-        assert isinstance(whole, Extracted)
+        assert isinstance(whole, Extraction)
         for length in [*range(STEP, len(reply), STEP), len(reply)]:
             yield extract(reply[:length], truncated=True), whole.source, length >= end
 
@@ -29,14 +29,14 @@ def test_there_are_five_replies_and_a_hundred_cuts_of_them():
 
 
 def test_no_cut_is_accepted_with_a_wrong_source(record_property):
-    wrong = [found for found, source, _ in cuts() if isinstance(found, Extracted) and found.source != source]
+    wrong = [found for found, source, _ in cuts() if isinstance(found, Extraction) and found.source != source]
 
     record_property("wrong accepts", len(wrong))
     assert wrong == []
 
 
 def test_of_the_recoverable_cuts_98_in_100_give_their_source(record_property):
-    outcomes = [isinstance(found, Extracted) and found.source == source for found, source, whole in cuts() if whole]
+    outcomes = [isinstance(found, Extraction) and found.source == source for found, source, whole in cuts() if whole]
 
     record_property("recovered", f"{sum(outcomes)} of {len(outcomes)}")
     assert len(outcomes) >= 5

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.replies import Extracted, NotExtracted, extract
+from kernelwright.agent.replies import Extraction, NotExtracted, extract
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def test_five_million_characters_are_read_within_seconds(case: str) -> None:
 def test_the_answer_is_found_at_the_end_of_a_huge_reply() -> None:
     found = extract("I wonder. ```not a fence``` " * 100_000 + f"\n```python\n{PROGRAM}```\n")
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert found.source == PROGRAM
 
 
@@ -93,7 +93,7 @@ def test_nesting_beyond_the_parser_is_a_syntax_error(case: str) -> None:
 def test_a_long_chain_of_branches_is_no_obstacle() -> None:
     found = extract("```python\nclass ModelNew: pass\nif 1: pass\n" + "elif 1: pass\n" * 1500 + "```\n")
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
 
 
 FRAGMENTS = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.agent.replies import Extracted, extract
+from kernelwright.agent.replies import Extraction, extract
 from tests.agent.replies.test_extraction import FINAL, REFERENCE, fenced
 
 LANGUAGES = {
@@ -53,5 +53,5 @@ def test_the_language_is_told_from_the_source(case: str) -> None:
 
     found = extract(fenced(source))
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert found.language == language

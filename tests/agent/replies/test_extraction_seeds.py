@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.replies import Extracted, extract
+from kernelwright.agent.replies import Extraction, extract
 
 FOLDER = Path(os.environ.get("KERNELWRIGHT_SEEDS") or Path(__file__).parents[4] / "shared" / "seeds")
 SEEDS = ["000", "001", "002", "003", "004"]
@@ -21,9 +21,9 @@ def transcript(seed: str) -> str:
     return paths[0].read_text(encoding="utf-8")
 
 
-def extracted(reply: str) -> Extracted:
+def extracted(reply: str) -> Extraction:
     found = extract(reply)
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     return found
 
 

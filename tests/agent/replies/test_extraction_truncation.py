@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.replies import Extracted, NotExtracted, extract
+from kernelwright.agent.replies import Extraction, NotExtracted, extract
 
 FOLDER = Path(__file__).parent / "texts"
 REPLIES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
@@ -14,7 +14,7 @@ BLOCK = f"```python\n{PROGRAM}```\n"
 
 def final_source(name: str) -> str:
     found = extract(REPLIES[name])
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     return found.source
 
 
@@ -52,14 +52,14 @@ def test_a_cut_behind_the_last_closing_fence_gives_the_source(name: str) -> None
 
     for length in range(end, len(reply) + 1, 10):
         found = extract(reply[:length], truncated=True)
-        assert isinstance(found, Extracted), (length, found)
+        assert isinstance(found, Extraction), (length, found)
         assert found.source == source
 
 
 def test_a_source_taken_from_a_cut_reply_comes_with_a_warning() -> None:
     found = extract(f"{BLOCK}\nThis is fast, for it", truncated=True)
 
-    assert isinstance(found, Extracted), found
+    assert isinstance(found, Extraction), found
     assert "cut off" in found.warnings[0]
 
 

@@ -13,8 +13,8 @@ from kernelwright.agent.log.view import fold
 from kernelwright.commands.judging.judge import words
 from kernelwright.evals.boards import board_formats, columns
 from kernelwright.evals.boards.leaderboard import boards
-from kernelwright.evals.figures.measured import apart, measured
-from kernelwright.evals.formats.kept import write_kept
+from kernelwright.evals.figures.measured import measured, separate_baselines
+from kernelwright.evals.formats.best_folders import write_kept
 from kernelwright.evals.formats.kernelbench import baseline_times
 from kernelwright.evals.formats.rows import row_of
 from kernelwright.evals.inspector.model import RunModel
@@ -127,9 +127,9 @@ def test_a_line_of_a_batch_tells_the_others():
 
 def test_eager_as_shipped_has_a_row_only_where_it_differs_from_eager():
     compiled = measured(passed(2.0, compiled=1.5))
-    assert apart([compiled]) == ["eager", "compile"]
-    assert apart([measured(SEVERAL)]) == ["eager", "shipped", "compile"]
-    assert apart([measured(ALONE), measured(failed())]) == []
+    assert separate_baselines([compiled]) == ["eager", "compile"]
+    assert separate_baselines([measured(SEVERAL)]) == ["eager", "shipped", "compile"]
+    assert separate_baselines([measured(ALONE), measured(failed())]) == []
 
 
 def test_a_device_that_was_not_asked_says_nothing_of_eager_as_shipped():

@@ -8,7 +8,7 @@ from rich.console import Console
 from kernelwright.evals.boards.board_tables import board_tables
 from kernelwright.evals.boards.columns import ROW_COLUMNS, row_texts
 from kernelwright.evals.boards.leaderboard import boards
-from kernelwright.evals.boards.own_metrics import with_metrics
+from kernelwright.evals.boards.user_metrics import with_metrics
 from kernelwright.evals.runs.facts import run_facts
 from tests.evals.made_run import made_run
 

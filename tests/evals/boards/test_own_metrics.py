@@ -7,7 +7,7 @@ import pytest
 
 from kernelwright.evals.boards.board_formats import FORMATS
 from kernelwright.evals.boards.columns import headings, row_texts
-from kernelwright.evals.boards.own_metrics import MetricError, load_metrics, with_metrics
+from kernelwright.evals.boards.user_metrics import MetricError, load_metrics, with_metrics
 from tests.evals.boards.test_leaderboard import only_board, run_of
 
 WORST = """

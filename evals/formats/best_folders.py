@@ -104,11 +104,11 @@ def write_best(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
     best = best_of(outcomes)
     for outcome in outcomes:
         if outcome.problem.name not in best:
-            _take_back(folder / safe_name(outcome.problem.name), outcome)
+            _remove_stale(folder / safe_name(outcome.problem.name), outcome)
     return [write_kept(folder / safe_name(name), outcome) for name, outcome in best.items()]
 
 
-def _take_back(folder: Path, refused: Outcome) -> None:
+def _remove_stale(folder: Path, refused: Outcome) -> None:
     """Remove what `write_kept` wrote where it is of this candidate; what others put beside it stays."""
     kernel = folder / "candidate.py"
     if not kernel.is_file() or sha256(kernel.read_bytes()).hexdigest() != refused.sample.candidate.digest:

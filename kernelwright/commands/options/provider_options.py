@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernelwright.commands.options.endings import UserMistake
+from kernelwright.commands.options.exit_codes import UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.agent.providers.options import ProviderOptions
@@ -12,7 +12,7 @@ OWN_NAMES = {"local": "SmolLM2-135M-Instruct", "files": "files", "simulated": "s
 """What the model is called where none is named; others must be told which one."""
 
 
-class Answering(NamedTuple):
+class ProviderArguments(NamedTuple):
     """What was typed."""
 
     provider: str | None
@@ -25,7 +25,7 @@ class Answering(NamedTuple):
     cache: Path | None
 
 
-def answering(typed: Answering) -> "tuple[str, ProviderOptions]":
+def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
     """The model's name and who answers in its place; `UserMistake` for what does not go together."""
     from kernelwright.agent.providers.options import ProviderOptions
 
@@ -57,7 +57,7 @@ def answering(typed: Answering) -> "tuple[str, ProviderOptions]":
     return model or "recorded", options
 
 
-def _kind(typed: Answering) -> str:
+def _kind(typed: ProviderArguments) -> str:
     from kernelwright.agent.providers.registry import providers
     from kernelwright.agent.providers.servers.presets import load_presets
 
@@ -78,7 +78,7 @@ def _kind(typed: Answering) -> str:
     return "server"
 
 
-def _server(typed: Answering) -> "dict[str, object]":
+def _server(typed: ProviderArguments) -> "dict[str, object]":
     """The preset's settings, each replaced by what was typed."""
     from kernelwright.agent.providers.options import OpenAISettings
     from kernelwright.agent.providers.servers.presets import load_presets
@@ -93,7 +93,7 @@ def _server(typed: Answering) -> "dict[str, object]":
     return found | {name: value for name, value in given.items() if value is not None}
 
 
-def _model_file(typed: Answering) -> str | None:
+def _model_file(typed: ProviderArguments) -> str | None:
     """`--model path/to/file.gguf` names a file; any other name is only what the record calls the model."""
     if typed.model is None or not typed.model.endswith(".gguf"):
         return None

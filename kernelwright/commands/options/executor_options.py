@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-from kernelwright.commands.options.endings import UserMistake
+from kernelwright.commands.options.exit_codes import UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool import ExecutorChoice

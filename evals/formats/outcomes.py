@@ -91,7 +91,7 @@ def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple
                 key = (judgement.problem, judgement.candidate)
                 device, time = judgement.conditions.device, judgement.time
                 outcomes[key] = Outcome(sample, judgement.verdict, problem, device, time)
-    return _told_apart(list(outcomes.values())), list(left)
+    return _renumbered(list(outcomes.values())), list(left)
 
 
 def _source(path: Path) -> str | None:
@@ -113,7 +113,7 @@ def _number(file: str) -> int:
     return int(digits) if digits.isdigit() else 0
 
 
-def _told_apart(outcomes: list[Outcome]) -> list[Outcome]:
+def _renumbered(outcomes: list[Outcome]) -> list[Outcome]:
     """The same with other numbers where two samples of one problem bear the same."""
     taken: set[tuple[str, str, int]] = set()
     found = []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.replies import Extracted, extract
+from kernelwright.agent.replies import Extraction, extract
 from kernelwright.problems import loading
 from kernelwright.sandbox.authenticity.call_graph import reach
 from kernelwright.sandbox.authenticity.elf_symbols import needed_symbols, undefined
@@ -138,7 +138,7 @@ def test_there_are_recorded_answers_to_read():
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: "/".join(path.parts[-4:]))
 def test_a_recorded_answer_is_custom_and_names_no_library(path):
     found = extract(path.read_text())
-    assert isinstance(found, Extracted)
+    assert isinstance(found, Extraction)
     followed = reach(found.source)
     assert read_authenticity(found.source).label == "custom"
     assert not [call for call in library_calls(followed) if not call.constructs]

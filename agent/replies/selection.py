@@ -3,8 +3,9 @@
 import re
 from functools import cached_property
 
-from kernelwright.agent.replies.blocks import Block, explicit_blocks, raw_blocks
-from kernelwright.agent.replies.joining import Reading, read_alone, read_block
+from kernelwright.agent.replies.blocks import marked_blocks, raw_blocks
+from kernelwright.agent.replies.fences import Block
+from kernelwright.agent.replies.joining import Program, read_alone, read_block
 from kernelwright.agent.replies.modules import Broken, Parser, breaks_off
 from kernelwright.agent.replies.strings import leaves_string_open
 from kernelwright.agent.replies.zones import Zone
@@ -28,7 +29,7 @@ class ZoneReader:
     @cached_property
     def blocks(self) -> list[Block]:
         """The blocks that marks set off, in the order of their ends."""
-        return explicit_blocks(self.zone.text, self.parser)
+        return marked_blocks(self.zone.text, self.parser)
 
     @cached_property
     def named(self) -> list[int]:
@@ -36,9 +37,9 @@ class ZoneReader:
         return [index for index, block in enumerate(self.blocks) if self.entry in block.text]
 
     @cached_property
-    def found(self) -> Reading | None:
+    def found(self) -> Program | None:
         """The last block that parses, defines the entry and imports torch; else the last that only lacks torch."""
-        without_torch: Reading | None = None
+        without_torch: Program | None = None
         for index in reversed(self.named[-MOST_BLOCKS:]):
             reading = self._accepted(self.blocks[index], read_block(self.blocks, index, self.entry, self.parser))
             if reading is not None and imports_torch(reading):
@@ -46,7 +47,7 @@ class ZoneReader:
             without_torch = without_torch or reading
         return without_torch or self._found_raw()
 
-    def _found_raw(self) -> Reading | None:
+    def _found_raw(self) -> Program | None:
         if self.entry not in self.zone.text:
             return None
         for block in raw_blocks(self.zone.text, self.entry, self.blocks, self.parser):
@@ -54,8 +55,8 @@ class ZoneReader:
                 return reading
         return None
 
-    def _accepted(self, block: Block, outcome: Reading | Broken) -> Reading | None:
-        if isinstance(outcome, Reading):
+    def _accepted(self, block: Block, outcome: Program | Broken) -> Program | None:
+        if isinstance(outcome, Program):
             return outcome if outcome.module.defines(self.entry) else None
         if block.may_be_program and (block.language not in _C_LANGUAGES or _CODE_LINE.search(block.text)):
             self.failures.append((block, outcome))
@@ -110,6 +111,6 @@ class ZoneReader:
         return text.count("\n", len(text) - len(text.lstrip("\n")), block.start) + 1
 
 
-def imports_torch(reading: Reading) -> bool:
+def imports_torch(reading: Program) -> bool:
     """Whether the module can stand by itself as far as its imports show."""
     return "torch" in reading.module.imports

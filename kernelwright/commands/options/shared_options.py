@@ -1,7 +1,7 @@
 """The options that several commands share, each declared once: words, check of the form, and no default.
 
 A command takes one as the annotation of a parameter, and gives the default beside it: `device: DeviceOption = None`.
-What they come to is checked in `judging`, `executing` and `searching`.
+What they come to is checked in `judging_options`, `executor_options` and `search_options`.
 """
 
 from pathlib import Path

@@ -14,6 +14,22 @@ import typer
 
 DONE, FELL_SHORT, USER_MISTAKE, MACHINE_LACKS, INTERRUPTED = 0, 1, 2, 3, 130
 
+CODES = {
+    "kernelwright.problems": {"ProblemError": USER_MISTAKE},
+    "kernelwright.problems.texts.libraries": {"LibraryMissing": MACHINE_LACKS},
+    "kernelwright.prompts": {"PromptError": USER_MISTAKE},
+    "kernelwright.sandbox.verdict.errors": {"MachineError": MACHINE_LACKS, "BrokenProblem": USER_MISTAKE},
+    "kernelwright.agent.log.events": {"RunLogError": USER_MISTAKE},
+    "kernelwright.agent.steering.prices": {"PriceError": USER_MISTAKE},
+    "kernelwright.agent.engine.replaying": {"ReplayDiffers": FELL_SHORT},
+    "kernelwright.sandbox.pool.protocol": {"ExecutorError": USER_MISTAKE},
+    "kernelwright.evals.boards.user_metrics": {"MetricError": USER_MISTAKE},
+    "kernelwright.evals.scores.judgements": {"JudgementsError": USER_MISTAKE},
+    "kernelwright.agent.providers.provider": {"AnswerPending": FELL_SHORT, "ProviderError": USER_MISTAKE},
+    "kernelwright.agent.strategies": {"StrategyError": USER_MISTAKE},
+}
+"""By module, the exit codes of its exceptions: each says in one sentence what is to be mended."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -29,13 +45,13 @@ class UserMistake(Exception):
     """Something that the user can mend; the text is one sentence with the remedy."""
 
 
-def end(code: int, sentence: str) -> NoReturn:
+def exit_with(code: int, sentence: str) -> NoReturn:
     """Say one sentence on standard error and leave."""
     print(f"kernelwright: {sentence}", file=sys.stderr)
     raise typer.Exit(code)
 
 
-def reported(command: Callable[P, R]) -> Callable[P, R]:
+def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
     """Turn errors that have a remedy into their sentence and exit code. Anything else is our bug and stays loud."""
 
     @functools.wraps(command)
@@ -43,35 +59,21 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except UserMistake as error:
-            end(USER_MISTAKE, str(error))
+            exit_with(USER_MISTAKE, str(error))
         except KeyboardInterrupt:
-            end(INTERRUPTED, "stopped")
+            exit_with(INTERRUPTED, "stopped")
         except Exception as error:
             code = _code_of(error)
             if code is None:
                 raise
-            end(code, str(error))
+            exit_with(code, str(error))
 
     return wrapped
 
 
 def _code_of(error: Exception) -> int | None:
     """The exit code of an error of ours. The packages are looked up only if loaded: a command may need none of them."""
-    codes = {
-        "kernelwright.problems": {"ProblemError": USER_MISTAKE},
-        "kernelwright.problems.texts.libraries": {"LibraryMissing": MACHINE_LACKS},
-        "kernelwright.prompts": {"PromptError": USER_MISTAKE},
-        "kernelwright.sandbox.verdict.errors": {"MachineError": MACHINE_LACKS, "BrokenProblem": USER_MISTAKE},
-        "kernelwright.agent.log.events": {"RunLogError": USER_MISTAKE},
-        "kernelwright.agent.steering.prices": {"PriceError": USER_MISTAKE},
-        "kernelwright.agent.engine.replaying": {"ReplayDiffers": FELL_SHORT},
-        "kernelwright.sandbox.pool.protocol": {"ExecutorError": USER_MISTAKE},
-        "kernelwright.evals.boards.own_metrics": {"MetricError": USER_MISTAKE},
-        "kernelwright.evals.scores.judgements": {"JudgementsError": USER_MISTAKE},
-        "kernelwright.agent.providers.provider": {"AnswerPending": FELL_SHORT, "ProviderError": USER_MISTAKE},
-        "kernelwright.agent.strategies": {"StrategyError": USER_MISTAKE},
-    }
-    for module, names in codes.items():
+    for module, names in CODES.items():
         loaded = sys.modules.get(module)
         for name, code in names.items():
             kind = getattr(loaded, name, None)

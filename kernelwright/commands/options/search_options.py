@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from kernelwright.commands.options.endings import UserMistake
+from kernelwright.commands.options.exit_codes import UserMistake
 
 LISTS = {"models", "advisers", "without", "learn_from"}
 

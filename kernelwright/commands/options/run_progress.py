@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kernelwright.commands.options.endings import FELL_SHORT, INTERRUPTED, end, own_command
+from kernelwright.commands.options.exit_codes import FELL_SHORT, INTERRUPTED, exit_with, own_command
 from kernelwright.commands.options.terminal import table_console
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kernelwright.evals.runs.running import Running
 
 
-def set_up() -> None:
+def prepare_process() -> None:
     """Make this process what a run needs. Call it before one is started: that imports torch, for its version.
 
     Workers judge, in processes of their own; the keys to models are here.
@@ -27,7 +27,7 @@ def set_up() -> None:
     protect_this_process()
 
 
-def go(running: "Running", folder: Path, as_json: bool) -> None:
+def search_and_report(running: "Running", folder: Path, as_json: bool) -> None:
     """Search all problems of the run and print what came of it. Exit code 1 if a problem got no right kernel.
 
     A problem that could not be judged is one of those, and so is an entry of a suite that could not be read.
@@ -53,7 +53,7 @@ def go(running: "Running", folder: Path, as_json: bool) -> None:
                 progress.take_over(name, list(running.log.events(name)))
             views = asyncio.run(running.search_all(progress.event)) + left_out
     except KeyboardInterrupt:
-        end(INTERRUPTED, f"stopped; what is done is kept, go on with: {own_command()} resume {folder}")
+        exit_with(INTERRUPTED, f"stopped; what is done is kept, go on with: {own_command()} resume {folder}")
     except Exception:
         print(
             f"kernelwright: what is done is kept in {folder}; go on with: {own_command()} resume {folder}",

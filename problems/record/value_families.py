@@ -1,0 +1,115 @@
+"""The families of input values that a problem is judged on beside its own draw: one entry of `FAMILIES` each. Pure.
+
+A kernel that is right only on a pleasant distribution is wrong. Each family is there for a mistake that only it brings
+to light, which `tests/sandbox/correctness/test_lazy_kernels.py` has as data. Problems may leave families out, prompts
+tell of them, and the judge makes their values; so torch is imported where a change is made, and not to read a problem.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+UP, DOWN, RAISED, LOWERED = 8, 1e-3, 100, 200
+"""exp(-200) is zero in float32, where exp(-100) would be a denormal, which a right kernel may take for zero."""
+DECADES = 3
+"""Of mixed magnitude, to both sides of 1; in float16, which has few of them, one less."""
+OUTLIER = 100
+"""Times the largest magnitude that was drawn, or down to a half of that."""
+ROW = 64
+"""Elements at least of what is called a row where outliers are put."""
+
+
+class ValueFamily(NamedTuple):
+    """One kind of change to all floating-point inputs."""
+
+    told: str
+    """The words of the prompt for it."""
+    change: Callable[["torch.Tensor"], object]
+    """Made in place, on a copy of an input that has elements."""
+
+
+def most(dtype: "torch.dtype") -> float:
+    """No family takes a value beyond this, unless the problem draws such itself: its square is finite.
+
+    256 in float16, about 1e19 in bfloat16 and float32.
+    """
+    import torch
+
+    return math.sqrt(torch.finfo(dtype).max)
+
+
+def largest_magnitude(x: "torch.Tensor") -> float:
+    """Without a tensor of its own; NaN where there is one."""
+    import torch
+
+    low, high = torch.aminmax(x)
+    return float(torch.maximum(low.abs(), high.abs()))
+
+
+def _mixed_magnitude(x: "torch.Tensor") -> None:
+    import torch
+
+    decades = DECADES - 1 if x.dtype == torch.float16 else DECADES
+    axis = next((axis for axis, size in enumerate(x.shape) if size > 1), None)
+    if axis is None:
+        x.mul_(10**decades)
+        return
+    powers = torch.logspace(-decades, decades, x.shape[axis], dtype=torch.float64, device=x.device)
+    x.mul_(powers.to(x.dtype).view(-1, *[1] * (x.dim() - 1 - axis)))
+
+
+def _zero_rows(x: "torch.Tensor") -> None:
+    if x.dim():
+        x[::3] = 0
+
+
+def _outliers(x: "torch.Tensor") -> None:
+    """In the second half, so that no sample of the first rows shows them: every other row begins with one.
+
+    So does an index of axis 0, which is what a norm over several axes takes for a row. None stands elsewhere: a norm's
+    weight there could make one so much larger than those that begin a row that it hides what is wrong with them.
+    """
+    largest = largest_magnitude(x)
+    size = min(OUTLIER * largest if 0 < largest < math.inf else OUTLIER, most(x.dtype))
+    rows = _rows(x)
+    _set_magnitude(rows[len(rows) // 2 :: 2, 0], size)
+    if x.dim() and x[0].numel() >= ROW:
+        _set_magnitude(x.view(len(x), -1)[len(x) // 2 :, 0], size)
+
+
+def _rows(x: "torch.Tensor") -> "torch.Tensor":
+    """As a matrix whose rows are as many of the last axes as it takes for `ROW` elements."""
+    width = 1
+    for size in reversed(x.shape):
+        width *= size
+        if width >= ROW:
+            break
+    return x.view(-1, width)
+
+
+def _set_magnitude(some: "torch.Tensor", size: float) -> None:
+    """From a half of it to the whole: what an outlier does to rounding differs with the bits of its fraction."""
+    import torch
+
+    sizes = torch.linspace(size / 2, size, len(some), dtype=torch.float64, device=some.device)
+    some.copy_(sizes.to(some.dtype).copysign_(some))
+
+
+FAMILIES: dict[str, ValueFamily] = {
+    "scaled up by 8": ValueFamily("8 times as large", lambda x: x.mul_(UP)),
+    "scaled down by 1000": ValueFamily("a thousandth", lambda x: x.mul_(DOWN)),
+    "shifted by 100": ValueFamily("100 added", lambda x: x.add_(RAISED)),
+    "shifted below zero": ValueFamily("200 taken off", lambda x: x.sub_(LOWERED)),
+    "all negative": ValueFamily("all negative", lambda x: x.abs_().neg_()),
+    "with every other sign changed": ValueFamily("every other sign changed", lambda x: x.view(-1)[::2].neg_()),
+    "with ties": ValueFamily("rounded to halves, so with ties", lambda x: x.mul_(2).round_().div_(2)),
+    "with rows of zeros": ValueFamily("every third index of axis 0 zero", _zero_rows),
+    "of mixed magnitude": ValueFamily("axis 0 scaled from 1e-3 to 1e3 (fp16: 1e-2 to 1e2)", _mixed_magnitude),
+    "with outliers": ValueFamily("outliers of 50 to 100 times the largest magnitude where rows begin", _outliers),
+}
+"""By name, which is what a problem calls it by, and a record."""
+GROWTH, OFFSET = 10**DECADES, LOWERED
+"""No family takes a value beyond so many times the largest that was drawn, and so much more."""
