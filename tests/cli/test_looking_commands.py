@@ -10,6 +10,8 @@ from kernelwright.agent.log.run_log import RunLog
 from tests.evals.made_run import made_run
 from tests.evals.second_verdicts import write_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def runs(tmp_path):

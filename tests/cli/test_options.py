@@ -21,6 +21,9 @@ from kernelwright_child.gpu import driver
 from tests.model_server import fenced
 from tests.texts import RIGHT
 
+pytestmark = pytest.mark.slow
+
+
 COMMAND = typer.main.get_command(app)
 JUDGING = {
     "judge": COMMAND.commands["judge"],

@@ -8,6 +8,8 @@ from kernelwright.commands.options.exit_codes import own_command
 from tests.model_server import fenced
 from tests.texts import PROBLEM, RIGHT
 
+pytestmark = pytest.mark.slow
+
 
 def test_extract_prints_the_source_alone(kernelwright, tmp_path):
     (tmp_path / "reply.txt").write_text(f"<think>hm\n</think>\n{fenced(RIGHT)}")

@@ -20,6 +20,9 @@ from kernelwright.problems import Problem
 from kernelwright.prompts import TargetVersions, cpu_sheet
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 
+pytestmark = pytest.mark.slow
+
+
 CONFIG = SearchConfig(model="m", attempts=6, drafts=2, patience=3, problems_at_once=2, runner_up=0)
 PROBLEMS = [
     Problem(name=f"made_up_{number}", title="Softmax", family="simulated", size="cpu", source=SOURCE)

@@ -5,6 +5,9 @@ import pytest
 from tests.agent.killing import CONFIGS, killed_searches
 from tests.agent.search_parts import STORY, outline
 
+pytestmark = pytest.mark.slow
+
+
 KILLS = 50
 
 

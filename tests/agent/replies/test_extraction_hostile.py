@@ -8,6 +8,9 @@ import pytest
 
 from kernelwright.agent.replies import Extraction, NotExtracted, extract
 
+pytestmark = pytest.mark.slow
+
+
 PROGRAM = (Path(__file__).parent / "texts" / "relu.txt").read_text(encoding="utf-8")
 SIZE = 5_000_000
 LIMIT_S = 20.0

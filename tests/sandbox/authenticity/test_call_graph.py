@@ -31,12 +31,14 @@ def test_a_native_name_is_followed_through_thousands_of_assignments_once_each():
     assert len(lookups) == links + 1
 
 
+@pytest.mark.slow
 def test_many_functions_of_one_name_are_each_read_once():
     text = "class ModelNew:\n  def forward(s, x): return a\n" + "def a(): return a\n" * 3000
     nodes = reach(text).nodes
     assert len(nodes) == len({id(node) for node in nodes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["x = " + "-" * 5000 + "1", "x = " + "(" * 150 + "1", "x = 1\n" * MOST_NODES])
 def test_a_source_that_can_not_be_read_is_unknown_and_refused_where_only_own_kernels_count(text):
     with pytest.raises(Unreadable):

@@ -274,6 +274,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(TREES)
 @settings(max_examples=200, deadline=None)
 def test_whatever_a_child_sends_as_a_tree_is_judged_without_a_crash(tree):
@@ -283,6 +284,7 @@ def test_whatever_a_child_sends_as_a_tree_is_judged_without_a_crash(tree):
         assert mismatch(Values(tree, want.tensors), want, want, Tolerance())
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from([(7,), (5, 9), (3, 80), (2, 3, 64)]), st.floats(1e-6, 1e6))
 @settings(max_examples=60, deadline=None)
 def test_rounding_passes_and_half_precision_does_not_at_any_scale(seed, shape, scale):
@@ -360,6 +362,7 @@ def test_without_the_check_of_the_structure_nothing_passes_for_everything():
     assert mismatch(nothing, output(EXACT), output(ROUNDED), Tolerance(), Checks(structure=False)) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.integers(0, 2**32),

@@ -12,6 +12,9 @@ from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_sh
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 
+pytestmark = pytest.mark.slow
+
+
 Function = Callable[[torch.Tensor], torch.Tensor]
 DRAWS = 5
 LANES = 32

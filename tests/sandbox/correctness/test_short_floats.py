@@ -8,6 +8,9 @@ from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import MANY, is_right_anyhow, mismatch
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 
+pytestmark = pytest.mark.slow
+
+
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 LOWER = {torch.bfloat16: torch.float8_e4m3fn, torch.float16: torch.bfloat16}
 EACH_TERM, EACH_EIGHTH = 1, 8

@@ -28,6 +28,9 @@ from kernelwright.sandbox.verdict.errors import MachineError
 from tests.sandbox.pool.parts import QUICK, SUM, declared, judged, right
 from tests.sandbox.pool.workers.faulty import FAULTS
 
+pytestmark = pytest.mark.slow
+
+
 HANG_S = 60
 """Far beyond what any of this takes: a process starts within seconds, and is given up within one more."""
 LARGE = "x" * 2**22
