@@ -15,8 +15,8 @@ from kernelwright.agent.replies.joining import Program
 from kernelwright.agent.replies.modules import Parser
 from kernelwright.agent.replies.selection import ZoneReader, imports_torch
 from kernelwright.agent.replies.zones import read_zones
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.authenticity.languages import language_of
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.verdicts import Language
 
 

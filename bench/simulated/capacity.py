@@ -5,8 +5,8 @@ once (the operational bounds of Denning and Buzen, 1978). What queues add near a
 that part.
 """
 
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.warm_references import KEPT
-from kernelwright.sandbox.verdict.record import Record
 
 HOUR_S = 3600.0
 

@@ -14,8 +14,8 @@ from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator, SimulatedProvider
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
+from kernelwright.problems.record.base import Record
 from kernelwright.prompts import TargetVersions, cpu_sheet
-from kernelwright.sandbox.verdict.record import Record
 
 SOURCE = """\
 import torch

@@ -6,7 +6,7 @@ from typing import Literal
 from kernelwright.evals.figures import metrics
 from kernelwright.evals.figures.measured import Measured
 from kernelwright.evals.figures.metrics import Effort, Estimate, Result
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 
 Status = Literal["verified", "unverified", "weak problem", "quarantined", "unsolved"]
 

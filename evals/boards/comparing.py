@@ -3,7 +3,7 @@
 from kernelwright.evals.figures import metrics
 from kernelwright.evals.figures.metrics import Estimate
 from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 
 
 class Pair(Record):

@@ -15,7 +15,7 @@ from kernelwright.evals.figures import metrics
 from kernelwright.evals.figures.measured import BASELINES, Measured
 from kernelwright.evals.figures.metrics import Estimate
 from kernelwright.evals.runs.facts import Kernel, ProblemFacts, RunFacts
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 
 PASS_AT = (1, 5, 10)
 

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from kernelwright.evals.figures.metrics import Result
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Passed, Verdict
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 
 THRESHOLDS = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0, 5.0)
 """The p of fast_p that tables show."""

@@ -8,8 +8,8 @@ from pydantic import AwareDatetime
 
 from kernelwright.agent.log.ranking import ranked, standing_of
 from kernelwright.problems import Problem
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.authenticity.languages import candidate_of
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
 BENCH_ID = re.compile(r"level(\d+)/(\d+)")

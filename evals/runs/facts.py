@@ -19,9 +19,9 @@ from kernelwright.agent.log.view import View, fold
 from kernelwright.evals.figures.measured import BUILT, Measured, measured
 from kernelwright.evals.figures.metrics import Effort, total_cost
 from kernelwright.evals.scores.collecting import level_of
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.pool.harness import harness_digest
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.verdicts import Failed
 
 DERIVED = "derived.json"

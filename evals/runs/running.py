@@ -31,13 +31,13 @@ from kernelwright.evals.runs.facts import HARNESS, run_facts
 from kernelwright.evals.runs.suites import LeftOut
 from kernelwright.evals.runs.version import commit, own_version
 from kernelwright.problems import Problem, load_problem
+from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import TargetVersions
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.machine.identity import require_tools, versions
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
 from kernelwright.sandbox.pool.harness import harness_digest
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.settings import Settings
 
 FOR_RECORDED: dict[str, object] = {"learn": False, "runner_up": 0, "tune": 0, "share": False, "confirm": 1}

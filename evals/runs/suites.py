@@ -5,7 +5,7 @@ from kernelwright.agent.providers.story import recorded_targets
 from kernelwright.problems import ProblemError, catalog_names
 from kernelwright.problems.formats import collections
 from kernelwright.problems.formats.collections import HOMES, addresses
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 
 SUITES = ("demo", "recorded", "catalog", "seeds")
 """`recorded`: the problems that ship with recorded answers; `demo`: as many of them as two cores judge in some minutes;

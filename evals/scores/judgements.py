@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Self
 from pydantic import AwareDatetime
 
 from kernelwright.evals.figures.measured import Measured, measured
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.harness import Conditions
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Verdict
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from kernelwright.problems import Problem
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.authenticity.call_graph import Reach, Unreadable, reach
 from kernelwright.sandbox.authenticity.library_calls import (
     LIBRARY_IN_CPP,
@@ -27,7 +28,6 @@ from kernelwright.sandbox.authenticity.library_calls import (
     vendor_words,
 )
 from kernelwright.sandbox.verdict.escaping import one_line
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.verdicts import Authenticity
 
 Label = Literal["custom", "mixed", "library_only", "unknown"]

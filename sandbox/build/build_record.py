@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.escaping import one_line
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright_child.building.shortcuts import REPORT
 
 MAX_BYTES = 256 * 1024

@@ -3,6 +3,7 @@
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
+from kernelwright.problems.record.base import Record
 from kernelwright.problems.texts.memory import input_bytes
 from kernelwright.sandbox.calls.memory_needs import (
     ON_HOST,
@@ -17,7 +18,6 @@ from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.machine.fact_store import Store, plan_key
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
 from kernelwright.sandbox.verdict.memory import free_bytes
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.settings import Settings
 
 CERTAIN_BYTES = 2**28

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 
 
 class HealthCheck(Record):

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 
 JUDGING = ("kernelwright_child", "kernelwright.sandbox", "kernelwright.problems")
 """The packages whose code decides a verdict."""

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from kernelwright.problems import Problem
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.harness import Conditions
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 
 Stage = Literal["build", "check", "time"]

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key
 from kernelwright.sandbox.timing.device_versions import place_of
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.statistics import ratio_interval
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 
 MOST_KERNELS, MOST_FAULTS = 64, 8
 WIDEST_NAME = 100

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from kernelwright.sandbox.verdict.record import Record
+from kernelwright.problems.record.base import Record
 
 AGREES_WITHIN, AGREES_WITHIN_MS = 0.03, 0.01
 """Events are believed where the judge's clock leaves them no more room than the larger of this share and this time."""

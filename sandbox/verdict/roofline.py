@@ -4,9 +4,9 @@ from typing import Any
 
 from pydantic import Field
 
+from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.problem import PrecisionPolicy
 from kernelwright.sandbox.verdict.peaks import Peaks
-from kernelwright.sandbox.verdict.record import Record
 
 
 class NecessaryWork(Record):

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.memory import child_limit_bytes
-from kernelwright.sandbox.verdict.record import Record
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Defence = Literal[

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.statistics import Interval, paired_ratio, ratio_interval
 

@@ -3,10 +3,10 @@
 import asyncio
 from typing import Literal
 
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.protocol import Executor, ExecutorError, choose_kind
 from kernelwright.sandbox.pool.workers.devices import own_cores
 from kernelwright.sandbox.pool.workers.local import LocalExecutor
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.settings import Settings
 
 NAMES = ("local", "ray")

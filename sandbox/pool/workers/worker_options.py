@@ -3,9 +3,9 @@
 import os
 from typing import Any
 
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.protocol import Device
 from kernelwright.sandbox.pool.workers.devices import own_cores, settings_on
-from kernelwright.sandbox.verdict.record import Record
 from kernelwright.sandbox.verdict.settings import Settings
 
 

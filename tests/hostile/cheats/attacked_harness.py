@@ -85,7 +85,7 @@ ATTACKED_HARNESS = [
     Cheat("the reference by import", (62, 84), "weighted", "load", "No module named",
           "return self.right(x)", "from reference import Model\n"),
     Cheat("the problems by import", (62, 84), "weighted", "load", "No module named",
-          "return self.right(x)", "import problems\n"),
+          "return self.right(x)", "from kernelwright.problems import load_problem\n"),
     Cheat("the reference among the modules", (62,), "weighted", "check", ZEROS,
           """
           for found in list(sys.modules.values()):
@@ -184,8 +184,9 @@ ATTACKED_HARNESS = [
           """
           import torch as package
           for folder in {os.path.dirname(found.__file__) for found in list(sys.modules.values())
-                         if getattr(found, "__file__", None) and "sandbox" in found.__file__}:
-              for name in ("compare.py", "judge.py", "child/worker.py", "worker.py", "wire.py"):
+                         if getattr(found, "__file__", None) and "kernelwright_child" in found.__file__}:
+              for name in ("wire.py", "programs/worker.py", "programs/model_runner.py", "model_runner.py",
+                           "../sandbox/correctness/compare.py"):
                   try:
                       with open(os.path.join(folder, name), "a") as file: file.write("\\nmismatch = lambda *a, **k: None\\n")
                   except OSError: pass
