@@ -7,7 +7,7 @@ import pytest
 
 from kernelwright.evals.scores.collecting import CandidateFile, Collected
 from kernelwright.evals.scores.judgements import Judgements
-from kernelwright.evals.scores.scoring import Batch, Waiting, interleaved
+from kernelwright.evals.scores.scoring import Batch, UnjudgedSource, interleaved
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.harness import Conditions
 from kernelwright.sandbox.pool.protocol import ExecutorError
@@ -86,7 +86,7 @@ def test_the_kind_that_was_asked_for_is_told(told):
 
 def order(counts, at_once):
     waiting = [
-        Waiting([CandidateFile(name, f"{name}{number}", Path(name))], "")
+        UnjudgedSource([CandidateFile(name, f"{name}{number}", Path(name))], "")
         for name, count in counts.items()
         for number in range(count)
     ]
