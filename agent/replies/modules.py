@@ -5,6 +5,7 @@ import builtins
 import keyword
 import re
 import symtable
+import threading
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,14 +146,18 @@ class Parser:
         return shorter if isinstance(shorter, Module) else module
 
 
+_FILTERING = threading.Lock()
+
+
 def _keep_quiet() -> None:
     """Ignore what Python warns of in parsed replies, under their own filename and nowhere else.
 
     The filter stays, since `catch_warnings` changes what all threads see and two of them can restore each other's.
     """
     ours = ("ignore", None, Warning, re.compile(re.escape(FILENAME)), 0)
-    if not warnings.filters or warnings.filters[0] != ours:
-        warnings.filterwarnings("ignore", module=re.escape(FILENAME))
+    with _FILTERING:  # it is taken out before it is put in front, which another thread would see
+        if not warnings.filters or warnings.filters[0] != ours:
+            warnings.filterwarnings("ignore", module=re.escape(FILENAME))
 
 
 def _parse(source: str) -> Module | Broken:

@@ -101,7 +101,10 @@ def test_roles_and_further_models_are_reached_from_the_command_line(called, mode
 
 
 MISTAKES = {
-    "an unknown provider": (("--provider", "x", "--model", "m"), "no provider 'x'; there are: recorded, files"),
+    "an unknown provider": (
+        ("--provider", "x", "--model", "m"),
+        "no provider 'x'; there are: batch, files, local, ",
+    ),
     "no model": (("--provider", "vllm"), "needs the name of a model; add --model"),
     "a server for files": (("--provider", "files", "--base-url", "http://x/v1"), "--base-url names a server but"),
     "a folder for a server": (("--model", "m", "--folder", "tasks"), "--folder is for --provider files"),

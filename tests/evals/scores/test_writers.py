@@ -1,5 +1,6 @@
 """Many processes write to one record at once, and some are killed: nothing that was acknowledged is lost."""
 
+import random
 import sqlite3
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from kernelwright.agent.log.events import ProviderFailed
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.judgements import Judgements
-from tests.evals.made_run import problem, setting
+from tests.evals.made_run import Writer, problem, setting
 
 pytestmark = pytest.mark.slow
 WRITERS, EACH = 8, 100
@@ -64,7 +65,11 @@ def acknowledged(processes):
 
 @pytest.fixture
 def run(tmp_path):
-    RunLog.create(tmp_path / "run", [problem("one")], setting()).close()
+    """A run with one attempt, for which all writers have more to say."""
+    with RunLog.create(tmp_path / "run", [problem("one")], setting()) as log:
+        writer = Writer(log, "one", random.Random(1))
+        writer.attempt()
+        writer.flush()
     return tmp_path / "run"
 
 
