@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any, Self
@@ -42,6 +43,10 @@ class LineProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process, self._input, self._output = process, process.stdin, process.stdout
+        try:
+            self._pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:  # it has ended already
+            self._pidfd = -1
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
         self._lost = False
@@ -150,8 +155,9 @@ class LineProcess:
         for answered in self._waiting.values():
             if not answered.done():
                 answered.set_exception(Ended(why))
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        # By `Process.kill` its end could be collected here, before asyncio's own watcher, which then says so on stderr.
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def close(self) -> None:
         """End its input, so that it ends itself with all that it started; kill it where that takes too long."""
@@ -166,4 +172,7 @@ class LineProcess:
         await asyncio.gather(self._reader, self._watcher, return_exceptions=True)
         # There is no other way to let go of a pipe that somebody else still holds.
         self._process._transport.close()  # type: ignore[attr-defined]
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
         await asyncio.sleep(0)  # in which it does
