@@ -6,6 +6,7 @@ from tests.hostile.cheats.cheat import Cheat
 DTYPE = "dtype bfloat16|dtype float64"
 OFF = "is wrong"
 FOUND = "is wrong|has NaN"
+ZEROED = "right value is zero|must be exactly zero"
 """Memory that nobody wrote may hold anything."""
 
 WRONG_RESULTS = [
@@ -15,7 +16,7 @@ WRONG_RESULTS = [
         "the same share for everything", (41, 42), "softmax", "check", "all elements are",
         "return torch.full_like(x, 1 / x.shape[1])",
     ),
-    Cheat("the input, where nothing was negative so far", (34,), "positive", "check", "right value is zero", "return x"),
+    Cheat("the input, where nothing was negative so far", (34,), "positive", "check", ZEROED, "return x"),
     Cheat("a copy of the input", (34,), "norm", "check", OFF, "return x.clone()"),
     Cheat("memory as it is found", (29, 40), "weighted", "check", FOUND, "return torch.empty_like(x)"),
     Cheat(
