@@ -1,11 +1,11 @@
-"""Draws the packages and who imports whom, from the sources: `python docs/pictures/rooms.py` writes rooms.svg."""
+"""Draws the packages and who imports whom, from the sources: `python -m docs.pictures.rooms` writes rooms.svg."""
 
-import ast
 from collections import Counter
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-ROOT = Path(__file__).parents[2]
+from tests import house
+
 PLACES = {
     "kernelwright": (265, 16), "evals": (265, 116), "agent": (265, 216),
     "prompts": (95, 316), "sandbox": (435, 316), "problems": (95, 416), "kernelwright_child": (435, 416),
@@ -32,33 +32,13 @@ path { fill: none; stroke: #5a6472; } .tip { fill: #5a6472; stroke: none; }
 }"""
 
 
-def modules(package: str) -> list[Path]:
-    """The package's modules, without the programs that ship as texts."""
-    texts = {"catalog", "examples"}
-    found = [path for path in (ROOT / package).rglob("*.py") if not texts & set(path.relative_to(ROOT).parts)]
-    return [path for path in found if package != "kernelwright" or path.relative_to(ROOT).parts[1] not in PLACES]
-
-
 def imports() -> Counter[tuple[str, str]]:
     """How many modules of one package import the other."""
     found: Counter[tuple[str, str]] = Counter()
-    for package in PLACES:
-        for path in modules(package):
-            names = {_package(name) for name in _imported(ast.parse(path.read_text()))}
-            found.update((package, name) for name in names & PLACES.keys() - {package})
+    for module in house.modules().values():
+        others = {house.modules()[name].package for name in house.imports(module.path)}
+        found.update((module.package, other) for other in others - {module.package})
     return found
-
-
-def _package(name: str) -> str:
-    """Of an imported module."""
-    first, _, rest = name.partition(".")
-    inner = rest.split(".")[0]
-    return inner if first == "kernelwright" and inner in PLACES else first
-
-
-def _imported(tree: ast.AST) -> list[str]:
-    plain = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    return plain + [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
 
 
 def shown(edges: Counter[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -178,7 +178,7 @@ class GpuSession(Session):
 
     def _drawn(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """The answer of a trusted child that draws: on the host, where the device has no room even after relief."""
-        for once_more in ({}, {"on_host": True}):
+        for _ in range(2):
             try:
                 return self.ask(message, timeout_s)
             except Refused as refused:
@@ -186,8 +186,7 @@ class GpuSession(Session):
                     raise
                 LOG.info("memory was missing to draw inputs: %s", refused.reason)
                 relieve()
-                message = message | once_more
-        return self.ask(message, timeout_s)
+        return self.ask(message | {"on_host": True}, timeout_s)
 
     def expect(self, result_bytes: int) -> None:
         """Refuse results that are far larger than this."""
@@ -316,17 +315,6 @@ class GpuSession(Session):
         self._outputs = ()
         answer, _, milliseconds, _ = self._clocked({"op": "nothing"}, self._settings.call_timeout_s)
         return answer, milliseconds
-
-    def observe(self, values: Values, gradients: bool) -> Any:
-        """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
-        self._show(values)
-        asked = question("observe", values) | {"gradients": gradients}
-        return self._exchange(asked, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
-
-    def trace(self, values: Values, timeout_s: float) -> dict[str, Any]:
-        """What a trusted child finds that a call on `values` must do; nothing is timed here."""
-        self._show(values)
-        return self._exchange(question("trace", values), timeout_s)[0]
 
     def _show(self, values: Values) -> None:
         assert self._inputs is not None, "lend memory before calling"

@@ -154,16 +154,19 @@ class Session:
 
     def observe(self, values: Values, gradients: bool) -> Any:
         """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
-        assert self._lent is not None, "lend memory before calling"
-        self._lent.write(values.tensors)
+        self._show(values)
         asked = question("observe", values) | {"gradients": gradients}
         return self._exchange(asked, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
 
     def trace(self, values: Values, timeout_s: float) -> dict[str, Any]:
         """What a trusted child finds that a call on `values` must do; nothing is timed here."""
+        self._show(values)
+        return self._exchange(question("trace", values), timeout_s)[0]
+
+    def _show(self, values: Values) -> None:
+        """Put inputs where the child sees them, for a question that is not timed."""
         assert self._lent is not None, "lend memory before calling"
         self._lent.write(values.tensors)
-        return self._exchange(question("trace", values), timeout_s)[0]
 
     def expect(self, result_bytes: int) -> None:
         """Prepare for results of about this size: memory for them is at hand, and far larger ones are refused.

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Mapping
 
-from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
 
 
@@ -53,7 +52,7 @@ def timings(verdict: Passed) -> str:
     if others:
         lines.append("against the other baselines: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in others))
     lines.append(f"threads: {measured.threads}")
-    floor = floor_ms(verdict)
+    floor = measured.floor_ms
     if floor is not None:
         lines.append(
             f"least time that the bytes and operations of the problem allow: {floor:#.3g} ms, "
@@ -69,7 +68,4 @@ def timings(verdict: Passed) -> str:
 
 def floor_ms(verdict: Verdict | None) -> float | None:
     """The least time that the problem can take on the device, by the judge; None where it is not known."""
-    if not isinstance(verdict, Passed):
-        return None
-    found = report(verdict)["floor_ms"]
-    return None if found is None else float(found)
+    return verdict.measurement.floor_ms if isinstance(verdict, Passed) else None
