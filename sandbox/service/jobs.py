@@ -8,7 +8,7 @@ from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.protocol import Stage
 from kernelwright.sandbox.pool.remote.job_settings import JobSettings
 
-LONGEST_TEXT = 2**20
+LONGEST_TEXT = 2**18
 """Characters of a source or of a problem's text."""
 MOST_WAIT_S = 300.0
 """How long one request waits for a job; a client that wants to wait longer asks again."""
