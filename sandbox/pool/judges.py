@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Self
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import build_turn
@@ -17,25 +17,13 @@ from kernelwright.sandbox.machine.identity import require_tools
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.pool.memory_errors import within_memory
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import AT_EFFORT, JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 
-SCREENING: dict[str, Any] = {
-    "min_pairs": 4,
-    "max_pairs": 4,
-    "worker_pairs": 1,
-    "compiled": (),
-    "sanitize": False,
-    "profile": False,
-}
-"""What the settings become for a screening: enough to see whether a candidate is right, and about how fast.
-
-No tools: they cost some ten seconds a candidate, and nobody reads what they say of a variant that is not judged.
-"""
 KEPT = 4
 """Problems whose reference children are kept; the one that was asked for longest ago is ended first."""
-Key = tuple[str, bool]
-"""A problem's digest, and whether it is for screening."""
+Key = tuple[str, JudgingEffort]
+"""A problem's digest, and the effort of its judgings."""
 
 
 class _SharedJudge(Judge):
@@ -71,31 +59,41 @@ class Judges:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def judge(self, problem: Problem, candidate: Candidate, *, fresh: bool = False, quick: bool = False) -> Verdict:
-        """The verdict. `fresh`: by references of its own, with seeds of their own; `quick`: by few pairs, no tools.
+    def judge(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        *,
+        fresh: bool = False,
+        effort: JudgingEffort | None = None,
+        beat: float | None = None,
+    ) -> Verdict:
+        """The verdict. `fresh`: by references of its own, with seeds of their own; `effort`: other than the settings'.
 
-        The build comes out of the store of finished builds, or is made here where that does not have it.
+        `beat`: the speedup that counts at effort `search`, see `Judge.evaluate`. The build comes out of the store of
+        finished builds, or is made here where that does not have it.
         """
-        if not quick:
-            self._forget((problem.digest, True))
-        with self._work_on(problem, candidate, fresh, quick) as judge:
+        effort = effort or self.settings.effort
+        if effort != "screen":
+            self._forget((problem.digest, "screen"))
+        with self._work_on(problem, candidate, fresh, effort) as judge:
             built = within_memory(problem, lambda: judge.build(candidate))
             try:
                 with self._device:
-                    return within_memory(problem, lambda: judge.evaluate(built))
+                    return within_memory(problem, lambda: judge.evaluate(built, beat))
             finally:
                 built.close()
 
     def build(self, problem: Problem, candidate: Candidate) -> Built | Verdict:
         """What was built, to be closed; the verdict where the build failed."""
-        with self._work_on(problem, candidate, fresh=False, quick=False) as judge:
+        with self._work_on(problem, candidate, fresh=False, effort=self.settings.effort) as judge:
             built = within_memory(problem, lambda: judge.build(candidate, ahead=False))
             return judge.evaluate(built) if built.failure is not None else built
 
     def release(self, digest: str) -> None:
         """Nothing more is asked about the problem for now: end its reference children, unless they are in use."""
-        for quick in (False, True):
-            self._forget((digest, quick))
+        for effort in AT_EFFORT:
+            self._forget((digest, effort))
 
     def stop(self) -> None:
         """Begin nothing more: what waits for its turn ends without a verdict. The children are left alone."""
@@ -114,11 +112,10 @@ class Judges:
             judge.close()
 
     @contextmanager
-    def _work_on(self, problem: Problem, candidate: Candidate, fresh: bool, quick: bool) -> Iterator[Judge]:
+    def _work_on(self, problem: Problem, candidate: Candidate, fresh: bool, effort: JudgingEffort) -> Iterator[Judge]:
         require_tools(candidate.language)
-        settings = self.settings.model_copy(update=SCREENING) if quick else self.settings
-        key = None if fresh else (problem.digest, quick)
-        judge, is_spoilt = self._taken(key, problem, settings), False
+        key = None if fresh else (problem.digest, effort)
+        judge, is_spoilt = self._taken(key, problem, self.settings.at(effort)), False
         try:
             self._start(judge)
             yield judge

@@ -14,6 +14,7 @@ from kernelwright.commands.options.shared_options import (
     CompileOption,
     DeviceOption,
     DtypeOption,
+    EffortOption,
     JailOption,
     MemoryOption,
     ProfileOption,
@@ -37,6 +38,7 @@ def judge(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    effort: EffortOption = "rank",
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
     sanitize: SanitizeOption = False,
@@ -67,9 +69,7 @@ def judge(
         found = found.model_copy(update={"direction": "both"})
     given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     chosen = {key: value for key, value in given.items() if value is not None}
-    settings = JudgingOptions(where, memory, threads, compiled, jail).settings(
-        sanitize=sanitize, profile=profile, **chosen
-    )
+    settings = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort).settings(**chosen)
     check_tools(sanitize, profile, settings.gpu, local=False)
     check_threads(threads)
     become_a_judge(threads)

@@ -24,8 +24,9 @@ class Worker:
         try:
             if question.stage == "build":
                 return self._build(work)
-            quick = question.stage == "check"
-            return Answer(verdict=self._judges.judge(work.problem, work.candidate, fresh=work.fresh, quick=quick))
+            effort = "screen" if question.stage == "check" else work.effort
+            verdict = self._judges.judge(work.problem, work.candidate, fresh=work.fresh, effort=effort, beat=work.beat)
+            return Answer(verdict=verdict)
         except BrokenProblem as error:
             unsupported = isinstance(error, UnsupportedProblem)
             return Answer(trouble=str(error), broken_problem=True, unsupported=unsupported)
