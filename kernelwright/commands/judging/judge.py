@@ -57,8 +57,11 @@ def judge(
         _recheck(record, as_json)
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
+    check_threads(threads)
+    from kernelwright.sandbox.jail.own_process import become_a_judge, imports_that_stay
+
+    become_a_judge(threads)  # first of all: the process that it starts imports torch, which takes longest
     from kernelwright.problems import load_problem
-    from kernelwright.sandbox.jail.own_process import become_a_judge
     from kernelwright.sandbox.machine.identity import require_tools
 
     source = read_text(candidate, "candidate file")
@@ -71,12 +74,10 @@ def judge(
     chosen = {key: value for key, value in given.items() if value is not None}
     settings = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort).settings(**chosen)
     check_tools(sanitize, profile, settings.gpu, local=False)
-    check_threads(threads)
-    become_a_judge(threads)
-    # All of these import torch, which the process that has just been started does too.
-    from kernelwright.sandbox.pool.judges import Judges
-    from kernelwright.sandbox.verdict.report import report
-    from kernelwright.sandbox.verdict.verdicts import Candidate
+    with imports_that_stay():  # all of these import torch
+        from kernelwright.sandbox.pool.judges import Judges
+        from kernelwright.sandbox.verdict.report import report
+        from kernelwright.sandbox.verdict.verdicts import Candidate
 
     require_tools(language)
     check_tools(sanitize, profile, settings.gpu)
