@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 from kernelwright.agent.replies import NotExtracted, extract
@@ -59,7 +60,7 @@ class CompletionScorer:
         self.terms = terms
         device = settings.device if settings else "cpu"
         self._judging_options = (in_flight, settings)
-        self._load = load or (lambda name: training_problem(name, device))
+        self._load = load or partial(training_problem, device=device)
         self._problems: dict[str, Problem] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._judging: Judging | None = None
