@@ -33,7 +33,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     "prompts": ("",),
     "sandbox": (
         "verdict", "machine", "build", "jail", "tensors", "correctness", "authenticity", "floor", "calls", "timing",
-        "judge", "pool", "pool.workers", "pool.ray", "pool.front", "",
+        "judge", "pool", "pool.workers", "pool.ray", "pool.remote", "pool.front", "service", "",
     ),
     "agent": (
         "replies", "log", "strategies", "steering", "briefs", "providers", "providers.servers", "providers.simulated",

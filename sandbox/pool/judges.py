@@ -3,11 +3,14 @@
 Builds run side by side; timing is one at a time, within this process and, by the locks of `timing_locks.py`, among all.
 """
 
+import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
+
+from pydantic import JsonValue
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import build_turn
@@ -34,8 +37,10 @@ No tools: they cost some ten seconds a candidate, and nobody reads what they say
 """
 KEPT = 4
 """Problems whose reference children are kept; the one that was asked for longest ago is ended first."""
-Key = tuple[str, bool]
-"""A problem's digest, and whether it is for screening."""
+Key = tuple[str, bool, str]
+"""A problem's digest, whether it is for screening, and what is asked for beside the usual settings."""
+Asks = Mapping[str, JsonValue]
+USUAL: Asks = {}
 
 
 class _SharedJudge(Judge):
@@ -71,14 +76,17 @@ class Judges:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def judge(self, problem: Problem, candidate: Candidate, *, fresh: bool = False, quick: bool = False) -> Verdict:
-        """The verdict. `fresh`: by references of its own, with seeds of their own; `quick`: by few pairs, no tools.
+    def judge(
+        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, quick: bool = False, asks: Asks = USUAL
+    ) -> Verdict:
+        """The verdict. `fresh`: by references of its own, with seeds of their own; `quick`: by few pairs, no tools;
+        `asks`: settings that are to be other than the usual ones.
 
         The build comes out of the store of finished builds, or is made here where that does not have it.
         """
         if not quick:
-            self._forget((problem.digest, True))
-        with self._work_on(problem, candidate, fresh, quick) as judge:
+            self._forget((problem.digest, True, _text(asks)))
+        with self._work_on(problem, candidate, fresh, quick, asks) as judge:
             built = within_memory(problem, lambda: judge.build(candidate))
             try:
                 with self._device:
@@ -86,16 +94,18 @@ class Judges:
             finally:
                 built.close()
 
-    def build(self, problem: Problem, candidate: Candidate) -> Built | Verdict:
+    def build(self, problem: Problem, candidate: Candidate, asks: Asks = USUAL) -> Built | Verdict:
         """What was built, to be closed; the verdict where the build failed."""
-        with self._work_on(problem, candidate, fresh=False, quick=False) as judge:
+        with self._work_on(problem, candidate, fresh=False, quick=False, asks=asks) as judge:
             built = within_memory(problem, lambda: judge.build(candidate, ahead=False))
             return judge.evaluate(built) if built.failure is not None else built
 
     def release(self, digest: str) -> None:
         """Nothing more is asked about the problem for now: end its reference children, unless they are in use."""
-        for quick in (False, True):
-            self._forget((digest, quick))
+        with self._choosing:
+            keys = [key for key in self._kept if key[0] == digest]
+        for key in keys:
+            self._forget(key)
 
     def stop(self) -> None:
         """Begin nothing more: what waits for its turn ends without a verdict. The children are left alone."""
@@ -114,10 +124,11 @@ class Judges:
             judge.close()
 
     @contextmanager
-    def _work_on(self, problem: Problem, candidate: Candidate, fresh: bool, quick: bool) -> Iterator[Judge]:
+    def _work_on(self, problem: Problem, candidate: Candidate, fresh: bool, quick: bool, asks: Asks) -> Iterator[Judge]:
         require_tools(candidate.language)
-        settings = self.settings.model_copy(update=SCREENING) if quick else self.settings
-        key = None if fresh else (problem.digest, quick)
+        settings = Settings.model_validate(self.settings.model_dump() | dict(asks)) if asks else self.settings
+        settings = settings.model_copy(update=SCREENING) if quick else settings
+        key = None if fresh else (problem.digest, quick, _text(asks))
         judge, is_spoilt = self._taken(key, problem, settings), False
         try:
             self._start(judge)
@@ -174,3 +185,7 @@ class Judges:
                         raise MachineError("the judging was stopped")
                     within_memory(judge.problem, lambda: judge.reference)
                 judge.started = True
+
+
+def _text(asks: Asks) -> str:
+    return json.dumps(dict(asks), sort_keys=True)

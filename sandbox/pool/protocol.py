@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
+from pydantic import Field, JsonValue
+
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.harness import Conditions
@@ -81,6 +83,8 @@ class Work(Record):
     candidate: Candidate
     fresh: bool = False
     """Whether its judging has to have reference processes of its own, with seeds of their own."""
+    asks: dict[str, JsonValue] = Field(default={})
+    """Settings of the judge that this work wants to be other than the worker's."""
 
 
 class Question(Record):

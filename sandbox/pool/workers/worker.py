@@ -25,7 +25,8 @@ class Worker:
             if question.stage == "build":
                 return self._build(work)
             quick = question.stage == "check"
-            return Answer(verdict=self._judges.judge(work.problem, work.candidate, fresh=work.fresh, quick=quick))
+            verdict = self._judges.judge(work.problem, work.candidate, fresh=work.fresh, quick=quick, asks=work.asks)
+            return Answer(verdict=verdict)
         except BrokenProblem as error:
             unsupported = isinstance(error, UnsupportedProblem)
             return Answer(trouble=str(error), broken_problem=True, unsupported=unsupported)
@@ -36,7 +37,7 @@ class Worker:
             return Answer(trouble=f"the judge itself failed ({what}); please report it")
 
     def _build(self, work: Work) -> Answer:
-        made = self._judges.build(work.problem, work.candidate)
+        made = self._judges.build(work.problem, work.candidate, work.asks)
         if not isinstance(made, Built):
             return Answer(verdict=made)
         made.close()
