@@ -43,7 +43,7 @@ class RewardTerms(Record):
     """What earns 1 where no floor is known."""
     paid: Paid = "custom"
     """By its label of authenticity: `custom` pays for kernels that call no library; `mixed` also for those beside
-    library calls, so for a kernel for show too; `all` for every right answer, the reference in torch.compile included."""
+    library calls, so for a kernel for show too; `all` for every right answer, also the reference in torch.compile."""
 
 
 USUAL = RewardTerms()
