@@ -30,4 +30,5 @@ class KernelReward:
             log_extra("flags", [", ".join(one.reward.flags) for one in scored])
         if log_metric is not None and scored:
             log_metric("quarantined", sum(one.reward.is_quarantined for one in scored) / len(scored))
+            log_metric("unjudged", sum(one.reward.value is None for one in scored) / len(scored))
         return [one.reward.value for one in scored]

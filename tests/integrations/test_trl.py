@@ -30,7 +30,7 @@ def test_what_is_flagged_goes_into_the_trainers_log(rewarding):
     extra, metrics = {}, {}
     rewarding(completions=[reply(OWN)], problem=["scaled"], log_extra=extra.__setitem__, log_metric=metrics.__setitem__)
     assert len(extra["flags"]) == 1
-    assert metrics == {"quarantined": 0}
+    assert metrics == {"quarantined": 0, "unjudged": 0}
 
 
 def test_it_can_be_sent_to_another_process_before_it_judges():
