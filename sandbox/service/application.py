@@ -93,7 +93,7 @@ def application(queue: JobQueue, token: str | None, hosts: frozenset[str] | None
     async def _shown(request: Request, job: Job, unfinished: int = 202) -> Response:
         shown = job.model_dump(mode="json")
         ended = job.state in ("done", "cancelled")
-        if "evidence" in request.query_params and ended:
+        if "evidence" in request.query_params:
             shown |= await queue.store.do(queue.store.evidence, job.id)
         return Response(json.dumps(shown), 200 if ended else unfinished, HEADERS, "application/json")
 
@@ -141,7 +141,10 @@ def application(queue: JobQueue, token: str | None, hosts: frozenset[str] | None
 def facts(queue: JobQueue) -> ServiceFacts:
     """What clients of ours ask before they send anything."""
     devices = {name: [one.model_dump(mode="json") for one in place.devices] for name, place in queue.places.items()}
-    return ServiceFacts(harness=harness_digest(), devices=devices, queue=queue.limit, draining=queue.draining)
+    room = {name: place.room for name, place in queue.places.items()}
+    return ServiceFacts(
+        harness=harness_digest(), devices=devices, room=room, queue=queue.limit, draining=queue.draining
+    )
 
 
 def _wait_s(request: Request) -> float:

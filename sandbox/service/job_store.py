@@ -24,6 +24,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 PRIORITY_S = 60.0
 """What one point of priority is worth: so much waiting. So nothing waits for ever, whatever others ask for."""
+TRIM_EVERY = 50
+"""Ends after which the oldest jobs are looked for."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, asked TEXT NOT NULL,
@@ -81,7 +83,7 @@ class JobStore:
 
     def __init__(self, path: Path, keep: int) -> None:
         """`keep`: so many jobs that have ended are kept; the oldest go first."""
-        self._keep = keep
+        self._keep, self._ended = keep, 0
         self._thread = ThreadPoolExecutor(1, "jobs")
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -192,12 +194,17 @@ class JobStore:
         ended = self._db.execute(
             f"UPDATE jobs SET {names} WHERE id = ? AND state IN ('queued', 'judging')", (*columns.values(), id)
         )
-        self._db.execute(
-            "DELETE FROM jobs WHERE state IN ('done', 'cancelled') AND seq <= "
-            "(SELECT seq FROM jobs WHERE state IN ('done', 'cancelled') ORDER BY seq DESC LIMIT 1 OFFSET ?)",
-            (self._keep,),
-        )
+        self._forget_oldest()
         return ended.rowcount == 1
+
+    def _forget_oldest(self) -> None:
+        self._ended += 1
+        if self._ended % TRIM_EVERY == 0:
+            self._db.execute(
+                "DELETE FROM jobs WHERE state IN ('done', 'cancelled') AND seq <= "
+                "(SELECT seq FROM jobs WHERE state IN ('done', 'cancelled') ORDER BY seq DESC LIMIT 1 OFFSET ?)",
+                (self._keep,),
+            )
 
 
 def _packed(text: str | None) -> bytes | None:

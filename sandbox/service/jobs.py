@@ -6,7 +6,7 @@ from pydantic import Field, JsonValue, StringConstraints, model_validator
 
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.protocol import Stage
-from kernelwright.sandbox.verdict.settings import CompileMode
+from kernelwright.sandbox.pool.remote.job_settings import JobSettings
 
 LONGEST_TEXT = 2**20
 """Characters of a source or of a problem's text."""
@@ -17,20 +17,6 @@ State = Literal["queued", "judging", "done", "cancelled"]
 PlaceName = Literal["cpu", "cuda"]
 Text = Annotated[str, StringConstraints(max_length=LONGEST_TEXT)]
 Short = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-
-
-class JobSettings(Record):
-    """How much a verdict may cost, and what is measured beside it. All else is the service's own."""
-
-    min_pairs: int | None = Field(default=None, ge=4, le=600)
-    max_pairs: int | None = Field(default=None, ge=4, le=600)
-    worker_pairs: int | None = Field(default=None, ge=1, le=10)
-    time_budget_s: float | None = Field(default=None, ge=0.05, le=60)
-    interval_target: float | None = Field(default=None, ge=0.001, le=1)
-    compiled: tuple[CompileMode, ...] | None = Field(default=None, max_length=4)
-    sanitize: bool | None = None
-    profile: bool | None = None
-    effort: Short | None = None
 
 
 class JobRequest(Record):
@@ -114,6 +100,8 @@ class ServiceFacts(Record):
     """The sources that decide a verdict, by their digest: verdicts of different ones are not compared."""
     devices: dict[PlaceName, list[dict[str, Any]]]
     """What is judged on, with the conditions of each verdict that is reached there."""
+    room: dict[PlaceName, int]
+    """How many jobs are in hand at a time; more wait."""
     queue: int
     """How many jobs may be open."""
     draining: bool

@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from kernelwright.sandbox.pool.dispatch import DeviceVerdict, Dispatcher, Step, Tally
-from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
-from kernelwright.sandbox.pool.protocol import Device, ExecutorError, Stage, Work
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.pool.protocol import Device, Executor, ExecutorError, Stage, Work
 
 AHEAD = 2
 """Jobs that are handed to a device's dispatcher beside those that build: one is timed, the next one is ready."""
@@ -15,8 +13,9 @@ AHEAD = 2
 class Place:
     """Devices of one sort, all of which may take a job. Open it, and close it."""
 
-    def __init__(self, choice: ExecutorChoice, settings: Settings) -> None:
-        self._choice, self._settings = choice, settings
+    def __init__(self, make_executor: Callable[[], Executor], kind: str | None = None) -> None:
+        """`kind`: a part of the name of the devices to use, where there are several kinds."""
+        self._make_executor, self._kind = make_executor, kind
         self._dispatcher: Dispatcher | None = None
         self._reopening = asyncio.Lock()
         self.builders = 0
@@ -40,9 +39,9 @@ class Place:
 
     async def open(self) -> None:
         """Raises `ExecutorError` or `MachineError` where there is no device."""
-        executor = executor_for(self._choice, self._settings)
+        executor = self._make_executor()
         # What one client's candidate does to the memory of this machine must not end another's problem.
-        dispatcher = Dispatcher(executor, self._choice.kind, remembers_broken=False)
+        dispatcher = Dispatcher(executor, self._kind, remembers_broken=False)
         await dispatcher.__aenter__()
         self._dispatcher, self.builders = dispatcher, executor.builders
 

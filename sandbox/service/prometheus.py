@@ -9,6 +9,7 @@ from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.service.job_queue import JobQueue
 
 OUTCOMES = ("passed", "failed", "error", "cancelled")
+STAGES = ("build", "check", "time")
 
 
 def metrics_text(queue: JobQueue, late: Counter[str]) -> str:
@@ -29,7 +30,10 @@ def metrics_text(queue: JobQueue, late: Counter[str]) -> str:
         _metric("jobs_judging", "gauge", "Of these, those that were taken up.", {"": queue.running}),
         _metric("queue_limit", "gauge", "How many may be open.", {"": queue.limit}),
         _metric("judging_seconds_total", "counter", "From taking a job up to its end.", {"": counts.judged_s}),
-        *(_metric(f"stages_{what}_total", "counter", f"Stages {what}.", _by("stage", c)) for what, c in stages.items()),
+        *(
+            _metric(f"stages_{what}_total", "counter", f"Stages {what}.", _by("stage", c, STAGES))
+            for what, c in stages.items()
+        ),
         _metric("device_busy_seconds_total", "counter", "Time that a device was in use.", _by("device", busy)),
         _metric("draining", "gauge", "Whether it is about to end.", {"": int(queue.draining)}),
         "# TYPE process_resident_memory_bytes gauge\n" + f"process_resident_memory_bytes {resident_bytes()}\n",

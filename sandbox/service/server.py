@@ -8,6 +8,7 @@ import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -15,9 +16,9 @@ import uvicorn
 
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.jail.own_process import protect_this_process
-from kernelwright.sandbox.machine.cache import cache_root
 from kernelwright.sandbox.machine.file_locks import open_own, try_lock
-from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice
+from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
+from kernelwright.sandbox.pool.remote.service_client import TOKEN, default_socket
 from kernelwright.sandbox.service.application import application
 from kernelwright.sandbox.service.http_limits import (
     LARGEST_HEAD_BYTES,
@@ -32,7 +33,6 @@ from kernelwright.sandbox.service.places import Place
 from kernelwright.sandbox.service.text_process import TextProcess
 from kernelwright.sandbox.verdict.settings import Settings
 
-TOKEN = "KERNELWRIGHT_TOKEN"
 LONGEST_SOCKET = 100
 """Bytes of a Unix socket's path; Linux has room for 107."""
 SHORTEST_TOKEN = 16
@@ -85,7 +85,11 @@ async def _serve(options: ServiceOptions, store: JobStore, listening: socket.soc
     async with AsyncExitStack() as stack:
         texts = TextProcess()
         stack.push_async_callback(texts.close)
-        places = {name: Place(options.choice, settings) for name, settings in options.settings.items()}
+        choice = options.choice
+        places = {
+            name: Place(partial(executor_for, choice, settings), choice.kind)
+            for name, settings in options.settings.items()
+        }
         for place in places.values():
             await place.open()
             stack.push_async_callback(place.close)
@@ -161,6 +165,7 @@ def _listening(where: Listening) -> Iterator[socket.socket]:
     if where.port is None:
         path = where.socket or default_socket()
         with _unix(path) as found:
+            found.listen()  # who asks from here on is answered once the service is up
             yield found
         return
     if where.token is None and not is_loopback(where.host):
@@ -174,6 +179,7 @@ def _listening(where: Listening) -> Iterator[socket.socket]:
             raise ServiceError(
                 f"{where.host}:{where.port} can not be used ({error.strerror}); choose another"
             ) from None
+        found.listen()
         yield found
 
 
@@ -207,12 +213,6 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
         return True
-
-
-def default_socket() -> Path:
-    """Where a client of this user looks for the service."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return (Path(runtime) / "kernelwright" if runtime else cache_root() / "service") / "socket"
 
 
 def is_loopback(host: str) -> bool:
