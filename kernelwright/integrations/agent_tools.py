@@ -24,6 +24,7 @@ from kernelwright.sandbox.verdict.settings import Settings
 LONGEST_TEXT = 60_000
 """Characters of a prompt, a reference or a kernel in a reply; some 15,000 tokens."""
 LONGEST_SOURCE = 2**20
+IN_FLIGHT = 4
 TERMS = RewardTerms(paid="all")
 """Which operators a candidate may use is the problem's own policy here."""
 FACTS = (
@@ -58,9 +59,11 @@ class Best(NamedTuple):
 class AgentTools:
     """One agent's session: a judge for each device that is needed, and the best kernels so far. Use it as a context."""
 
-    def __init__(self, folder: Path, device: str | None = None, run: Path | None = None, in_flight: int = 4) -> None:
-        """`device`: default what the source asks for. `run`: a run whose best kernels count too."""
-        self.folder, self._device, self._run, self._in_flight = folder.resolve(), device, run, in_flight
+    def __init__(
+        self, folder: Path, device: str | None = None, run: Path | None = None, server: str | None = None
+    ) -> None:
+        """`device`: default what the source asks for. `run`: one whose best kernels count too."""
+        self.folder, self._device, self._run, self._server = folder.resolve(), device, run, server
         self._open = AsyncExitStack()
         self._judges: dict[tuple[str, bool], Judging] = {}
         self._best: dict[str, Best] = {}
@@ -170,7 +173,7 @@ class AgentTools:
         key = device, profile
         if key not in self._judges:
             settings = Settings(device=device, profile=profile)
-            self._judges[key] = await self._open.enter_async_context(Judging(self._in_flight, settings))
+            self._judges[key] = await self._open.enter_async_context(Judging(IN_FLIGHT, settings, self._server))
         return self._judges[key]
 
 

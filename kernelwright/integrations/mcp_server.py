@@ -16,6 +16,7 @@ from kernelwright.integrations.agent_tools import AgentTools, ToolRefused, ToolV
 from kernelwright.problems import ProblemError
 from kernelwright.prompts import Target
 from kernelwright.sandbox.pool.front.rewarding import JudgingError
+from kernelwright.sandbox.pool.protocol import ExecutorError
 
 EVERY_S = 2.0
 """How often whoever waits is told that it goes on."""
@@ -92,7 +93,7 @@ async def _said(work: Awaitable[T]) -> T:
     """The result; what the agent can mend as the tool's error, in its sentence."""
     try:
         return await work
-    except (ToolRefused, ProblemError, JudgingError) as error:
+    except (ToolRefused, ProblemError, JudgingError, ExecutorError) as error:
         raise ToolError(str(error)) from None
 
 

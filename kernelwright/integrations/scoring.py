@@ -5,6 +5,7 @@ lives in a thread with an event loop, so that trainers with and without loops of
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from kernelwright.agent.replies import NotExtracted, extract
 from kernelwright.integrations.feedback import feedback
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError
+from kernelwright.sandbox.pool.remote.service_client import SERVER
 from kernelwright.sandbox.verdict.reward import USUAL, Reward, RewardTerms, reward
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -51,15 +53,19 @@ class CompletionScorer:
     def __init__(
         self,
         *,
+        server: str | None = None,
         settings: Settings | None = None,
         terms: RewardTerms = USUAL,
         in_flight: int = 8,
         load: Callable[[str], Problem] | None = None,
     ) -> None:
-        """`load` makes the problem of a name, its size, dtype and operator policy; default: `training_problem`."""
+        """`server`: address of a service that judges; default: `KERNELWRIGHT_SERVER`, else a process of its own.
+
+        `load` makes the problem of a name, its size, dtype and operator policy; default: `training_problem`.
+        """
         self.terms = terms
         device = settings.device if settings else "cpu"
-        self._judging_options = (in_flight, settings)
+        self._judging_options = (in_flight, settings, server or os.environ.get(SERVER))
         self._load = load or partial(training_problem, device=device)
         self._problems: dict[str, Problem] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

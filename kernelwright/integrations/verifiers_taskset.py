@@ -24,6 +24,7 @@ class KernelTaskConfig(vf.TaskConfig):
     """Where answers are judged."""
 
     device: str = "cpu"
+    server: str | None = None
 
 
 class KernelTasksetConfig(vf.TasksetConfig):
@@ -35,9 +36,9 @@ class KernelTasksetConfig(vf.TasksetConfig):
 
 
 @cache
-def scorer_on(device: str) -> CompletionScorer:
+def scorer_on(device: str, server: str | None) -> CompletionScorer:
     """One for all tasks of this process: tasks are copied, and a judge is not."""
-    return CompletionScorer(settings=Settings(device=device))
+    return CompletionScorer(server=server, settings=Settings(device=device))
 
 
 class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
@@ -46,7 +47,7 @@ class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
     @vf.reward
     async def kernel(self, trace: vf.Trace) -> float:
         """What the last reply is worth. Raises where it could not be judged: the rollout is then none to learn from."""
-        scorer = scorer_on(self.config.device)
+        scorer = scorer_on(self.config.device, self.config.server)
         (scored,) = await scorer.score_async([self.data.problem], [trace.last_reply])
         trace.info["kernelwright"] = {"flags": list(scored.reward.flags), "words": scored.words}
         if scored.reward.value is None:
@@ -59,7 +60,8 @@ class KernelTaskset(vf.Taskset[KernelTask, KernelTasksetConfig]):
 
     def load(self) -> Iterator[KernelTask]:
         """One task for each problem of the configuration."""
+        scorer = scorer_on(self.config.task.device, self.config.task.server)
         for name in self.config.problems:
-            problem = scorer_on(self.config.task.device).problem(name)
+            problem = scorer.problem(name)
             prompt = first_prompt(problem, self.config.target).text
             yield KernelTask(KernelData(name=name, prompt=prompt, problem=name), self.config.task)

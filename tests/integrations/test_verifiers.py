@@ -18,7 +18,7 @@ def task(tmp_path_factory):
     path.write_text(REFERENCE)
     (found,) = ours.KernelTaskset(ours.KernelTasksetConfig(problems=[str(path)]))
     yield found
-    ours.scorer_on("cpu").close()
+    ours.scorer_on("cpu", None).close()
 
 
 def scored(task, text):

@@ -7,13 +7,14 @@ import typer
 
 from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.judging_options import check_device, device_count
-from kernelwright.commands.options.shared_options import DeviceOption
+from kernelwright.commands.options.shared_options import DeviceOption, ServerOption
 
 
 def mcp(
     folder: Annotated[Path, typer.Option(help="Files below it may be read, and no others.")] = Path(),
     run: Annotated[Path | None, typer.Option(help="A run whose best kernels are shown too.")] = None,
     device: DeviceOption = None,
+    server: ServerOption = None,
 ) -> None:
     """Serve a coding agent over the Model Context Protocol, on standard input and output."""
     try:
@@ -27,5 +28,5 @@ def mcp(
     if run is not None and not (run / "header.json").is_file():
         raise UserMistake(f"--run {run} is no run; name a folder that `kernelwright run` has written")
     if device is not None:
-        check_device(device, device_count())
-    server_of(AgentTools(folder, device, run)).run("stdio")
+        check_device(device, None if server else device_count())
+    server_of(AgentTools(folder, device, run, server)).run("stdio")
