@@ -40,7 +40,9 @@ ORDER: dict[str, tuple[str, ...]] = {
         "providers.kinds", "engine", "",
     ),
     "evals": ("figures", "scores", "runs", "boards", "report", "inspector", "formats", ""),
-    "kernelwright": ("commands.options", "commands.judging", "commands.search", "commands.results", "commands", ""),
+    "kernelwright": (
+        "integrations", "commands.options", "commands.judging", "commands.search", "commands.results", "commands", "",
+    ),
 }  # fmt: skip
 """The rooms of each package, lowest first; the empty name is the package's own folder."""
 OWED: dict[str, int] = {}

@@ -72,12 +72,13 @@ def serve(options: ServiceOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ServiceError`, `StoreError`, `ExecutorError` and `MachineError`."""
     protect_this_process()
     os.environ.pop(TOKEN, None)  # processes that this one starts have no use for it
-    os.umask(0o077)
+    usual = os.umask(0o077)
     with ExitStack() as stack:
         stack.enter_context(_alone(options.state))
         listening = stack.enter_context(_listening(options.listening))
         store = JobStore(options.state / "jobs.db", options.keep)
         stack.callback(store.close)
+        os.umask(usual)  # what candidates build is read by the jail's own user
         asyncio.run(_serve(options, store, listening))
 
 
