@@ -24,7 +24,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sandbox": ("problems", "kernelwright_child"),
     "agent": ("problems", "prompts", "sandbox"),
     "evals": ("problems", "prompts", "sandbox", "agent"),
-    "kernelwright": ("problems", "prompts", "sandbox", "agent", "evals", "kernelwright_child"),
+    "programs": ("problems", "prompts", "sandbox", "agent", "evals", "kernelwright_child"),
+    "kernelwright": ("problems", "prompts", "sandbox", "agent", "evals", "programs", "kernelwright_child"),
 }
 """The packages that each may import, beside itself."""
 ORDER: dict[str, tuple[str, ...]] = {
@@ -40,6 +41,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "providers.kinds", "engine", "",
     ),
     "evals": ("figures", "scores", "runs", "boards", "report", "inspector", "formats", ""),
+    "programs": ("record", "capture", "split", ""),
     "kernelwright": (
         "integrations", "commands.options", "commands.judging", "commands.search", "commands.results", "commands", "",
     ),
