@@ -41,7 +41,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "providers.kinds", "engine", "",
     ),
     "evals": ("figures", "scores", "runs", "boards", "report", "inspector", "formats", ""),
-    "programs": ("record", "capture", "split", ""),
+    "programs": ("record", "capture", "split", "apply", "package", "compare", ""),
     "kernelwright": ("commands.options", "commands.judging", "commands.search", "commands.results", "commands", ""),
 }  # fmt: skip
 """The rooms of each package, lowest first; the empty name is the package's own folder."""
