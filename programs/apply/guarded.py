@@ -21,11 +21,11 @@ ALIGNED = 64
 Make = Callable[[], nn.Module]
 
 
-class Refused(ValueError):
+class NoPlace(ValueError):
     """A kernel can not stand where it should; the module stays as it was."""
 
 
-class Size(NamedTuple):
+class CallSize(NamedTuple):
     """One kind of calls that a kernel was judged for."""
 
     inputs: tuple[tuple[int, dict[str, Any]], ...]
@@ -37,7 +37,7 @@ class Size(NamedTuple):
     result_leaves: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, size: dict[str, Any]) -> "Size":
+    def of(cls, size: dict[str, Any]) -> "CallSize":
         """From a part's record."""
         return cls(
             inputs=tuple((one["leaf"], one["tensor"]) for one in size["inputs"]),
@@ -79,20 +79,32 @@ class Replacement:
         self.copies = False
         """Whether the kernel keeps the memory of its results, so that they are copied."""
         self._part, self._make = part, make
-        self._sizes = [Size.of(size) for size in part["sizes"]]
+        self._sizes = [CallSize.of(size) for size in part["sizes"]]
         self._gradients: bool = part["direction"] != "forward"
         self._made: tuple[Any, nn.Module] | None = None
         self._inside: list[nn.Module] = []
         self.own: type[nn.Module] = nn.Module
+        self.module: nn.Module = nn.Module()
+        """That it stands in for."""
 
     def put(self, module: nn.Module) -> None:
-        """Stand in for the module from now on. `Refused` where its state is not what the part has."""
+        """Stand in for the module from now on. `NoPlace` where its state is not what the part has."""
         if "forward" in module.__dict__:
-            raise Refused("its forward was replaced by somebody else")
+            raise NoPlace("its forward was replaced by somebody else")
         self._inside = [one for one in module.modules() if one is not module]
         self._kernel(module)
-        self.own = type(module)
-        module.__class__ = _derived(self)
+        self.own, self.module = type(module), module
+        self._derived = _derived(self)
+        self.stand(True)
+
+    def stand(self, here: bool) -> None:
+        """Stand in for the module, or let it be of its own class; the kernel is kept."""
+        self.module.__class__ = self._derived if here else self.own
+
+    def forget_counts(self) -> None:
+        """Count from now on."""
+        self.taken = 0
+        self.fallbacks.clear()
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The kernel where it was judged for this call, else the module's own code."""
@@ -103,7 +115,7 @@ class Replacement:
                 outputs = kernel(*[leaves[leaf] for leaf, _ in size.inputs])
                 self.taken += 1
                 return size.put_together(pytree.tree_map(_copied, outputs) if self.copies else outputs)
-            except Refused as error:
+            except NoPlace as error:
                 why = str(error)
             except Exception as error:  # whatever it is, the program has another way
                 why, self.is_on = f"it raised {type(error).__name__}: {error}", False
@@ -112,7 +124,7 @@ class Replacement:
         self.fallbacks[why] += 1
         return self.own.forward(module, *args, **kwargs)
 
-    def _looked_at(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[str, Size, list[Any]]:
+    def _looked_at(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[str, CallSize, list[Any]]:
         """Why the kernel can not be taken, if so; else for which size, and the leaves of the call."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         size, why = self._sizes[0], self._circumstances(module, leaves)
@@ -160,7 +172,7 @@ class Replacement:
             try:
                 found[name] = getattr(module.get_submodule(owner), last)
             except AttributeError:
-                raise Refused(f"the module has no {own}") from None
+                raise NoPlace(f"the module has no {own}") from None
         return found
 
 
@@ -259,9 +271,9 @@ def _tie(kernel: nn.Module, state: dict[str, torch.Tensor]) -> None:
     for name, tensor in zip(state if by_name else own, state.values(), strict=False):
         mine = own[name]
         if len(own) != len(state) or mine.shape != tensor.shape:
-            raise Refused("the weights of kernel and module do not match")
+            raise NoPlace("the weights of kernel and module do not match")
         if (mine.dtype, mine.device.type) != (tensor.dtype, tensor.device.type) or not tensor.is_contiguous():
-            raise Refused(f"weights of another dtype, device or layout ({name})")
+            raise NoPlace(f"weights of another dtype, device or layout ({name})")
         owner, _, last = name.rpartition(".")
         module = kernel.get_submodule(owner)
         (module._parameters if last in module._parameters else module._buffers)[last] = tensor  # type: ignore[assignment]

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kernelwright.programs.apply.extensions import folder_for_builds, module_of
-from kernelwright.programs.apply.guarded import Refused, Replacement, keeps_its_results, put_back, replacements
+from kernelwright.programs.apply.guarded import NoPlace, Replacement, keeps_its_results, put_back, replacements
 
 LOG = logging.getLogger(__name__)
 MANIFEST, BUILDS = "kernels.json", "built"
@@ -35,7 +35,7 @@ class Applied(NamedTuple):
         return "\n".join(lines + [f"{name}: no kernel, {why}" for name, why in self.left.items()])
 
 
-class Kernel(NamedTuple):
+class LoadedKernel(NamedTuple):
     """One kernel of the folder."""
 
     part: dict[str, Any]
@@ -44,7 +44,7 @@ class Kernel(NamedTuple):
 
 
 def apply(model: nn.Module, folder: Path, cache: Path) -> nn.Module:
-    """The same model with the folder's kernels in their places. `Refused` where none of them finds its place.
+    """The same model with the folder's kernels in their places. `NoPlace` where none of them finds its place.
 
     Where nothing was built for this machine, extensions are built into `cache`, once.
     """
@@ -61,12 +61,12 @@ def apply(model: nn.Module, folder: Path, cache: Path) -> nn.Module:
             replacement.copies = kernel.copies
             try:
                 replacement.put(module)
-            except Refused as error:
+            except NoPlace as error:
                 left[name] = str(error)
     for name, why in left.items():
         LOG.warning("%s: no kernel, %s", name, why)
     if next(replacements(model), None) is None:
-        raise Refused(f"no kernel was put into {type(model).__name__}: {_told(left)}")
+        raise NoPlace(f"no kernel was put into {type(model).__name__}: {_told(left)}")
     _LEFT[model] = left
     return model
 
@@ -83,7 +83,7 @@ def put_all_back(model: nn.Module) -> nn.Module:
     return model
 
 
-def load(folder: Path, part: dict[str, Any], builds: Path) -> Kernel:
+def load(folder: Path, part: dict[str, Any], builds: Path) -> LoadedKernel:
     """Build or find the kernel, and try it once on inputs like those that it was judged on."""
     candidate, reference = (module_of(folder / part["id"] / name, builds) for name in ("candidate.py", "reference.py"))
     device = part["sizes"][0]["inputs"][0]["tensor"]["device"]
@@ -96,7 +96,7 @@ def load(folder: Path, part: dict[str, Any], builds: Path) -> Kernel:
 
     with untouched_draws():
         inputs = as_judged(reference.get_inputs(), part["dtype"], device)
-    return Kernel(part, make, keeps_its_results(make().train(part["training"]), inputs))
+    return LoadedKernel(part, make, keeps_its_results(make().train(part["training"]), inputs))
 
 
 @contextlib.contextmanager
@@ -124,9 +124,7 @@ def _places(model: nn.Module, part: dict[str, Any], left: dict[str, str]) -> dic
     """The modules that the part is, by their names in the model; what is not found is told."""
     found: dict[str, nn.Module] = {}
     for root, name in part["places"]:
-        tops = [
-            (at, top) for at, top in model.named_modules() if type(top).__name__ in (root, root.rstrip("0123456789"))
-        ]
+        tops = [(at, top) for at, top in model.named_modules() if type(top).__name__ == root.partition(" ")[0]]
         if not tops:
             left[f"{root}.{name}"] = f"the model has no {root}, which was captured"
         for at, top in tops:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from kernelwright.programs.apply.guarded import Refused
+from kernelwright.programs.apply.guarded import NoPlace
 from kernelwright.programs.apply.placing import applied, apply, put_all_back
 from tests.programs.made import COLUMNS, KERNEL, ROWS, Network, kernels_folder
 
@@ -192,7 +192,7 @@ def test_the_programs_draws_do_not_feel_that_kernels_are_made(model, tmp_path):
 
 
 def test_another_model_is_refused_with_what_was_captured(tmp_path):
-    with pytest.raises(Refused, match=r"Linear: .*the model has no Network, which was captured"):
+    with pytest.raises(NoPlace, match=r"Linear: .*the model has no Network, which was captured"):
         put(nn.Linear(2, 2), tmp_path)
 
 
