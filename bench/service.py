@@ -23,6 +23,8 @@ from tests.sandbox.service.parts import RIGHT, WRONG, Client, Service, job
 
 JOBS = int(os.environ.get("KERNELWRIGHT_SERVICE_JOBS", "500"))
 CLIENTS, IN_FLIGHT, KILLS = 8, 4, 3
+MEMORY = "3GiB"
+"""For each child: what takes all memory is not to take it from others of this machine."""
 GROWTH_BYTES = 32 * 2**20
 """What the process that listens may hold more at the end than when it had judged its first jobs."""
 WARM_JOBS = 10
@@ -94,7 +96,7 @@ def run() -> Load:
 
 async def _load(folder: Path) -> Load:
     rng, start = random.Random(), time.monotonic()
-    service = Service(folder, "--port", str(_free_port()))
+    service = Service(folder, "--port", str(_free_port()), "--memory", MEMORY)
     client = service.start()
     waiting = iter(_jobs(rng))
     ended: list[dict[str, Any]] = []
