@@ -88,11 +88,7 @@ async def _serve(options: ServiceOptions, store: JobStore, listening: socket.soc
         texts, reports = TextProcess(), TextProcess()
         stack.push_async_callback(texts.close)
         stack.push_async_callback(reports.close)
-        choice = options.choice
-        places = {
-            name: Place(partial(executor_for, choice, settings), choice.kind)
-            for name, settings in options.settings.items()
-        }
+        places = _places(options)
         for place in places.values():
             await place.open()
             stack.push_async_callback(place.close)
@@ -101,6 +97,18 @@ async def _serve(options: ServiceOptions, store: JobStore, listening: socket.soc
         stack.push_async_callback(queue.stop)
         print(f"kernelwright serve: {_address(listening)}, on {_words(places)}; SIGTERM ends it", flush=True)
         await _Server(_config(options.listening, queue, texts), queue).serve(sockets=[listening])
+
+
+def _places(options: ServiceOptions) -> dict[PlaceName, Place]:
+    """Where there are GPUs, what is chosen is about them; the processor beside them starts when it is asked."""
+    main, choice = "cuda" if "cuda" in options.settings else "cpu", options.choice
+    beside = ExecutorChoice(builders=choice.builders)
+    return {
+        name: Place(partial(executor_for, choice, settings, at_once=True), choice.kind)
+        if name == main
+        else Place(partial(executor_for, beside, settings))
+        for name, settings in options.settings.items()
+    }
 
 
 def _config(listening: Listening, queue: JobQueue, texts: TextProcess) -> uvicorn.Config:

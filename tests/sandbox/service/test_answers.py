@@ -137,6 +137,23 @@ def test_what_can_not_be_met_is_refused_in_a_sentence(client, change, said):
 
 
 @pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"name": "a\nb"}, "names no problem"),
+        ({"name": "x" * 1000}, "names no problem"),
+        ({"source": "x = 1"}, "has no Model"),
+        ({"source": "x" * (LONGEST_TEXT + 1)}, "send a shorter one"),
+        ({"tolerance": {"factor": -1}}, "tolerance.factor"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_a_record_that_is_no_problem_is_refused(client, change, said):
+    record = load_problem("rms_norm").model_dump(mode="json") | change
+    found = client.ask("POST", "/v1/jobs", {"record": record, "source": "x = 1"})
+    assert (found.status, said in found.body["error"]) == (422, True), found.text
+
+
+@pytest.mark.parametrize(
     "problem", ["/etc/passwd", "../tests/texts.py", "tests/texts.py", "KernelBench::level1/1", "."]
 )
 def test_no_client_names_a_file_of_the_host(client, tmp_path, problem):
