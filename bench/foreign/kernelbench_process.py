@@ -49,6 +49,9 @@ class Unused(ModuleType):
             raise AttributeError(name)
         return Unused(name)
 
+    def __call__(self, *_: object, **__: object) -> None:
+        """Nothing."""
+
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
