@@ -202,6 +202,11 @@ class Baselines:
         return self._status
 
     @property
+    def known_status(self) -> ProblemStatus | None:
+        """The same where it was found already: what fails does not wait for it."""
+        return self._status
+
+    @property
     def shipped_differs(self) -> bool:
         """On a device: whether torch's own precision switches change what the reference gives, bit by bit."""
         if self._shipped_differs is None:
