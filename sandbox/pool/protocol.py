@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
+from pydantic import Field, JsonValue
+
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.harness import Conditions
@@ -86,6 +88,8 @@ class Work(Record):
     """Other than that of the executor's settings."""
     beat: float | None = None
     """The speedup of the best so far: at effort `search` what is clearly below it is measured no further."""
+    asks: dict[str, JsonValue] = Field(default={})
+    """Settings of the judge that this work wants to be other than the worker's."""
 
 
 class Question(Record):

@@ -5,10 +5,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, references_kept
 from kernelwright.sandbox.calls.reference import Form, ReferenceSession
 from kernelwright.sandbox.correctness.domain import Domain
+from kernelwright.sandbox.machine.fact_store import Store, status_key
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.baseline_times import BaselineTimes
 from kernelwright.sandbox.timing.compiled import compiled_reference
@@ -45,6 +48,7 @@ class Baselines:
         self._inputs: SharedInputs | None = None
         self._kept: int | None = None
         self._status: ProblemStatus | None = None
+        self._statuses = Store("statuses")
         self._arguments: Values | None = None
         self._shipped_differs: bool | None = None
         self._ways: set[str] = set()
@@ -196,14 +200,30 @@ class Baselines:
 
     @property
     def status(self) -> ProblemStatus:
-        """Whether trivial answers fail on this problem; found once."""
+        """Whether trivial answers fail on this problem; found once, and kept for other judges too."""
         if self._status is None:
-            self._status = self.first.status
+            self._status = self._kept_status() or self._found_status()
         return self._status
+
+    def _kept_status(self) -> ProblemStatus | None:
+        try:
+            return ProblemStatus.model_validate(self._statuses.get(self._status_key))
+        except ValidationError:
+            return None
+
+    def _found_status(self) -> ProblemStatus:
+        found = self.first.status
+        self._statuses.put(self._status_key, found.model_dump(mode="json"))
+        return found
+
+    @property
+    def _status_key(self) -> dict[str, object]:
+        return status_key(self.problem.digest, "cuda" if self._settings.gpu else "cpu")
 
     @property
     def known_status(self) -> ProblemStatus | None:
-        """The same where it was found already: what fails does not wait for it."""
+        """The same where it was found before: what fails does not wait for it."""
+        self._status = self._status or self._kept_status()
         return self._status
 
     @property
@@ -236,11 +256,13 @@ class Baselines:
         """End all of them."""
         with self._choosing:
             self._closed = True
-        for index in tuple(self._eager):
-            self._end(index)
-        for session in self._compiled.values():
-            session.close()
+        ending = [*self._eager.values(), *self._compiled.values()]
+        self._ways = set(self.exact_ways)
+        self._eager.clear()
         self._compiled.clear()
+        with ThreadPoolExecutor(max(1, len(ending))) as pool:  # each is waited for, until the kernel has let go of it
+            for done in [pool.submit(session.close) for session in ending]:
+                done.result()
         if self._inputs is not None:
             self._inputs.close()
             self._inputs = None

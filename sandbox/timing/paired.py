@@ -221,7 +221,7 @@ class Timing:
         if not self._has("fresh_values"):
             self._only = self._only or (source or self._source).draw()
             return self._only
-        values = vary((source or self._source).draw(), family)
+        values = vary((source or self._source).draw(), family, in_place=True)
         return values._replace(seed=secrets.randbits(62)) if self._baselines.is_seeded else values
 
     def _call(self, session: Session, values: Values) -> Timed:

@@ -18,6 +18,8 @@ from kernelwright.sandbox.verdict.worker_intervals import KnownSpread, worker_in
 Stage = Literal["scan", "build", "load", "run", "check", "time"]
 Comparison = Literal["faster", "same", "slower", "too_noisy"]
 Language = Literal["cpp", "cuda", "triton", "python"]
+JAIL_OFF = "JAIL OFF by request"
+"""The layer that stands in the evidence where the user did without a jail."""
 NOISE_LIMIT = 0.25
 """An interval wider than this, as a share of the speedup's centre, is called too noisy to compare."""
 SAME_WITHIN = 0.01

@@ -64,6 +64,14 @@ AddressOption = Annotated[
     str | None, typer.Option("--address", help="HOST:PORT of a Ray cluster; default: one made here.")
 ]
 KindOption = Annotated[str | None, typer.Option("--kind", help="Judge only on devices with this in their name.")]
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="KERNELWRIGHT_SERVER",
+        help="Judge by a running `kernelwright serve`: unix:PATH or http://HOST:PORT; default: here.",
+    ),
+]
 WithoutOption = Annotated[
     list[str] | None, typer.Option("--without", help="Leave a prompt section out; may be repeated.")
 ]

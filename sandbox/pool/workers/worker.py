@@ -25,7 +25,8 @@ class Worker:
             if question.stage == "build":
                 return self._build(work)
             effort = "screen" if question.stage == "check" else work.effort
-            verdict = self._judges.judge(work.problem, work.candidate, fresh=work.fresh, effort=effort, beat=work.beat)
+            asks = work.asks | ({} if effort is None else {"effort": effort})
+            verdict = self._judges.judge(work.problem, work.candidate, fresh=work.fresh, beat=work.beat, asks=asks)
             return Answer(verdict=verdict)
         except BrokenProblem as error:
             unsupported = isinstance(error, UnsupportedProblem)
@@ -37,7 +38,7 @@ class Worker:
             return Answer(trouble=f"the judge itself failed ({what}); please report it")
 
     def _build(self, work: Work) -> Answer:
-        made = self._judges.build(work.problem, work.candidate)
+        made = self._judges.build(work.problem, work.candidate, work.asks)
         if not isinstance(made, Built):
             return Answer(verdict=made)
         made.close()
