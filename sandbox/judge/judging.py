@@ -144,7 +144,8 @@ class Judge:
             try:
                 if built.failure:
                     raise built.failure
-                self._floor()  # what it may measure takes all processors
+                if self.settings.gpu:  # elsewhere only what is right has need of it
+                    self._floor()  # what it may measure takes all processors
                 turn.enter_context(timing_turn(self.settings, self._waiting))
                 with self._looking(built), self._memory_watched(built):
                     measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn, beat))
