@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kernelwright.evals.runs.running import run
     from kernelwright.problems import Problem, load_problem
+    from kernelwright.programs.apply.kept import applied, apply
     from kernelwright.sandbox.judge.judging import Judge, judge
     from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError, judge_all
     from kernelwright.sandbox.verdict.reward import Reward, RewardTerms, reward
@@ -33,6 +34,8 @@ __all__ = [
     "RewardTerms",
     "Settings",
     "Verdict",
+    "applied",
+    "apply",
     "judge",
     "judge_all",
     "load_problem",
@@ -53,6 +56,8 @@ _HOMES = {
     "RewardTerms": "kernelwright.sandbox.verdict.reward",
     "Settings": "kernelwright.sandbox.verdict.settings",
     "Verdict": "kernelwright.sandbox.verdict.verdicts",
+    "applied": "kernelwright.programs.apply.kept",
+    "apply": "kernelwright.programs.apply.kept",
     "judge": "kernelwright.sandbox.judge.judging",
     "judge_all": "kernelwright.sandbox.pool.front.rewarding",
     "load_problem": "kernelwright.problems",

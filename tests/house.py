@@ -41,9 +41,10 @@ ORDER: dict[str, tuple[str, ...]] = {
         "providers.kinds", "engine", "",
     ),
     "evals": ("figures", "scores", "runs", "boards", "report", "inspector", "formats", ""),
-    "programs": ("record", "capture", "split", ""),
+    "programs": ("record", "capture", "split", "apply", "package", "compare", ""),
     "kernelwright": (
-        "integrations", "commands.options", "commands.judging", "commands.search", "commands.results", "commands", "",
+        "integrations", "commands.options", "commands.judging", "commands.search", "commands.results",
+        "commands.programs", "commands", "",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first; the empty name is the package's own folder."""
