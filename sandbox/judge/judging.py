@@ -137,8 +137,7 @@ class Judge:
     def evaluate(self, built: Built, beat: float | None = None) -> Verdict:
         """Load, run, check and time what was built; removes its work folder. Waits for its turn.
 
-        `beat`: the speedup of the best so far, 1 where there is none; at effort `search` what is clearly below it is
-        measured no further.
+        `beat`: the speedup of the best so far; at effort `search` what is clearly below it is measured no further.
         """
         with closing(built), device_held(self.settings, self._waiting), ExitStack() as turn:
             try:
@@ -208,10 +207,10 @@ class Judge:
 
     def _meet_the_rest(self, built: Built, timing: Timing, session: Session) -> None:
         """All that a verdict is about and no timed call has met; a screen only says what that is."""
-        if self.settings.effort != "screen":
+        if self.settings.effort == "screen":
+            built.not_met = (*timing.unmet, *(() if self._is_observed else (UNOBSERVED,)))
+        else:
             timing.meet_the_rest(session)
-            return
-        built.not_met = (*timing.unmet, *(() if self._is_observed else (UNOBSERVED,)))
 
     @property
     def _is_observed(self) -> bool:

@@ -79,8 +79,7 @@ class Timing:
         Tells whether the candidate repeats itself bit by bit; None where that was not tried.
         """
         start, repeats = time.monotonic(), None
-        # The first look wants no other process yet: what is wrong has not to wait for one.
-        values = self._values(DRAWN, self.baseline if self.number == 0 else None)
+        values = self._values(DRAWN, self.baseline if self.number == 0 else None)  # what is wrong waits for no other
         for turn in range(self._settings.warm_up):
             theirs = self.baseline.show(values)
             if turn == 0:
