@@ -29,6 +29,7 @@ from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Measurement, Passed, Verdict
 
 STORED = "taken from the store of finished builds"
+UNOBSERVED = "which kernels and operators run in a call"
 
 
 class Judge:
@@ -136,14 +137,14 @@ class Judge:
     def evaluate(self, built: Built, beat: float | None = None) -> Verdict:
         """Load, run, check and time what was built; removes its work folder. Waits for its turn.
 
-        `beat`: the speedup of the best so far, 1 where there is none; at effort `search` what is clearly below it is
-        measured no further.
+        `beat`: the speedup of the best so far; at effort `search` what is clearly below it is measured no further.
         """
         with closing(built), device_held(self.settings, self._waiting), ExitStack() as turn:
             try:
                 if built.failure:
                     raise built.failure
-                self._floor()  # what it may measure takes all processors
+                if self.settings.gpu:  # elsewhere only what is right has need of it
+                    self._floor()  # what it may measure takes all processors
                 turn.enter_context(timing_turn(self.settings, self._waiting))
                 with self._looking(built), self._memory_watched(built):
                     measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn, beat))
@@ -161,7 +162,8 @@ class Judge:
             self._baselines.is_seeded = True
             built.end_workers()
             measurement = self._measure(built, beat)
-        self._observe(built)
+        if self._is_observed:
+            self._observe(built)
         if not self.settings.gpu:
             built.end_workers()  # nothing of it is to be heard by whoever comes next
         turn.close()  # the floor may have to be measured again
@@ -183,7 +185,7 @@ class Judge:
     def _measure(self, built: Built, beat: float | None) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
         with self._timing(beat) as timing:
-            if self.settings.side_by_side:
+            if self.settings.side_by_side and self._is_observed:
                 timing.at_the_end = lambda: self._start_ahead(built)
             is_enough = False
             while not is_enough:
@@ -198,10 +200,22 @@ class Judge:
                     timing.measure(session)
                     is_enough = timing.is_enough
                     if is_enough:
-                        timing.meet_the_rest(session)
+                        self._meet_the_rest(built, timing, session)
                 built.worker = None
                 timing.retire(session)
         return timing.samples.measurement(self.settings)
+
+    def _meet_the_rest(self, built: Built, timing: Timing, session: Session) -> None:
+        """All that a verdict is about and no timed call has met; a screen only says what that is."""
+        if self.settings.effort == "screen":
+            built.not_met = (*timing.unmet, *(() if self._is_observed else (UNOBSERVED,)))
+        else:
+            timing.meet_the_rest(session)
+
+    @property
+    def _is_observed(self) -> bool:
+        """Whether another worker shows what runs in a call; a screen wants it only where the problem has a policy."""
+        return self.settings.effort != "screen" or self.problem.operators != "any"
 
     def _start_ahead(self, built: Built) -> None:
         """Start the worker that comes next: to be timed, or else to be observed."""
@@ -281,7 +295,7 @@ class Judge:
             jail=self._layers,
             seconds={stage: round(seconds, 3) for stage, seconds in built.seconds.items()},
             authenticity=built.authenticity or read_authenticity(built.candidate.source),
-            problem_status=self._baselines.status if self._baselines.has_started else None,
+            problem_status=self._baselines.known_status,
             exact=self._baselines.exact_ways,
             device=self.settings.device,
             versions=versions(),
@@ -292,6 +306,7 @@ class Judge:
             families_left_out=self._baselines.left_out,
             without=self.settings.without,
             effort=self.settings.effort,
+            not_met=built.not_met,
         )
 
 

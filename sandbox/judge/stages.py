@@ -40,6 +40,8 @@ class Built:
         self.deterministic: bool | None = None
         self.authenticity: Authenticity | None = None
         """From a run that was observed; None until there was one."""
+        self.not_met: tuple[str, ...] = ()
+        """What a screen leaves to whoever judges it in full."""
         self.look: Look | None = None
         """What else was seen on a device; None where there was nothing."""
 

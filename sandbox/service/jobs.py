@@ -36,6 +36,9 @@ class JobRequest(Record):
     effort: Short | None = Field(
         default=None, description="How sure the verdict has to be; default: the service's own."
     )
+    beat: float | None = Field(
+        default=None, gt=0, description="At effort search: the speedup of the best so far, which has to be beaten."
+    )
     settings: JobSettings = JobSettings()
     stage: Stage = Field(default="time", description="`check`: only whether it is right, and about how fast.")
     fresh: bool = Field(default=False, description="By reference processes of its own, with seeds of their own.")

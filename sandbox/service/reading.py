@@ -39,7 +39,7 @@ def read_request(text: str, places: Collection[PlaceName]) -> NewJob:
         problem = _problem(asked, wanted.size)
     except ProblemError as error:
         raise RequestError(str(error)) from None
-    work = Work(problem=problem, candidate=candidate, fresh=asked.fresh, asks=_asks(asked))
+    work = Work(problem=problem, candidate=candidate, fresh=asked.fresh, asks=_asks(asked), beat=asked.beat)
     return NewJob(
         work=work.model_dump_json(),
         stage=asked.stage,

@@ -221,6 +221,12 @@ class Baselines:
         return status_key(self.problem.digest, "cuda" if self._settings.gpu else "cpu")
 
     @property
+    def known_status(self) -> ProblemStatus | None:
+        """The same where it was found before: what fails does not wait for it."""
+        self._status = self._status or self._kept_status()
+        return self._status
+
+    @property
     def shipped_differs(self) -> bool:
         """On a device: whether torch's own precision switches change what the reference gives, bit by bit."""
         if self._shipped_differs is None:

@@ -155,7 +155,7 @@ class DeviceTiming(Timing):
         """As elsewhere; a burst has left it with memory for other inputs."""
         assert isinstance(session, GpuSession)
         reference = self._baselines.eager(self.number - 1)
-        if self._unmet() and session.inputs is not None and not session.inputs.is_for(reference.layout):
+        if self.unmet and session.inputs is not None and not session.inputs.is_for(reference.layout):
             session.lend_layout(reference.layout)
             session.expect(reference.needs.result)
         super().meet_the_rest(session)

@@ -162,6 +162,9 @@ def words(found: dict[str, Any], dtype: str | None = None) -> str:
     lines.append(f"kernel: {authenticity['label']} ({'; '.join(authenticity['evidence'])})")
     lines += [f"a build failed and was hidden: {line}" for line in found["hidden_builds"]]
     lines += _look(found["look"])
+    if found["effort"] != "rank":
+        left = f"; left out: {', '.join(found['not_met'])}" if found["not_met"] else ""
+        lines.append(f"effort: {found['effort']}{left}")
     lines.append(f"device: {place_words(found['device'], dtype)}")
     lines.append("jail: " + (", ".join(found["jail"]) or "nothing was run"))
     lines.append("seconds: " + ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in found["seconds"].items()))
