@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import build_turn
+from kernelwright.sandbox.calls.backend import all_at_once, build_turn, device_held
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.judge.standing import Spare
 from kernelwright.sandbox.machine.identity import require_tools
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.pool.memory_errors import within_memory
@@ -41,8 +42,8 @@ Key = tuple[str, bool]
 class _SharedJudge(Judge):
     """A problem's judge for several threads."""
 
-    def __init__(self, problem: Problem, settings: Settings) -> None:
-        super().__init__(problem, settings)
+    def __init__(self, problem: Problem, settings: Settings, spare: Spare | None) -> None:
+        super().__init__(problem, settings, spare)
         self.starting = threading.Lock()
         self.started = False
         self.users = 0
@@ -54,8 +55,10 @@ class Judges:
     Its methods raise `MachineError` or `BrokenProblem` where no verdict is possible; then the problem's are let go.
     """
 
-    def __init__(self, settings: Settings, kept: int = KEPT) -> None:
+    def __init__(self, settings: Settings, kept: int = KEPT, is_lasting: bool = True) -> None:
+        """`is_lasting`: whether there is more than one candidate to be judged."""
         self.settings = settings
+        self._spare = Spare(settings, is_lasting) if settings.gpu else None
         self._most = kept
         self._kept: OrderedDict[Key, _SharedJudge] = OrderedDict()
         self._apart: set[_SharedJudge] = set()
@@ -112,6 +115,8 @@ class Judges:
             self._kept.clear()
         for judge in judges:
             judge.close()
+        if self._spare is not None:
+            self._spare.close()
 
     @contextmanager
     def _work_on(self, problem: Problem, candidate: Candidate, fresh: bool, quick: bool) -> Iterator[Judge]:
@@ -137,7 +142,7 @@ class Judges:
             if self._is_stopped:
                 raise MachineError("the judging was stopped")
             judge = self._kept.get(key) if key is not None else None
-            judge = judge or _SharedJudge(problem, settings)
+            judge = judge or _SharedJudge(problem, settings, self._spare)
             judge.users += 1
             if key is None:
                 self._apart.add(judge)
@@ -172,5 +177,13 @@ class Judges:
                 with self._device, build_turn(self.settings, waiting):
                     if self._is_stopped:
                         raise MachineError("the judging was stopped")
-                    within_memory(judge.problem, lambda: judge.reference)
+                    within_memory(judge.problem, lambda: self._start_first(judge, waiting))
                 judge.started = True
+
+    def _start_first(self, judge: Judge, waiting: WaitLimit) -> None:
+        """Its first reference; on a device the workers of the candidate that waits come up beside it."""
+        if self._spare is None:
+            _ = judge.reference
+            return
+        with device_held(self.settings, waiting):
+            all_at_once(self.settings, [lambda: judge.reference, self._spare.make])

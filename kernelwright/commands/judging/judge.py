@@ -56,7 +56,7 @@ def judge(
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
     check_threads(threads)
-    from kernelwright.sandbox.jail.own_process import become_a_judge, imports_that_stay
+    from kernelwright.sandbox.jail.own_process import become_a_judge, begin_context, imports_that_stay
 
     become_a_judge(threads)  # first of all: the process that it starts imports torch, which takes longest
     from kernelwright.problems import load_problem
@@ -74,6 +74,8 @@ def judge(
         sanitize=sanitize, profile=profile, **chosen
     )
     check_tools(sanitize, profile, settings.gpu, local=False)
+    if settings.gpu:
+        begin_context(settings.ordinal)
     with imports_that_stay():  # all of these import torch
         from kernelwright.sandbox.pool.judges import Judges
         from kernelwright.sandbox.verdict.report import report
@@ -81,7 +83,7 @@ def judge(
 
     require_tools(language)
     check_tools(sanitize, profile, settings.gpu)
-    with Judges(settings) as judges:
+    with Judges(settings, is_lasting=False) as judges:
         verdict = judges.judge(found, Candidate(source=source, language=language))
     print(json.dumps(report(verdict)) if as_json else words(report(verdict), found.dtype))
     raise typer.Exit(DONE if verdict.outcome == "passed" else FELL_SHORT)
