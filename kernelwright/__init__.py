@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kernelwright.evals.runs.running import run
     from kernelwright.problems import Problem, load_problem
+    from kernelwright.programs.apply.kept import applied, apply
     from kernelwright.sandbox.judge.judging import Judge, judge
     from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError, judge_all
+    from kernelwright.sandbox.verdict.reward import Reward, RewardTerms, reward
     from kernelwright.sandbox.verdict.settings import Settings
     from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed, Verdict
 
@@ -28,11 +30,16 @@ __all__ = [
     "JudgingError",
     "Passed",
     "Problem",
+    "Reward",
+    "RewardTerms",
     "Settings",
     "Verdict",
+    "applied",
+    "apply",
     "judge",
     "judge_all",
     "load_problem",
+    "reward",
     "run",
 ]
 
@@ -45,11 +52,16 @@ _HOMES = {
     "JudgingError": "kernelwright.sandbox.pool.front.rewarding",
     "Passed": "kernelwright.sandbox.verdict.verdicts",
     "Problem": "kernelwright.problems",
+    "Reward": "kernelwright.sandbox.verdict.reward",
+    "RewardTerms": "kernelwright.sandbox.verdict.reward",
     "Settings": "kernelwright.sandbox.verdict.settings",
     "Verdict": "kernelwright.sandbox.verdict.verdicts",
+    "applied": "kernelwright.programs.apply.kept",
+    "apply": "kernelwright.programs.apply.kept",
     "judge": "kernelwright.sandbox.judge.judging",
     "judge_all": "kernelwright.sandbox.pool.front.rewarding",
     "load_problem": "kernelwright.problems",
+    "reward": "kernelwright.sandbox.verdict.reward",
     "run": "kernelwright.evals.runs.running",
 }
 

@@ -7,10 +7,11 @@ from typing import NoReturn
 
 import typer
 
-from kernelwright.commands.judging import doctor, judge, problems, score
+from kernelwright.commands.judging import doctor, judge, mcp, problems, score, serve
 from kernelwright.commands.options.exit_codes import with_exit_codes
 from kernelwright.commands.options.verbosity import with_verbosity
 from kernelwright.commands.options.version import version
+from kernelwright.commands.programs import compare
 from kernelwright.commands.results import diff, export, import_, inspect, leaderboard, show
 from kernelwright.commands.search import batch, extract, models, prompt, replay, resume, run
 
@@ -33,12 +34,15 @@ for name, command in (
     ("replay", replay.replay),
     ("doctor", doctor.doctor),
     ("score", score.score),
+    ("serve", serve.serve),
+    ("mcp", mcp.mcp),
     ("leaderboard", leaderboard.leaderboard),
     ("inspect", inspect.inspect),
     ("diff", diff.diff),
     ("show", show.show),
     ("import", import_.import_),
     ("export", export.export),
+    ("compare", compare.compare),
 ):
     app.command(name)(command)
 for name, group in (("problems", problems.app), ("batch", batch.app), ("models", models.app)):

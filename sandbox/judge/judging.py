@@ -41,8 +41,9 @@ class Judge:
     def __init__(self, problem: Problem, settings: Settings | None = None, spare: Spare | None = None) -> None:
         """`spare`: where workers stand for the next candidate of any problem; somebody else's, who closes it."""
         self.problem = problem
-        self.settings = settings or Settings()
-        self._spare = spare
+        chosen = settings or Settings()
+        self.settings = chosen.at(chosen.effort)
+        self.spare = spare
         self._baselines = Baselines(problem, self.settings)
         self._floors = Floors(problem, self.settings)
         self._layers: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ class Judge:
         start = time.perf_counter()
         refusal = scan.refuse(candidate.source)
         scanned_s = time.perf_counter() - start
-        built = Built(candidate, self._spare.take() if self._spare and ahead and not refusal else None)
+        built = Built(candidate, self.spare.take() if self.spare and ahead and not refusal else None)
         built.seconds["scan"] = scanned_s
         try:
             if refusal:
@@ -147,8 +148,12 @@ class Judge:
                 raise StageFailed("build", diagnose.build_reason(log), diagnose.trim_build_log(log)) from None
             raise StageFailed("load", error.reason, diagnose.trim_traceback(error.log)) from None
 
-    def evaluate(self, built: Built) -> Verdict:
-        """Load, run, check and time what was built; removes its work folder. Waits for its turn."""
+    def evaluate(self, built: Built, beat: float | None = None) -> Verdict:
+        """Load, run, check and time what was built; removes its work folder. Waits for its turn.
+
+        `beat`: the speedup of the best so far, 1 where there is none; at effort `search` what is clearly below it is
+        measured no further.
+        """
         with closing(built), device_held(self.settings, self._waiting), ExitStack() as turn:
             try:
                 if built.failure:
@@ -156,7 +161,7 @@ class Judge:
                 self._floor()  # what it may measure takes all processors
                 turn.enter_context(timing_turn(self.settings, self._waiting))
                 with self._looking(built), self._memory_watched(built):
-                    measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn))
+                    measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn, beat))
             except StageFailed as stop:
                 log = built.log_after(stop)
                 return Failed(stage=stop.stage, reason=stop.reason, log=log, evidence=self._evidence(built))
@@ -164,14 +169,14 @@ class Judge:
                 built.close()  # before the turn ends
             return Passed(measurement=measurement, evidence=self._evidence(built))
 
-    def _measured(self, built: Built, turn: ExitStack) -> Measurement:
+    def _measured(self, built: Built, turn: ExitStack, beat: float | None) -> Measurement:
         self._get_ready(built)
         try:
-            measurement = self._measure(built)
+            measurement = self._measure(built, beat)
         except DrawingReference:
             self._baselines.is_seeded = True
             built.end_workers()
-            measurement = self._measure(built)
+            measurement = self._measure(built, beat)
         self._observe(built)
         if not self.settings.gpu:
             built.end_workers()  # nothing of it is to be heard by whoever comes next
@@ -191,9 +196,9 @@ class Judge:
         with explained(self.problem, self.settings, self._baselines, built):
             yield
 
-    def _measure(self, built: Built) -> Measurement:
+    def _measure(self, built: Built, beat: float | None) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
-        with self._timing() as timing:
+        with self._timing(beat) as timing:
             if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built)
             is_enough = False
@@ -240,17 +245,17 @@ class Judge:
 
     def _spare_made(self) -> AbstractContextManager[None]:
         """Meanwhile workers for the next candidate are started, where there will be one and memory holds them."""
-        if self._spare is None or not self._spare.is_lasting or self._baselines.standing(2 * AT_ONCE) < 2 * AT_ONCE:
+        if self.spare is None or not self.spare.is_lasting or self._baselines.standing(2 * AT_ONCE) < 2 * AT_ONCE:
             return nullcontext()
-        return in_background(self._spare.make)
+        return in_background(self.spare.make)
 
-    def _timing(self) -> Timing:
+    def _timing(self, beat: float | None) -> Timing:
         if not self.settings.gpu:
-            return Timing(self._baselines, self.settings)
+            return Timing(self._baselines, self.settings, beat)
         from kernelwright.sandbox.calls.device import device_of
         from kernelwright.sandbox.timing.paired_on_gpu import DeviceTiming
 
-        return DeviceTiming(self._baselines, self.settings, device_of(self.settings), self._floor)
+        return DeviceTiming(self._baselines, self.settings, device_of(self.settings), self._floor, beat)
 
     def _floor(self) -> Floor | None:
         return self._floors.of(self._baselines.first)
@@ -320,6 +325,7 @@ class Judge:
             look=built.look,
             families_left_out=self._baselines.left_out,
             without=self.settings.without,
+            effort=self.settings.effort,
         )
 
 

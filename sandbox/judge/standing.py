@@ -20,6 +20,12 @@ LOG = logging.getLogger("kernelwright.sandbox.judge")
 AT_ONCE = 3
 """So many are started together on a device, where each takes half a second by itself: what a verdict needs at least."""
 
+MEASURING = {
+    *("effort", "warm_up", "worker_pairs", "min_pairs", "max_pairs", "time_budget_s", "interval_target"),
+    *("compiled", "sanitize", "profile"),
+}
+"""Settings that no worker knows of."""
+
 
 class Stand:
     """The folder of one candidate, whoever that will be, and workers that were started in it. Close it."""
@@ -67,6 +73,10 @@ class Spare:
         self._choosing = threading.Lock()
         self._forget: Callable[[], None] | None = None
         self._is_closed = False
+
+    def fits(self, settings: Settings) -> bool:
+        """Whether what stands here is what these settings would start: they may differ in how much is measured."""
+        return settings.model_dump(exclude=MEASURING) == self._settings.model_dump(exclude=MEASURING)
 
     def begin(self) -> None:
         """Start the processes of one, unless there is one."""

@@ -16,6 +16,7 @@ from kernelwright.commands.options.shared_options import (
     CompileOption,
     DeviceOption,
     DtypeOption,
+    EffortOption,
     ExecutorOption,
     JailOption,
     KindOption,
@@ -23,6 +24,7 @@ from kernelwright.commands.options.shared_options import (
     PresetsOption,
     ProfileOption,
     SanitizeOption,
+    ServerOption,
     ThreadsOption,
     WithoutOption,
     devices_option,
@@ -70,6 +72,7 @@ def run(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    effort: EffortOption = "search",
     strategy: Annotated[
         str,
         typer.Option(
@@ -96,6 +99,7 @@ def run(
     address: AddressOption = None,
     devices: Annotated[int | None, devices_option("1, or all with --kind")] = None,
     kind: KindOption = None,
+    server: ServerOption = None,
     sanitize: SanitizeOption = False,
     profile: ProfileOption = False,
     jail: JailOption = "auto",
@@ -122,7 +126,8 @@ def run(
     names = list(problems or problems_of(str(suite), target))
     if not names:
         raise UserMistake(f"suite {suite!r} has no problem for target {target!r}; try --target cpp")
-    where = _device(device, target, executor)
+    choice = executor_choice(executor, address, devices, kind, server=server)
+    where = _device(device, target, choice.is_here)
     check_together(device, devices, executor)
     found = [load_problem(name, size_for(name, size, where), dtype) for name in names]
     unknown = sorted(set(without or ()) - set(SECTION_NAMES))
@@ -137,13 +142,13 @@ def run(
     slots = slots or (attempts if answers.kind == "batch" else 1)
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
-    judging = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile).settings()
-    check_tools(sanitize, profile, judging.gpu, local=executor == "local")
-    if executor == "local":
+    judging = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort).settings()
+    check_tools(sanitize, profile, judging.gpu, local=choice.is_here)
+    if choice.is_here:
         check_threads(threads, None if judging.gpu else devices)
     plan = Plan(
         judging=judging,
-        executor=executor_choice(executor, address, devices, kind),
+        executor=choice,
         search=checked_config(config),
         provider=answers,
         left_out=left_out(suite) if suite else (),
@@ -154,8 +159,8 @@ def run(
         search_and_report(running, place, as_json)
 
 
-def _device(asked: str | None, target: str, executor: str) -> str:
+def _device(asked: str | None, target: str, local: bool) -> str:
     """Where candidates of a target are judged. `UserMistake` for C++, which is asked for processors, on a GPU."""
     if asked not in (None, "cpu") and target == "cpp":
         raise UserMistake(f"--device {asked}: target cpp asks for kernels that run on a processor; add --target cuda")
-    return device_for(asked, target, "", local=executor == "local")
+    return device_for(asked, target, "", local)
