@@ -38,12 +38,12 @@ OBSERVED = 1
 class Judge:
     """Judges candidates for one problem. Its reference children serve them all; use it as a context."""
 
-    def __init__(self, problem: Problem, settings: Settings | None = None, spare: Spare | None = None) -> None:
-        """`spare`: where workers stand for the next candidate of any problem; somebody else's, who closes it."""
+    def __init__(self, problem: Problem, settings: Settings | None = None) -> None:
         self.problem = problem
         chosen = settings or Settings()
         self.settings = chosen.at(chosen.effort)
-        self.spare = spare
+        self.spare: Spare | None = None
+        """Where workers stand for the next candidate of any problem, if somebody lends one, who closes it."""
         self._baselines = Baselines(problem, self.settings)
         self._floors = Floors(problem, self.settings)
         self._layers: tuple[str, ...] = ()

@@ -35,8 +35,8 @@ USUAL: Asks = {}
 class _SharedJudge(Judge):
     """A problem's judge for several threads."""
 
-    def __init__(self, problem: Problem, settings: Settings, spare: Spare | None) -> None:
-        super().__init__(problem, settings, spare)
+    def __init__(self, problem: Problem, settings: Settings) -> None:
+        super().__init__(problem, settings)
         self.starting = threading.Lock()
         self.started = False
         self.users = 0
@@ -156,7 +156,8 @@ class Judges:
             if self._is_stopped:
                 raise MachineError("the judging was stopped")
             judge = self._kept.get(key) if key is not None else None
-            judge = judge or _SharedJudge(problem, settings, self._spare_for(settings))
+            judge = judge or _SharedJudge(problem, settings)
+            judge.spare = self._spare_for(settings)
             judge.users += 1
             if key is None:
                 self._apart.add(judge)

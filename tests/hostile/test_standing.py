@@ -89,8 +89,8 @@ def test_there_is_nothing_in_a_worker_that_stands_of_what_was_judged_before(sett
 
 
 def test_workers_that_stood_serve_one_candidate_and_end_with_it(settings):
-    with closing(Spare(settings)) as spare, Judge(PROBLEM, settings, spare) as judge:
-        folders = set()
+    with closing(Spare(settings)) as spare, Judge(PROBLEM, settings) as judge:
+        judge.spare, folders = spare, set()
         for source in (ALSO_ON_DISK, LEAVES_WHAT_IT_CAN):
             spare.make()
             stand = spare.take()
