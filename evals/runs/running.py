@@ -185,6 +185,8 @@ def run(
     chosen = (FOR_RECORDED if recorded else {}) | {"model": model or answers.kind} | search_options
     config = SearchConfig.model_validate(chosen)
     judging = settings or Settings()
+    if "effort" not in judging.model_fields_set:
+        judging = judging.at("search")
     if "device" not in judging.model_fields_set:
         judging = judging.model_copy(update={"device": TARGETS[config.target].device})
     size = "gpu" if judging.gpu else None

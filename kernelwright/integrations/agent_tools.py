@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Self
 
 from kernelwright.evals.runs.prompting import first_prompt
 from kernelwright.integrations.feedback import LONGEST, feedback
+from kernelwright.integrations.reward import RewardTerms, reward
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.prompts import Target
 from kernelwright.prompts.markdown import fenced, trimmed
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.machine.identity import needs_device
 from kernelwright.sandbox.pool.front.rewarding import Judging
-from kernelwright.sandbox.verdict.reward import RewardTerms, reward
 from kernelwright.sandbox.verdict.settings import Settings
 
 LONGEST_TEXT = 60_000
@@ -59,11 +59,9 @@ class Best(NamedTuple):
 class AgentTools:
     """One agent's session: a judge for each device that is needed, and the best kernels so far. Use it as a context."""
 
-    def __init__(
-        self, folder: Path, device: str | None = None, run: Path | None = None, server: str | None = None
-    ) -> None:
-        """`device`: default what the source asks for. `run`: one whose best kernels count too."""
-        self.folder, self._device, self._run, self._server = folder.resolve(), device, run, server
+    def __init__(self, folder: Path, run: Path | None = None, server: str | None = None, **chosen: Any) -> None:
+        """`run`: one whose best kernels count too. `chosen`: settings; without a device what the source asks for."""
+        self.folder, self._run, self._server, self._chosen = folder.resolve(), run, server, chosen
         self._open = AsyncExitStack()
         self._judges: dict[tuple[str, bool], Judging] = {}
         self._best: dict[str, Best] = {}
@@ -94,7 +92,7 @@ class AgentTools:
     ) -> ToolVerdict:
         """The verdict on a source, or on a file that holds one."""
         text = self._source(source, path)
-        device = self._device or self._needed(name, text, size)
+        device = self._chosen.get("device") or self._needed(name, text, size)
         problem = self._problem(name, size or ("gpu" if device != "cpu" and name in catalog_names() else None))
         judged = await (await self._judge_on(device, profile and device != "cpu")).judge(problem, text)
         if judged.report is None:
@@ -172,7 +170,9 @@ class AgentTools:
     async def _judge_on(self, device: str, profile: bool) -> Judging:
         key = device, profile
         if key not in self._judges:
-            settings = Settings(device=device, profile=profile)
+            settings = Settings.model_validate(
+                {"effort": "search"} | self._chosen | {"device": device, "profile": profile}
+            )
             self._judges[key] = await self._open.enter_async_context(Judging(IN_FLIGHT, settings, self._server))
         return self._judges[key]
 

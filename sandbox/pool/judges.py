@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Self
 
 from pydantic import JsonValue
 
@@ -20,25 +20,13 @@ from kernelwright.sandbox.machine.identity import require_tools
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.pool.memory_errors import within_memory
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 
-SCREENING: dict[str, Any] = {
-    "min_pairs": 4,
-    "max_pairs": 4,
-    "worker_pairs": 1,
-    "compiled": (),
-    "sanitize": False,
-    "profile": False,
-}
-"""What the settings become for a screening: enough to see whether a candidate is right, and about how fast.
-
-No tools: they cost some ten seconds a candidate, and nobody reads what they say of a variant that is not judged.
-"""
 KEPT = 4
 """Problems whose reference children are kept; the one that was asked for longest ago is ended first."""
-Key = tuple[str, bool, str]
-"""A problem's digest, whether it is for screening, and what is asked for beside the usual settings."""
+Key = tuple[str, JudgingEffort, str]
+"""A problem's digest, the effort of its judgings, and what is asked for beside the usual settings."""
 Asks = Mapping[str, JsonValue]
 USUAL: Asks = {}
 
@@ -77,26 +65,34 @@ class Judges:
         self.close()
 
     def judge(
-        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, quick: bool = False, asks: Asks = USUAL
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        *,
+        fresh: bool = False,
+        beat: float | None = None,
+        asks: Asks = USUAL,
     ) -> Verdict:
-        """The verdict. `fresh`: by references of its own, with seeds of their own; `quick`: by few pairs, no tools;
-        `asks`: settings that are to be other than the usual ones.
+        """The verdict. `fresh`: by references of its own, with seeds of their own; `asks`: settings that are to be
+        other than the usual ones, the effort among them.
 
-        The build comes out of the store of finished builds, or is made here where that does not have it.
+        `beat`: the speedup that counts at effort `search`, see `Judge.evaluate`. The build comes out of the store of
+        finished builds, or is made here where that does not have it.
         """
-        if not quick:
-            self._forget((problem.digest, True, _text(asks)))
-        with self._work_on(problem, candidate, fresh, quick, asks) as judge:
+        settings = self._settings(asks)
+        if settings.effort != "screen":
+            self._forget((problem.digest, "screen", _text(asks)))
+        with self._work_on(problem, candidate, fresh, settings, asks) as judge:
             built = within_memory(problem, lambda: judge.build(candidate))
             try:
                 with self._device:
-                    return within_memory(problem, lambda: judge.evaluate(built))
+                    return within_memory(problem, lambda: judge.evaluate(built, beat))
             finally:
                 built.close()
 
     def build(self, problem: Problem, candidate: Candidate, asks: Asks = USUAL) -> Built | Verdict:
         """What was built, to be closed; the verdict where the build failed."""
-        with self._work_on(problem, candidate, fresh=False, quick=False, asks=asks) as judge:
+        with self._work_on(problem, candidate, False, self._settings(asks), asks) as judge:
             built = within_memory(problem, lambda: judge.build(candidate, ahead=False))
             return judge.evaluate(built) if built.failure is not None else built
 
@@ -123,12 +119,16 @@ class Judges:
         for judge in judges:
             judge.close()
 
+    def _settings(self, asks: Asks) -> Settings:
+        chosen = Settings.model_validate(self.settings.model_dump() | dict(asks)) if asks else self.settings
+        return chosen.at(chosen.effort)
+
     @contextmanager
-    def _work_on(self, problem: Problem, candidate: Candidate, fresh: bool, quick: bool, asks: Asks) -> Iterator[Judge]:
+    def _work_on(
+        self, problem: Problem, candidate: Candidate, fresh: bool, settings: Settings, asks: Asks
+    ) -> Iterator[Judge]:
         require_tools(candidate.language)
-        settings = Settings.model_validate(self.settings.model_dump() | dict(asks)) if asks else self.settings
-        settings = settings.model_copy(update=SCREENING) if quick else settings
-        key = None if fresh else (problem.digest, quick, _text(asks))
+        key = None if fresh else (problem.digest, settings.effort, _text(asks))
         judge, is_spoilt = self._taken(key, problem, settings), False
         try:
             self._start(judge)
@@ -188,4 +188,5 @@ class Judges:
 
 
 def _text(asks: Asks) -> str:
-    return json.dumps(dict(asks), sort_keys=True)
+    """Of all but the effort."""
+    return json.dumps({name: value for name, value in asks.items() if name != "effort"}, sort_keys=True)

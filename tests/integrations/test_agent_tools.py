@@ -74,7 +74,7 @@ def test_where_nothing_is_right_yet_that_is_said(tools):
 
 
 def test_the_best_of_a_run_counts_for_the_same_problem_alone(tools, tmp_path):
-    from tests.sandbox.verdict.test_reward import passed
+    from tests.integrations.test_reward import passed
 
     folder = tmp_path / "run" / "best" / "scaled"
     folder.mkdir(parents=True)

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from kernelwright.integrations.reward import RewardTerms
 from kernelwright.integrations.scoring import CompletionScorer, training_problem
 from kernelwright.problems import ProblemError, load_problem
-from kernelwright.sandbox.verdict.reward import RewardTerms
 from tests.hostile.cheats.corpus import CHEATS
 from tests.hostile.cheats.problems import posed as posed_for_cheats
 from tests.integrations.answers import HIDDEN_BUILD, LIBRARY, OWN, SETTINGS, WRONG, posed, reply

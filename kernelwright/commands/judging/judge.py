@@ -15,6 +15,7 @@ from kernelwright.commands.options.shared_options import (
     CompileOption,
     DeviceOption,
     DtypeOption,
+    EffortOption,
     JailOption,
     MemoryOption,
     ProfileOption,
@@ -41,6 +42,7 @@ def judge(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    effort: EffortOption = "rank",
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
     sanitize: SanitizeOption = False,
@@ -60,8 +62,12 @@ def judge(
         _recheck(record, as_json)
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
+    from kernelwright.sandbox.jail.own_process import become_a_judge, imports_that_stay
+
+    if server is None:
+        check_threads(threads)
+        become_a_judge(threads)  # first of all: the process that it starts imports torch, which takes longest
     from kernelwright.problems import load_problem
-    from kernelwright.sandbox.jail.own_process import become_a_judge
     from kernelwright.sandbox.machine.identity import require_tools
 
     source = read_text(candidate, "candidate file")
@@ -72,19 +78,15 @@ def judge(
         found = found.model_copy(update={"direction": "both"})
     given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     chosen = {key: value for key, value in given.items() if value is not None}
-    settings = JudgingOptions(where, memory, threads, compiled, jail).settings(
-        sanitize=sanitize, profile=profile, **chosen
-    )
+    settings = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort).settings(**chosen)
     check_tools(sanitize, profile, settings.gpu, local=False)
     if server is not None:
         place = None if device is None and where == "cpu" else where.partition(":")[0]
         _tell(asyncio.run(_served(server, found, source, settings, place)), found.dtype, as_json)
-    check_threads(threads)
-    become_a_judge(threads)
-    # All of these import torch, which the process that has just been started does too.
-    from kernelwright.sandbox.pool.judges import Judges
-    from kernelwright.sandbox.verdict.report import report
-    from kernelwright.sandbox.verdict.verdicts import Candidate
+    with imports_that_stay():  # all of these import torch
+        from kernelwright.sandbox.pool.judges import Judges
+        from kernelwright.sandbox.verdict.report import report
+        from kernelwright.sandbox.verdict.verdicts import Candidate
 
     require_tools(language)
     check_tools(sanitize, profile, settings.gpu)

@@ -29,6 +29,7 @@ from kernelwright.commands.options.shared_options import (
     CompileOption,
     DeviceOption,
     DtypeOption,
+    EffortOption,
     ExecutorOption,
     JailOption,
     KindOption,
@@ -63,6 +64,7 @@ def score(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    effort: EffortOption = "rank",
     executor: ExecutorOption = "local",
     address: AddressOption = None,
     devices: Annotated[int | None, devices_option("all GPUs, or 1 part")] = None,
@@ -100,7 +102,7 @@ def score(
     _tell_strangers(candidates, files, strangers)
     _tell_unread(collected, files)
     place = place_of(chosen, size, device, local=here)
-    settings = JudgingOptions(place, memory, threads, compiled, jail, sanitize, profile).settings()
+    settings = JudgingOptions(place, memory, threads, compiled, jail, sanitize, profile, effort).settings()
     if settings.gpu and size is None:
         collected = collect_problems(problems, size_for(problems, size, settings.device), dtype)
     if here:

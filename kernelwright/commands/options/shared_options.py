@@ -38,6 +38,13 @@ CompileOption = Annotated[
     list[str] | None,
     typer.Option("--compile", help="Measure against this torch.compile mode too; may be repeated."),
 ]
+EffortOption = Annotated[
+    str,
+    typer.Option(
+        "--effort",
+        help="What a verdict may cost: screen (right or wrong), search (enough to choose) or rank (to be published).",
+    ),
+]
 JailOption = Annotated[str, typer.Option("--jail", help="Layers around what is judged: auto, strict or off.")]
 SanitizeOption = Annotated[
     bool,

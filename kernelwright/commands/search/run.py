@@ -16,6 +16,7 @@ from kernelwright.commands.options.shared_options import (
     CompileOption,
     DeviceOption,
     DtypeOption,
+    EffortOption,
     ExecutorOption,
     JailOption,
     KindOption,
@@ -71,6 +72,7 @@ def run(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    effort: EffortOption = "search",
     strategy: Annotated[
         str,
         typer.Option(
@@ -140,7 +142,7 @@ def run(
     slots = slots or (attempts if answers.kind == "batch" else 1)
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
-    judging = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile).settings()
+    judging = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort).settings()
     check_tools(sanitize, profile, judging.gpu, local=choice.is_here)
     if choice.is_here:
         check_threads(threads, None if judging.gpu else devices)

@@ -24,8 +24,9 @@ class Worker:
         try:
             if question.stage == "build":
                 return self._build(work)
-            quick = question.stage == "check"
-            verdict = self._judges.judge(work.problem, work.candidate, fresh=work.fresh, quick=quick, asks=work.asks)
+            effort = "screen" if question.stage == "check" else work.effort
+            asks = work.asks | ({} if effort is None else {"effort": effort})
+            verdict = self._judges.judge(work.problem, work.candidate, fresh=work.fresh, beat=work.beat, asks=asks)
             return Answer(verdict=verdict)
         except BrokenProblem as error:
             unsupported = isinstance(error, UnsupportedProblem)
