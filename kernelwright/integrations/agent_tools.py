@@ -25,6 +25,7 @@ LONGEST_TEXT = 60_000
 """Characters of a prompt, a reference or a kernel in a reply; some 15,000 tokens."""
 LONGEST_SOURCE = 2**20
 IN_FLIGHT = 4
+SIZES = ("cpu", "gpu")
 TERMS = RewardTerms(paid="all")
 """Which operators a candidate may use is the problem's own policy here."""
 FACTS = (
@@ -107,16 +108,24 @@ class AgentTools:
 
     def best(self, name: str, size: str | None = None) -> str:
         """The fastest right kernel so far, with what it was measured at."""
-        problem = self._problem(name, size)
-        found = max(filter(None, (self._best.get(problem.digest), self._of_run(problem))), key=_low, default=None)
+        sizes = SIZES if size is None and name in catalog_names() else (size,)
+        shown = [self._shown(problem) for problem in (self._problem(name, one) for one in sizes)]
+        return "\n\n".join(filter(None, shown)) or f"nothing right yet for {name}"
+
+    def _shown(self, problem: Problem) -> str:
+        found = self._best_of(problem)
         if found is None:
-            return f"nothing right yet for {problem.name} at size {problem.size}"
+            return ""
         words = feedback(found.report, reward(found.report, TERMS), LONGEST)
-        return f"{found.origin}\n{words}\n{fenced(trimmed(found.source, LONGEST_TEXT), 'python')}"
+        head = f"{problem.name} at size {problem.size}, {found.origin}"
+        return f"{head}\n{words}\n{fenced(trimmed(found.source, LONGEST_TEXT), 'python')}"
+
+    def _best_of(self, problem: Problem) -> Best | None:
+        return max(filter(None, (self._best.get(problem.digest), self._of_run(problem))), key=_low, default=None)
 
     def _remembered(self, problem: Problem, source: str, report: Mapping[str, Any]) -> str:
         mine = Best(source, report, "judged in this session")
-        best = max(filter(None, (self._best.get(problem.digest), self._of_run(problem))), key=_low, default=None)
+        best = self._best_of(problem)
         if best is not None and best.low >= mine.low:
             return f"\nthe best so far stays: {best.low:.3g} x at least, this one {mine.low:.3g} x"
         self._best[problem.digest] = mine

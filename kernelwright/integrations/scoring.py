@@ -24,6 +24,8 @@ Completion = str | Sequence[Mapping[str, Any]]
 """The text of a reply, or the messages of a conversation, of which the assistant's last is the reply."""
 SEARCHING = Settings(effort="search")
 """As much effort as it takes to choose; the interval is as honest as that of a ranking."""
+STARTING = threading.Lock()
+"""Held while a scorer starts its thread; not the scorer's own, so that one can be sent to another process before."""
 T = TypeVar("T")
 
 
@@ -105,9 +107,10 @@ class CompletionScorer:
             self._loop = None
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        if self._loop is None:
-            self._loop, self._turn = asyncio.new_event_loop(), asyncio.Lock()
-            threading.Thread(target=self._loop.run_forever, name="kernelwright-scorer", daemon=True).start()
+        with STARTING:
+            if self._loop is None:
+                self._loop, self._turn = asyncio.new_event_loop(), asyncio.Lock()
+                threading.Thread(target=self._loop.run_forever, name="kernelwright-scorer", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _score(self, problems: Sequence[str], completions: Sequence[Completion]) -> list[ScoredCompletion]:

@@ -1,6 +1,7 @@
 """Completions judged for real, and what they earn; cheats earn nothing."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -121,3 +122,19 @@ def test_problems_are_trained_on_under_own_kernels_only():
     assert load_problem("rms_norm").operators == "any"
     assert training_problem("rms_norm").operators == "custom-only"
     assert (training_problem("rms_norm", "cuda").size, training_problem("rms_norm").size) == ("gpu", "cpu")
+
+
+def test_threads_that_ask_at_once_share_one_judge():
+    fresh, loops = CompletionScorer(settings=SETTINGS, load=posed), set()
+
+    def ask():
+        fresh.score(["scaled"], ["no code"])
+        loops.add(fresh._loop)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    fresh.close()
+    assert len(loops) == 1
