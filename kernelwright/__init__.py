@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kernelwright.evals.runs.running import run
     from kernelwright.integrations.reward import Reward, RewardTerms, reward
     from kernelwright.problems import Problem, load_problem
+    from kernelwright.programs.apply.kept import applied, apply
     from kernelwright.sandbox.judge.judging import Judge, judge
     from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError, judge_all
     from kernelwright.sandbox.verdict.settings import Settings
@@ -33,6 +34,8 @@ __all__ = [
     "RewardTerms",
     "Settings",
     "Verdict",
+    "applied",
+    "apply",
     "judge",
     "judge_all",
     "load_problem",
@@ -53,6 +56,8 @@ _HOMES = {
     "RewardTerms": "kernelwright.integrations.reward",
     "Settings": "kernelwright.sandbox.verdict.settings",
     "Verdict": "kernelwright.sandbox.verdict.verdicts",
+    "applied": "kernelwright.programs.apply.kept",
+    "apply": "kernelwright.programs.apply.kept",
     "judge": "kernelwright.sandbox.judge.judging",
     "judge_all": "kernelwright.sandbox.pool.front.rewarding",
     "load_problem": "kernelwright.problems",

@@ -6,6 +6,7 @@ from kernelwright.commands.judging import doctor, judge, mcp, problems, score, s
 from kernelwright.commands.options.exit_codes import with_exit_codes
 from kernelwright.commands.options.verbosity import with_verbosity
 from kernelwright.commands.options.version import version
+from kernelwright.commands.programs import compare
 from kernelwright.commands.results import diff, export, import_, inspect, leaderboard, show
 from kernelwright.commands.search import batch, extract, models, prompt, replay, resume, run
 
@@ -36,6 +37,7 @@ for name, command in (
     ("show", show.show),
     ("import", import_.import_),
     ("export", export.export),
+    ("compare", compare.compare),
 ):
     app.command(name)(command)
 for name, group in (("problems", problems.app), ("batch", batch.app), ("models", models.app)):

@@ -24,7 +24,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sandbox": ("problems", "kernelwright_child"),
     "agent": ("problems", "prompts", "sandbox"),
     "evals": ("problems", "prompts", "sandbox", "agent"),
-    "kernelwright": ("problems", "prompts", "sandbox", "agent", "evals", "kernelwright_child"),
+    "programs": ("problems", "prompts", "sandbox", "agent", "evals", "kernelwright_child"),
+    "kernelwright": ("problems", "prompts", "sandbox", "agent", "evals", "programs", "kernelwright_child"),
 }
 """The packages that each may import, beside itself."""
 ORDER: dict[str, tuple[str, ...]] = {
@@ -40,8 +41,10 @@ ORDER: dict[str, tuple[str, ...]] = {
         "providers.kinds", "engine", "",
     ),
     "evals": ("figures", "scores", "runs", "boards", "report", "inspector", "formats", ""),
+    "programs": ("record", "capture", "split", "apply", "package", "compare", ""),
     "kernelwright": (
-        "integrations", "commands.options", "commands.judging", "commands.search", "commands.results", "commands", "",
+        "integrations", "commands.options", "commands.judging", "commands.search", "commands.results",
+        "commands.programs", "commands", "",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first; the empty name is the package's own folder."""

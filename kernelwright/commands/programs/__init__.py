@@ -1,0 +1,1 @@
+"""A user's program: captured, its parts searched, and the whole judged."""
