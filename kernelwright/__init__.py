@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kernelwright.evals.runs.running import run
     from kernelwright.problems import Problem, load_problem
+    from kernelwright.programs.capture.capturing import capture, capturing
     from kernelwright.sandbox.judge.judging import Judge, judge
     from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError, judge_all
     from kernelwright.sandbox.verdict.settings import Settings
@@ -30,6 +31,8 @@ __all__ = [
     "Problem",
     "Settings",
     "Verdict",
+    "capture",
+    "capturing",
     "judge",
     "judge_all",
     "load_problem",
@@ -47,6 +50,8 @@ _HOMES = {
     "Problem": "kernelwright.problems",
     "Settings": "kernelwright.sandbox.verdict.settings",
     "Verdict": "kernelwright.sandbox.verdict.verdicts",
+    "capture": "kernelwright.programs.capture.capturing",
+    "capturing": "kernelwright.programs.capture.capturing",
     "judge": "kernelwright.sandbox.judge.judging",
     "judge_all": "kernelwright.sandbox.pool.front.rewarding",
     "load_problem": "kernelwright.problems",

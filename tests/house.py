@@ -42,7 +42,9 @@ ORDER: dict[str, tuple[str, ...]] = {
     ),
     "evals": ("figures", "scores", "runs", "boards", "report", "inspector", "formats", ""),
     "programs": ("record", "capture", "split", ""),
-    "kernelwright": ("commands.options", "commands.judging", "commands.search", "commands.results", "commands", ""),
+    "kernelwright": ("commands.options", "commands.judging", "commands.search", "commands.results", "commands.programs",
+        "commands", "",
+   ),
 }  # fmt: skip
 """The rooms of each package, lowest first; the empty name is the package's own folder."""
 OWED: dict[str, int] = {}
