@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kernelwright.programs.capture.capturing import capture, capturing
     from kernelwright.sandbox.judge.judging import Judge, judge
     from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError, judge_all
+    from kernelwright.sandbox.verdict.reward import Reward, RewardTerms, reward
     from kernelwright.sandbox.verdict.settings import Settings
     from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed, Verdict
 
@@ -29,6 +30,8 @@ __all__ = [
     "JudgingError",
     "Passed",
     "Problem",
+    "Reward",
+    "RewardTerms",
     "Settings",
     "Verdict",
     "capture",
@@ -36,6 +39,7 @@ __all__ = [
     "judge",
     "judge_all",
     "load_problem",
+    "reward",
     "run",
 ]
 
@@ -48,6 +52,8 @@ _HOMES = {
     "JudgingError": "kernelwright.sandbox.pool.front.rewarding",
     "Passed": "kernelwright.sandbox.verdict.verdicts",
     "Problem": "kernelwright.problems",
+    "Reward": "kernelwright.sandbox.verdict.reward",
+    "RewardTerms": "kernelwright.sandbox.verdict.reward",
     "Settings": "kernelwright.sandbox.verdict.settings",
     "Verdict": "kernelwright.sandbox.verdict.verdicts",
     "capture": "kernelwright.programs.capture.capturing",
@@ -55,6 +61,7 @@ _HOMES = {
     "judge": "kernelwright.sandbox.judge.judging",
     "judge_all": "kernelwright.sandbox.pool.front.rewarding",
     "load_problem": "kernelwright.problems",
+    "reward": "kernelwright.sandbox.verdict.reward",
     "run": "kernelwright.evals.runs.running",
 }
 
