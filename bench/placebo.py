@@ -58,7 +58,7 @@ def run() -> Placebos:
         here: Counter[str] = Counter()
         with Judge(problem) as judge:
             for _ in range(each):
-                verdict = judge.judge(Candidate(source=_itself(problem.source)))
+                verdict = judge.judge(Candidate(source=itself(problem.source)))
                 if isinstance(verdict, Passed):
                     here[verdict.measurement.comparison] += 1
                     speedups.append(verdict.measurement.speedup)
@@ -69,5 +69,6 @@ def run() -> Placebos:
     return Placebos(said, tuple(speedups))
 
 
-def _itself(source: str) -> str:
+def itself(source: str) -> str:
+    """The reference as a candidate for itself."""
     return source + "\n\nclass ModelNew(Model):\n    pass\n"
