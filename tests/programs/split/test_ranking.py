@@ -11,7 +11,7 @@ from kernelwright.programs.record.seen import TensorSeen
 from kernelwright.programs.split.picture import split_picture
 from kernelwright.programs.split.ranking import attempts_for, choose
 from kernelwright.programs.split.table import summary
-from kernelwright.sandbox.verdict.peaks import Level, Peaks
+from kernelwright.sandbox.verdict.peaks import HEADROOM, Level, Peaks
 from kernelwright.sandbox.verdict.roofline import NecessaryWork
 
 TENSOR = TensorSeen(shape=(8, 64), dtype="float32", stride=(64, 1))
