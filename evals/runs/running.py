@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.briefs.hardware import sheet_for
@@ -56,6 +56,8 @@ class Plan(Record):
     judging: Settings = Settings()
     executor: ExecutorChoice = ExecutorChoice()
     """Where it is judged."""
+    attempts: dict[str, int] = Field(default_factory=dict)
+    """By problem, how many it has where that is not what the search says: more where more is to be had."""
     left_out: tuple[LeftOut, ...] = ()
     """What a suite names and nothing could be read of."""
 
@@ -145,6 +147,8 @@ class Running:
     def _config_for(self, problem: Problem) -> SearchConfig:
         """For recorded answers the story says how many drafts and attempts there are."""
         config = self.plan.search
+        if problem.name in self.plan.attempts:
+            config = config.model_copy(update={"attempts": self.plan.attempts[problem.name]})
         if self.plan.provider.kind != "recorded":
             return config
         story = read_story(problem.name, config.target)
