@@ -7,14 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kernelwright import programs
 from kernelwright.problems.record.problem import ProblemError
 from kernelwright.programs.apply.kept import KeptKernel, KeptKernels, write_kernels
 from kernelwright.programs.apply.placing import MANIFEST
 from kernelwright.sandbox.verdict.in_words import speedup_words
 from kernelwright.sandbox.verdict.verdicts import Passed
 
-OURS = Path(programs.__file__).parent
+OURS = Path(__file__).parents[1]
 CARRIED = ("guarded", "extensions", "placing")
 """Modules of `programs.apply` that need torch alone."""
 BUILT = (".so", "built.json", "platform.json")

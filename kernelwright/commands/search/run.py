@@ -58,7 +58,8 @@ def run(
     ] = None,
     presets: PresetsOption = None,
     folder: Annotated[
-        Path | None, typer.Option(help="For --provider files: where the tasks lie; default: tasks in the run.")
+        Path | None,
+        typer.Option(help="For --provider files: where tasks lie; for recorded: where answers lie, as in the catalog."),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
