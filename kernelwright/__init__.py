@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kernelwright.evals.runs.running import run
     from kernelwright.problems import Problem, load_problem
     from kernelwright.programs.apply.kept import applied, apply
+    from kernelwright.programs.capture.capturing import capture, capturing
     from kernelwright.sandbox.judge.judging import Judge, judge
     from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError, judge_all
     from kernelwright.sandbox.verdict.settings import Settings
@@ -33,6 +34,8 @@ __all__ = [
     "Verdict",
     "applied",
     "apply",
+    "capture",
+    "capturing",
     "judge",
     "judge_all",
     "load_problem",
@@ -52,6 +55,8 @@ _HOMES = {
     "Verdict": "kernelwright.sandbox.verdict.verdicts",
     "applied": "kernelwright.programs.apply.kept",
     "apply": "kernelwright.programs.apply.kept",
+    "capture": "kernelwright.programs.capture.capturing",
+    "capturing": "kernelwright.programs.capture.capturing",
     "judge": "kernelwright.sandbox.judge.judging",
     "judge_all": "kernelwright.sandbox.pool.front.rewarding",
     "load_problem": "kernelwright.problems",

@@ -6,7 +6,7 @@ from kernelwright.commands.judging import doctor, judge, problems, score
 from kernelwright.commands.options.exit_codes import with_exit_codes
 from kernelwright.commands.options.verbosity import with_verbosity
 from kernelwright.commands.options.version import version
-from kernelwright.commands.programs import compare
+from kernelwright.commands.programs import capture, compare, split
 from kernelwright.commands.results import diff, export, import_, inspect, leaderboard, show
 from kernelwright.commands.search import batch, extract, models, prompt, replay, resume, run
 
@@ -22,6 +22,8 @@ app = typer.Typer(
 app.callback()(version)
 for name, command in (
     ("run", run.run),
+    ("capture", capture.capture),
+    ("split", split.split),
     ("judge", judge.judge),
     ("extract", extract.extract),
     ("prompt", prompt.prompt),

@@ -1,4 +1,7 @@
-"""`recorded`: the answers that ship with a catalog problem, or lie in a folder laid out alike. No network; nothing about their verdicts is stored."""
+"""`recorded`: the answers that ship with a catalog problem, or lie in a folder laid out alike.
+
+No network; nothing about their verdicts is stored.
+"""
 
 from pathlib import Path
 

@@ -59,7 +59,7 @@ def run(
     presets: PresetsOption = None,
     folder: Annotated[
         Path | None,
-        typer.Option(help="For --provider files: where tasks lie; for recorded: where answers lie, as in the catalog."),
+        typer.Option(help="Where tasks lie for --provider files, or stories for recorded."),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
