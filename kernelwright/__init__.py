@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kernelwright.programs.capture.capturing import capture, capturing
     from kernelwright.sandbox.judge.judging import Judge, judge
     from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError, judge_all
+    from kernelwright.sandbox.verdict.reward import Reward, RewardTerms, reward
     from kernelwright.sandbox.verdict.settings import Settings
     from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed, Verdict
 
@@ -30,6 +31,8 @@ __all__ = [
     "JudgingError",
     "Passed",
     "Problem",
+    "Reward",
+    "RewardTerms",
     "Settings",
     "Verdict",
     "applied",
@@ -39,6 +42,7 @@ __all__ = [
     "judge",
     "judge_all",
     "load_problem",
+    "reward",
     "run",
 ]
 
@@ -51,6 +55,8 @@ _HOMES = {
     "JudgingError": "kernelwright.sandbox.pool.front.rewarding",
     "Passed": "kernelwright.sandbox.verdict.verdicts",
     "Problem": "kernelwright.problems",
+    "Reward": "kernelwright.sandbox.verdict.reward",
+    "RewardTerms": "kernelwright.sandbox.verdict.reward",
     "Settings": "kernelwright.sandbox.verdict.settings",
     "Verdict": "kernelwright.sandbox.verdict.verdicts",
     "applied": "kernelwright.programs.apply.kept",
@@ -60,6 +66,7 @@ _HOMES = {
     "judge": "kernelwright.sandbox.judge.judging",
     "judge_all": "kernelwright.sandbox.pool.front.rewarding",
     "load_problem": "kernelwright.problems",
+    "reward": "kernelwright.sandbox.verdict.reward",
     "run": "kernelwright.evals.runs.running",
 }
 

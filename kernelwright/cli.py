@@ -2,7 +2,7 @@
 
 import typer
 
-from kernelwright.commands.judging import doctor, judge, problems, score
+from kernelwright.commands.judging import doctor, judge, mcp, problems, score, serve
 from kernelwright.commands.options.exit_codes import with_exit_codes
 from kernelwright.commands.options.verbosity import with_verbosity
 from kernelwright.commands.options.version import version
@@ -31,6 +31,8 @@ for name, command in (
     ("replay", replay.replay),
     ("doctor", doctor.doctor),
     ("score", score.score),
+    ("serve", serve.serve),
+    ("mcp", mcp.mcp),
     ("leaderboard", leaderboard.leaderboard),
     ("inspect", inspect.inspect),
     ("diff", diff.diff),

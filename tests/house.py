@@ -34,7 +34,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     "prompts": ("",),
     "sandbox": (
         "verdict", "machine", "build", "jail", "tensors", "correctness", "authenticity", "floor", "calls", "timing",
-        "judge", "pool", "pool.workers", "pool.ray", "pool.front", "",
+        "judge", "pool", "pool.workers", "pool.ray", "pool.remote", "pool.front", "service", "",
     ),
     "agent": (
         "replies", "log", "strategies", "steering", "briefs", "providers", "providers.servers", "providers.simulated",
@@ -43,8 +43,8 @@ ORDER: dict[str, tuple[str, ...]] = {
     "evals": ("figures", "scores", "runs", "boards", "report", "inspector", "formats", ""),
     "programs": ("record", "capture", "split", "apply", "package", "compare", ""),
     "kernelwright": (
-        "commands.options", "commands.judging", "commands.search", "commands.results", "commands.programs", "commands",
-        "",
+        "integrations", "commands.options", "commands.judging", "commands.search", "commands.results",
+        "commands.programs", "commands", "",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first; the empty name is the package's own folder."""

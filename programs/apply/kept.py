@@ -97,6 +97,8 @@ def _about(outcome: Outcome) -> dict[str, Any]:
 
 def _manifest_of(kernel: KeptKernel) -> dict[str, Any]:
     record = kernel.part.model_dump(mode="json", exclude={"sizes": {"__all__": {"sites", "work"}}})
+    # A kernel was judged at one size of its problem; at others it need not be right.
+    record["sizes"] = [size for size in record["sizes"] if size["name"] == kernel.outcome.problem.size]
     return record | {"places": [list(place) for place in kernel.places], "dtype": kernel.outcome.problem.dtype}
 
 

@@ -122,6 +122,12 @@ class GpuSession(Session):
         """The memory for inputs that the child sees now."""
         return self._inputs
 
+    @property
+    def lent_bytes(self) -> int:
+        """Of the device's memory, what the judge lends to this child alone: inputs, and room for outputs."""
+        inputs, outputs = self._inputs if self._owns_inputs else None, self._allocations.lent
+        return sum(lent.bytes for lent in (inputs, outputs) if lent is not None)
+
     def lend_outputs(self, size: int) -> None:
         """Lend room for a call's outputs, for those whose own memory can not be mapped: they are copied in the call."""
         room = Lent([("uint8", (size,))], self._device.ordinal)

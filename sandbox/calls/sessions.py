@@ -152,6 +152,11 @@ class Session:
             raise Misbehaved(f"the call changed input {changed} in place")
         return answer, milliseconds, cpu_ms
 
+    @property
+    def lent_bytes(self) -> int:
+        """Of the device's memory, what the judge lends to this child alone."""
+        return 0
+
     def observe(self, values: Values, gradients: bool) -> Any:
         """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
         self._show(values)

@@ -36,7 +36,8 @@ class Judge:
 
     def __init__(self, problem: Problem, settings: Settings | None = None) -> None:
         self.problem = problem
-        self.settings = settings or Settings()
+        chosen = settings or Settings()
+        self.settings = chosen.at(chosen.effort)
         self._baselines = Baselines(problem, self.settings)
         self._floors = Floors(problem, self.settings)
         self._layers: tuple[str, ...] = ()
@@ -132,8 +133,12 @@ class Judge:
                 raise StageFailed("build", diagnose.build_reason(log), diagnose.trim_build_log(log)) from None
             raise StageFailed("load", error.reason, diagnose.trim_traceback(error.log)) from None
 
-    def evaluate(self, built: Built) -> Verdict:
-        """Load, run, check and time what was built; removes its work folder. Waits for its turn."""
+    def evaluate(self, built: Built, beat: float | None = None) -> Verdict:
+        """Load, run, check and time what was built; removes its work folder. Waits for its turn.
+
+        `beat`: the speedup of the best so far, 1 where there is none; at effort `search` what is clearly below it is
+        measured no further.
+        """
         with closing(built), device_held(self.settings, self._waiting), ExitStack() as turn:
             try:
                 if built.failure:
@@ -141,7 +146,7 @@ class Judge:
                 self._floor()  # what it may measure takes all processors
                 turn.enter_context(timing_turn(self.settings, self._waiting))
                 with self._looking(built), self._memory_watched(built):
-                    measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn))
+                    measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn, beat))
             except StageFailed as stop:
                 log = built.log_after(stop)
                 return Failed(stage=stop.stage, reason=stop.reason, log=log, evidence=self._evidence(built))
@@ -149,13 +154,13 @@ class Judge:
                 built.close()  # before the turn ends
             return Passed(measurement=measurement, evidence=self._evidence(built))
 
-    def _measured(self, built: Built, turn: ExitStack) -> Measurement:
+    def _measured(self, built: Built, turn: ExitStack, beat: float | None) -> Measurement:
         try:
-            measurement = self._measure(built)
+            measurement = self._measure(built, beat)
         except DrawingReference:
             self._baselines.is_seeded = True
             built.end_workers()
-            measurement = self._measure(built)
+            measurement = self._measure(built, beat)
         self._observe(built)
         if not self.settings.gpu:
             built.end_workers()  # nothing of it is to be heard by whoever comes next
@@ -175,9 +180,9 @@ class Judge:
         with explained(self.problem, self.settings, self._baselines, built):
             yield
 
-    def _measure(self, built: Built) -> Measurement:
+    def _measure(self, built: Built, beat: float | None) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
-        with self._timing() as timing:
+        with self._timing(beat) as timing:
             if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built)
             is_enough = False
@@ -210,13 +215,13 @@ class Judge:
         self._layers = session.layers
         return session
 
-    def _timing(self) -> Timing:
+    def _timing(self, beat: float | None) -> Timing:
         if not self.settings.gpu:
-            return Timing(self._baselines, self.settings)
+            return Timing(self._baselines, self.settings, beat)
         from kernelwright.sandbox.calls.device import device_of
         from kernelwright.sandbox.timing.paired_on_gpu import DeviceTiming
 
-        return DeviceTiming(self._baselines, self.settings, device_of(self.settings), self._floor)
+        return DeviceTiming(self._baselines, self.settings, device_of(self.settings), self._floor, beat)
 
     def _floor(self) -> Floor | None:
         return self._floors.of(self._baselines.first)
@@ -286,6 +291,7 @@ class Judge:
             look=built.look,
             families_left_out=self._baselines.left_out,
             without=self.settings.without,
+            effort=self.settings.effort,
         )
 
 

@@ -3,11 +3,14 @@
 Builds run side by side; timing is one at a time, within this process and, by the locks of `timing_locks.py`, among all.
 """
 
+import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Self
+
+from pydantic import JsonValue
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import build_turn
@@ -17,25 +20,15 @@ from kernelwright.sandbox.machine.identity import require_tools
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.pool.memory_errors import within_memory
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 
-SCREENING: dict[str, Any] = {
-    "min_pairs": 4,
-    "max_pairs": 4,
-    "worker_pairs": 1,
-    "compiled": (),
-    "sanitize": False,
-    "profile": False,
-}
-"""What the settings become for a screening: enough to see whether a candidate is right, and about how fast.
-
-No tools: they cost some ten seconds a candidate, and nobody reads what they say of a variant that is not judged.
-"""
 KEPT = 4
 """Problems whose reference children are kept; the one that was asked for longest ago is ended first."""
-Key = tuple[str, bool]
-"""A problem's digest, and whether it is for screening."""
+Key = tuple[str, JudgingEffort, str]
+"""A problem's digest, the effort of its judgings, and what is asked for beside the usual settings."""
+Asks = Mapping[str, JsonValue]
+USUAL: Asks = {}
 
 
 class _SharedJudge(Judge):
@@ -71,31 +64,44 @@ class Judges:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def judge(self, problem: Problem, candidate: Candidate, *, fresh: bool = False, quick: bool = False) -> Verdict:
-        """The verdict. `fresh`: by references of its own, with seeds of their own; `quick`: by few pairs, no tools.
+    def judge(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        *,
+        fresh: bool = False,
+        beat: float | None = None,
+        asks: Asks = USUAL,
+    ) -> Verdict:
+        """The verdict. `fresh`: by references of its own, with seeds of their own; `asks`: settings that are to be
+        other than the usual ones, the effort among them.
 
-        The build comes out of the store of finished builds, or is made here where that does not have it.
+        `beat`: the speedup that counts at effort `search`, see `Judge.evaluate`. The build comes out of the store of
+        finished builds, or is made here where that does not have it.
         """
-        if not quick:
-            self._forget((problem.digest, True))
-        with self._work_on(problem, candidate, fresh, quick) as judge:
+        settings = self._settings(asks)
+        if settings.effort != "screen":
+            self._forget((problem.digest, "screen", _text(asks)))
+        with self._work_on(problem, candidate, fresh, settings, asks) as judge:
             built = within_memory(problem, lambda: judge.build(candidate))
             try:
                 with self._device:
-                    return within_memory(problem, lambda: judge.evaluate(built))
+                    return within_memory(problem, lambda: judge.evaluate(built, beat))
             finally:
                 built.close()
 
-    def build(self, problem: Problem, candidate: Candidate) -> Built | Verdict:
+    def build(self, problem: Problem, candidate: Candidate, asks: Asks = USUAL) -> Built | Verdict:
         """What was built, to be closed; the verdict where the build failed."""
-        with self._work_on(problem, candidate, fresh=False, quick=False) as judge:
+        with self._work_on(problem, candidate, False, self._settings(asks), asks) as judge:
             built = within_memory(problem, lambda: judge.build(candidate, ahead=False))
             return judge.evaluate(built) if built.failure is not None else built
 
     def release(self, digest: str) -> None:
         """Nothing more is asked about the problem for now: end its reference children, unless they are in use."""
-        for quick in (False, True):
-            self._forget((digest, quick))
+        with self._choosing:
+            keys = [key for key in self._kept if key[0] == digest]
+        for key in keys:
+            self._forget(key)
 
     def stop(self) -> None:
         """Begin nothing more: what waits for its turn ends without a verdict. The children are left alone."""
@@ -113,11 +119,16 @@ class Judges:
         for judge in judges:
             judge.close()
 
+    def _settings(self, asks: Asks) -> Settings:
+        chosen = Settings.model_validate(self.settings.model_dump() | dict(asks)) if asks else self.settings
+        return chosen.at(chosen.effort)
+
     @contextmanager
-    def _work_on(self, problem: Problem, candidate: Candidate, fresh: bool, quick: bool) -> Iterator[Judge]:
+    def _work_on(
+        self, problem: Problem, candidate: Candidate, fresh: bool, settings: Settings, asks: Asks
+    ) -> Iterator[Judge]:
         require_tools(candidate.language)
-        settings = self.settings.model_copy(update=SCREENING) if quick else self.settings
-        key = None if fresh else (problem.digest, quick)
+        key = None if fresh else (problem.digest, settings.effort, _text(asks))
         judge, is_spoilt = self._taken(key, problem, settings), False
         try:
             self._start(judge)
@@ -174,3 +185,8 @@ class Judges:
                         raise MachineError("the judging was stopped")
                     within_memory(judge.problem, lambda: judge.reference)
                 judge.started = True
+
+
+def _text(asks: Asks) -> str:
+    """Of all but the effort."""
+    return json.dumps({name: value for name, value in asks.items() if name != "effort"}, sort_keys=True)

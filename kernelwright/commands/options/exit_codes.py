@@ -23,6 +23,8 @@ CODES = {
     "kernelwright.agent.steering.prices": {"PriceError": USER_MISTAKE},
     "kernelwright.agent.engine.replaying": {"ReplayDiffers": FELL_SHORT},
     "kernelwright.sandbox.pool.protocol": {"ExecutorError": USER_MISTAKE},
+    "kernelwright.sandbox.service.server": {"ServiceError": USER_MISTAKE},
+    "kernelwright.sandbox.service.job_store": {"StoreError": USER_MISTAKE},
     "kernelwright.evals.boards.user_metrics": {"MetricError": USER_MISTAKE},
     "kernelwright.evals.scores.judgements": {"JudgementsError": USER_MISTAKE},
     "kernelwright.agent.providers.provider": {"AnswerPending": FELL_SHORT, "ProviderError": USER_MISTAKE},
