@@ -13,7 +13,7 @@ from kernelwright.programs.compare.child import Order, Times
 from kernelwright.programs.compare.comparison import ALONE, KERNELS, Comparison
 from kernelwright.sandbox.machine.identity import device_name, versions
 from kernelwright.sandbox.machine.timing_locks import processor_turn
-from kernelwright.sandbox.timing.paired import PLACEBO
+from kernelwright.sandbox.timing.paired_samples import PLACEBO
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, Measurement, Pairing
 
 PROCESSES = 5

@@ -12,7 +12,8 @@ from kernelwright.programs.apply.guarded import NoPlace, Replacement, replacemen
 from kernelwright.programs.apply.kept import apply
 from kernelwright.programs.compare.calls import KeptCall
 from kernelwright.programs.compare.comparison import ALONE, KERNELS
-from kernelwright.sandbox.timing.paired import BACKWARDS, PLACEBO
+from kernelwright.sandbox.timing.paired import BACKWARDS
+from kernelwright.sandbox.timing.paired_samples import PLACEBO
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED
 
 WARM_UP = 3
