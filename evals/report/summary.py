@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kernelwright.agent.log.view import View
-from kernelwright.sandbox.verdict.escaping import one_line
+from kernelwright.sandbox.machine.escaping import one_line
 from kernelwright.sandbox.verdict.in_words import others_words, speedup_words
 from kernelwright.sandbox.verdict.report import USUAL, usual_speedups
 from kernelwright.sandbox.verdict.verdicts import Passed

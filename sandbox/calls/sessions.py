@@ -9,13 +9,13 @@ from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process_state import TELLS_REST
+from kernelwright.sandbox.machine.escaping import escaped, one_line
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_tensors
 from kernelwright.sandbox.tensors.shared_memory import SharedMemory
 from kernelwright.sandbox.tensors.trees import is_sound
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.escaping import escaped, one_line
 from kernelwright.sandbox.verdict.settings import Defence, Settings
 
 
