@@ -1,8 +1,8 @@
 """The same candidates through KernelBench's own evaluator and through ours: seconds, verdicts a minute, who is fooled.
 
-`python -m bench beside_kernelbench TREE` takes a checkout of the benchmark and needs a CUDA device. Theirs and ours from
-the shell take turns, candidate by candidate; then all go through a running service and through one `score`. Each of the
-four has builds of its own, none at the start. `KERNELWRIGHT_CANDIDATES` takes the first so many of the twenty,
+`python -m bench beside_kernelbench TREE` takes a checkout of the benchmark and needs a CUDA device. Theirs and ours
+from the shell take turns, candidate by candidate; then all go through a running service and through one `score`. Each
+of the four has builds of its own, none at the start. `KERNELWRIGHT_CANDIDATES` takes the first so many of the twenty,
 `KERNELWRIGHT_EFFORT` another effort than `search`. A candidate has fooled whoever calls it right where it is not, or
 1.2 times as fast where that is its lie.
 """
@@ -157,7 +157,7 @@ def _scored(place: Place, cases: tuple[ForeignCase, ...]) -> tuple[list[Found], 
     options = ["--device", "cuda", "--json", "--effort", _effort()]
     command = [sys.executable, "-m", "kernelwright", *words, *options]
     said, seconds = _asked(command, place.environment(SCORE))
-    reports = {Path(told["file"]).stem: told for told in map(json.loads, said.splitlines())}
+    reports = {Path(told["candidate"]).stem: told for told in map(json.loads, said.splitlines())}
     return [_read(reports.get(case.name), seconds / len(cases)) for case in cases], seconds
 
 

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
 
 UNUSED = ("dotenv", "litellm", "openai", "tqdm", "datasets", "requests", "tomli", "modal", "pydra")
 
@@ -21,7 +20,7 @@ def main(tree: str, problem: str, candidate: str, backend: str, builds: str) -> 
     for name in UNUSED:
         with contextlib.suppress(ImportError):
             __import__(name)
-        sys.modules.setdefault(name, _empty(name))
+        sys.modules.setdefault(name, Unused(name))
     sys.path.insert(0, str(Path(tree) / "src"))
     import torch
     from kernelbench.eval import eval_kernel_against_ref  # type: ignore[import-not-found]
@@ -42,10 +41,16 @@ def main(tree: str, problem: str, candidate: str, backend: str, builds: str) -> 
     print(json.dumps({"correct": correct, "speedup": result.ref_runtime / result.runtime if timed else None}))
 
 
-def _empty(name: str) -> ModuleType:
-    module = MagicMock(spec=ModuleType(name))
-    module.__spec__ = None
-    return module  # type: ignore[no-any-return]
+class Unused(ModuleType):
+    """Has every name, and nothing behind it."""
+
+    def __getattr__(self, name: str) -> "Unused":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unused(name)
+
+    def __call__(self, *_: object, **__: object) -> None:
+        """Nothing."""
 
 
 if __name__ == "__main__":
