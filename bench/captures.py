@@ -78,7 +78,7 @@ PROGRAMS = {
               "model = LlamaModel(LlamaConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=4, "
               "num_key_value_heads=2, intermediate_size=384, vocab_size=1000)).eval()\n"
               "inputs, options = [torch.randint(0, 1000, (4, 64))], {'use_cache': False}", EVALUATE),
-    "einops": (("einops",), "from einops.layers.torch import Rearrange, Reduce\n"
+    "patches": (("einops",), "from einops.layers.torch import Rearrange, Reduce\n"
                "model = nn.Sequential(Rearrange('b c (h p) (w q) -> b (h w) (p q c)', p=8, q=8), nn.LayerNorm(192), "
                "nn.Linear(192, 256), nn.GELU(), nn.Linear(256, 256), Reduce('b n d -> b d', 'mean'), "
                "nn.Linear(256, 10)).eval()\ninputs, options = [torch.randn(8, 3, 96, 96)], {}", EVALUATE),

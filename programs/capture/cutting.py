@@ -126,7 +126,8 @@ def _uncut(trial: KindOnTrial, why: str) -> Uncut:
 
 def _uncut_draft(draft: Draft, why: str) -> Uncut:
     first = draft.sites[0]
-    return Uncut(root=first.root, module=first.module, class_name=draft.kind.class_name, ms=draft.ms, why=why)
+    run = draft.piece.title.rpartition(": ")[2] if draft.run else ""
+    return Uncut(root=first.root, module=first.module, class_name=draft.kind.class_name, run=run, ms=draft.ms, why=why)
 
 
 def _add(found: Cutting, drafts: Sequence[Draft]) -> None:
