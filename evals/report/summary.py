@@ -43,6 +43,7 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
             *USUAL,
             "candidate_ms",
             "confirmed",
+            "effort",
             "kept",
         )
     )
@@ -57,6 +58,7 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
             **usual_speedups(found),
             "candidate_ms": found.candidate_ms,
             "confirmed": best.confirmed is not None,
+            "effort": best.ruling.evidence.effort,
             "kept": str(folder / "best" / view.problem / "candidate.py"),
         }
     return row
