@@ -80,7 +80,7 @@ def windows(sound: torch.Tensor) -> torch.Tensor:
     return energy[:, : count * FRAMES].unflatten(1, (count, FRAMES)).transpose(0, 1).contiguous()
 
 
-def main(seconds: float = 65.0) -> None:
+def main(seconds: float = 130.0) -> None:
     torch.manual_seed(0)
     model = Listener().eval()
     with torch.no_grad():

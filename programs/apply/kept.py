@@ -16,7 +16,7 @@ from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.machine.cache import cache_root
 from kernelwright.sandbox.verdict.in_words import speedup_words
 from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.verdicts import Passed
+from kernelwright.sandbox.verdict.verdicts import SAME_WITHIN, Passed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,7 +66,7 @@ def _unfit(part: Part, outcome: Outcome | None) -> str:
     status, measured = outcome.verdict.evidence.problem_status, outcome.verdict.measurement
     if status is not None and status.status == "weak":
         return "its problem can not tell a lazy answer from a right one"
-    if measured.comparison != "faster":
+    if measured.interval.low <= 1 + SAME_WITHIN:
         return f"the best kernel is not faster beyond doubt: {speedup_words(outcome.verdict)}"
     if part.kind == "run":
         return "it is a run of operators inside a forward, and only whole modules are replaced"
@@ -97,6 +97,8 @@ def _about(outcome: Outcome) -> dict[str, Any]:
 
 def _manifest_of(kernel: KeptKernel) -> dict[str, Any]:
     record = kernel.part.model_dump(mode="json", exclude={"sizes": {"__all__": {"sites", "work"}}})
+    # A kernel was judged at one size of its problem; at others it need not be right.
+    record["sizes"] = [size for size in record["sizes"] if size["name"] == kernel.outcome.problem.size]
     return record | {"places": [list(place) for place in kernel.places], "dtype": kernel.outcome.problem.dtype}
 
 

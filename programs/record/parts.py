@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.problem import Direction
+from kernelwright.problems.record.problem import Direction, PrecisionPolicy
 from kernelwright.programs.record.seen import TensorSeen
 from kernelwright.sandbox.verdict.roofline import NecessaryWork
 
@@ -60,7 +60,7 @@ class PartSize(Record):
     inputs: tuple[PartInput, ...]
     outputs: tuple[TensorSeen, ...]
     """What `Model.forward` returns: one tensor, or a tuple of them."""
-    call: str
+    call: str = ""
     """How a whole module is called, for its guard: `pytree.treespec_dumps` of (args, kwargs). Empty for a run."""
     other_leaves: dict[int, str] = Field(default_factory=dict)
     """The leaves of the call that are no tensors, by place, as `repr` writes them: built into the problem."""
@@ -102,6 +102,7 @@ class Part(Record):
     """Names in the problem of buffers that a call changes, such as running statistics."""
     training: bool
     direction: Direction
+    precision: PrecisionPolicy = "strict"
     operators: int = Field(ge=1)
     """That compute something; views are not counted."""
     sizes: tuple[PartSize, ...] = Field(min_length=1)
@@ -124,10 +125,12 @@ class Part(Record):
 
 
 class Uncut(Record):
-    """A module that could not be cut out, with the reason as a clause for the user."""
+    """A module, or a run in one, that could not be cut out, with the reason as a clause for the user."""
 
     root: str
     module: str
     class_name: str
+    run: str = ""
+    """The operators where it is a run inside its `forward`; empty for the whole."""
     ms: float
     why: str

@@ -92,7 +92,17 @@ class Session:
         self.close()
 
     def greet(self) -> None:
+        """Wait until the child has started, and is ready to be asked for what its problem or candidate wants."""
+        self.come_up()
+        self.get_ready()
+
+    def get_ready(self) -> None:
+        """Have done what does not depend on what comes: nothing here; on a device it must not be timed meanwhile."""
+
+    def come_up(self) -> None:
         """Wait until the child has started. Nothing of the candidate has run by then, so a failure is the machine's."""
+        if self._child.pid:
+            return
         try:
             self._child.greet(time.monotonic() + self._settings.start_timeout_s)
             self._child.freeze()

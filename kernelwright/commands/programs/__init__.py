@@ -1,1 +1,1 @@
-"""A user's program: captured, its parts searched, and the whole judged."""
+"""Commands about whole programs of a user's: what is slow in them, and what became of it."""

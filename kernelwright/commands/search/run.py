@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kernelwright.commands.options.captured_parts import keep_captures, with_parts
 from kernelwright.commands.options.executor_options import check_threads, check_tools, executor_choice
 from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.judging_options import JudgingOptions, check_together, device_for, size_for
@@ -34,7 +35,7 @@ from kernelwright.commands.options.shared_options import (
 
 def run(
     problems: Annotated[
-        list[str] | None, typer.Argument(help="Catalog names, paths of .py files, or PATH::ID.")
+        list[str] | None, typer.Argument(help="Catalog names, .py files, PATH::ID, or captures.")
     ] = None,
     suite: Annotated[
         str | None, typer.Option(help="demo, recorded, catalog, seeds, or a benchmark's: kernelbench:level1[1-10].")
@@ -60,7 +61,8 @@ def run(
     ] = None,
     presets: PresetsOption = None,
     folder: Annotated[
-        Path | None, typer.Option(help="For --provider files: where the tasks lie; default: tasks in the run.")
+        Path | None,
+        typer.Option(help="Where tasks lie for --provider files, or stories for recorded."),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
@@ -80,6 +82,7 @@ def run(
         ),
     ] = "refine",
     attempts: Annotated[int, typer.Option(min=1, help="Attempts for each problem.")] = 10,
+    top: Annotated[int | None, typer.Option(min=1, help="Of a capture: how many parts at most; default: 5.")] = None,
     slots: Annotated[
         int | None,
         typer.Option(min=1, help="Attempts in flight at once for a problem; default: 1, or all for a batch."),
@@ -123,7 +126,8 @@ def run(
         raise UserMistake(f"no target {target!r}; there are: {', '.join(TARGETS)}")
     if bool(problems) == bool(suite):
         raise UserMistake("name problems or a --suite, one of the two; `kernelwright problems list` shows the problems")
-    names = list(problems or problems_of(str(suite), target))
+    named = list(problems or problems_of(str(suite), target))
+    names, attempts_of = with_parts(named, top, attempts)
     if not names:
         raise UserMistake(f"suite {suite!r} has no problem for target {target!r}; try --target cpp")
     choice = executor_choice(executor, address, devices, kind, server=server)
@@ -151,11 +155,13 @@ def run(
         executor=choice,
         search=checked_config(config),
         provider=answers,
+        attempts=attempts_of,
         left_out=left_out(suite) if suite else (),
     )
     place = new_folder(out)
     prepare_process()
     with Running.start(place, found, plan) as running:
+        keep_captures(named, place)
         search_and_report(running, place, as_json)
 
 
