@@ -133,7 +133,7 @@ class Measurement(Record):
         return self.interval_of(self.closest)
 
     def interval_of(self, pairing: Pairing) -> Interval:
-        """Its bootstrap interval of 95 %; from few worker pairs that of `worker_interval`, of 98 % over all looks."""
+        """Its bootstrap interval of 95 %; from few worker pairs that of `worker_interval`, 95 % over all looks."""
         if self.known_spread is None:
             return pairing.interval
         return worker_interval(pairing.baseline_ms, pairing.candidate_ms, pairing.workers, self.known_spread)
