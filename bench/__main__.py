@@ -18,6 +18,7 @@ MACHINERY = {
     "serial_evaluator",
     "simulated",
     "stamping",
+    "varied",
 }
 
 WITH_WORDS = {"kernelbench"}
