@@ -4,7 +4,7 @@ A problem is a reference program in the KernelBench convention: `class Model`, `
 This package reads and checks text; it never runs a reference (that is the sandbox's work) and imports nothing of ours.
 """
 
-from kernelwright.problems.loading import catalog_names, load_problem
+from kernelwright.problems.loading import catalog_names, load_problem, problem_of_text
 from kernelwright.problems.record.lint import lint_source
 from kernelwright.problems.record.problem import Problem, ProblemError, Tolerance
 from kernelwright.problems.record.value_families import FAMILIES as VALUE_FAMILIES
@@ -19,4 +19,5 @@ __all__ = [
     "catalog_names",
     "lint_source",
     "load_problem",
+    "problem_of_text",
 ]

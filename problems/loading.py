@@ -10,16 +10,17 @@ from kernelwright.problems.formats.kernelbench import origin_of
 from kernelwright.problems.formats.reading import Unsupported, into_convention
 from kernelwright.problems.record.dtypes import cast
 from kernelwright.problems.record.manifest import DEFAULT_SIZE, parse_manifest
-from kernelwright.problems.record.problem import Problem, ProblemError
+from kernelwright.problems.record.problem import Origin, Problem, ProblemError
 from kernelwright.problems.record.reference import check_reference, read_text, title_of
 from kernelwright.problems.record.sizes import put_sizes
 
-__all__ = ["ProblemError", "catalog_names", "load_problem"]
+__all__ = ["ProblemError", "catalog_names", "load_problem", "problem_of_text"]
 
 CATALOG = Path(__file__).parent / "catalog"
 MANIFEST = "problem.toml"
 FILE_SIZE = "file"
 """The size of a problem whose file itself fixes the shapes."""
+LONGEST_NAME = 200
 
 
 def catalog_names() -> tuple[str, ...]:
@@ -81,14 +82,29 @@ def _from_file(path: Path, size: str | None) -> Problem:
         raise ProblemError(f"{path} fixes its own shapes, so it has no size {size!r}; leave the size out")
     if not path.stem.strip(".") or not path.stem.isprintable():
         raise ProblemError(f"{str(path)!r} names no problem, and results are kept under its name; rename the file")
-    source = read_text(path)
-    tree = check_reference(source, str(path))
+    return _from_text(read_text(path), path.stem, str(path), origin_of(path))
+
+
+def problem_of_text(text: str, name: str, dtype: str | None = None) -> Problem:
+    """The problem that the text of a `.py` file in the KernelBench convention is. Raises `ProblemError`."""
+    check_name(name)
+    return cast(_from_text(text, name, name, None), dtype)
+
+
+def check_name(name: str) -> None:
+    """Raise `ProblemError` for what a problem from elsewhere can not be called: it stands in sentences and logs."""
+    if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
+        raise ProblemError(f"{name[:LONGEST_NAME]!r} names no problem; give 1 to {LONGEST_NAME} printable letters")
+
+
+def _from_text(source: str, name: str, where: str, origin: Origin | None) -> Problem:
+    tree = check_reference(source, where)
     try:
         source = into_convention(source, tree)
     except Unsupported as error:
-        raise ProblemError(f"{path} can not be judged: {error}") from None
-    title, origin = title_of(tree) or path.stem, origin_of(path)
-    return Problem(name=path.stem, title=title, family=FILE_SIZE, size=FILE_SIZE, source=source, origin=origin)
+        raise ProblemError(f"{where} can not be judged: {error}") from None
+    title = title_of(tree) or name
+    return Problem(name=name, title=title, family=FILE_SIZE, size=FILE_SIZE, source=source, origin=origin)
 
 
 def _unknown(name: str, names: Iterable[str]) -> str:

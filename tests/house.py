@@ -24,7 +24,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sandbox": ("problems", "kernelwright_child"),
     "agent": ("problems", "prompts", "sandbox"),
     "evals": ("problems", "prompts", "sandbox", "agent"),
-    "kernelwright": ("problems", "prompts", "sandbox", "agent", "evals", "kernelwright_child"),
+    "programs": ("problems", "prompts", "sandbox", "agent", "evals", "kernelwright_child"),
+    "kernelwright": ("problems", "prompts", "sandbox", "agent", "evals", "programs", "kernelwright_child"),
 }
 """The packages that each may import, beside itself."""
 ORDER: dict[str, tuple[str, ...]] = {
@@ -33,14 +34,18 @@ ORDER: dict[str, tuple[str, ...]] = {
     "prompts": ("",),
     "sandbox": (
         "verdict", "machine", "build", "jail", "tensors", "correctness", "authenticity", "floor", "calls", "timing",
-        "judge", "pool", "pool.workers", "pool.ray", "pool.front", "",
+        "judge", "pool", "pool.workers", "pool.ray", "pool.remote", "pool.front", "service", "",
     ),
     "agent": (
         "replies", "log", "strategies", "steering", "briefs", "providers", "providers.servers", "providers.simulated",
         "providers.kinds", "engine", "",
     ),
     "evals": ("figures", "scores", "runs", "boards", "report", "inspector", "formats", ""),
-    "kernelwright": ("commands.options", "commands.judging", "commands.search", "commands.results", "commands", ""),
+    "programs": ("record", "capture", "split", "apply", "package", "compare", ""),
+    "kernelwright": (
+        "integrations", "commands.options", "commands.judging", "commands.search", "commands.results",
+        "commands.programs", "commands", "",
+    ),
 }  # fmt: skip
 """The rooms of each package, lowest first; the empty name is the package's own folder."""
 OWED: dict[str, int] = {}

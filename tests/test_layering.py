@@ -7,7 +7,7 @@ import pytest
 from tests import house
 
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
-OLD_NAMES = {"agent", "evals", "problems", "prompts", "sandbox"}
+OLD_NAMES = {"agent", "evals", "problems", "programs", "prompts", "sandbox"}
 
 
 @pytest.mark.parametrize("package", house.BELOW)

@@ -58,6 +58,8 @@ def _needs(floor: Floor | None) -> str:
         f"{_amount(work.read_bytes)}B to read and {_amount(work.written_bytes)}B to write, "
         f"{floor.memory_ms:#.3g} ms on this device at the very least"
     )
+    if floor.copy_ms is not None:
+        words += f" ({floor.copy_ms:#.3g} ms for a plain copy of as many)"
     if not work.flops:
         return words
     counts = " and ".join(f"{_amount(count)}FLOP in {dtype}" for dtype, count in work.flops.items())

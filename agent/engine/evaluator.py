@@ -10,7 +10,7 @@ from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.protocol import Unjudged, Work
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
 
@@ -28,9 +28,12 @@ class ExecutorEvaluator:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
-    async def evaluate(self, problem: Problem, candidate: Candidate, *, fresh: bool = False) -> Verdict:
+    async def evaluate(
+        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
+    ) -> Verdict:
         """The verdict; `MachineError` or `BrokenProblem` where none is possible."""
-        work = Work(problem=problem, candidate=candidate, fresh=fresh)
+        effort: JudgingEffort | None = "rank" if fresh else None
+        work = Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, beat=beat)
         try:
             return (await self._dispatcher.judge(work)).verdict
         except Unjudged as error:

@@ -222,11 +222,16 @@ def _gravity(trouble: BaseException | None) -> int:
 def next_to_confirm(view: View, count: int) -> Attempt | None:
     """The attempt to judge afresh now: the `count` fastest, and then whichever is best without it; None at the end.
 
-    Where one attempt alone is right there was no choice that luck could have made.
+    Where one attempt alone is right there was no choice that luck could have made; but a best that was measured only
+    well enough to choose is judged afresh in any case.
     """
     done = sum(1 for attempt in view.attempts if attempt.confirmed is not None and not attempt.same_as)
     open_ones = [attempt for attempt in view.ranked if attempt.confirmed is None]
-    if not open_ones or done + len(open_ones) < 2:
+    if not open_ones or count == 0:
+        return None
+    if view.best in open_ones and not view.best.is_measured_in_full:
+        return view.best
+    if done + len(open_ones) < 2:
         return None
     if done < count:
         return open_ones[0]

@@ -31,8 +31,13 @@ class Evaluator(Protocol):
     An exception means that the machine or the problem is broken, not the candidate.
     """
 
-    async def evaluate(self, problem: Problem, candidate: Candidate, *, fresh: bool = False) -> Verdict:
-        """The verdict; `fresh` asks for new processes throughout, with seeds of their own."""
+    async def evaluate(
+        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
+    ) -> Verdict:
+        """The verdict; `fresh` asks for one to be kept: at effort `rank`, by new processes with seeds of their own.
+
+        `beat`: the speedup of the best so far; what is clearly below it need not be measured any further.
+        """
         ...
 
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
@@ -147,6 +152,7 @@ class AttemptSteps:
             if known is not None and known.verdict is not None:
                 verdict, same_as = known.verdict, known.number
             else:
-                verdict, same_as = await self.evaluator.evaluate(self.problem, self._candidate(found)), None
+                beat, same_as = best.standing if (best := self.journal.view.best) else None, None
+                verdict = await self.evaluator.evaluate(self.problem, self._candidate(found), beat=beat)
             judged = JudgedAttempt(problem=self.problem.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
             self.journal.write(judged)

@@ -33,7 +33,7 @@ def _may_be_noisy(measured: Measurement) -> bool:
 
     Saves a thousand resamples for each quiet measurement.
     """
-    if measured.placebo is not None:
+    if measured.placebo is not None or measured.known_spread is not None:
         return True
     pairing = measured.closest
     logs = [math.log(b / c) for b, c in zip(pairing.baseline_ms, pairing.candidate_ms, strict=True)]

@@ -196,6 +196,11 @@ class Attempt(Record):
         return self.confirmed or self.verdict
 
     @property
+    def is_measured_in_full(self) -> bool:
+        """Whether the verdict that counts was reached with all the effort that publishing asks for."""
+        return self.ruling is not None and self.ruling.evidence.effort == "rank"
+
+    @property
     def passed(self) -> bool:
         """Whether the candidate is right, by the verdict that counts."""
         return isinstance(self.ruling, Passed)

@@ -7,13 +7,14 @@ from xml.sax.saxutils import escape
 from tests import house
 
 PLACES = {
-    "kernelwright": (265, 16), "evals": (265, 116), "agent": (265, 216),
-    "prompts": (95, 316), "sandbox": (435, 316), "problems": (95, 416), "kernelwright_child": (435, 416),
+    "kernelwright": (265, 16), "programs": (265, 116), "evals": (265, 216), "agent": (265, 316),
+    "prompts": (95, 416), "sandbox": (435, 416), "problems": (95, 516), "kernelwright_child": (435, 516),
 }  # fmt: skip
 """Left upper corners; an import points down."""
 SIZE = (280, 64)
 WALK = {
     "kernelwright": "commands, and the names for Python",
+    "programs": "a program's slow parts as problems",
     "evals": "many problems at once; boards, inspector",
     "agent": "2 ask  ·  4 reply, extract  ·  7 log  ·  8 decide",
     "prompts": "3 the prompt, section by section",
@@ -52,7 +53,7 @@ def _leads(edge: tuple[str, str], between: str, edges: Counter[tuple[str, str]])
 
 def drawn() -> str:
     """The text of the SVG file."""
-    width, height = 810, 496
+    width, height = 810, 596
     parts = [f'<rect class="ground" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>']
     parts += [_arrow(*edge) for edge in shown(imports())]
     parts += [_room(package) for package in PLACES]

@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kernelwright.agent.briefs.hardware import sheet_for
 from kernelwright.agent.briefs.needs import as_remembered
-from kernelwright.problems import ProblemError, load_problem
+from kernelwright.problems import Problem, ProblemError, load_problem
 from kernelwright.prompts import Brief, Parent, Prompt, Role, Target, TargetVersions, render
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.verdict.settings import Settings
@@ -51,6 +51,12 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
         parent=parent,
     )
     return render(brief, without=without)
+
+
+def first_prompt(problem: Problem, target: Target) -> Prompt:
+    """What asks for a first draft of this problem, for the hardware of this machine."""
+    device = as_remembered(sheet_for(target, None), problem, Settings().threads)
+    return render(Brief(problem=problem, target=target, role="propose", device=device, versions=TargetVersions()))
 
 
 def default_size(problem: str, target: Target) -> str | None:

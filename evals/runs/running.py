@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.briefs.hardware import sheet_for
@@ -25,7 +25,7 @@ from kernelwright.agent.log.view import View
 from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.agent.providers.registry import check_provider, providing
 from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator
-from kernelwright.agent.providers.story import read_story
+from kernelwright.agent.providers.story import read_story, stories
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import HARNESS, run_facts
 from kernelwright.evals.runs.suites import LeftOut
@@ -33,7 +33,7 @@ from kernelwright.evals.runs.version import commit, own_version
 from kernelwright.problems import Problem, load_problem
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
-from kernelwright.prompts import TargetVersions
+from kernelwright.prompts import TargetVersions, device_sheet
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.machine.identity import require_tools, versions
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
@@ -56,6 +56,8 @@ class Plan(Record):
     judging: Settings = Settings()
     executor: ExecutorChoice = ExecutorChoice()
     """Where it is judged."""
+    attempts: dict[str, int] = Field(default_factory=dict)
+    """By problem, how many it has where that is not what the search says: more where more is to be had."""
     left_out: tuple[LeftOut, ...] = ()
     """What a suite names and nothing could be read of."""
 
@@ -71,15 +73,17 @@ class Running:
     @classmethod
     def start(cls, folder: Path, problems: Sequence[Problem], plan: Plan) -> Self:
         """A new run. What the user or the machine lacks is told here, before anything is written."""
-        if plan.provider.kind != "simulated":
+        if plan.provider.kind != "simulated" and plan.executor.server is None:
             require_tools(plan.search.target)
         if plan.provider.kind == "recorded":
             for problem in problems:
-                read_story(problem.name, plan.search.target)
+                read_story(problem.name, plan.search.target, stories(plan.provider.folder))
         check_provider(plan.provider)
         load_strategy(plan.search.strategy, plan.search)
+        executor = settled(plan.executor, plan.judging)
+        theirs = executor.kind if executor.server and executor.kind and device_sheet(executor.kind) else None
+        plan = plan.model_copy(update={"executor": executor, "device": plan.device or theirs})
         sheet = sheet_for(plan.search.target, plan.device, plan.judging.ordinal)
-        plan = plan.model_copy(update={"executor": settled(plan.executor, plan.judging)})
         setting = Setting(
             config=plan.model_dump(mode="json"),
             device="simulated" if plan.provider.kind == "simulated" else plan.executor.kind or sheet.name,
@@ -143,9 +147,11 @@ class Running:
     def _config_for(self, problem: Problem) -> SearchConfig:
         """For recorded answers the story says how many drafts and attempts there are."""
         config = self.plan.search
+        if problem.name in self.plan.attempts:
+            config = config.model_copy(update={"attempts": self.plan.attempts[problem.name]})
         if self.plan.provider.kind != "recorded":
             return config
-        story = read_story(problem.name, config.target)
+        story = read_story(problem.name, config.target, stories(self.plan.provider.folder))
         length = len(story.entries)
         limits = {"drafts": story.drafts, "patience": length, "attempts": min(config.attempts, length)}
         return config.model_copy(update=limits)
@@ -183,6 +189,8 @@ def run(
     chosen = (FOR_RECORDED if recorded else {}) | {"model": model or answers.kind} | search_options
     config = SearchConfig.model_validate(chosen)
     judging = settings or Settings()
+    if "effort" not in judging.model_fields_set:
+        judging = judging.at("search")
     if "device" not in judging.model_fields_set:
         judging = judging.model_copy(update={"device": TARGETS[config.target].device})
     size = "gpu" if judging.gpu else None

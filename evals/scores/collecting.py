@@ -41,7 +41,7 @@ def collect_problems(place: str, size: str | None = None, dtype: str | None = No
         return Collected({problem.name: problem}, {})
     problems: dict[str, Problem] = {}
     broken: dict[str, str] = {}
-    for path in _problem_paths(folder):
+    for path in problem_paths(folder):
         name = _name_within(folder, path)
         try:
             sized = size if path.is_dir() else None
@@ -54,7 +54,8 @@ def collect_problems(place: str, size: str | None = None, dtype: str | None = No
     return Collected(problems, broken)
 
 
-def _problem_paths(folder: Path) -> Iterator[Path]:
+def problem_paths(folder: Path) -> Iterator[Path]:
+    """The problem files and problem folders below a folder, in order."""
     manifests = {path.parent for path in folder.rglob("problem.toml")}
     for path in sorted({*manifests, *folder.rglob("*.py")}):
         inside = any(parent in manifests for parent in path.parents)

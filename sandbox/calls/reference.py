@@ -13,9 +13,9 @@ from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, r
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.chunking import Cut, part
-from kernelwright.sandbox.correctness.compare import PLAIN as UNDESCRIBED
-from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
+from kernelwright.sandbox.correctness.compare import tolerance_of
 from kernelwright.sandbox.correctness.lint import quick_status
+from kernelwright.sandbox.correctness.repeats import draws
 from kernelwright.sandbox.correctness.weights import changed
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.workfolder import WorkFolder
@@ -46,6 +46,7 @@ RANDOM = (
     "two calls on the same values differ by more than rounding (dropout, or another draw in forward), so both sides "
     "are seeded alike before each call and only what draws in the same way can be right"
 )
+UNTRIED = "whether lazy answers fail was not tried: the device has no room for them beside inputs and results"
 
 
 def operation(problem: Problem) -> str:
@@ -411,6 +412,18 @@ class ReferenceSession:
         """Whether trivial answers fail on this problem."""
         if self.is_random:
             return ProblemStatus(status="weak", why=(RANDOM,))
+        if self._on_device is None:
+            return self._status()
+        import torch
+
+        from kernelwright.sandbox.calls.memory_relief import with_relief
+
+        try:
+            return with_relief(self._status)
+        except torch.OutOfMemoryError:
+            return ProblemStatus(status="weak", why=(UNTRIED,))
+
+    def _status(self) -> ProblemStatus:
         with self.subject() as subject:
             return quick_status(subject, tolerance_of(self.problem), self.problem.values.without)
 
@@ -448,10 +461,10 @@ class ReferenceSession:
         return self.is_random
 
     def _answers_otherwise(self, values: Values, once: Values) -> bool:
-        again = self.show(values).output
-        wrong = mismatch(again, once, once, tolerance_of(self.problem), UNDESCRIBED)
+        again, alike = self.show(values).output, values._replace(seed=_seed())
+        found = draws(again, once, tolerance_of(self.problem), lambda: self.keep(self.show(alike).output))
         self.let_go()
-        return wrong is not None
+        return found
 
     @contextmanager
     def _translated(self, how: str = "") -> Iterator[None]:
@@ -538,6 +551,10 @@ class PartOfReference:
     def exact(self, values: Values) -> Values:
         """In float64."""
         return self._reference.exact_part(values)
+
+    def keep(self, output: Values) -> Values:
+        """As of the whole."""
+        return self._reference.keep(output)
 
     def reweighted(self) -> AbstractContextManager[None]:
         """As of the whole."""

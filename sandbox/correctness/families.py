@@ -3,7 +3,7 @@
 The families are the entries of `problems/record/value_families.py`. They stand inside the timed set, so a
 candidate can not tell a check from a timing.
 
-Every change is made in place on one copy, since an input may take gigabytes.
+Every change is made in place, on one copy at most, since an input may take gigabytes.
 """
 
 import random
@@ -19,26 +19,31 @@ DRAWN = "as drawn"
 FAMILIES: tuple[str, ...] = tuple(VALUE_FAMILIES)
 
 
-def vary(values: Values, family: str) -> Values:
-    """The values changed into the family; integers, booleans and floats of 8 bits stay as they were drawn."""
+def vary(values: Values, family: str, in_place: bool = False) -> Values:
+    """The values changed into the family; integers, booleans and floats of 8 bits stay as they were drawn.
+
+    `in_place`: those that were given are changed; without, they stay as they are.
+    """
     if family == DRAWN:
         return values
-    return Values(values.tree, tuple(_varied(raw, VALUE_FAMILIES[family].change) for raw in values.tensors))
+    change = VALUE_FAMILIES[family].change
+    return Values(values.tree, tuple(_varied(raw, change, in_place) for raw in values.tensors))
 
 
-def _varied(raw: RawTensor, change: Callable[[torch.Tensor], object]) -> RawTensor:
-    drawn = raw.tensor()
+def _varied(raw: RawTensor, change: Callable[[torch.Tensor], object], in_place: bool) -> RawTensor:
+    tensor = raw.tensor()
     # Torch computes nothing in floats of 8 bits.
-    if not drawn.is_floating_point() or drawn.element_size() == 1 or not drawn.numel():
+    if not tensor.is_floating_point() or tensor.element_size() == 1 or not tensor.numel():
         return raw
-    copy = raw.copied()
-    tensor = copy.tensor()
+    if not in_place:
+        raw = raw.copied()
+        tensor = raw.tensor()
+    largest = largest_magnitude(tensor)
     change(tensor)
-    largest = largest_magnitude(drawn)
     bound = max(most(tensor.dtype), largest)
     if GROWTH * largest + OFFSET > bound:
         tensor.clamp_(-bound, bound)
-    return copy
+    return raw
 
 
 def schedule(rng: random.Random, families: Sequence[str] = FAMILIES) -> Iterator[str]:

@@ -18,8 +18,15 @@ class Case(NamedTuple):
     """In the reference's own dtype."""
 
 
-def lazy_answers(case: Case, other: Case, lower_precision: bool) -> Iterator[tuple[str, Values]]:
-    """By name, what a lazy candidate might return; `other` is a case with other inputs.
+class OtherCase(NamedTuple):
+    """Another set of inputs with the reference's result: what a lazy candidate might answer instead."""
+
+    inputs: Values
+    result: Values
+
+
+def lazy_answers(case: Case, other: OtherCase, lower_precision: bool) -> Iterator[tuple[str, Values]]:
+    """By name, what a lazy candidate might return.
 
     `lower_precision` says whether less precision than the dtype's own counts as lazy.
     """
@@ -38,7 +45,7 @@ def lazy_answers(case: Case, other: Case, lower_precision: bool) -> Iterator[tup
             yield f"input {index} passed through", Values(result.tree, (tensor,))
 
 
-def lazy_inputs(case: Case, other: Case, lower_precision: bool) -> Iterator[tuple[str, Values]]:
+def lazy_inputs(case: Case, other: OtherCase, lower_precision: bool) -> Iterator[tuple[str, Values]]:
     """By name, other inputs than those that were given, for which a lazy candidate might compute."""
     tensors = case.inputs.tensors
     for index, (mine, theirs) in enumerate(zip(tensors, other.inputs.tensors, strict=True)):
@@ -79,7 +86,7 @@ def _with(values: Values, index: int, tensor: RawTensor) -> Values:
 def _mean(tensor: torch.Tensor) -> torch.Tensor:
     if not _has_a_mean(tensor) or tensor.numel() == 1:
         return torch.zeros_like(tensor)  # of a single value it would be the right answer
-    return torch.full_like(tensor, tensor.double().mean().item())
+    return torch.full_like(tensor, tensor.mean(dtype=torch.float64).item())
 
 
 def _mean_along_first(tensor: torch.Tensor) -> torch.Tensor:
@@ -93,7 +100,7 @@ def _mean_along_last(tensor: torch.Tensor) -> torch.Tensor:
 def _mean_along(tensor: torch.Tensor, axis: int) -> torch.Tensor:
     if not _has_a_mean(tensor) or not tensor.dim() or tensor.shape[axis] == 1:
         return torch.zeros_like(tensor)
-    return tensor.double().mean(axis, keepdim=True).expand(tensor.shape).to(tensor.dtype)
+    return tensor.mean(axis, keepdim=True, dtype=torch.float64).to(tensor.dtype).expand(tensor.shape)
 
 
 def _has_a_mean(tensor: torch.Tensor) -> bool:

@@ -13,7 +13,8 @@ from kernelwright.sandbox.correctness.compare import LOWER_PRECISION_ULP, PLAIN,
 from kernelwright.sandbox.correctness.distance import measure
 from kernelwright.sandbox.correctness.domain import is_nan_only
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
-from kernelwright.sandbox.correctness.lazy_kernels import Case, lazy_answers, lazy_inputs
+from kernelwright.sandbox.correctness.lazy_kernels import Case, OtherCase, lazy_answers, lazy_inputs
+from kernelwright.sandbox.correctness.repeats import draws
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 
@@ -25,6 +26,8 @@ SHORT = 2.0
 """A call must take this many times what a call that does nothing takes."""
 ROUGH = {2: 0.1, 4: 0.01, 8: 1e-6}
 """By bytes of an element: the relative error of the reference itself above which right and wrong are not told apart."""
+SEED = 1
+"""Before calls whose draws are to be alike."""
 
 
 class TimedResult(Protocol):
@@ -58,7 +61,10 @@ class RunningReference(Called, Protocol):
         """The time of a call alone, whose result nobody reads, on the finest clock that there is."""
 
     def exact(self, values: Values) -> Values:
-        """The reference in float64."""
+        """The reference in float64; the result is there until the next question."""
+
+    def keep(self, output: Values) -> Values:
+        """A result of `exact` that stays what it is, whatever is asked next."""
 
     def nothing_ms(self) -> float:
         """The time of a call that does nothing, on the same clock."""
@@ -83,7 +89,7 @@ def status_of(findings: list[Finding]) -> ProblemStatus:
 
 def problem_status(first: Draw, second: Draw, tolerance: Tolerance) -> ProblemStatus:
     """What two draws as they come tell: `weak`, with a sentence for each lazy answer that would pass on the first."""
-    case, other = Case(*first), Case(*second)
+    case, other = Case(*first), OtherCase(second[0], second[2])
     findings = [
         Finding("lazy", f"it accepts {name}")
         for name, answer in lazy_answers(case, other, _is_strict(tolerance))
@@ -109,11 +115,11 @@ def examine(
     """
     inputs = subject.draw()
     result = subject.call(inputs).output
-    findings = _random(result, subject.call(inputs).output, tolerance)
-    if findings:
-        return findings  # nothing else could be told from it
-    prober = _Prober(subject, tolerance, Case(inputs, subject.exact(inputs).owned(), result))
-    findings += _constant(prober) + _lazy(prober) + _independent(prober)
+    again = subject.call(inputs).output
+    if draws(again, result, tolerance, lambda: subject.call(inputs._replace(seed=SEED)).output):
+        return [_random(result, again, tolerance)]  # nothing else could be told from it
+    prober = _Prober(subject, tolerance, Case(inputs, subject.keep(subject.exact(inputs)), result))
+    findings = _constant(prober) + _lazy(prober) + _independent(prober)
     if reweighted is not None and subject.weights.tensors:
         findings += _weightless(prober, reweighted)
     return findings + _rough(prober) + _labels(prober) + _short(prober) + _large(prober, memory_bytes)
@@ -124,11 +130,18 @@ class _Prober:
 
     def __init__(self, subject: RunningReference, tolerance: Tolerance, case: Case | None = None) -> None:
         self.subject, self.tolerance = subject, tolerance
-        self.case, self.other = case or self.make(DRAWN), self.make(DRAWN)
+        self.case, self.other = case or self.make(DRAWN), self.make_other(DRAWN)
 
     def make(self, family: str) -> Case:
-        values = vary(self.subject.draw(), family)
-        return Case(values, self.subject.exact(values).owned(), self.subject.call(values).output)
+        values = self.draw(family)
+        return Case(values, self.subject.keep(self.subject.exact(values)), self.subject.call(values).output)
+
+    def make_other(self, family: str) -> OtherCase:
+        values = self.draw(family)
+        return OtherCase(values, self.subject.call(values).output)
+
+    def draw(self, family: str) -> Values:
+        return vary(self.subject.draw(), family, in_place=True)
 
     def accepts(self, answer: Values, case: Case) -> bool:
         return mismatch(answer, case.exact, case.result, self.tolerance, PLAIN) is None
@@ -143,7 +156,7 @@ def _lazy(prober: _Prober, without: Collection[str] = ()) -> list[Finding]:
     answers = lazy_answers(prober.case, prober.other, strict)
     passing = [name for name, answer in answers if prober.accepts(answer, prober.case)]
     for family in [family for family in FAMILIES if passing and family not in without]:
-        case, other = prober.make(family), prober.make(family)
+        case, other = prober.make(family), prober.make_other(family)
         if is_nan_only(case.exact):
             continue  # nor would the judge compare anything
         found = lazy_answers(case, other, strict)
@@ -160,17 +173,14 @@ def _independent(prober: _Prober) -> list[Finding]:
     ]
 
 
-def _random(first: Values, again: Values, tolerance: Tolerance) -> list[Finding]:
-    """Of two calls on the same values."""
-    wrong = mismatch(again, first, first, tolerance)
-    if wrong is None:
-        return []
+def _random(first: Values, again: Values, tolerance: Tolerance) -> Finding:
+    """How a reference draws, from two calls on the same values."""
     pairs = zip(first.tensors, again.tensors, strict=False)
     if any(_drops(one.tensor(), two.tensor()) for one, two in pairs):
-        return [
-            Finding("dropout", "it drops values at random: two calls on the same values have zeros at other places")
-        ]
-    return [Finding("random", f"the reference disagrees with itself on the same values: {wrong.reason}")]
+        return Finding("dropout", "it drops values at random: two calls on the same values have zeros at other places")
+    wrong = mismatch(again, first, first, tolerance)
+    said = f": {wrong.reason}" if wrong else ""
+    return Finding("random", f"the reference disagrees with itself on the same values{said}")
 
 
 def _drops(one: torch.Tensor, two: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from kernelwright_child.gpu import driver
 
-MEASURE = 1
+MEASURE = 2
 TIMEOUT_S = 300
 BYTES_A_CLOCK = 128
 """What a multiprocessor can move to and from the caches in one clock, at most (both directions, compute capability 7.0
@@ -92,5 +92,6 @@ def _measured(ordinal: int, key: dict[str, object]) -> Peaks:
         device=name,
         levels=levels,
         flops_per_s=found["arithmetic"],
+        copy_bytes_per_s=found["memory"]["copy"],
         versions={"driver": str(key["driver"]), "torch": str(key["torch"])},
     )

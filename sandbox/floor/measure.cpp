@@ -67,6 +67,7 @@ static double adding(const Buffers& s) {
 }
 struct Way { double (*run)(const Buffers&); int buffers; };
 static const Way WAYS[] = {{reading, 1}, {writing, 2}, {copying, 2}, {adding, 3}};
+static const std::vector<Way> ALL(WAYS, WAYS + 4), COPY{{copying, 2}};
 
 static Buffers room(size_t bytes) {
     size_t whole = (3 * bytes + (2u << 20)) & ~size_t((2u << 20) - 1);
@@ -103,10 +104,10 @@ static double alone(size_t bytes) {
 }
 
 // All threads at once, each on its part of what is shared. From the first start to the last end.
-static double together(int threads, size_t bytes, int bursts) {
+static double together(int threads, size_t bytes, int bursts, const std::vector<Way>& ways = ALL) {
     std::vector<double> starts(threads), ends(threads), moved(threads);
     double best = 0;
-    const int rounds = bursts * 4;
+    const int rounds = bursts * int(ways.size());
     std::atomic<int> generation{0}, arrived{0};
     auto meet = [&]() {
         int mine = generation.load();
@@ -117,7 +118,7 @@ static double together(int threads, size_t bytes, int bursts) {
         size_t share = bytes / threads;
         Buffers whole = room(share);
         for (int r = 0; r < rounds; ++r) {
-            const Way& way = WAYS[r % 4];
+            const Way& way = ways[r % ways.size()];
             Buffers part = whole;
             part.count = share / way.buffers / WIDTH / 8 * 8;
             part.b = part.a + part.count;
@@ -175,5 +176,6 @@ int main(int argc, char** argv) {
     };
     if (third) printf("third %.6e\n", shared(third, 40));
     if (memory) printf("memory %.6e\n", shared(memory, 8));
+    if (memory) printf("copy %.6e\n", together(threads, memory, 8, COPY));
     return 0;
 }

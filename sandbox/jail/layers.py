@@ -16,6 +16,7 @@ from kernelwright.sandbox.machine import child_package
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import JAIL_OFF
 from kernelwright_child.jail import landlock, syscalls
 
 Kind = Literal["builder", "worker", "reference"]
@@ -32,7 +33,6 @@ GROUP = "control group"
 WATCH = "watch over memory and folder"
 KEEPER = "reaper of orphans"
 ENVIRONMENT = "scrubbed environment"
-OFF = "JAIL OFF by request"
 
 STRICT = (NAMESPACES, FILES, NETWORK, USER, FILTER, PRIVILEGES, LIMITS, WATCH, KEEPER, ENVIRONMENT)
 """What `strict` insists on. A control group is not among them: few users may make one."""
@@ -99,7 +99,7 @@ def jail_for(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     """The jail for one child. Raises `MachineError` where the policy is `strict` and a layer is not to be had."""
     if settings.jail == "off":
         plan = dict.fromkeys(("limits", "user", "landlock", "filter", "memory", "folder", "folder_bytes"))
-        return Jail((), plan | {"drop": False, "reads_all": False}, (OFF, ENVIRONMENT, KEEPER), None)
+        return Jail((), plan | {"drop": False, "reads_all": False}, (JAIL_OFF, ENVIRONMENT, KEEPER), None)
     jail = _best(kind, folder, settings)
     missing = [layer for layer in STRICT if layer not in jail.layers]
     if settings.jail == "strict" and missing:

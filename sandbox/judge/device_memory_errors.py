@@ -51,10 +51,11 @@ def explained(problem: Problem, settings: Settings, baselines: Baselines, built:
 
 
 def _taken_by_candidate(built: Built, device: CudaDevice) -> int:
-    """What is free once its worker has ended, over what was free before."""
+    """What is free once its worker has ended, over what was free before, without what the judge had lent it."""
     device.make_current()
     free_cached_memory()
-    before = device.free_bytes()
+    before, lent = device.free_bytes(), 0
     if built.worker is not None:
+        lent = built.worker.lent_bytes
         built.worker.close()
-    return max(0, device.free_bytes() - before)
+    return max(0, device.free_bytes() - before - lent)

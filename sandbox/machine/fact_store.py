@@ -9,6 +9,8 @@ import json
 import logging
 import tempfile
 from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -110,6 +112,20 @@ def work_key(problem_digest: str) -> dict[str, Any]:
 def plan_key(problem_digest: str) -> dict[str, Any]:
     """What a problem's need of memory depends on: the problem, and torch's operators."""
     return {"problem": problem_digest, "torch": versions()["torch"]}
+
+
+def status_key(problem_digest: str, device: str) -> dict[str, Any]:
+    """What a problem's status depends on: the problem, where it is tried, torch, and our own rules of what is right."""
+    return {"problem": problem_digest, "device": device, "torch": versions()["torch"], "rules": _rules_digest()}
+
+
+@cache
+def _rules_digest() -> str:
+    """Of the sources that say which answers are tried, on what, and when one passes."""
+    tops = (find_spec("kernelwright.sandbox.correctness"), find_spec("kernelwright.problems.record"))
+    folders = [Path(top.origin).parent for top in tops if top is not None and top.origin is not None]
+    files = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def baseline_key(problem_digest: str, device: str, versions: Mapping[str, str], baseline: str) -> dict[str, Any]:

@@ -8,9 +8,9 @@ What a lost worker had begun is handed out again, and nothing else is.
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from kernelwright.sandbox.pool.protocol import (
     Answer,
@@ -30,6 +30,7 @@ from kernelwright.sandbox.verdict.verdicts import Verdict
 
 TRIES = 3
 """Workers that one piece of work may lose before it is given up: it may be what ends them."""
+Step = Literal["building", "built", "judging", "lost"]
 AHEAD = 4
 """Finished builds that may wait, for each device and for each builder; more would only fill the disk."""
 
@@ -58,16 +59,22 @@ class _Job:
     work: Work
     stage: Stage
     future: "asyncio.Future[DeviceVerdict]"
+    on_step: Callable[[Step], None] | None = None
     since: float = 0.0
     """When it began to wait for a device, in the loop's seconds."""
     product: Product = field(default_factory=lambda: Product(""))
     lost: int = 0
 
+    def tell(self, step: Step) -> None:
+        if self.on_step is not None and not self.future.done():
+            self.on_step(step)
+
 
 class Dispatcher:
     """Judges on an executor; many at once. Use it as an asynchronous context."""
 
-    def __init__(self, executor: Executor, kind: str | None = None) -> None:
+    def __init__(self, executor: Executor, kind: str | None = None, remembers_broken: bool = True) -> None:
+        """`remembers_broken`: whether a problem that could not be judged once is not tried again."""
         self.executor = executor
         self.devices: tuple[Device, ...] = ()
         """Those of the kind that is judged on; known inside the context."""
@@ -81,6 +88,7 @@ class Dispatcher:
         self._idle: dict[str, Device] = {}
         self._reviving: set[str] = set()
         self._building = self._running = 0
+        self._remembers_broken = remembers_broken
         self._broken: dict[str, Unjudged] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -99,9 +107,14 @@ class Dispatcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.executor.close()
 
-    async def judge(self, work: Work, stage: Stage = "time") -> DeviceVerdict:
-        """Build, and then check or time. Raises `Unjudged`, and `ExecutorError` once no device is left."""
-        job = _Job(work, stage, asyncio.get_running_loop().create_future())
+    async def judge(
+        self, work: Work, stage: Stage = "time", on_step: Callable[[Step], None] | None = None
+    ) -> DeviceVerdict:
+        """Build, and then check or time. Raises `Unjudged`, and `ExecutorError` once no device is left.
+
+        Whoever is cancelled while it waits for this takes the work back; a stage that has begun comes to its end.
+        """
+        job = _Job(work, stage, asyncio.get_running_loop().create_future(), on_step)
         self._to_build.append(job)
         self._go_on()
         return await job.future
@@ -151,11 +164,13 @@ class Dispatcher:
 
     async def _build(self, job: _Job) -> None:
         self.tally.begun["build"] += 1
+        job.tell("building")
         try:
             made = await self.executor.build(job.work)
             self.tally.ended["build"] += 1
             if isinstance(made, Product):
                 job.product = made
+                job.tell("built")
                 self._queue(job)
             else:
                 self._finish(job, made, None)
@@ -171,6 +186,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         start = loop.time()
         self.tally.begun[job.stage] += 1
+        job.tell("judging")
         self._warmth.use(device.name, job.work.problem.digest)
         try:
             answer = await self.executor.run(job.stage, job.work, job.product, device)
@@ -209,13 +225,14 @@ class Dispatcher:
             return
         why = answer.trouble or "the worker gave no reason"
         error = Unjudged(why, answer.broken_problem, answer.machine_lacks, answer.unsupported)
-        if error.whole_problem:
+        if error.whole_problem and self._remembers_broken:
             self._broken[job.work.problem.digest] = error
         _fail(job, error)
 
     def _lose(self, job: _Job, stage: Stage, error: Lost) -> None:
         """Hand the job out again, before all others: first to a build pool, for the product may be lost too."""
         self.tally.lost[stage] += 1
+        job.tell("lost")
         job.lost += 1
         if job.lost >= TRIES:
             _fail(job, Unjudged(f"{job.lost} workers were lost while it was judged (the last: {error})"))

@@ -15,7 +15,7 @@ JUDGING = ("kernelwright_child", "kernelwright.sandbox", "kernelwright.problems"
 CODE = frozenset({".py", ".cpp", ".h"})
 NO_CONDITION = frozenset({"memory_bytes", "device_memory_bytes"})
 """Settings that decide whether something can be judged, and never what the verdict is."""
-NOT_CODE = frozenset({"catalog", "pool", "__pycache__"})
+NOT_CODE = frozenset({"catalog", "pool", "service", "__pycache__"})
 """Folders that decide nothing: data, and where judging runs."""
 
 

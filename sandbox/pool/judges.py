@@ -3,39 +3,33 @@
 Builds run side by side; timing is one at a time, within this process and, by the locks of `timing_locks.py`, among all.
 """
 
+import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Self
+
+from pydantic import JsonValue
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import build_turn
+from kernelwright.sandbox.calls.backend import all_at_once, build_turn, device_held
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.judge.standing import Spare
 from kernelwright.sandbox.machine.identity import require_tools
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.pool.memory_errors import within_memory
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 
-SCREENING: dict[str, Any] = {
-    "min_pairs": 4,
-    "max_pairs": 4,
-    "worker_pairs": 1,
-    "compiled": (),
-    "sanitize": False,
-    "profile": False,
-}
-"""What the settings become for a screening: enough to see whether a candidate is right, and about how fast.
-
-No tools: they cost some ten seconds a candidate, and nobody reads what they say of a variant that is not judged.
-"""
 KEPT = 4
 """Problems whose reference children are kept; the one that was asked for longest ago is ended first."""
-Key = tuple[str, bool]
-"""A problem's digest, and whether it is for screening."""
+Key = tuple[str, JudgingEffort, str]
+"""A problem's digest, the effort of its judgings, and what is asked for beside the usual settings."""
+Asks = Mapping[str, JsonValue]
+USUAL: Asks = {}
 
 
 class _SharedJudge(Judge):
@@ -54,8 +48,10 @@ class Judges:
     Its methods raise `MachineError` or `BrokenProblem` where no verdict is possible; then the problem's are let go.
     """
 
-    def __init__(self, settings: Settings, kept: int = KEPT) -> None:
+    def __init__(self, settings: Settings, kept: int = KEPT, is_lasting: bool = True) -> None:
+        """`is_lasting`: whether there is more than one candidate to be judged."""
         self.settings = settings
+        self._spare = Spare(settings, is_lasting) if settings.gpu else None
         self._most = kept
         self._kept: OrderedDict[Key, _SharedJudge] = OrderedDict()
         self._apart: set[_SharedJudge] = set()
@@ -71,31 +67,44 @@ class Judges:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def judge(self, problem: Problem, candidate: Candidate, *, fresh: bool = False, quick: bool = False) -> Verdict:
-        """The verdict. `fresh`: by references of its own, with seeds of their own; `quick`: by few pairs, no tools.
+    def judge(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        *,
+        fresh: bool = False,
+        beat: float | None = None,
+        asks: Asks = USUAL,
+    ) -> Verdict:
+        """The verdict. `fresh`: by references of its own, with seeds of their own; `asks`: settings that are to be
+        other than the usual ones, the effort among them.
 
-        The build comes out of the store of finished builds, or is made here where that does not have it.
+        `beat`: the speedup that counts at effort `search`, see `Judge.evaluate`. The build comes out of the store of
+        finished builds, or is made here where that does not have it.
         """
-        if not quick:
-            self._forget((problem.digest, True))
-        with self._work_on(problem, candidate, fresh, quick) as judge:
+        settings = self._settings(asks)
+        if settings.effort != "screen":
+            self._forget((problem.digest, "screen", _text(asks)))
+        with self._work_on(problem, candidate, fresh, settings, asks) as judge:
             built = within_memory(problem, lambda: judge.build(candidate))
             try:
                 with self._device:
-                    return within_memory(problem, lambda: judge.evaluate(built))
+                    return within_memory(problem, lambda: judge.evaluate(built, beat))
             finally:
                 built.close()
 
-    def build(self, problem: Problem, candidate: Candidate) -> Built | Verdict:
+    def build(self, problem: Problem, candidate: Candidate, asks: Asks = USUAL) -> Built | Verdict:
         """What was built, to be closed; the verdict where the build failed."""
-        with self._work_on(problem, candidate, fresh=False, quick=False) as judge:
+        with self._work_on(problem, candidate, False, self._settings(asks), asks) as judge:
             built = within_memory(problem, lambda: judge.build(candidate, ahead=False))
             return judge.evaluate(built) if built.failure is not None else built
 
     def release(self, digest: str) -> None:
         """Nothing more is asked about the problem for now: end its reference children, unless they are in use."""
-        for quick in (False, True):
-            self._forget((digest, quick))
+        with self._choosing:
+            keys = [key for key in self._kept if key[0] == digest]
+        for key in keys:
+            self._forget(key)
 
     def stop(self) -> None:
         """Begin nothing more: what waits for its turn ends without a verdict. The children are left alone."""
@@ -112,12 +121,22 @@ class Judges:
             self._kept.clear()
         for judge in judges:
             judge.close()
+        if self._spare is not None:
+            self._spare.close()
+
+    def _spare_for(self, settings: Settings) -> Spare | None:
+        return self._spare if self._spare is not None and self._spare.fits(settings) else None
+
+    def _settings(self, asks: Asks) -> Settings:
+        chosen = Settings.model_validate(self.settings.model_dump() | dict(asks)) if asks else self.settings
+        return chosen.at(chosen.effort)
 
     @contextmanager
-    def _work_on(self, problem: Problem, candidate: Candidate, fresh: bool, quick: bool) -> Iterator[Judge]:
+    def _work_on(
+        self, problem: Problem, candidate: Candidate, fresh: bool, settings: Settings, asks: Asks
+    ) -> Iterator[Judge]:
         require_tools(candidate.language)
-        settings = self.settings.model_copy(update=SCREENING) if quick else self.settings
-        key = None if fresh else (problem.digest, quick)
+        key = None if fresh else (problem.digest, settings.effort, _text(asks))
         judge, is_spoilt = self._taken(key, problem, settings), False
         try:
             self._start(judge)
@@ -138,6 +157,7 @@ class Judges:
                 raise MachineError("the judging was stopped")
             judge = self._kept.get(key) if key is not None else None
             judge = judge or _SharedJudge(problem, settings)
+            judge.spare = self._spare_for(settings)
             judge.users += 1
             if key is None:
                 self._apart.add(judge)
@@ -172,5 +192,18 @@ class Judges:
                 with self._device, build_turn(self.settings, waiting):
                     if self._is_stopped:
                         raise MachineError("the judging was stopped")
-                    within_memory(judge.problem, lambda: judge.reference)
+                    within_memory(judge.problem, lambda: self._start_first(judge, waiting))
                 judge.started = True
+
+    def _start_first(self, judge: Judge, waiting: WaitLimit) -> None:
+        """Its first reference; on a device the workers of the candidate that waits come up beside it."""
+        if judge.spare is None:
+            _ = judge.reference
+            return
+        with device_held(self.settings, waiting):
+            all_at_once(self.settings, [lambda: judge.reference, judge.spare.make])
+
+
+def _text(asks: Asks) -> str:
+    """Of all but the effort."""
+    return json.dumps({name: value for name, value in asks.items() if name != "effort"}, sort_keys=True)

@@ -3,13 +3,16 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
+from pydantic import Field, JsonValue
+
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.verdict.settings import JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 
 Stage = Literal["build", "check", "time"]
-"""`build` scans and compiles; it needs no device. `check` runs the candidate on few inputs: is it right, and about how
+"""`build` scans and compiles; it needs no device. `check` judges at effort `screen`: is it right, and about how
 fast? `time` is the whole judging: every timed output is checked, so a check before it is never required."""
 
 
@@ -81,6 +84,12 @@ class Work(Record):
     candidate: Candidate
     fresh: bool = False
     """Whether its judging has to have reference processes of its own, with seeds of their own."""
+    effort: JudgingEffort | None = None
+    """Other than that of the executor's settings."""
+    beat: float | None = None
+    """The speedup of the best so far: at effort `search` what is clearly below it is measured no further."""
+    asks: dict[str, JsonValue] = Field(default={})
+    """Settings of the judge that this work wants to be other than the worker's."""
 
 
 class Question(Record):

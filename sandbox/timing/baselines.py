@@ -2,26 +2,34 @@
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, references_kept
+from kernelwright.sandbox.calls.backend import all_at_once
+from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, references_kept, standing_kept
 from kernelwright.sandbox.calls.reference import Form, ReferenceSession
 from kernelwright.sandbox.correctness.domain import Domain
+from kernelwright.sandbox.machine.fact_store import Store, status_key
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.baseline_times import BaselineTimes
 from kernelwright.sandbox.timing.compiled import compiled_reference
+from kernelwright.sandbox.timing.spreads import Spreads, by_worker
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus
+from kernelwright.sandbox.verdict.worker_intervals import KnownSpread
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.inputs import SharedInputs
 
 AT_ONCE = 2
-"""So many start at a time: more would only wait for each other's memory."""
+"""On a processor so many start at a time: more would only wait for each other's memory."""
+FIRST_LOOK = 3
+"""A worker pair has three: the baseline, the other one of its placebo, and the source of values."""
 AS_CONSTRUCTED = 1
 """The one process that keeps the constructor's weights, where there are several; the others change them."""
 LOG = logging.getLogger("kernelwright.sandbox.timing")
@@ -41,6 +49,7 @@ class Baselines:
         self._inputs: SharedInputs | None = None
         self._kept: int | None = None
         self._status: ProblemStatus | None = None
+        self._statuses = Store("statuses")
         self._arguments: Values | None = None
         self._shipped_differs: bool | None = None
         self._ways: set[str] = set()
@@ -48,12 +57,16 @@ class Baselines:
         """Whether the reference draws in `forward`, so that both sides are seeded alike before each call."""
         self._choosing = threading.Lock()
         self._closed = False
+        self._spreads = Spreads(problem, settings)
+        self._compared: set[int] = set()
+        """Processes whose ratio to the next one is kept already."""
+        self._candidates = self._turn = 0
         self.domain = Domain(problem.values.without)
         """The families of values that candidates are judged on."""
 
     def eager(self, number: int) -> ReferenceSession:
         """The baseline of worker pair `number`; pairs beyond the settings' `worker_pairs` start over with the first."""
-        index = number % self._settings.worker_pairs
+        index = self._index(number)
         found = self._living(index)
         if found is None:
             while self._eager and len(self._eager) >= self.kept:
@@ -69,6 +82,23 @@ class Baselines:
                 found.close()
                 raise MachineError(f"the judging of {self.problem.name} was ended")
         return found
+
+    def _index(self, number: int) -> int:
+        return (number + self._turn) % self._settings.worker_pairs
+
+    def next_candidate(self) -> KnownSpread | None:
+        """Another one is timed; what its interval rests on beside samples, None where these speak alone.
+
+        Where a candidate may end after one worker pair each begins with another process of the baseline, or all would
+        share that one's luck; never with the one whose weights a constructor's habits would do for.
+        """
+        if self._settings.effort == "rank":
+            return None
+        starts = [index for index in range(self._settings.worker_pairs) if index != AS_CONSTRUCTED]
+        if self.kept == self._settings.worker_pairs:
+            self._turn = starts[self._candidates % len(starts)]
+            self._candidates += 1
+        return self._spreads.known()
 
     def _living(self, index: int) -> ReferenceSession | None:
         """The one of this number, which is now the most recently used."""
@@ -111,6 +141,11 @@ class Baselines:
                 LOG.info("%s: memory holds %d of %d references at once", self.problem.name, self._kept, wanted)
         return self._kept
 
+    def standing(self, wanted: int) -> int:
+        """How many workers of candidates may be ready at once; hold the device. On a processor one, when it is due."""
+        needs, there = self._needs_and_room() if self._settings.gpu else (None, 0)
+        return 1 if needs is None else standing_kept(needs, self.kept, wanted, there, ON_DEVICE)
+
     def _needs_and_room(self) -> tuple[Needs | None, int]:
         if not self._settings.gpu:
             return None if self.first.is_small else self.first.plan, free_bytes()
@@ -126,14 +161,17 @@ class Baselines:
         return self._inputs
 
     def start(self) -> None:
-        """Have all eager processes run; on a device one after the other, in this thread, which holds it."""
-        numbers = range(min(self.kept, self._settings.worker_pairs))
-        if not self._settings.side_by_side or self.kept < self._settings.worker_pairs:
+        """Have the eager processes run that are needed in any case, started side by side where memory holds all; on a
+        device, while it is held.
+        """
+        wanted = self._settings.worker_pairs if self._settings.effort == "rank" else FIRST_LOOK
+        numbers = range(min(self.kept, self._settings.worker_pairs, wanted))
+        if self.kept < self._settings.worker_pairs:
             for number in numbers:
                 self.eager(number)
             return
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(self.eager, numbers))
+        works = [partial(self.eager, number) for number in numbers]
+        all_at_once(self._settings, works, None if self._settings.gpu else AT_ONCE)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -148,8 +186,11 @@ class Baselines:
         return list(self._compiled.values())
 
     def remember(self, measurement: Measurement) -> None:
-        """Keep what each of them took, for tables."""
+        """Keep what each of them took, for tables, and how far they are apart."""
         BaselineTimes(self.problem).keep(measurement, self._settings)
+        ratios = {self._index(number): ratio for number, ratio in by_worker(measurement.placebo).items()}
+        self._spreads.keep([ratio for index, ratio in ratios.items() if index not in self._compared])
+        self._compared |= ratios.keys()
 
     @property
     def first(self) -> ReferenceSession:
@@ -165,9 +206,30 @@ class Baselines:
 
     @property
     def status(self) -> ProblemStatus:
-        """Whether trivial answers fail on this problem; found once."""
+        """Whether trivial answers fail on this problem; found once, and kept for other judges too."""
         if self._status is None:
-            self._status = self.first.status
+            self._status = self._kept_status() or self._found_status()
+        return self._status
+
+    def _kept_status(self) -> ProblemStatus | None:
+        try:
+            return ProblemStatus.model_validate(self._statuses.get(self._status_key))
+        except ValidationError:
+            return None
+
+    def _found_status(self) -> ProblemStatus:
+        found = self.first.status
+        self._statuses.put(self._status_key, found.model_dump(mode="json"))
+        return found
+
+    @property
+    def _status_key(self) -> dict[str, object]:
+        return status_key(self.problem.digest, "cuda" if self._settings.gpu else "cpu")
+
+    @property
+    def known_status(self) -> ProblemStatus | None:
+        """The same where it was found before: what fails does not wait for it."""
+        self._status = self._status or self._kept_status()
         return self._status
 
     @property
@@ -200,11 +262,11 @@ class Baselines:
         """End all of them."""
         with self._choosing:
             self._closed = True
-        for index in tuple(self._eager):
-            self._end(index)
-        for session in self._compiled.values():
-            session.close()
+        ending = [*self._eager.values(), *self._compiled.values()]
+        self._ways = set(self.exact_ways)
+        self._eager.clear()
         self._compiled.clear()
+        all_at_once(self._settings, [session.close for session in ending])
         if self._inputs is not None:
             self._inputs.close()
             self._inputs = None

@@ -3,7 +3,6 @@
 import random
 import secrets
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
@@ -17,10 +16,10 @@ from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.background import in_background
 from kernelwright.sandbox.timing.baselines import Baselines
-from kernelwright.sandbox.timing.stopping import EFFORT, is_clearly_slower
+from kernelwright.sandbox.timing.paired_samples import PairedSamples
+from kernelwright.sandbox.timing.stopping import EFFORT, is_clearly_slower, is_enough_to_choose
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.settings import Defence, Settings
-from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
 SLOWEST_CALL_S = 5.0
 """A call is never cut off before this, however fast the baseline is."""
@@ -29,7 +28,6 @@ BACKWARDS = (1, 2)
 """Of each four pairs, those in which the candidate comes last: a drift of the machine hits both sides alike."""
 SETTLING_MS, MOST_SETTLING = 20.0, 8
 """For about so long, and at most so many times, a side is called again before it is timed."""
-PLACEBO = "eager again"
 OVERRUN, FEWEST_WORKERS = 4, 2
 """Where the time budget is overrun this many times, so many worker pairs must do."""
 
@@ -38,55 +36,14 @@ class DrawingReference(Exception):
     """The reference itself draws in `forward`: results can be compared only where both sides are seeded alike."""
 
 
-class PairedSamples:
-    """What has been measured so far of one candidate; all times in ms, sample i of all lists on the same values."""
-
-    def __init__(self) -> None:
-        self.candidate: list[float] = []
-        self.candidate_cpu: list[float] = []
-        self.eager_cpu: list[float] = []
-        self.baselines: dict[str, list[float]] = defaultdict(list)
-        self.workers: list[int] = []
-        self.placebo: list[tuple[float, float, int]] = []
-        """Two processes of the eager baseline on the same values, and the worker pair."""
-        self.protocol: list[float] = []
-
-    def add(self, number: int, mine: Timed, theirs: Timed) -> None:
-        """One pair of the candidate and eager, by worker pair `number`; the baselines' lists are the caller's."""
-        self.candidate.append(mine.milliseconds)
-        self.candidate_cpu.append(mine.cpu_ms)
-        self.eager_cpu.append(theirs.cpu_ms)
-        self.workers.append(number)
-
-    def measurement(self, settings: Settings) -> Measurement:
-        """The record of it all."""
-        candidate, workers = tuple(self.candidate), tuple(self.workers)
-        placebo = None
-        if self.placebo:
-            again, eager, groups = zip(*self.placebo, strict=True)
-            placebo = Pairing(baseline=PLACEBO, candidate_ms=eager, baseline_ms=again, workers=groups)
-        return Measurement(
-            pairings=tuple(
-                Pairing(baseline=name, candidate_ms=candidate, baseline_ms=tuple(times), workers=workers)
-                for name, times in self.baselines.items()
-            ),
-            threads=settings.threads,
-            cores=settings.cores,
-            placebo=placebo,
-            protocol_ms=tuple(self.protocol),
-            candidate_cpu_ms=tuple(self.candidate_cpu),
-            eager_cpu_ms=tuple(self.eager_cpu),
-        )
-
-
 class Timing:
     """Times one candidate, worker pair after worker pair, until enough is known. Use it as a context.
 
     What is not timed goes on side by side: a result is compared while the next values are drawn.
     """
 
-    def __init__(self, baselines: Baselines, settings: Settings) -> None:
-        self._baselines, self._settings = baselines, settings
+    def __init__(self, baselines: Baselines, settings: Settings, beat: float | None = None) -> None:
+        self._baselines, self._settings, self._beat = baselines, settings, beat
         self._tolerance = tolerance_of(baselines.problem)
         self._operation = operation(baselines.problem)
         self._domain = baselines.domain
@@ -100,7 +57,7 @@ class Timing:
         self.at_the_end: Callable[[], object] = lambda: None
         """Done beside the last comparison of each worker pair, when nothing is timed."""
         self._spent_s = 0.0
-        self.samples = PairedSamples()
+        self.samples = PairedSamples(baselines.next_candidate())
         self.number = 0
         """Of the present worker pair, counted from 0."""
 
@@ -122,7 +79,7 @@ class Timing:
         Tells whether the candidate repeats itself bit by bit; None where that was not tried.
         """
         start, repeats = time.monotonic(), None
-        values = self._values(DRAWN)
+        values = self._values(DRAWN, self.baseline if self.number == 0 else None)  # what is wrong waits for no other
         for turn in range(self._settings.warm_up):
             theirs = self.baseline.show(values)
             if turn == 0:
@@ -259,11 +216,11 @@ class Timing:
         """Values are drawn in a process that is not timed on them: it would come to the call with warm caches."""
         return self._baselines.source(self.number)
 
-    def _values(self, family: str) -> Values:
+    def _values(self, family: str, source: ReferenceSession | None = None) -> Values:
         if not self._has("fresh_values"):
-            self._only = self._only or self._source.draw()
+            self._only = self._only or (source or self._source).draw()
             return self._only
-        values = vary(self._source.draw(), family)
+        values = vary((source or self._source).draw(), family, in_place=True)
         return values._replace(seed=secrets.randbits(62)) if self._baselines.is_seeded else values
 
     def _call(self, session: Session, values: Values) -> Timed:
@@ -276,7 +233,7 @@ class Timing:
         """
         self.number -= 1  # the worker has the weights of that pair's baseline
         try:
-            for family in self._unmet():
+            for family in self.unmet:
                 self._meet(session, family)
         finally:
             self.number += 1
@@ -287,7 +244,9 @@ class Timing:
         if not self._excludes(family, theirs, values):
             self._check(mine, theirs, values, family)
 
-    def _unmet(self) -> list[str]:
+    @property
+    def unmet(self) -> list[str]:
+        """The families that the problem is judged on and no call has met."""
         checked = self._has("families") and self._has("timed_check")
         return [family for family in self._domain.families if checked and family not in self._met]
 
@@ -337,6 +296,9 @@ class Timing:
         budgets = self._spent_s / settings.time_budget_s
         if count >= settings.max_pairs or (budgets > OVERRUN and self.number >= FEWEST_WORKERS):
             return True
+        if settings.effort != "rank":
+            done = budgets > 1 or self.number >= settings.worker_pairs
+            return done or is_enough_to_choose(self.samples.measurement(settings), self._beat, settings.interval_target)
         effort = min(count / settings.min_pairs, self.number / settings.worker_pairs)
         if effort < EFFORT:
             return False

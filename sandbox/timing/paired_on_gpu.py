@@ -18,12 +18,14 @@ from kernelwright.sandbox.machine.clocks import ClockSample, steady
 from kernelwright.sandbox.tensors.merging import merged, parted
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.baselines import Baselines
-from kernelwright.sandbox.timing.paired import BACKWARDS, PAIRS_A_WORKER, PLACEBO, PairedSamples, Timing
+from kernelwright.sandbox.timing.paired import BACKWARDS, PAIRS_A_WORKER, Timing
+from kernelwright.sandbox.timing.paired_samples import PLACEBO, PairedSamples
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.gpu_timing import Burst, DeviceRecord
 from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement
+from kernelwright.sandbox.verdict.worker_intervals import KnownSpread
 
 CANDIDATE, EAGER = "candidate", "eager"
 AS_SHIPPED = "eager as shipped"
@@ -43,8 +45,10 @@ PROTOCOLS = 5
 class DeviceSamples(PairedSamples):
     """Samples by both clocks; the lists of the base class are by the judge's."""
 
-    def __init__(self, device: CudaDevice, impossible: Callable[[float], bool]) -> None:
-        super().__init__()
+    def __init__(
+        self, device: CudaDevice, impossible: Callable[[float], bool], known_spread: KnownSpread | None
+    ) -> None:
+        super().__init__(known_spread)
         self._device, self._impossible = device, impossible
         self.events: dict[str, list[float | None]] = defaultdict(list)
         """By side, parallel to the times on the judge's clock."""
@@ -90,7 +94,7 @@ class DeviceSamples(PairedSamples):
         yield from self.baselines.items()
 
     def _by_events(self) -> PairedSamples:
-        other = PairedSamples()
+        other = PairedSamples(self.known_spread)
         other.candidate = [ms or 0.0 for ms in self.events[CANDIDATE]]
         for name in self.baselines:
             other.baselines[name] = [ms or 0.0 for ms in self.events[name]]
@@ -106,20 +110,34 @@ class DeviceTiming(Timing):
     samples: DeviceSamples
 
     def __init__(
-        self, baselines: Baselines, settings: Settings, device: CudaDevice, floor: Callable[[], Floor | None]
+        self,
+        baselines: Baselines,
+        settings: Settings,
+        device: CudaDevice,
+        floor: Callable[[], Floor | None],
+        beat: float | None = None,
     ) -> None:
-        super().__init__(baselines, settings)
+        super().__init__(baselines, settings, beat)
         self._device, self._floor = device, floor
-        self.samples = DeviceSamples(device, self._is_impossible)
+        self.samples = DeviceSamples(device, self._is_impossible, self.samples.known_spread)
 
     def warm_up(self, session: Session) -> bool | None:
         """As elsewhere; the baseline also under torch's own precision switches, where these change anything."""
+        if self._retired is not None:  # it might still be heard on the device
+            self._retired.result()
         repeats = super().warm_up(session)
         if self._baselines.shipped_differs:
             values = self._values(DRAWN)
             for _ in range(self._settings.warm_up):
                 self.baseline.shipped(values)
         return repeats
+
+    def retire(self, session: Session) -> None:
+        """End a worker whose part is done while the next one is loaded, unless that needs its memory."""
+        if self._baselines.first.needs.is_large:
+            session.close()
+        else:
+            self._retired = self._beside.submit(session.close)
 
     def measure(self, session: Session) -> None:
         """The timed calls of the present worker pair; after them a burst, unless an earlier one has confirmed."""
@@ -146,7 +164,7 @@ class DeviceTiming(Timing):
         """As elsewhere; a burst has left it with memory for other inputs."""
         assert isinstance(session, GpuSession)
         reference = self._baselines.eager(self.number - 1)
-        if self._unmet() and session.inputs is not None and not session.inputs.is_for(reference.layout):
+        if self.unmet and session.inputs is not None and not session.inputs.is_for(reference.layout):
             session.lend_layout(reference.layout)
             session.expect(reference.needs.result)
         super().meet_the_rest(session)

@@ -1,4 +1,4 @@
-"""When it is known well enough that a candidate is slower than its baseline. Pure.
+"""When it is known well enough how fast a candidate is: to be left aside, to be chosen, or to be published. Pure.
 
 What is slower is not kept, so by how much need not be known to a few per cent; and most of what a model writes at first
 is slower by far. Ending early tells nothing else than ending late would: the interval is the same bootstrap over what
@@ -16,6 +16,8 @@ FEWEST = 4
 """Worker pairs: from three, intervals are too narrow too often."""
 SHARE_OF_DISTANCE = 1 / 6
 """The half width, as a share of the distance of the logarithm from 0: 1 lies at least six half widths away."""
+TO_CHOOSE = 0.05
+"""The half width that is enough of what is clearly the best so far: it is judged again before it is published."""
 STUDENT = {4: 3.182, 5: 2.776}
 """By number of worker pairs, the 97.5 % point of Student's t with one degree less."""
 
@@ -35,3 +37,15 @@ def is_clearly_slower(measurement: Measurement) -> bool:
     half *= STUDENT.get(groups, STUDENT[5]) / STUDENT[5]
     is_beyond = centre + half < -math.log(1 + SAME_WITHIN)
     return is_beyond and half < min(math.log(1 + NOISE_LIMIT), SHARE_OF_DISTANCE * -centre)
+
+
+def is_enough_to_choose(measurement: Measurement, beat: float | None, target: float) -> bool:
+    """Whether a search knows enough of what is clearly below the speedup to beat (of the reference, where there is none
+    yet), of what is clearly above it, or, with an interval as narrow as `target`, of what is neither.
+    """
+    interval, threshold = measurement.interval, beat or 1.0
+    if not measurement.is_steady:
+        return False
+    if interval.high < threshold / (1 + SAME_WITHIN) or interval.half_width < target:
+        return True
+    return interval.low > threshold * (1 + SAME_WITHIN) and interval.half_width < TO_CHOOSE

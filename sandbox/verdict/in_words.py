@@ -3,7 +3,8 @@
 import statistics
 from collections.abc import Mapping
 
-from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
+from kernelwright.sandbox.verdict.findings import Look
+from kernelwright.sandbox.verdict.verdicts import Measurement, Passed, Verdict
 
 
 def verdict_words(verdict: Verdict) -> str:
@@ -40,7 +41,11 @@ def others_words(speedups: Mapping[str, float]) -> str:
 
 def timings(verdict: Passed) -> str:
     """The judge's measurement in a few lines: medians in ms, and the speedup with its interval."""
-    measured = verdict.measurement
+    return timing_lines(verdict.measurement, verdict.evidence.look)
+
+
+def timing_lines(measured: Measurement, look: Look | None) -> str:
+    """The same of a measurement, with what a closer look saw."""
     times = {"candidate": measured.candidate_ms} | measured.baselines_ms
     lines = [f"{name}: {ms:#.3g} ms" for name, ms in times.items()]
     low, high = measured.interval
@@ -61,8 +66,8 @@ def timings(verdict: Passed) -> str:
     if measured.protocol_ms:
         empty = statistics.median(measured.protocol_ms)
         lines.append(f"a call that does nothing: {empty:#.3g} ms, part of all times above")
-    if verdict.evidence.look is not None:
-        lines.extend(verdict.evidence.look.lines(widest=4))
+    if look is not None:
+        lines.extend(look.lines(widest=4))
     return "\n".join(lines)
 
 

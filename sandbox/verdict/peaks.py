@@ -45,6 +45,8 @@ class Peaks(Record):
     levels: tuple[Level, ...] = Field(min_length=1)
     flops_per_s: dict[str, Rate]
     """By dtype, and `tf32`; those that the device has no units for are absent."""
+    copy_bytes_per_s: Rate | None = None
+    """Of a plain copy of what fits no cache, read and written together; None where it was not measured."""
     versions: dict[str, str] = Field(default_factory=dict)
 
     def memory_ms(self, needed_bytes: float) -> float:
@@ -77,4 +79,7 @@ class Peaks(Record):
         )
         kinds = self.flops_per_s.keys() | other.flops_per_s.keys()
         flops = {kind: max(self.flops_per_s.get(kind, 0), other.flops_per_s.get(kind, 0)) for kind in sorted(kinds)}
-        return self.model_copy(update={"levels": levels, "flops_per_s": flops})
+        copies = [rate for rate in (self.copy_bytes_per_s, other.copy_bytes_per_s) if rate]
+        return self.model_copy(
+            update={"levels": levels, "flops_per_s": flops, "copy_bytes_per_s": max(copies, default=None)}
+        )

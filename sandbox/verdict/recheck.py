@@ -30,14 +30,18 @@ def recheck(record: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
             f"the record's outcome is {record.get('outcome')!r}: only a passed verdict rests on samples; "
             "judge the candidate again to see whether it still fails"
         )
+    found = derived(measurement_of(record))
+    wanted = {key: value for key, value in found.items() if key in record or key not in LATER}
+    return {key: (record.get(key), value) for key, value in wanted.items() if not _equal(record.get(key), value)}
+
+
+def measurement_of(record: dict[str, Any]) -> Measurement:
+    """What a passed record was made from. Raises `RecordError` where it holds no samples."""
     try:
-        measurement = Measurement(pairings=record["samples"], **(record.get("measurement") or {"threads": 1}))
+        return Measurement(pairings=record["samples"], **(record.get("measurement") or {"threads": 1}))
     except (KeyError, TypeError, ValidationError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"{error}"
         raise RecordError(f"the record's samples can not be read ({problem}); use a record of `judge --json`") from None
-    found = derived(measurement)
-    wanted = {key: value for key, value in found.items() if key in record or key not in LATER}
-    return {key: (record.get(key), value) for key, value in wanted.items() if not _equal(record.get(key), value)}
 
 
 def _equal(said: Any, found: Any) -> bool:

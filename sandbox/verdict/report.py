@@ -43,6 +43,8 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "look": evidence.look.model_dump(mode="json") if evidence.look else None,
         "families_left_out": list(evidence.families_left_out),
         "without": list(evidence.without),
+        "effort": evidence.effort,
+        "not_met": list(evidence.not_met),
         "seconds": evidence.seconds,
         "versions": evidence.versions,
     }

@@ -45,6 +45,8 @@ class Floor(Record):
     """The operations of the reference's own algorithm. A better algorithm may beat this one honestly."""
     least_ms: float
     """The operations that no known algorithm saves."""
+    copy_ms: float | None = None
+    """What a plain copy takes that reads and writes as many bytes, all of them in memory; None where not measured."""
 
     @property
     def floor_ms(self) -> float:
@@ -72,4 +74,5 @@ def floor_of(work: NecessaryWork, peaks: Peaks, precision: PrecisionPolicy) -> F
         memory_ms=peaks.memory_ms(work.bytes),
         direct_ms=peaks.arithmetic_ms(work.flops, precision),
         least_ms=peaks.arithmetic_ms(work.least_flops, precision),
+        copy_ms=1e3 * work.bytes / peaks.copy_bytes_per_s if peaks.copy_bytes_per_s else None,
     )

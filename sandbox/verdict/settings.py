@@ -1,7 +1,7 @@
 """What the judge may spend, and how sure it must be."""
 
 import os
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -9,6 +9,13 @@ from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.memory import child_limit_bytes
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+JudgingEffort = Literal["screen", "search", "rank"]
+"""`screen`: right or wrong, and roughly how fast, by one worker. `search`: enough to choose, by as many worker pairs as
+that takes. `rank`: what is kept, confirmed and published."""
+SCREEN: dict[str, Any] = {"worker_pairs": 1, "min_pairs": 4, "max_pairs": 4, "compiled": ()}
+SCREEN |= {"sanitize": False, "profile": False}  # they cost some ten seconds, and nobody reads what they say of it
+AT_EFFORT: dict[JudgingEffort, dict[str, Any]] = {"screen": SCREEN, "search": {}, "rank": {}}
+"""What an effort settles, from the least to the most."""
 Defence = Literal[
     "fresh_values",
     "families",
@@ -27,8 +34,10 @@ are compared. `placebo`: the baseline is timed against itself."""
 
 
 class Settings(Record):
-    """Limits and effort of one judging. The defaults suit a search; a ranking asks for more pairs."""
+    """Limits and effort of one judging."""
 
+    effort: JudgingEffort = "rank"
+    """How much a verdict is to cost; see `at`."""
     jail: Literal["auto", "strict", "off"] = "auto"
     """`auto`: the best layers that the machine has; `strict`: refuse to run without a named set; `off`: none."""
     jail_without: tuple[Literal["namespaces"], ...] = ()
@@ -90,6 +99,10 @@ class Settings(Record):
             given = dict(given)
             given.setdefault("device", "cuda" if given.pop("gpu") else "cpu")
         return given
+
+    def at(self, effort: JudgingEffort) -> Self:
+        """The settings for a judging of this effort."""
+        return self.model_copy(update={"effort": effort} | AT_EFFORT[effort])
 
     @property
     def gpu(self) -> bool:

@@ -12,7 +12,7 @@ Samples = npt.NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A two-sided 95 % interval."""
+    """A two-sided interval, of 95 % or more."""
 
     low: float
     high: float
@@ -28,7 +28,7 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> fl
 
     The median of ratios, not the ratio of medians: a slow moment of the machine hits both sides of a pair and cancels.
     """
-    return math.exp(statistics.median(_log_ratios(numerator, denominator)))
+    return math.exp(statistics.median(log_ratios(numerator, denominator)))
 
 
 def ratio_interval(
@@ -40,7 +40,7 @@ def ratio_interval(
     groups are resampled first, and then pairs within each (Davison and Hinkley 1997, section 3.8). The generator's seed
     is fixed, so that the interval can be recomputed from the recorded samples alone.
     """
-    logs = np.array(_log_ratios(numerator, denominator))
+    logs = np.array(log_ratios(numerator, denominator))
     if groups and len(groups) != len(logs):
         raise ValueError(f"{len(logs)} pairs with {len(groups)} group numbers; give one for each pair, or none")
     numbers = np.array(groups or [0] * len(logs))
@@ -68,7 +68,8 @@ def _resampled(members: list[Samples], resamples: int) -> Samples:
     return rows
 
 
-def _log_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
+def log_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
+    """The logarithm of each pair's ratio."""
     if len(numerator) != len(denominator) or not numerator:
         raise ValueError(
             f"a paired ratio needs two equally long, non-empty series, got {len(numerator)} and {len(denominator)}"

@@ -11,11 +11,15 @@ from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.roofline import Floor
+from kernelwright.sandbox.verdict.settings import JudgingEffort
 from kernelwright.sandbox.verdict.statistics import Interval, paired_ratio, ratio_interval
+from kernelwright.sandbox.verdict.worker_intervals import KnownSpread, worker_interval
 
 Stage = Literal["scan", "build", "load", "run", "check", "time"]
 Comparison = Literal["faster", "same", "slower", "too_noisy"]
 Language = Literal["cpp", "cuda", "triton", "python"]
+JAIL_OFF = "JAIL OFF by request"
+"""The layer that stands in the evidence where the user did without a jail."""
 NOISE_LIMIT = 0.25
 """An interval wider than this, as a share of the speedup's centre, is called too noisy to compare."""
 SAME_WITHIN = 0.01
@@ -85,6 +89,8 @@ class Measurement(Record):
     """What no program can beat on this machine; None where it is not known."""
     on_device: DeviceRecord | None = None
     """How the samples came about on a GPU; None on a processor."""
+    known_spread: KnownSpread | None = None
+    """What intervals rest on beside the samples where these are few; None at effort `rank`, where they speak alone."""
 
     @property
     def closest(self) -> Pairing:
@@ -123,8 +129,14 @@ class Measurement(Record):
 
     @property
     def interval(self) -> Interval:
-        """95 % interval of `speedup`; a ranking uses its lower end."""
-        return self.closest.interval
+        """Interval of `speedup`, see `interval_of`; a ranking uses its lower end."""
+        return self.interval_of(self.closest)
+
+    def interval_of(self, pairing: Pairing) -> Interval:
+        """Its bootstrap interval of 95 %; from few worker pairs that of `worker_interval`, of 98 % over all looks."""
+        if self.known_spread is None:
+            return pairing.interval
+        return worker_interval(pairing.baseline_ms, pairing.candidate_ms, pairing.workers, self.known_spread)
 
     @property
     def comparison(self) -> Comparison:
@@ -143,7 +155,7 @@ class Measurement(Record):
         """Whether the placebo's interval reaches within `PLACEBO_WITHIN` of 1; true where there was none."""
         if self.placebo is None:
             return True
-        interval = self.placebo.interval
+        interval = self.interval_of(self.placebo)
         return interval.low <= 1 + PLACEBO_WITHIN and interval.high >= 1 / (1 + PLACEBO_WITHIN)
 
     @property
@@ -192,7 +204,7 @@ class Evidence(Record):
     were made beside the build, once on a machine."""
     authenticity: Authenticity
     problem_status: ProblemStatus | None
-    """None where the judging ended before the reference ran."""
+    """None where nobody has looked: that is done beside the first candidate of a problem that is right."""
     versions: dict[str, str]
     """python, torch, compiler, and the processor or GPU."""
     deterministic: bool | None = None
@@ -212,6 +224,10 @@ class Evidence(Record):
     """On a device: how results in float64 were computed where they were asked for: `whole`, `parts`, `processor`."""
     without: tuple[str, ...] = ()
     """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
+    effort: JudgingEffort = "rank"
+    """With how much effort it was judged; records from before there were several are all of `rank`."""
+    not_met: tuple[str, ...] = ()
+    """At effort `screen`: families of values that no call has met, and what else was not looked at."""
 
 
 class Passed(Record):

@@ -138,7 +138,9 @@ class ReadingEvaluator:
         self.afresh = afresh or {}
         """What a fresh judge says in place of a judgement."""
 
-    async def evaluate(self, problem: Problem, candidate: Candidate, *, fresh: bool = False) -> Verdict:
+    async def evaluate(
+        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
+    ) -> Verdict:
         (self.judged_afresh if fresh else self.judged)[candidate.digest] += 1
         await asyncio.sleep(0.001)
         judgement = judgement_in(candidate.source)

@@ -103,7 +103,9 @@ class SimulatedEvaluator:
     """Slot seconds that were spent judging."""
     _turn: asyncio.Semaphore | None = field(default=None, repr=False)
 
-    async def evaluate(self, problem: Problem, candidate: Candidate, *, fresh: bool = False) -> Verdict:
+    async def evaluate(
+        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
+    ) -> Verdict:
         """The verdict; another one for the same candidate where `fresh`."""
         self._turn = self._turn or asyncio.Semaphore(self.slots)
         async with self._turn:

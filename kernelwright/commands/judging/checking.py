@@ -195,11 +195,13 @@ def _parted(paths: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _each(paths: list[str]) -> list[str]:
-    """Folders of loose problem files give their files; a catalog-like folder is one problem."""
+    """Folders of problems, such as a capture's, give what they hold; a catalog-like folder is one problem."""
+    from kernelwright.evals.scores.collecting import problem_paths
+
     found: list[str] = []
     for path in paths:
         if Path(path).is_dir() and not (Path(path) / "problem.toml").exists():
-            files = sorted(str(file) for file in Path(path).rglob("*.py"))
+            files = [str(file) for file in problem_paths(Path(path))]
             if not files:
                 raise UserMistake(f"folder {path} holds no .py file; name a folder of problem files")
             found += files

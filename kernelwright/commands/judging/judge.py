@@ -1,6 +1,7 @@
 """`kernelwright judge`: one candidate, one honest verdict."""
 
 import ast
+import asyncio
 import json
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -14,15 +15,19 @@ from kernelwright.commands.options.shared_options import (
     CompileOption,
     DeviceOption,
     DtypeOption,
+    EffortOption,
     JailOption,
     MemoryOption,
     ProfileOption,
     SanitizeOption,
+    ServerOption,
     ThreadsOption,
     size_option,
 )
 
 if TYPE_CHECKING:
+    from kernelwright.problems import Problem
+    from kernelwright.sandbox.verdict.settings import Settings
     from kernelwright.sandbox.verdict.verdicts import Language
 
 
@@ -37,11 +42,13 @@ def judge(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    effort: EffortOption = "rank",
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
     sanitize: SanitizeOption = False,
     profile: ProfileOption = False,
     jail: JailOption = "auto",
+    server: ServerOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys, nothing else.")] = False,
     record: Annotated[
         str | None,
@@ -55,35 +62,62 @@ def judge(
         _recheck(record, as_json)
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
+    from kernelwright.sandbox.jail.own_process import become_a_judge, begin_context, imports_that_stay
+
+    if server is None:
+        check_threads(threads)
+        become_a_judge(threads)  # first of all: the process that it starts imports torch, which takes longest
     from kernelwright.problems import load_problem
-    from kernelwright.sandbox.jail.own_process import become_a_judge
     from kernelwright.sandbox.machine.identity import require_tools
 
     source = read_text(candidate, "candidate file")
     language = _language(source)
-    where = device_for(device, language, load_problem(problem, size).size)
+    where = device_for(device, language, load_problem(problem, size).size, local=server is None)
     found = load_problem(problem, size_for(problem, size, where), dtype)
     if backward:
         found = found.model_copy(update={"direction": "both"})
     given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     chosen = {key: value for key, value in given.items() if value is not None}
-    settings = JudgingOptions(where, memory, threads, compiled, jail).settings(
-        sanitize=sanitize, profile=profile, **chosen
-    )
+    settings = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort).settings(**chosen)
     check_tools(sanitize, profile, settings.gpu, local=False)
-    check_threads(threads)
-    become_a_judge(threads)
-    # All of these import torch, which the process that has just been started does too.
-    from kernelwright.sandbox.pool.judges import Judges
-    from kernelwright.sandbox.verdict.report import report
-    from kernelwright.sandbox.verdict.verdicts import Candidate
+    if server is not None:
+        place = None if device is None and where == "cpu" else where.partition(":")[0]
+        _tell(asyncio.run(_served(server, found, source, settings, place)), found.dtype, as_json)
+    if settings.gpu:
+        begin_context(settings.ordinal)
+    with imports_that_stay():  # all of these import torch
+        from kernelwright.sandbox.pool.judges import Judges
+        from kernelwright.sandbox.verdict.report import report
+        from kernelwright.sandbox.verdict.verdicts import Candidate
 
     require_tools(language)
     check_tools(sanitize, profile, settings.gpu)
-    with Judges(settings) as judges:
+    with Judges(settings, is_lasting=False) as judges:
         verdict = judges.judge(found, Candidate(source=source, language=language))
-    print(json.dumps(report(verdict)) if as_json else words(report(verdict), found.dtype))
-    raise typer.Exit(DONE if verdict.outcome == "passed" else FELL_SHORT)
+    _tell(report(verdict), found.dtype, as_json)
+
+
+def _tell(report: dict[str, Any], dtype: str | None, as_json: bool) -> NoReturn:
+    print(json.dumps(report) if as_json else words(report, dtype))
+    raise typer.Exit(DONE if report["outcome"] == "passed" else FELL_SHORT)
+
+
+async def _served(
+    server: str, problem: "Problem", source: str, settings: "Settings", device: str | None
+) -> dict[str, Any]:
+    """The report of a running service."""
+    from kernelwright.sandbox.pool.remote.job_settings import chosen_for_jobs
+    from kernelwright.sandbox.pool.remote.service_client import RefusedJob, ServiceClient, job_request
+    from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
+
+    try:
+        job = await ServiceClient(server).judge(job_request(problem, source, chosen_for_jobs(settings), device))
+    except RefusedJob as error:
+        raise UserMistake(str(error)) from None
+    if job["report"] is not None:
+        return dict(job["report"])
+    why = job["error"] or {"message": f"the job {job['id']} was cancelled", "machine_lacks": True}
+    raise (MachineError if why["machine_lacks"] else BrokenProblem)(why["message"])
 
 
 def _recheck(path: str, as_json: bool) -> NoReturn:
@@ -130,6 +164,9 @@ def words(found: dict[str, Any], dtype: str | None = None) -> str:
     lines.append(f"kernel: {authenticity['label']} ({'; '.join(authenticity['evidence'])})")
     lines += [f"a build failed and was hidden: {line}" for line in found["hidden_builds"]]
     lines += _look(found["look"])
+    if found["effort"] != "rank":
+        left = f"; left out: {', '.join(found['not_met'])}" if found["not_met"] else ""
+        lines.append(f"effort: {found['effort']}{left}")
     lines.append(f"device: {place_words(found['device'], dtype)}")
     lines.append("jail: " + (", ".join(found["jail"]) or "nothing was run"))
     lines.append("seconds: " + ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in found["seconds"].items()))

@@ -29,12 +29,14 @@ from kernelwright.commands.options.shared_options import (
     CompileOption,
     DeviceOption,
     DtypeOption,
+    EffortOption,
     ExecutorOption,
     JailOption,
     KindOption,
     MemoryOption,
     ProfileOption,
     SanitizeOption,
+    ServerOption,
     ThreadsOption,
     devices_option,
     size_option,
@@ -62,10 +64,12 @@ def score(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    effort: EffortOption = "rank",
     executor: ExecutorOption = "local",
     address: AddressOption = None,
     devices: Annotated[int | None, devices_option("all GPUs, or 1 part")] = None,
     kind: KindOption = None,
+    server: ServerOption = None,
     judging: Annotated[
         bool, typer.Option("--judge/--no-judge", help="--no-judge: tell what is on record, judge nothing.")
     ] = True,
@@ -89,20 +93,21 @@ def score(
     from kernelwright.sandbox.pool import executor_for
 
     check_together(device, devices, executor)
-    where = executor_choice(executor, address, devices, kind, builders)
+    where = executor_choice(executor, address, devices, kind, builders, server)
+    here = where.is_here and judging
     part = shard_of(shard)
     collected = collect_problems(problems, size, dtype)
     files, strangers = collect_candidates(candidates, {**collected.problems, **collected.broken})
     chosen = [file for file in files if part is None or part.has(file)]
     _tell_strangers(candidates, files, strangers)
     _tell_unread(collected, files)
-    place = place_of(chosen, size, device, local=executor == "local" and judging)
-    settings = JudgingOptions(place, memory, threads, compiled, jail, sanitize, profile).settings()
+    place = place_of(chosen, size, device, local=here)
+    settings = JudgingOptions(place, memory, threads, compiled, jail, sanitize, profile, effort).settings()
     if settings.gpu and size is None:
         collected = collect_problems(problems, size_for(problems, size, settings.device), dtype)
-    if executor == "local" and judging:
+    if here:
         check_threads(threads, None if settings.gpu else devices)
-    check_tools(sanitize, profile, settings.gpu, local=executor == "local" and judging)
+    check_tools(sanitize, profile, settings.gpu, local=here)
     console = Console(stderr=as_json)
     with Judgements(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
         store.merge(folder / DATABASE for folder in merge or ())
@@ -122,7 +127,7 @@ def score(
             exit_with(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
     if not as_json:
         _tell(progress, collected, out)
-        print(f"Judged on {place_words(settings.device, dtype)}.")
+        print(f"Judged {f'by {server}' if server else f'on {place_words(settings.device, dtype)}'}.")
     lacking = [one for one in progress.done if one.machine_lacks]
     if lacking and len(lacking) == len(progress.done):
         exit_with(MACHINE_LACKS, f"no file could be judged on this machine: {lacking[0].report['reason']}")

@@ -46,10 +46,16 @@ def executor_choice(
     devices: int | None,
     kind: str | None,
     builders: int | None = None,
+    server: str | None = None,
 ) -> "ExecutorChoice":
     """The executor that the options name; `UserMistake` for one that is none."""
     from kernelwright.sandbox.pool.front.executor_choice import NAMES, ExecutorChoice
 
+    if server is not None:
+        given = {"executor": executor != "local", "address": address, "devices": devices, "kind": kind}
+        if own := [name for name, value in (given | {"builders": builders}).items() if value]:
+            raise UserMistake(f"--{own[0]} is the service's to choose; leave it out, or --server (KERNELWRIGHT_SERVER)")
+        return ExecutorChoice(server=server)
     if executor not in NAMES:
         raise UserMistake(f"no executor {executor!r}; there are: {', '.join(NAMES)}")
     if address is not None and executor != "ray":

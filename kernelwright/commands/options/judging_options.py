@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from kernelwright.commands.options.exit_codes import UserMistake
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.verdict.settings import CompileMode, Settings
+    from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 LEAST_BYTES = 2**20
@@ -24,6 +24,7 @@ class JudgingOptions(NamedTuple):
     jail: str = "auto"
     sanitize: bool = False
     profile: bool = False
+    effort: str = "rank"
 
     def settings(self, **more: Any) -> "Settings":
         """Settings with all that was said and nothing else; `UserMistake` for what can not be."""
@@ -37,6 +38,17 @@ class JudgingOptions(NamedTuple):
             given[name] = memory_size(self.memory)
         if self.threads is not None:
             given["threads"] = self.threads
+        if judging_effort(self.effort) != "rank":
+            given["effort"] = self.effort
+        if self.effort == "screen" and (self.compiled or self.sanitize or self.profile):
+            raise UserMistake(
+                "--effort screen is one worker against eager, without tools; leave --compile, --sanitize and --profile "
+                "out, or give --effort search"
+            )
+        if self.effort != "rank" and "min_pairs" in more:
+            raise UserMistake(
+                f"--effort {self.effort} takes as few pairs as will do; leave --pairs out, or give --effort rank"
+            )
         return Settings.model_validate(given)
 
 
@@ -45,6 +57,16 @@ def jail_policy(name: str) -> Literal["auto", "strict", "off"]:
     if name not in JAILS:
         raise UserMistake(f"no jail policy {name!r}; there are: {', '.join(JAILS)}")
     return JAILS[name]
+
+
+def judging_effort(name: str) -> "JudgingEffort":
+    """The effort of that name; `UserMistake` for any other."""
+    from kernelwright.sandbox.verdict.settings import JudgingEffort
+
+    efforts: dict[str, JudgingEffort] = {effort: effort for effort in get_args(JudgingEffort)}
+    if name not in efforts:
+        raise UserMistake(f"no effort {name!r}; there are: {', '.join(efforts)}")
+    return efforts[name]
 
 
 def compile_modes(names: Sequence[str]) -> "tuple[CompileMode, ...]":

@@ -38,6 +38,13 @@ CompileOption = Annotated[
     list[str] | None,
     typer.Option("--compile", help="Measure against this torch.compile mode too; may be repeated."),
 ]
+EffortOption = Annotated[
+    str,
+    typer.Option(
+        "--effort",
+        help="What a verdict may cost: screen (right or wrong), search (enough to choose) or rank (to be published).",
+    ),
+]
 JailOption = Annotated[str, typer.Option("--jail", help="Layers around what is judged: auto, strict or off.")]
 SanitizeOption = Annotated[
     bool,
@@ -57,6 +64,14 @@ AddressOption = Annotated[
     str | None, typer.Option("--address", help="HOST:PORT of a Ray cluster; default: one made here.")
 ]
 KindOption = Annotated[str | None, typer.Option("--kind", help="Judge only on devices with this in their name.")]
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="KERNELWRIGHT_SERVER",
+        help="Judge by a running `kernelwright serve`: unix:PATH or http://HOST:PORT; default: here.",
+    ),
+]
 WithoutOption = Annotated[
     list[str] | None, typer.Option("--without", help="Leave a prompt section out; may be repeated.")
 ]

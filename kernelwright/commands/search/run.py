@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kernelwright.commands.options.captured_parts import keep_captures, with_parts
 from kernelwright.commands.options.executor_options import check_threads, check_tools, executor_choice
 from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.judging_options import JudgingOptions, check_together, device_for, size_for
@@ -16,6 +17,7 @@ from kernelwright.commands.options.shared_options import (
     CompileOption,
     DeviceOption,
     DtypeOption,
+    EffortOption,
     ExecutorOption,
     JailOption,
     KindOption,
@@ -23,6 +25,7 @@ from kernelwright.commands.options.shared_options import (
     PresetsOption,
     ProfileOption,
     SanitizeOption,
+    ServerOption,
     ThreadsOption,
     WithoutOption,
     devices_option,
@@ -32,7 +35,7 @@ from kernelwright.commands.options.shared_options import (
 
 def run(
     problems: Annotated[
-        list[str] | None, typer.Argument(help="Catalog names, paths of .py files, or PATH::ID.")
+        list[str] | None, typer.Argument(help="Catalog names, .py files, PATH::ID, or captures.")
     ] = None,
     suite: Annotated[
         str | None, typer.Option(help="demo, recorded, catalog, seeds, or a benchmark's: kernelbench:level1[1-10].")
@@ -58,7 +61,8 @@ def run(
     ] = None,
     presets: PresetsOption = None,
     folder: Annotated[
-        Path | None, typer.Option(help="For --provider files: where the tasks lie; default: tasks in the run.")
+        Path | None,
+        typer.Option(help="Where tasks lie for --provider files, or stories for recorded."),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
@@ -70,6 +74,7 @@ def run(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    effort: EffortOption = "search",
     strategy: Annotated[
         str,
         typer.Option(
@@ -77,6 +82,7 @@ def run(
         ),
     ] = "refine",
     attempts: Annotated[int, typer.Option(min=1, help="Attempts for each problem.")] = 10,
+    top: Annotated[int | None, typer.Option(min=1, help="Of a capture: how many parts at most; default: 5.")] = None,
     slots: Annotated[
         int | None,
         typer.Option(min=1, help="Attempts in flight at once for a problem; default: 1, or all for a batch."),
@@ -96,6 +102,7 @@ def run(
     address: AddressOption = None,
     devices: Annotated[int | None, devices_option("1, or all with --kind")] = None,
     kind: KindOption = None,
+    server: ServerOption = None,
     sanitize: SanitizeOption = False,
     profile: ProfileOption = False,
     jail: JailOption = "auto",
@@ -119,10 +126,12 @@ def run(
         raise UserMistake(f"no target {target!r}; there are: {', '.join(TARGETS)}")
     if bool(problems) == bool(suite):
         raise UserMistake("name problems or a --suite, one of the two; `kernelwright problems list` shows the problems")
-    names = list(problems or problems_of(str(suite), target))
+    named = list(problems or problems_of(str(suite), target))
+    names, attempts_of = with_parts(named, top, attempts)
     if not names:
         raise UserMistake(f"suite {suite!r} has no problem for target {target!r}; try --target cpp")
-    where = _device(device, target, executor)
+    choice = executor_choice(executor, address, devices, kind, server=server)
+    where = _device(device, target, choice.is_here)
     check_together(device, devices, executor)
     found = [load_problem(name, size_for(name, size, where), dtype) for name in names]
     unknown = sorted(set(without or ()) - set(SECTION_NAMES))
@@ -137,25 +146,27 @@ def run(
     slots = slots or (attempts if answers.kind == "batch" else 1)
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
-    judging = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile).settings()
-    check_tools(sanitize, profile, judging.gpu, local=executor == "local")
-    if executor == "local":
+    judging = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort).settings()
+    check_tools(sanitize, profile, judging.gpu, local=choice.is_here)
+    if choice.is_here:
         check_threads(threads, None if judging.gpu else devices)
     plan = Plan(
         judging=judging,
-        executor=executor_choice(executor, address, devices, kind),
+        executor=choice,
         search=checked_config(config),
         provider=answers,
+        attempts=attempts_of,
         left_out=left_out(suite) if suite else (),
     )
     place = new_folder(out)
     prepare_process()
     with Running.start(place, found, plan) as running:
+        keep_captures(named, place)
         search_and_report(running, place, as_json)
 
 
-def _device(asked: str | None, target: str, executor: str) -> str:
+def _device(asked: str | None, target: str, local: bool) -> str:
     """Where candidates of a target are judged. `UserMistake` for C++, which is asked for processors, on a GPU."""
     if asked not in (None, "cpu") and target == "cpp":
         raise UserMistake(f"--device {asked}: target cpp asks for kernels that run on a processor; add --target cuda")
-    return device_for(asked, target, "", local=executor == "local")
+    return device_for(asked, target, "", local)

@@ -24,14 +24,28 @@ class ExecutorChoice(Record):
     """A part of the name of the devices to use; needed only where there are several kinds."""
     builders: int | None = None
     """Builds at once; None for one a core of this machine, or as many as a cluster offers."""
+    server: str | None = None
+    """Address of a running service that judges in place of all of these."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine's own devices and tools are used."""
+        return self.executor == "local" and self.server is None
 
 
-def executor_for(choice: ExecutorChoice, settings: Settings) -> Executor:
-    """The executor, not opened yet. Raises `ExecutorError` for choices that do not go together."""
+def executor_for(choice: ExecutorChoice, settings: Settings, at_once: bool = False) -> Executor:
+    """The executor, not opened yet. Raises `ExecutorError` for choices that do not go together.
+
+    `at_once`: this machine's processes start when it is opened, not when they are first needed.
+    """
+    if choice.server is not None:
+        from kernelwright.sandbox.pool.remote.remote_executor import RemoteExecutor
+
+        return RemoteExecutor(settings, choice.server)
     if choice.executor == "local":
         if choice.address is not None:
             raise ExecutorError(f"--address {choice.address} names a Ray cluster; add --executor ray, or leave it out")
-        return LocalExecutor(settings, choice.builders or len(own_cores()), choice.devices)
+        return LocalExecutor(settings, choice.builders or len(own_cores()), choice.devices, at_once)
     from kernelwright.sandbox.pool.ray.executor import RayExecutor
 
     return RayExecutor(settings, choice.address, choice.builders, choice.devices)

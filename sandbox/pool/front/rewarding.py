@@ -19,7 +19,9 @@ from pydantic import BaseModel, ConfigDict
 
 from kernelwright.problems import Problem, load_problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
-from kernelwright.sandbox.pool.protocol import Answer, Lost, Question, Work
+from kernelwright.sandbox.pool.protocol import Answer, ExecutorError, Lost, Question, Work
+from kernelwright.sandbox.pool.remote.job_settings import chosen_for_jobs
+from kernelwright.sandbox.pool.remote.service_client import RefusedJob, ServiceClient, job_request
 from kernelwright.sandbox.pool.workers.process import WorkerProcess
 from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.report import report
@@ -58,15 +60,21 @@ class Judged(BaseModel):
 class Judging:
     """Judges pairs of problem and source, at most `in_flight` at once. Use it as an asynchronous context."""
 
-    def __init__(self, in_flight: int = 8, settings: "Settings | None" = None) -> None:
+    def __init__(self, in_flight: int = 8, settings: "Settings | None" = None, server: str | None = None) -> None:
+        """`server`: address of a running service, which judges in place of a process beside this one."""
         if in_flight < 1:
             raise ValueError(f"in_flight is {in_flight}; it must be at least 1")
         self.in_flight = in_flight
         self.settings = settings
+        self.server = server
+        self._service: ServiceClient | None = None
         self._worker: WorkerProcess | None = None
         self._turns = asyncio.Semaphore(in_flight)
 
     async def __aenter__(self) -> Self:
+        if self.server is not None:
+            self._service = ServiceClient(self.server)
+            return self
         chosen = self.settings.model_dump(mode="json", exclude_unset=True) if self.settings else {}
         self._worker = WorkerProcess(WorkerOptions(chosen=chosen), self.in_flight)
         await self._worker.start()
@@ -98,12 +106,28 @@ class Judging:
                 found = problem if isinstance(problem, Problem) else load_problem(problem)
             except ValueError as error:
                 return Judged(index=index, problem=str(problem), error=str(error))
+            if self._service is not None:
+                return await self._served(self._service, index, found, source)
             # Surrogates, which come of reading bytes leniently, can not be sent; a file is read like this too.
             candidate = candidate_of(source.encode(errors="replace").decode())
             answer = await self._ask(Question(stage="time", work=Work(problem=found, candidate=candidate)))
             if answer.verdict is None:
                 return Judged(index=index, problem=found.name, error=answer.trouble)
             return Judged(index=index, problem=found.name, report=await asyncio.to_thread(report, answer.verdict))
+
+    async def _served(self, service: ServiceClient, index: int, problem: Problem, source: str) -> Judged:
+        """The same by the service."""
+        asks = chosen_for_jobs(self.settings) if self.settings else {}
+        named = self.settings is not None and "device" in self.settings.model_fields_set
+        device = ("cuda" if self.settings.gpu else "cpu") if self.settings and named else None
+        try:
+            job = await service.judge(job_request(problem, source, asks, device))
+        except RefusedJob as error:
+            return Judged(index=index, problem=problem.name, error=str(error))
+        except ExecutorError as error:
+            raise JudgingError(str(error)) from None
+        why = (job["error"] or {}).get("message", "the job was cancelled") if job["report"] is None else None
+        return Judged(index=index, problem=problem.name, report=job["report"], error=why)
 
     async def _ask(self, question: Question) -> Answer:
         if self._worker is None:
@@ -114,16 +138,18 @@ class Judging:
             raise JudgingError("the process that judges has ended; its words are on standard error") from None
 
     async def _end(self) -> None:
-        worker, self._worker = self._worker, None
+        worker, self._worker, self._service = self._worker, None, None
         if worker is not None:
             await worker.close()
 
 
-def judge_all(pairs: Iterable[Pair], in_flight: int = 8, settings: "Settings | None" = None) -> list[Judged]:
+def judge_all(
+    pairs: Iterable[Pair], in_flight: int = 8, settings: "Settings | None" = None, server: str | None = None
+) -> list[Judged]:
     """The same for a program that is not asynchronous: all results, in the order of the pairs."""
 
     async def gather() -> list[Judged]:
-        async with Judging(in_flight, settings) as judging:
+        async with Judging(in_flight, settings, server) as judging:
             return [result async for result in judging.judge_all(pairs)]
 
     return sorted(asyncio.run(gather()), key=lambda result: result.index)

@@ -24,8 +24,10 @@ class Worker:
         try:
             if question.stage == "build":
                 return self._build(work)
-            quick = question.stage == "check"
-            return Answer(verdict=self._judges.judge(work.problem, work.candidate, fresh=work.fresh, quick=quick))
+            effort = "screen" if question.stage == "check" else work.effort
+            asks = work.asks | ({} if effort is None else {"effort": effort})
+            verdict = self._judges.judge(work.problem, work.candidate, fresh=work.fresh, beat=work.beat, asks=asks)
+            return Answer(verdict=verdict)
         except BrokenProblem as error:
             unsupported = isinstance(error, UnsupportedProblem)
             return Answer(trouble=str(error), broken_problem=True, unsupported=unsupported)
@@ -36,7 +38,7 @@ class Worker:
             return Answer(trouble=f"the judge itself failed ({what}); please report it")
 
     def _build(self, work: Work) -> Answer:
-        made = self._judges.build(work.problem, work.candidate)
+        made = self._judges.build(work.problem, work.candidate, work.asks)
         if not isinstance(made, Built):
             return Answer(verdict=made)
         made.close()

@@ -133,10 +133,10 @@ class Refusing(SimulatedEvaluator):
         super().__init__(seconds=2.0)
         self.errors = errors
 
-    async def evaluate(self, problem, candidate, *, fresh=False):
+    async def evaluate(self, problem, candidate, **asked):
         if problem.name in self.errors:
             raise self.errors[problem.name]
-        return await super().evaluate(problem, candidate, fresh=fresh)
+        return await super().evaluate(problem, candidate, **asked)
 
 
 class TooLarge(UnsupportedProblem):

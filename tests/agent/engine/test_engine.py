@@ -236,7 +236,7 @@ def test_a_provider_without_more_answers_is_an_ordinary_end(log):
 
 def test_a_broken_machine_leaves_the_candidate_to_be_judged_later(log):
     class Broken(ReadingEvaluator):
-        async def evaluate(self, problem, candidate):
+        async def evaluate(self, problem, candidate, **asked):
             raise MachineError("there is no compiler; install g++")
 
     with pytest.raises(MachineError):
@@ -249,10 +249,10 @@ def test_a_broken_machine_leaves_the_candidate_to_be_judged_later(log):
 
 def test_a_cancelled_search_can_go_on(log):
     class Hanging(ReadingEvaluator):
-        async def evaluate(self, problem, candidate):
+        async def evaluate(self, problem, candidate, **asked):
             if self.judged:
                 await asyncio.sleep(3600)
-            return await super().evaluate(problem, candidate)
+            return await super().evaluate(problem, candidate, **asked)
 
     async def cancelled():
         task = asyncio.create_task(search(PROBLEM, parts_of(log, evaluator=Hanging())))

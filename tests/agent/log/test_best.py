@@ -83,7 +83,7 @@ def doubtful(status=None, samples=(2.0, 2.0)):
     from tests.agent.search_parts import EVIDENCE, ReadingEvaluator
 
     class Doubtful(ReadingEvaluator):
-        async def evaluate(self, problem, candidate, *, fresh=False):
+        async def evaluate(self, problem, candidate, **asked):
             pairing = Pairing(baseline="eager", candidate_ms=(1.0,) * len(samples), baseline_ms=samples)
             why = ProblemStatus(status=status, why=("zeros pass",)) if status else None
             evidence = EVIDENCE.model_copy(update={"problem_status": why})

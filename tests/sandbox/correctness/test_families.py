@@ -76,6 +76,15 @@ def test_the_values_that_were_drawn_are_left_alone(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_values_that_nobody_else_has_are_changed_where_they_are(family):
+    drawn = values(torch.randn(64, 64))
+    expected, place = vary(drawn, family), drawn.tensors[0].data
+    after = vary(drawn, family, in_place=True)
+    assert after == expected
+    assert after.tensors[0].data is place
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_holds_one_tensor_beside_its_input(family):
     drawn = values(torch.rand(2048, 1024))
     size = drawn.size

@@ -67,6 +67,9 @@ class Here:
     def exact(self, values):
         return self.run(values, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
+    def keep(self, output):
+        return output
+
     def nothing_ms(self):
         return 1.0
 

@@ -93,6 +93,14 @@ def test_measuring_again_can_only_lower_the_floor():
     assert PEAKS.raised(slower).levels == LEVELS
 
 
+def test_a_floor_tells_what_a_plain_copy_of_as_many_bytes_takes_where_its_rate_was_measured():
+    work = NecessaryWork(read_bytes=3_000_000, written_bytes=1_000_000)
+    copying = PEAKS.model_copy(update={"copy_bytes_per_s": 8e9})
+    assert floor_of(work, copying, "strict").copy_ms == pytest.approx(0.5)
+    assert floor_of(work, PEAKS, "strict").copy_ms is None
+    assert PEAKS.raised(copying).copy_bytes_per_s == copying.raised(PEAKS).copy_bytes_per_s == 8e9
+
+
 def test_the_store_gives_back_what_was_put_under_an_equal_key(tmp_path):
     store = Store("facts", tmp_path)
     store.put({"b": (1, 2), "a": "x"}, {"found": 3.5})

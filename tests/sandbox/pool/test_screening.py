@@ -52,7 +52,7 @@ def test_variants_are_screened_without_tools(monkeypatch):
     monkeypatch.setattr(judges, "_SharedJudge", Asked)
     with Judges(CHOSEN) as kept:
         settings = screened_with(
-            monkeypatch, lambda: screened_by(lambda: kept.judge(SUM, right(1).candidate, quick=True))
+            monkeypatch, lambda: screened_by(lambda: kept.judge(SUM, right(1).candidate, asks={"effort": "screen"}))
         )
     assert without_tools(settings)
 

@@ -1,0 +1,1 @@
+"""Evaluators that others wrote, beside ours, on the same candidates."""

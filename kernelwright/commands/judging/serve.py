@@ -1,0 +1,116 @@
+"""`kernelwright serve`: a judge that stays warm, for programs that ask over HTTP."""
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernelwright.commands.options.executor_options import check_threads, executor_choice
+from kernelwright.commands.options.exit_codes import UserMistake
+from kernelwright.commands.options.judging_options import JudgingOptions, check_device, device_count
+from kernelwright.commands.options.shared_options import (
+    AddressOption,
+    ExecutorOption,
+    JailOption,
+    KindOption,
+    MemoryOption,
+    ThreadsOption,
+    devices_option,
+)
+
+if TYPE_CHECKING:
+    from kernelwright.sandbox.service.jobs import PlaceName
+
+
+def serve(
+    socket: Annotated[
+        Path | None, typer.Option(help="Unix socket, for this user alone; default: one in the user's runtime folder.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Listen on this port instead; 0: any free one.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="With --port: the address; beyond this machine only with a token.")] = (
+        "127.0.0.1"
+    ),
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that clients show; default: KERNELWRIGHT_TOKEN, or none.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of the jobs; default: `service` in the user's cache.")
+    ] = None,
+    queue: Annotated[int, typer.Option(min=1, help="Jobs that may wait; more are told to come again.")] = 1000,
+    keep: Annotated[int, typer.Option(min=1, help="Jobs that have ended and can still be fetched.")] = 10_000,
+    builders: Annotated[int | None, typer.Option(min=1, help="Builds side by side; default: one a core.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Judge there alone: cpu or cuda; default: both, where there is a GPU.")
+    ] = None,
+    memory: MemoryOption = None,
+    threads: ThreadsOption = None,
+    executor: ExecutorOption = "local",
+    address: AddressOption = None,
+    devices: Annotated[int | None, devices_option("all GPUs, and the processor as 1 part")] = None,
+    kind: KindOption = None,
+    jail: JailOption = "auto",
+) -> None:
+    """Judge candidates for programs that ask over HTTP, on a Unix socket or a port of this machine.
+
+    What was accepted is judged, also after a crash and a new start. SIGTERM ends it after what is being judged.
+    """
+    try:
+        from kernelwright.sandbox.service.server import Listening, ServiceOptions
+        from kernelwright.sandbox.service.server import serve as listen
+    except ImportError as error:
+        raise UserMistake(f"the service needs {error.name}; pip install 'kernelwright[serve]'") from None
+    from kernelwright.sandbox.machine.cache import cache_root
+
+    if port is None and host != "127.0.0.1":
+        raise UserMistake(f"--host {host} needs a --port")
+    places = _places(device, executor)
+    choice = executor_choice(executor, address, devices, kind, builders)
+    if executor == "local":
+        check_threads(threads, None if "cuda" in places else devices)
+    settings = {name: JudgingOptions(name, memory, threads, None, jail).settings() for name in places}
+    listen(
+        ServiceOptions(
+            listening=Listening(socket=socket, host=host, port=port, token=read_token(token_file)),
+            state=state or cache_root() / "service",
+            queue=queue,
+            keep=keep,
+            settings=settings,
+            choice=choice,
+        )
+    )
+
+
+def _places(device: str | None, executor: str) -> "tuple[PlaceName, ...]":
+    if device not in (None, "cpu", "cuda"):
+        raise UserMistake(f"--device is {device!r}; give cpu or cuda")
+    if executor != "local" and device is None:
+        raise UserMistake(f"--executor {executor} needs to be told where its devices are; add --device cpu or cuda")
+    if executor == "local" and device is not None:
+        check_device(device, device_count())
+    if device is not None:
+        return ("cpu",) if device == "cpu" else ("cuda",)
+    return ("cpu", "cuda") if device_count() else ("cpu",)
+
+
+def read_token(path: Path | None) -> str | None:
+    """The token of a file that nobody else can read, or of the environment; None where there is neither."""
+    from kernelwright.sandbox.pool.remote.service_client import TOKEN
+    from kernelwright.sandbox.service.server import SHORTEST_TOKEN
+
+    where, token = TOKEN, os.environ.get(TOKEN)
+    if path is not None:
+        try:
+            if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise UserMistake(f"others can read the token in {path}; chmod 600 {path}")
+            where, token = str(path), path.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise UserMistake(f"the token file {path} can not be read ({error.strerror}); check the path") from None
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        raise UserMistake(
+            f"the token of {where} is shorter than {SHORTEST_TOKEN} letters; make one: openssl rand -hex 32"
+        )
+    return token

@@ -1,0 +1,1 @@
+"""The judge inside other programs: as the reward of a training run, as an environment, a coding agent's tools."""

@@ -1,0 +1,117 @@
+"""An OpenEnv environment: a problem is posed, each step judges one answer, and what the verdict says comes back.
+
+    uvicorn --factory kernelwright.integrations.openenv_environment:app
+
+A step earns what its candidate is worth beyond the best of the episode, so that the rewards of an episode add up to
+the worth of its best kernel, and handing in the same again earns nothing.
+"""
+
+import random
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+from pydantic import Field
+
+from kernelwright.evals.runs.prompting import first_prompt
+from kernelwright.integrations.reward import Flag
+from kernelwright.integrations.scoring import CompletionScorer
+from kernelwright.problems import catalog_names
+from kernelwright.prompts import Target
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child.gpu.driver import device_count
+
+STEPS, SESSIONS = 4, 64
+
+
+class KernelAction(Action):
+    """An answer: a whole reply, with its reasoning and its fences, or the source alone."""
+
+    completion: str = Field(max_length=1_000_000)
+
+
+class KernelObservation(Observation):
+    """What is said about it. `reward` is what it adds to the best of the episode; None where nothing was judged."""
+
+    text: str
+    """After a reset the prompt; after a step what the verdict says, in words."""
+    worth: float | None = None
+    """The reward of this answer for itself."""
+    flags: tuple[Flag, ...] = ()
+
+
+class KernelState(State):
+    """Where the episode stands."""
+
+    problem: str = ""
+    best: float = 0.0
+    best_source: str | None = None
+    steps_left: int = 0
+
+
+class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState]):
+    """One episode at a time; sessions share the scorer, and with it one judge."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, scorer: CompletionScorer, problems: Sequence[str], target: Target, steps: int = STEPS) -> None:
+        super().__init__()
+        self._scorer, self._problems, self._target, self._steps = scorer, tuple(problems), target, steps
+        self._state = KernelState()
+
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, problem: str | None = None, **_: Any
+    ) -> KernelObservation:
+        """Pose a problem: the one that is asked for, if it is one of this environment's, or one drawn by `seed`."""
+        if problem is not None and problem not in self._problems:
+            raise ValueError(f"no problem {problem!r} here; there are: {', '.join(self._problems)}")
+        name = problem or random.Random(seed).choice(self._problems)
+        text = first_prompt(self._scorer.problem(name), self._target).text
+        self._state = KernelState(episode_id=episode_id or uuid.uuid4().hex, problem=name, steps_left=self._steps)
+        return KernelObservation(text=text)
+
+    def step(self, action: KernelAction, timeout_s: float | None = None, **_: Any) -> KernelObservation:
+        """Judge an answer. Limits of time are the judge's own."""
+        state = self._state
+        if not state.steps_left:
+            raise ValueError("the episode has ended, or none has begun; reset the environment")
+        (scored,) = self._scorer.score([state.problem], [action.completion])
+        worth, gain = scored.reward.value, None
+        if worth is not None:
+            gain = max(0.0, worth - state.best)
+            best = (worth, scored.source) if gain else (state.best, state.best_source)
+            state.best, state.best_source = best
+        state.step_count, state.steps_left = state.step_count + 1, state.steps_left - 1
+        done = not state.steps_left or worth == 1
+        state.steps_left = 0 if done else state.steps_left
+        return KernelObservation(text=scored.words, done=done, reward=gain, worth=worth, flags=scored.reward.flags)
+
+    @property
+    def state(self) -> KernelState:
+        """Where the episode stands."""
+        return self._state
+
+
+def app(
+    problems: Sequence[str] = (),
+    target: Target | None = None,
+    steps: int = STEPS,
+    scorer: CompletionScorer | None = None,
+) -> FastAPI:
+    """The environment as a web application; by default the whole catalog, on this machine's GPU if it has one."""
+    language: Target = target or ("cuda" if device_count() else "cpp")
+    judge = scorer or CompletionScorer(
+        settings=Settings(device="cpu" if language == "cpp" else "cuda", effort="search")
+    )
+    names = tuple(problems) or catalog_names()
+    return create_app(
+        lambda: KernelEnvironment(judge, names, language, steps),
+        KernelAction,
+        KernelObservation,
+        env_name="kernelwright",
+        max_concurrent_envs=SESSIONS,
+    )

@@ -1,0 +1,171 @@
+"""Completions scored: the candidate out of each, judged, and what its verdict is worth. Trainers' hooks stand on this.
+
+One judge is kept warm for all of them: a process of its own, or with `server` (or `KERNELWRIGHT_SERVER`) a service. It
+lives in a thread with an event loop, so that trainers with and without loops of their own can ask.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple, Self, TypeVar
+
+from kernelwright.agent.replies import NotExtracted, extract
+from kernelwright.integrations.feedback import feedback
+from kernelwright.integrations.reward import USUAL, Reward, RewardTerms, reward
+from kernelwright.problems import Problem, catalog_names, load_problem
+from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError
+from kernelwright.sandbox.pool.remote.service_client import SERVER
+from kernelwright.sandbox.verdict.settings import Settings
+
+Completion = str | Sequence[Mapping[str, Any]]
+"""The text of a reply, or the messages of a conversation, of which the assistant's last is the reply."""
+SEARCHING = Settings(effort="search")
+"""As much effort as it takes to choose; the interval is as honest as that of a ranking."""
+STARTING = threading.Lock()
+"""Held while a scorer starts its thread; not the scorer's own, so that one can be sent to another process before."""
+T = TypeVar("T")
+
+
+class ScoredCompletion(NamedTuple):
+    """What came of one completion."""
+
+    reward: Reward
+    words: str
+    """What to tell the model: why there is no candidate, or what the verdict says."""
+    source: str | None = None
+    """The candidate; None where the reply holds none."""
+    report: dict[str, Any] | None = None
+    """The object of `kernelwright judge --json`; None where nothing was judged."""
+
+
+def training_problem(name: str, device: str = "cpu") -> Problem:
+    """A problem as it is best trained on: where it allows any operators, the candidate's own kernels alone count.
+
+    Else wrapping the reference in torch.compile, or one call of a library beside a kernel that does nothing, would be
+    what is learnt first. On a GPU a catalog problem comes at its size for that. Raises `ProblemError`.
+    """
+    problem = load_problem(name, "gpu" if device != "cpu" and name in catalog_names() else None)
+    return problem.model_copy(update={"operators": "custom-only"}) if problem.operators == "any" else problem
+
+
+class CompletionScorer:
+    """Scores completions, from any thread. Close it, or use it as a context; the judge is started when first needed."""
+
+    def __init__(
+        self,
+        *,
+        server: str | None = None,
+        settings: Settings | None = None,
+        terms: RewardTerms = USUAL,
+        in_flight: int = 8,
+        load: Callable[[str], Problem] | None = None,
+    ) -> None:
+        """`server`: address of a service that judges; default: `KERNELWRIGHT_SERVER`, else a process of its own.
+
+        `settings`: what a verdict may cost, and where candidates are judged; default: on the processor, at `search`.
+        `load` makes the problem of a name, its size, dtype and operator policy; default: `training_problem`.
+        """
+        self.terms = terms
+        settings = settings or SEARCHING
+        self._judging_options = (in_flight, settings, server or os.environ.get(SERVER))
+        self._load = load or partial(training_problem, device=settings.device)
+        self._problems: dict[str, Problem] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._judging: Judging | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def problem(self, name: str) -> Problem:
+        """The problem of that name, read once. Raises `ProblemError`."""
+        if name not in self._problems:
+            self._problems[name] = self._load(name)
+        return self._problems[name]
+
+    def score(self, problems: Sequence[str], completions: Sequence[Completion]) -> list[ScoredCompletion]:
+        """What each completion comes to, in their order. Equal candidates for one problem are judged once.
+
+        Raises `ProblemError` for a name that is none, and `JudgingError` where judging is not possible at all.
+        """
+        return self._begin(self._score(problems, completions)).result()
+
+    async def score_async(self, problems: Sequence[str], completions: Sequence[Completion]) -> list[ScoredCompletion]:
+        """The same for a program with an event loop."""
+        return await asyncio.wrap_future(self._begin(self._score(problems, completions)))
+
+    def close(self) -> None:
+        """End the judge, with all that it started."""
+        if self._loop is not None:
+            self._begin(self._restart(None)).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        with STARTING:
+            if self._loop is None:
+                self._loop, self._turn = asyncio.new_event_loop(), asyncio.Lock()
+                threading.Thread(target=self._loop.run_forever, name="kernelwright-scorer", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _score(self, problems: Sequence[str], completions: Sequence[Completion]) -> list[ScoredCompletion]:
+        posed = {name: self.problem(name) for name in problems}
+        found = [extract(_reply(completion)) for completion in completions]
+        keys = [(name, getattr(one, "source", "")) for name, one in zip(problems, found, strict=True)]
+        judging = {key: asyncio.create_task(self._judge(posed[key[0]], key[1])) for key in set(keys) if key[1]}
+        try:
+            await asyncio.gather(*judging.values())
+        finally:
+            for task in judging.values():
+                task.cancel()
+        return [
+            ScoredCompletion(Reward(value=0, why=one.kind), f"no candidate: {one.detail}")
+            if isinstance(one, NotExtracted)
+            else self._scored(one.source, judging[key].result())
+            for key, one in zip(keys, found, strict=True)
+        ]
+
+    def _scored(self, source: str, judged: Judged) -> ScoredCompletion:
+        worth = reward(judged.report, self.terms)
+        if judged.report is None:
+            return ScoredCompletion(worth, f"no verdict: {judged.error}", source)
+        return ScoredCompletion(worth, feedback(judged.report, worth), source, judged.report)
+
+    async def _judge(self, problem: Problem, source: str) -> Judged:
+        """A judge that ended is started anew, once; what ended it may have been somebody else's candidate."""
+        judging = await self._started()
+        try:
+            return await judging.judge(problem, source)
+        except JudgingError:
+            await self._restart(judging)
+            return await (await self._started()).judge(problem, source)
+
+    async def _started(self) -> Judging:
+        async with self._turn:
+            if self._judging is None:
+                self._judging = await Judging(*self._judging_options).__aenter__()
+            return self._judging
+
+    async def _restart(self, dead: Judging | None) -> None:
+        """End the judge, unless another one stands in the place of `dead` already."""
+        async with self._turn:
+            ending = self._judging if dead in (None, self._judging) else None
+            if ending is not None:
+                self._judging = None
+                await ending.__aexit__(None, None, None)
+
+
+def _reply(completion: Completion) -> str:
+    """The text of the assistant's last message; none where it has not spoken."""
+    if isinstance(completion, str):
+        return completion
+    spoken = [message for message in completion if message.get("role") == "assistant"]
+    content = spoken[-1].get("content") if spoken else ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content or () if part.get("type") == "text")

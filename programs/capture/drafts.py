@@ -1,0 +1,201 @@
+"""One kind of call as the problems that it could become: the whole module, and runs of operators in its `forward`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from kernelwright.programs.capture.drawing import draw
+from kernelwright.programs.capture.graphs import (
+    CallGraph,
+    CannotCut,
+    computes,
+    export_call,
+    is_plain,
+    is_random,
+    op_name,
+    owner,
+)
+from kernelwright.programs.capture.looking import look
+from kernelwright.programs.capture.problem_text import Piece, Written, skeleton, written
+from kernelwright.programs.capture.runs import inputs_of, of_weights, outputs_of, runs
+from kernelwright.programs.capture.trying import GraphRun
+from kernelwright.programs.capture.watching import CallKind
+from kernelwright.programs.record.parts import CallSite, Run
+from kernelwright.programs.record.seen import TensorSeen
+
+
+@dataclass
+class Draft:
+    """A problem that could be, with what it takes to try it."""
+
+    kind: CallKind
+    piece: Piece
+    text: Written
+    values: list[torch.Tensor]
+    """Of its inputs, drawn."""
+    expected: list[torch.Tensor]
+    state: dict[str, torch.Tensor]
+    """By the problem's names, the program's own weights."""
+    backward: bool
+    sites: list[CallSite]
+    run: Run | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What drafts of one part have in common, at whatever size."""
+        shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in self.state.items())
+        return (self.run is None, skeleton(self.piece), shapes, self.backward, self.kind.training)
+
+    @property
+    def operators(self) -> int:
+        """That compute."""
+        return sum(computes(node) for node in self.piece.nodes)
+
+    @property
+    def ms(self) -> float:
+        """In the program, at all sites."""
+        return sum(site.ms for site in self.sites)
+
+
+@dataclass
+class KindOnTrial:
+    """A kind of call with the graph of one."""
+
+    kind: CallKind
+    sites: list[CallSite]
+    backward: bool
+    custom: set[str] = field(default_factory=set)
+
+    def drafts(self, most_operators: int) -> Iterator[Draft]:
+        """The whole first. `CannotCut` where there is no graph, or where the whole is none that stands alone."""
+        if self.kind.autocast:
+            raise CannotCut("it runs under autocast; capture it in the dtype that it is to have")
+        device = next((seen.device for seen in self.kind.tensors), "cpu")
+        drawn = draw(self.kind.tensors, device)
+        graph = self._graph(drawn)
+        state = state_of(self.kind.module, graph)
+        found = [run for run in runs(graph, most_operators) if not self._is_custom(run)]
+        whole = self._why_no_whole(graph, most_operators)
+        kept = {node for run in found for node in (*inputs_of(graph, run), *outputs_of(graph, run))}
+        kept |= {node for node in graph.results if node is not None}
+        values = GraphRun(graph, state, _by_placeholder(graph, self.kind, drawn))
+        with torch.no_grad():
+            values.compute(kept)
+        if whole is None:
+            yield self._whole(graph, values, state)
+        for run in found:
+            yield self._run(graph, values, state, run)
+        if whole:
+            raise CannotCut(whole)
+
+    def _graph(self, drawn: Sequence[torch.Tensor]) -> CallGraph:
+        given = iter(drawn)
+        leaves = [next(given) if isinstance(leaf, TensorSeen) else leaf for leaf in self.kind.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.kind.structure)
+        with in_mode(self.kind.module, self.kind.training), torch.set_grad_enabled(self.kind.gradients):
+            return export_call(self.kind.module, args, kwargs)
+
+    def _is_custom(self, run: Sequence[fx.Node]) -> bool:
+        return bool(self.custom) and self.backward
+
+    def _why_no_whole(self, graph: CallGraph, most_operators: int) -> str | None:
+        """Why the module as a whole is no problem, in words for the user; empty where it is merely too large."""
+        if self.custom and self.backward:
+            return f"its gradients are those of {', '.join(sorted(self.custom))}, an autograd.Function of its own"
+        if drawing := [node for node in graph.nodes if is_random(node)]:
+            return f"it draws random values ({op_name(drawing[0])}), so no kernel could agree with it"
+        if foreign := [node for node in graph.nodes if not is_plain(node)]:
+            return f"it calls {op_name(foreign[0])}, which is no operator of torch's own"
+        if graph.changes_input:
+            return "it changes its input in place"
+        if not any(node is not None for node in graph.results) or not graph.inputs:
+            return "it takes or gives no tensor"
+        return "" if sum(map(computes, graph.nodes)) > most_operators or not any(map(computes, graph.nodes)) else None
+
+    def _whole(self, graph: CallGraph, values: GraphRun, state: Mapping[str, torch.Tensor]) -> Draft:
+        placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
+        used = {one for node in graph.nodes for one in node.all_input_nodes}
+        leaves = {name: self.kind.leaves[leaf] for name, leaf in graph.inputs.items()}
+        inputs = [(placeholders[name], seen) for name, seen in leaves.items() if placeholders[name] in used]
+        outputs = list(dict.fromkeys(node for node in graph.results if node is not None))
+        return self._draft(graph, values, state, (graph.nodes, inputs, outputs), None)
+
+    def _run(self, graph: CallGraph, values: GraphRun, state: Mapping[str, torch.Tensor], run: list[fx.Node]) -> Draft:
+        inputs = [(node, look(values.kept[node])) for node in inputs_of(graph, run)]
+        outputs = outputs_of(graph, run)
+        record = Run(
+            nodes=tuple(node.name for node in run),
+            outputs=tuple(node.name for node in outputs),
+            graph=graph.digest,
+            owners=tuple(dict.fromkeys(owner(node) for node in run)),
+        )
+        return self._draft(graph, values, state, (run, inputs, outputs), record)
+
+    def _draft(
+        self,
+        graph: CallGraph,
+        values: GraphRun,
+        state: Mapping[str, torch.Tensor],
+        cut: tuple[list[fx.Node], list[tuple[fx.Node, TensorSeen]], list[fx.Node]],
+        run: Run | None,
+    ) -> Draft:
+        nodes, inputs, outputs = cut
+        nodes = [*of_weights(graph, nodes), *nodes] if run else nodes
+        used = {one.name for node in nodes for one in node.all_input_nodes}
+        tensors = {name: value for name, value in {**state, **graph.constants}.items() if name in used}
+        drawn = {name: value for name, value in tensors.items() if value.is_floating_point()}
+        piece = Piece(
+            graph, nodes, inputs, outputs, _title(self.kind, run, nodes),
+            state={name: look(value) for name, value in drawn.items()},
+            tables={name: value for name, value in tensors.items() if name not in drawn},
+        )  # fmt: skip
+        text = written(piece)
+        whole_ms = sum(values.ms.values()) or 1.0
+        share = sum(values.ms[node] for node in nodes) / whole_ms
+        sites = [site.model_copy(update={"ms": site.ms * share}) for site in self.sites] if run else self.sites
+        expected = [values.kept[node] for node in outputs]
+        given = [values.start[node.name] if node.name in values.start else values.kept[node] for node, _ in inputs]
+        weights = {name: tensors[placeholder] for name, placeholder in text.state.items()}
+        return Draft(self.kind, piece, text, given, expected, weights, self.backward, sites, run)
+
+
+def state_of(module: torch.nn.Module, graph: CallGraph) -> dict[str, torch.Tensor]:
+    """By placeholder, the module's weights and buffers; those that a call writes are copies."""
+    own: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    own |= dict(module.named_buffers(remove_duplicate=False))
+    found = {placeholder: own[name].detach() for placeholder, name in graph.state.items()}
+    return {name: value.clone() if name in graph.written else value for name, value in found.items()}
+
+
+def _by_placeholder(graph: CallGraph, kind: CallKind, drawn: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    places = [index for index, leaf in enumerate(kind.leaves) if isinstance(leaf, TensorSeen)]
+    by_leaf = dict(zip(places, drawn, strict=True))
+    return {name: by_leaf[leaf] for name, leaf in graph.inputs.items()}
+
+
+@contextmanager
+def in_mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
+    """The module as it was when it was called: a program may train and then evaluate."""
+    before = {one: one.training for one in module.modules()}
+    if module.training is training:
+        with nullcontext():
+            yield
+        return
+    module.train(training)
+    try:
+        yield
+    finally:
+        for one, was in before.items():
+            one.training = was
+
+
+def _title(kind: CallKind, run: Run | None, nodes: Sequence[fx.Node]) -> str:
+    name = type(kind.module).__name__
+    if run is None:
+        return f"{name} in {'training' if kind.training else 'evaluation'} mode"
+    return f"In {name}: {', '.join(op_name(node) for node in nodes if computes(node))}"

@@ -1,0 +1,231 @@
+"""A module's call as a graph of torch's operators: exported, and put into a form in which parts can be cut out."""
+
+import hashlib
+import operator
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+
+def words(text: str) -> frozenset[str]:
+    """A table of names."""
+    return frozenset(text.split())
+
+
+VIEWS = words(
+    "view reshape _unsafe_view permute transpose t numpy_T mT unsqueeze squeeze flatten unflatten expand "
+    "expand_as select slice narrow split split_with_sizes chunk unbind getitem detach alias contiguous "
+    "view_as movedim swapaxes unfold diagonal sym_size lift_fresh_copy"
+)
+"""What computes nothing: at most it copies."""
+DROPPED = frozenset(("_assert_tensor_metadata", "lift_fresh_copy", "alias", "_assert_scalar", "sym_constrain_range"))
+"""Checks, and what hands its argument on."""
+
+
+class CannotCut(Exception):
+    """A module whose call is no graph that stands alone; the message is a clause for the user."""
+
+
+@dataclass
+class CallGraph:
+    """One call of a module."""
+
+    program: torch.export.ExportedProgram
+    nodes: list[fx.Node]
+    """The operators in order, none of which changes a tensor in place but for buffers."""
+    inputs: dict[str, int]
+    """By placeholder of a tensor argument, its leaf in `tree_flatten((args, kwargs))`."""
+    state: dict[str, str]
+    """By placeholder of a parameter or buffer, its qualified name in the module."""
+    parameters: set[str]
+    """Which of these are parameters."""
+    constants: dict[str, torch.Tensor]
+    """By placeholder, tensors that were made in `forward` out of Python's numbers."""
+    results: list[fx.Node | None]
+    """The leaves of the result; None for what is None."""
+    written: set[str] = field(default_factory=set)
+    """Placeholders of buffers that a call changes."""
+    changes_input: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Of the operators with all their arguments and the shapes of what they give, whatever the weights are."""
+
+        def line(node: fx.Node) -> str:
+            made = value_of(node)
+            shape = "" if made is None else f"{list(made.shape)} {made.dtype}"
+            return f"{node.name} = {node.target}{node.args}{node.kwargs} {shape}"
+
+        text = "\n".join(map(line, self.nodes))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def export_call(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallGraph:
+    """The graph of `module(*args, **kwargs)` in the module's mode. `CannotCut` where torch.export finds none."""
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if not isinstance(leaf, torch.Tensor | bool | int | float | str | torch.dtype | torch.device | None):
+            raise CannotCut(f"it takes a {type(leaf).__name__}, which no problem can be given")
+    try:
+        with warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+    except Exception as error:  # torch.export raises whatever it meets on the way
+        raise CannotCut(_why_not(error)) from None
+    graph = _read(program)
+    _normalise(graph)
+    return graph
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What torch logs about an export that fails is told in a sentence of ours."""
+    import logging
+
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _why_not(error: Exception) -> str:
+    said = str(error)
+    first = next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
+    if "data-dependent" in said or "DataDependent" in type(error).__name__ or "GuardOnDataDependent" in said:
+        place = re.search(r'File "([^"]+)", line (\d+)', said)
+        where = f" ({place[1].rpartition('/')[2]}, line {place[2]})" if place else ""
+        return f"its forward decides by the values of a tensor{where}"
+    return f"torch.export can not follow it: {first[:160]}"
+
+
+def _read(program: torch.export.ExportedProgram) -> CallGraph:
+    signature = program.graph_signature
+    state, parameters, constants, inputs = {}, set(), {}, {}
+    leaf = 0
+    for spec in signature.input_specs:
+        name = spec.arg.name
+        match spec.kind:
+            case InputKind.PARAMETER | InputKind.BUFFER:
+                state[name] = str(spec.target)
+                parameters |= {name} if spec.kind is InputKind.PARAMETER else set()
+            case InputKind.USER_INPUT:
+                if isinstance(spec.arg, TensorArgument):
+                    inputs[name] = leaf
+                elif not isinstance(spec.arg, ConstantArgument):
+                    raise CannotCut(f"it takes a number that its graph keeps open ({name})")
+                leaf += 1
+            case InputKind.CONSTANT_TENSOR:
+                constant = program.constants[str(spec.target)]
+                assert isinstance(constant, torch.Tensor), "its kind says so"
+                constants[name] = constant
+            case _:
+                raise CannotCut(f"its graph takes {spec.kind.name.lower().replace('_', ' ')}, which no problem can")
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    results = []
+    for value in output.args[0]:
+        if value is not None and not isinstance(value, fx.Node):
+            raise CannotCut(f"it returns {value!r} beside tensors")
+        results.append(value)
+    nodes = [node for node in program.graph.nodes if node.op in ("call_function", "get_attr")]
+    return CallGraph(program, nodes, inputs, state, parameters, constants, results)
+
+
+def _normalise(graph: CallGraph) -> None:
+    """Take out what does nothing, and writing in place but into buffers."""
+    for node in list(graph.nodes):
+        name = op_name(node)
+        if name in DROPPED or (name == "dropout" and not is_random(node)):
+            if name not in ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range"):
+                node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+            graph.program.graph.erase_node(node)
+            graph.nodes.remove(node)
+        elif name == "batch_norm" and node.args[5] is True:
+            graph.written |= {str(argument) for argument in node.args[3:5] if argument is not None}
+        elif name.endswith("_") and not name.endswith("__"):
+            _without_writing(graph, node)
+    (output,) = (node for node in graph.program.graph.nodes if node.op == "output")
+    graph.results = list(output.args[0])
+
+
+def _without_writing(graph: CallGraph, node: fx.Node) -> None:
+    """`relu_(x)` as `relu(x)`, with what uses x later using that."""
+    changed = node.args[0]
+    assert isinstance(changed, fx.Node), "an operator that writes in place is given a tensor"
+    if changed.name in graph.state:
+        graph.written.add(changed.name)
+        return
+    if _is_view(changed) or any(_is_view(user) and user < node for user in changed.users):
+        raise CannotCut(f"its forward writes into a part of a tensor in place ({op_name(node)})")
+    packet = getattr(torch.ops.aten, op_name(node).removesuffix("_"), None)
+    overload = getattr(packet, str(node.target).rpartition(".")[2], None)
+    if overload is None:
+        raise CannotCut(f"its forward writes in place ({op_name(node)})")
+    graph.changes_input |= changed.name in graph.inputs
+    node.target = overload
+    changed.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node and node < user)
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.op == "call_function" and op_name(node) in VIEWS - {"contiguous", "reshape"}
+
+
+def op_name(node: fx.Node) -> str:
+    """`conv2d` of `aten.conv2d.default`."""
+    if node.target is operator.getitem:
+        return "getitem"
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target._schema.name).partition("::")[2]
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def is_plain(node: fx.Node) -> bool:
+    """Whether it is an operator of aten, and gives the same each time."""
+    if node.target is operator.getitem:
+        return True
+    is_aten = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
+    return is_aten and not is_random(node)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether it draws: a dropout in training, noise."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    name = op_name(node)
+    if "dropout" in name:
+        return bool(node.args[1]) and node.args[2] is True
+    if name == "scaled_dot_product_attention":
+        share = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        return bool(share)
+    return torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def computes(node: fx.Node) -> bool:
+    """Whether it is more than a view, or the count of batches that a norm keeps."""
+    return op_name(node) not in VIEWS and not op_name(node).endswith("_")
+
+
+def owner(node: fx.Node) -> str:
+    """The qualified name of the module in whose own `forward` it stands, within the exported one."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return re.sub(r"@\d+", "", str(stack[-1][0])) if stack else ""
+
+
+def child_call(node: fx.Node) -> str:
+    """The call of a submodule in the exported module's own `forward` that it is a part of; empty for none."""
+    calls = list(node.meta.get("nn_module_stack") or {})
+    return str(calls[1]) if len(calls) > 1 else ""
+
+
+def value_of(node: fx.Node) -> torch.Tensor | None:
+    """The fake tensor that stands for its value: shape, dtype and strides; None for what is no tensor."""
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None

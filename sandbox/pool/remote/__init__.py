@@ -1,0 +1,1 @@
+"""The pool of another process: a service that is asked over HTTP."""

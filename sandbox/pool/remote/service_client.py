@@ -1,0 +1,177 @@
+"""A client of `kernelwright serve`: sends a job, waits for its end, and does not send it twice.
+
+Plain HTTP/1.0 over a Unix socket or TCP, one connection a request: whoever is cancelled lets its connection go, and
+nothing else is left behind.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import JsonValue
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.machine.cache import cache_root
+from kernelwright.sandbox.pool.protocol import ExecutorError
+
+SERVER, TOKEN = "KERNELWRIGHT_SERVER", "KERNELWRIGHT_TOKEN"
+WAIT_S = 60
+"""So long the service may hold an answer back for a job's end."""
+SLACK_S = 30.0
+PATIENCE_S = 120.0
+"""A service that has answered once is asked again for so long: it may just be started again."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+AGAIN_S = 1.0
+ENDED = frozenset({"done", "cancelled"})
+BUSY = frozenset({429, 503})
+
+
+class RefusedJob(Exception):
+    """The service will not judge this, and says why in a sentence."""
+
+
+class ServiceAnswer(NamedTuple):
+    """What came back."""
+
+    status: int
+    retry_s: float
+    body: Any
+
+
+class ServiceAddress(NamedTuple):
+    """`unix:PATH`, `unix:` for the usual one, or `http://HOST:PORT`."""
+
+    socket: str | None
+    host: str
+    port: int
+    secure: bool
+
+    @classmethod
+    def of(cls, server: str) -> "ServiceAddress":
+        """Raises `ExecutorError` for what is none."""
+        if server.startswith("unix:"):
+            return cls(server.removeprefix("unix:") or str(default_socket()), "localhost", 0, False)
+        with suppress(ValueError):
+            parts = urlsplit(server)
+            if parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/"):
+                secure = parts.scheme == "https"
+                return cls(None, parts.hostname, parts.port or (443 if secure else 80), secure)
+        raise ExecutorError(f"--server is {server!r}; give unix:PATH or http://HOST:PORT")
+
+
+def default_socket() -> Path:
+    """Where a service of this user listens, and its clients look for it."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return (Path(runtime) / "kernelwright" if runtime else cache_root() / "service") / "socket"
+
+
+def job_request(problem: Problem, source: str, asks: dict[str, JsonValue], device: str | None) -> dict[str, Any]:
+    """A job; without a device it is judged where the source asks for. What of a source is no text can not be sent."""
+    record, text = problem.model_dump(mode="json"), source.encode(errors="replace").decode()
+    return {"record": record, "source": text, "settings": asks, "device": device}
+
+
+class ServiceClient:
+    """Asks one service, any number of things at once."""
+
+    def __init__(self, server: str) -> None:
+        """Raises `ExecutorError` for what is no address."""
+        self.server = server
+        self._address = ServiceAddress.of(server)
+        self._token = os.environ.get(TOKEN)
+        self._heard_s: float | None = None
+        """When it last answered, in the loop's seconds."""
+
+    async def facts(self) -> dict[str, Any]:
+        """What the service is. Raises `ExecutorError` where there is none."""
+        return dict((await self._asked("GET", "/v1/service")).body)
+
+    async def judge(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The job once it has ended, with its evidence. Raises `RefusedJob`, and `ExecutorError` without a service.
+
+        Whoever is cancelled has the job cancelled.
+        """
+        request = {"key": secrets.token_hex(16)} | request
+        loop = asyncio.get_running_loop()
+        job = (await self._asked("POST", "/v1/jobs", request)).body
+        try:
+            while True:
+                asked_s = loop.time()
+                job = (await self._asked("GET", f"/v1/jobs/{job['id']}?wait={WAIT_S}&evidence=1")).body
+                if job["state"] in ENDED:
+                    return dict(job)
+                if loop.time() - asked_s < AGAIN_S:  # it does not wait for this one now
+                    await asyncio.sleep(AGAIN_S)
+        except asyncio.CancelledError:
+            with suppress(OSError, TimeoutError, ValueError):
+                await asyncio.wait_for(asyncio.shield(self._exchange("DELETE", f"/v1/jobs/{job['id']}", None)), 1)
+            raise
+
+    async def _asked(self, method: str, path: str, body: object = None) -> ServiceAnswer:
+        """The answer, once there is one: a service that is full or gone is asked again."""
+        loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
+        while True:
+            try:
+                answer = await asyncio.wait_for(self._exchange(method, path, body), WAIT_S + SLACK_S)
+            except (OSError, TimeoutError, ValueError, EOFError) as error:
+                if self._heard_s is None or loop.time() - self._heard_s > PATIENCE_S:
+                    why = getattr(error, "strerror", None) or error or type(error).__name__
+                    raise ExecutorError(
+                        f"no service answers at {self.server} ({why}); start one with `kernelwright serve`"
+                    ) from None
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            self._heard_s = loop.time()
+            if answer.status not in BUSY:
+                return self._checked(answer)
+            await asyncio.sleep(answer.retry_s)
+
+    def _checked(self, answer: ServiceAnswer) -> ServiceAnswer:
+        if answer.status < 400:
+            return answer
+        said = answer.body.get("error", "") if isinstance(answer.body, dict) else ""
+        if answer.status == 401:
+            raise ExecutorError(f"the service at {self.server} asks for its token; set {TOKEN}")
+        if answer.status == 404:
+            raise ExecutorError(f"the service at {self.server} does not know what it is asked for ({said})")
+        raise RefusedJob(said or f"the service answered {answer.status}")
+
+    async def _exchange(self, method: str, path: str, body: object) -> ServiceAnswer:
+        """One request and its answer. Raises `OSError`, or `ValueError` for what is no whole answer."""
+        data = b"" if body is None else json.dumps(body).encode()
+        head = [f"{method} {path} HTTP/1.0", f"Host: {self._address.host}", f"Content-Length: {len(data)}"]
+        head += ["Content-Type: application/json"] + [f"Authorization: Bearer {self._token}"] * bool(self._token)
+        reader, writer = await self._opened()
+        try:
+            writer.write("\r\n".join([*head, "", ""]).encode() + data)
+            await writer.drain()
+            return _parsed(await reader.read())
+        finally:
+            writer.close()
+
+    async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        at = self._address
+        if at.socket is not None:
+            return await asyncio.open_unix_connection(at.socket)
+        return await asyncio.open_connection(at.host, at.port, ssl=ssl.create_default_context() if at.secure else None)
+
+
+def _parsed(data: bytes) -> ServiceAnswer:
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    words = first.split(" ", 2)
+    if len(words) < 2 or not words[0].startswith("HTTP/"):
+        raise ValueError("the answer is no HTTP")
+    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if len(body) != int(fields.get("content-length", len(body))):
+        raise ValueError("the answer was cut off")
+    is_json = fields.get("content-type", "").startswith("application/json")
+    retry = fields.get("retry-after", "")
+    return ServiceAnswer(int(words[1]), float(retry) if retry.isdigit() else 1.0, json.loads(body) if is_json else {})

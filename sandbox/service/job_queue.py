@@ -1,0 +1,283 @@
+"""`JobQueue`: which job is judged when, and who hears of it. Each job ends once."""
+
+import asyncio
+import heapq
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+
+from pydantic import ValidationError
+
+from kernelwright.sandbox.pool.dispatch import Step
+from kernelwright.sandbox.pool.protocol import ExecutorError, Unjudged, Work
+from kernelwright.sandbox.service.job_store import Begun, Ending, JobStore, OpenJob, StoreError
+from kernelwright.sandbox.service.jobs import Job, JobError, NewJob, PlaceName
+from kernelwright.sandbox.service.places import Place
+from kernelwright.sandbox.service.text_process import TextProcess
+from kernelwright.sandbox.verdict.errors import SandboxError
+
+LOG = logging.getLogger("kernelwright.sandbox.service")
+AGAIN_S = 10.0
+"""After which a place without devices, or a store without room, is tried again."""
+MOST_BEGUN = 10
+"""So often a job may be taken up while the service is killed: it may be what kills it."""
+IN_A_STAGE = frozenset({"building", "judging"})
+LONGEST_RETRY_S = 60
+Event = Step | str
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class QueueFull(Exception):
+    """No more jobs are taken now; `retry_s` says when to ask again."""
+
+    def __init__(self, retry_s: int) -> None:
+        super().__init__(f"as many jobs wait as this service takes; ask again in {retry_s} s")
+        self.retry_s = retry_s
+
+
+class Draining(Exception):
+    """The service is about to end and takes no more jobs."""
+
+
+@dataclass(eq=False)
+class _Live:
+    """A job that has not ended."""
+
+    opened: OpenJob
+    events: list[Event] = field(default_factory=lambda: ["queued"])
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced, when there is a new event."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None] | None" = None
+
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+        self.news.set()
+        self.news = asyncio.Event()
+
+
+@dataclass
+class Counts:
+    """What was done since the start."""
+
+    accepted: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    """By outcome: passed, failed, error, cancelled."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Requests, by reason."""
+    judged_s: float = 0.0
+    """From taking a job up to its end, all of them together."""
+
+
+class JobQueue:
+    """Takes jobs, has them judged in the order of their turns, and ends each once. Start it, and stop it."""
+
+    def __init__(self, store: JobStore, places: Mapping[PlaceName, Place], reports: TextProcess, limit: int) -> None:
+        """`reports` derives reports of verdicts; `limit`: so many jobs may be open."""
+        self.store, self.places, self.reports, self.limit = store, places, reports, limit
+        self.counts = Counts()
+        self.draining = False
+        self.stopping = asyncio.Event()
+        """Set when nobody is to wait for anything any more."""
+        self._live: dict[str, _Live] = {}
+        self._turns: dict[PlaceName, list[tuple[float, str]]] = {name: [] for name in places}
+        self._running: Counter[PlaceName] = Counter()
+        self._adding = 0
+
+    async def start(self) -> None:
+        """Take up what an earlier service left. Jobs for devices that this one does not have stay where they are."""
+        for opened in await self.store.do(self.store.unfinished):
+            if opened.place in self.places:
+                self._line_up(opened)
+        self._go_on()
+
+    @property
+    def open_jobs(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._live)
+
+    @property
+    def running(self) -> int:
+        """Jobs that are being judged."""
+        return self._running.total()
+
+    async def accept(self, new: NewJob) -> Job:
+        """Keep a job and have it judged. Raises `KeyTaken`, `QueueFull`, `Draining` and `StoreError`."""
+        if new.key is not None and (known := await self.store.do(self.store.known, new)) is not None:
+            return known
+        if self.draining:
+            raise Draining
+        if len(self._live) + self._adding >= self.limit:
+            raise QueueFull(self._retry_s())
+        self._adding += 1
+        try:
+            job, opened = await self.store.do(self.store.add, new)
+        finally:
+            self._adding -= 1
+        if opened is not None:
+            self.counts.accepted += 1
+            self._line_up(opened)
+            self._go_on()
+        return job
+
+    def _retry_s(self) -> int:
+        """About when there is room for one more."""
+        each_s = self.counts.judged_s / max(1, self.counts.ended.total())
+        return min(LONGEST_RETRY_S, max(1, math.ceil(each_s)))
+
+    def _line_up(self, opened: OpenJob) -> None:
+        self._live[opened.id] = _Live(opened)
+        heapq.heappush(self._turns[opened.place], (opened.due, opened.id))
+
+    def _go_on(self) -> None:
+        """Hand out what may be handed out now."""
+        for name, place in self.places.items():
+            turns = self._turns[name]
+            while turns and self._running[name] < place.room and not self.draining:
+                live = self._live.get(heapq.heappop(turns)[1])
+                if live is not None and live.task is None:
+                    self._running[name] += 1
+                    live.task = asyncio.create_task(self._judge(live, place))
+
+    async def _judge(self, live: _Live, place: Place) -> None:
+        """From taking a job up to its end. Where it is cancelled meanwhile, somebody else has ended it, or will."""
+        start = asyncio.get_running_loop().time()
+        try:
+            begun = await self._stored(self.store.begin, live.opened.id)
+            if begun is not None:
+                ending = await self._ending(live, place, begun)
+                if await self._stored(self.store.finish, live.opened.id, ending):
+                    self._ended(live, ending.outcome)
+        except ExecutorError as error:
+            LOG.warning("job %s is put back: %s", live.opened.id, error)
+            await self._put_back(live, place)
+        finally:
+            self.counts.judged_s += asyncio.get_running_loop().time() - start
+            self._running[live.opened.place] -= 1
+            live.task = None
+            self._go_on()
+
+    async def _ending(self, live: _Live, place: Place, begun: Begun) -> Ending:
+        """What came of the job. Raises `ExecutorError` where there is no device to judge it on."""
+        if begun.times > MOST_BEGUN:
+            return _error(f"the service ended {MOST_BEGUN} times while this was judged")
+        try:
+            work = Work.model_validate_json(begun.work)
+            judged = await place.judge(work, begun.stage, live.tell)
+            report = await self.reports.report(judged.verdict)
+            device = judged.device.model_dump_json() if judged.device else None
+            # By `json`: what a candidate has printed need not be text that pydantic would write.
+            return Ending(None, report, json.dumps(judged.verdict.model_dump(mode="json")), device)
+        except ExecutorError:
+            raise
+        except Unjudged as error:
+            return _error(
+                str(error),
+                whole_problem=error.whole_problem,
+                machine_lacks=error.machine_lacks,
+                unsupported=error.unsupported,
+            )
+        except ValidationError:
+            return _error("it was accepted by another version of the service; send it again")
+        except Exception as error:  # ours: one job must not stay open for ever
+            LOG.exception("job %s", live.opened.id)
+            return _error(f"the service itself failed ({type(error).__name__}); please report it")
+
+    async def _stored(self, what: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
+        """What the store says; where it has no room, once it has."""
+        while True:
+            try:
+                return await self.store.do(what, *given, **named)
+            except StoreError as error:
+                LOG.warning("%s", error)
+                await asyncio.sleep(AGAIN_S)
+
+    def _ended(self, live: _Live, outcome: str) -> None:
+        self.counts.ended[outcome] += 1
+        self._live.pop(live.opened.id, None)
+        live.tell("cancelled" if outcome == "cancelled" else "done")
+        live.ended.set()
+
+    async def _put_back(self, live: _Live, place: Place) -> None:
+        """Queue a job again whose place has lost its devices, once it has some."""
+        await self._stored(self.store.put_back, live.opened.id)
+        live.tell("queued")
+        while place.is_lost:
+            try:
+                await place.reopen()
+            except (ExecutorError, SandboxError) as error:
+                LOG.warning("%s", error)
+                await asyncio.sleep(AGAIN_S)
+        heapq.heappush(self._turns[live.opened.place], (live.opened.due, live.opened.id))
+
+    async def cancel(self, id: str) -> Job | None:
+        """End a job without a verdict, unless it has ended. A stage that has begun comes to its end, for nobody."""
+        live = self._live.get(id)
+        if await self.store.do(self.store.cancel, id) and live is not None:
+            self._ended(live, "cancelled")
+            if live.task is not None:
+                live.task.cancel()
+        return await self.store.do(self.store.get, id)
+
+    async def job(self, id: str, wait_s: float = 0.0) -> Job | None:
+        """The job as it stands, or once it has ended if that is within so many seconds."""
+        live = self._live.get(id)
+        if live is not None and wait_s > 0:
+            waits = [asyncio.ensure_future(live.ended.wait()), asyncio.ensure_future(self.stopping.wait())]
+            try:
+                await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in waits:
+                    one.cancel()
+        return await self.store.do(self.store.get, id)
+
+    async def events(self, id: str, silence_s: float) -> AsyncIterator[Event | None]:
+        """The job's steps, those that were and those to come, up to its end; None after each silence."""
+        live = self._live.get(id)
+        if live is None:
+            job = await self.store.do(self.store.get, id)
+            if job is not None:
+                yield job.state
+            return
+        told = 0
+        while not self.stopping.is_set():
+            news = live.news
+            while told < len(live.events):
+                yield live.events[told]
+                told += 1
+            if live.ended.is_set():
+                return
+            try:
+                await asyncio.wait_for(news.wait(), silence_s)
+            except TimeoutError:
+                yield None
+
+    async def drain(self) -> None:
+        """Take no more jobs, let those end that are in a stage now, and leave the rest to the next start."""
+        self.draining = True
+        tasks = []
+        for live in list(self._live.values()):
+            if live.task is None:
+                continue
+            tasks.append(live.task)
+            if live.events[-1] not in IN_A_STAGE:
+                live.task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Let everything go; what has not ended is judged after the next start."""
+        self.draining = True
+        self.stopping.set()
+        tasks = [live.task for live in self._live.values() if live.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _error(message: str, **more: bool) -> Ending:
+    return Ending(error=JobError(message=message, **more))

@@ -1,0 +1,220 @@
+"""`JobStore`: the jobs on disk, in one SQLite file that this process alone writes.
+
+What has been accepted is committed, and synced, before the client hears of it. A job comes to its end once: whoever
+would end it again, changes nothing.
+"""
+
+import asyncio
+import hashlib
+import json
+import secrets
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from kernelwright.sandbox.pool.protocol import Stage
+from kernelwright.sandbox.service.jobs import Job, JobError, NewJob, PlaceName
+
+P = ParamSpec("P")
+R = TypeVar("R")
+PRIORITY_S = 60.0
+"""What one point of priority is worth: so much waiting. So nothing waits for ever, whatever others ask for."""
+TRIM_EVERY = 50
+"""Ends after which the oldest jobs are looked for."""
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, asked TEXT NOT NULL,
+    state TEXT NOT NULL, problem TEXT NOT NULL, place TEXT NOT NULL, stage TEXT NOT NULL, priority INTEGER NOT NULL,
+    due REAL NOT NULL, created REAL NOT NULL, finished REAL, begun INTEGER NOT NULL DEFAULT 0,
+    work BLOB, report BLOB, verdict BLOB, device TEXT, error TEXT
+);
+CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, seq);
+"""
+SHOWN = "id, state, problem, place, priority, created, finished, begun, report, error"
+
+
+class StoreError(Exception):
+    """The jobs' file can not be used; one sentence with the remedy."""
+
+
+class KeyTaken(Exception):
+    """The key belongs to another request."""
+
+
+class OpenJob(NamedTuple):
+    """What is kept in memory of a job that has not ended."""
+
+    id: str
+    place: PlaceName
+    due: float
+    """When its turn is, in the clock's seconds: the time of its request, less what its priority is worth."""
+
+
+class Begun(NamedTuple):
+    """What a job that is taken up asks for."""
+
+    work: str
+    stage: Stage
+    times: int
+
+
+class Ending(NamedTuple):
+    """How a job ended that was not cancelled: with an error, or with the other three."""
+
+    error: JobError | None = None
+    report: dict[str, Any] | None = None
+    verdict: str | None = None
+    device: str | None = None
+    """The `Device` as JSON; None where the verdict was reached without one."""
+
+    @property
+    def outcome(self) -> str:
+        """`passed`, `failed`, or `error`."""
+        return "error" if self.report is None else str(self.report["outcome"])
+
+
+class JobStore:
+    """Use its methods through `do`, which has them run one after the other in a thread of their own."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        """`keep`: so many jobs that have ended are kept; the oldest go first."""
+        self._keep, self._ended = keep, 0
+        self._thread = ThreadPoolExecutor(1, "jobs")
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(SCHEMA)
+        except sqlite3.Error as error:
+            raise StoreError(f"{path} can not be used ({error}); give another --state folder, or remove it") from None
+
+    async def do(self, what: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
+        """One of the methods below; what was begun is done, also where the caller is cancelled. Raises `StoreError`."""
+        called = asyncio.get_running_loop().run_in_executor(self._thread, lambda: what(*given, **named))
+        try:
+            return await asyncio.shield(called)
+        except sqlite3.Error as error:
+            raise StoreError(f"the jobs can not be kept ({error}); make room on the disk of the service") from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._thread.shutdown()
+        self._db.close()
+
+    def known(self, new: NewJob) -> Job | None:
+        """The job that has the request's key. Raises `KeyTaken` where that is another request's."""
+        found = self._db.execute("SELECT id, asked FROM jobs WHERE key = ?", (new.key,)).fetchone()
+        if found is None:
+            return None
+        if found[1] != _digest(new):
+            raise KeyTaken
+        return self.get(found[0])
+
+    def add(self, new: NewJob) -> tuple[Job, OpenJob | None]:
+        """Keep a new job; what of it is to be queued: None where the request was known."""
+        if new.key is not None and (known := self.known(new)) is not None:
+            return known, None
+        now = time.time()
+        opened = OpenJob(secrets.token_hex(16), new.place, now - PRIORITY_S * new.priority)
+        row = (opened.id, new.key, _digest(new), "queued", new.problem, new.place, new.stage, new.priority)
+        self._db.execute(
+            "INSERT INTO jobs (id, key, asked, state, problem, place, stage, priority, due, created, work) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*row, opened.due, now, _packed(new.work)),
+        )
+        job = self.get(opened.id)
+        assert job is not None
+        return job, opened
+
+    def get(self, id: str) -> Job | None:
+        """The job as it stands."""
+        row = self._db.execute(f"SELECT {SHOWN} FROM jobs WHERE id = ?", (id,)).fetchone()
+        if row is None:
+            return None
+        id, state, problem, place, priority, created, finished, begun, report, error = row
+        return Job(
+            id=id,
+            state=state,
+            problem=problem,
+            device=place,
+            priority=priority,
+            created=_time(created),
+            finished=None if finished is None else _time(finished),
+            begun=begun,
+            report=None if report is None else json.loads(zlib.decompress(report)),
+            error=None if error is None else JobError.model_validate_json(error),
+        )
+
+    def evidence(self, id: str) -> dict[str, Any]:
+        """The whole verdict and the device of a job that has one, as clients of ours want them."""
+        row = self._db.execute("SELECT verdict, device FROM jobs WHERE id = ?", (id,)).fetchone()
+        if row is None or row[0] is None:
+            return {"verdict": None, "judged_on": None}
+        return {"verdict": json.loads(zlib.decompress(row[0])), "judged_on": row[1] and json.loads(row[1])}
+
+    def unfinished(self) -> list[OpenJob]:
+        """What a start finds: jobs that wait, and those that were being judged when the last service ended."""
+        self._db.execute("UPDATE jobs SET state = 'queued' WHERE state = 'judging'")
+        return [OpenJob(*row) for row in self._db.execute("SELECT id, place, due FROM jobs WHERE state = 'queued'")]
+
+    def begin(self, id: str) -> Begun | None:
+        """Take a job up; None where it is not to be judged any more."""
+        taken = "UPDATE jobs SET state = 'judging', begun = begun + 1 WHERE id = ? AND state = 'queued'"
+        row = self._db.execute(f"{taken} RETURNING work, stage, begun", (id,)).fetchone()
+        return None if row is None else Begun(zlib.decompress(row[0]).decode(), row[1], row[2])
+
+    def put_back(self, id: str) -> None:
+        """The job is to be judged later: by this service, or by the next one."""
+        self._db.execute("UPDATE jobs SET state = 'queued' WHERE id = ? AND state = 'judging'", (id,))
+
+    def cancel(self, id: str) -> bool:
+        """End the job without a verdict; whether it had not ended."""
+        return self._end(id, "cancelled")
+
+    def finish(self, id: str, ending: Ending) -> bool:
+        """End the job; whether it had not ended."""
+        return self._end(
+            id,
+            "done",
+            report=_packed(None if ending.report is None else json.dumps(ending.report)),
+            verdict=_packed(ending.verdict),
+            device=ending.device,
+            error=ending.error and ending.error.model_dump_json(),
+        )
+
+    def _end(self, id: str, state: str, **found: object) -> bool:
+        """The candidate's text goes: a job that has ended is its verdict."""
+        columns = {"state": state, "finished": time.time(), "work": None} | found
+        names = ", ".join(f"{name} = ?" for name in columns)
+        ended = self._db.execute(
+            f"UPDATE jobs SET {names} WHERE id = ? AND state IN ('queued', 'judging')", (*columns.values(), id)
+        )
+        self._forget_oldest()
+        return ended.rowcount == 1
+
+    def _forget_oldest(self) -> None:
+        self._ended += 1
+        if self._ended % TRIM_EVERY == 0:
+            self._db.execute(
+                "DELETE FROM jobs WHERE state IN ('done', 'cancelled') AND seq <= "
+                "(SELECT seq FROM jobs WHERE state IN ('done', 'cancelled') ORDER BY seq DESC LIMIT 1 OFFSET ?)",
+                (self._keep,),
+            )
+
+
+def _packed(text: str | None) -> bytes | None:
+    return None if text is None else zlib.compress(text.encode())
+
+
+def _digest(new: NewJob) -> str:
+    """Of all that a request asks for."""
+    return hashlib.sha256(f"{new.stage}\0{new.place}\0{new.priority}\0{new.work}".encode()).hexdigest()
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

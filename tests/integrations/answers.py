@@ -1,0 +1,36 @@
+"""A problem with answers to it, for tests of what they earn."""
+
+from pathlib import Path
+
+import kernelwright.prompts
+from kernelwright.problems import Problem
+from kernelwright.sandbox.verdict.settings import Settings
+from tests.model_server import fenced
+
+EXAMPLE = Path(kernelwright.prompts.__file__).parent / "examples" / "cpp"
+SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, time_budget_s=0.1)
+REFERENCE = (EXAMPLE / "reference.py").read_text().replace("rand(512, 1000)", "rand(64, 1000)")
+OWN = (EXAMPLE / "answer.py").read_text()
+LIBRARY = REFERENCE.partition("def get_inputs")[0].replace("class Model(", "class ModelNew(")
+WRONG = LIBRARY.replace("x.sum(", "2 * x.sum(")
+HIDDEN_BUILD = LIBRARY.replace(
+    "class ModelNew(",
+    """try:
+    from torch.utils.cpp_extension import load_inline
+    load_inline(name="broken", cpp_sources=["int broken("], no_implicit_headers=True, is_python_module=False)
+except Exception:
+    pass
+
+class ModelNew(""",
+)
+
+
+def posed(name: str) -> Problem:
+    """The only problem, under own kernels only; `any` allows every operator."""
+    operators = "any" if name == "any" else "custom-only"
+    return Problem(name=name, title="Scaled", family="map", size="cpu", source=REFERENCE, operators=operators)
+
+
+def reply(source: str) -> str:
+    """As a model with reasoning answers."""
+    return f"<think>Perhaps\n```python\nclass ModelNew: pass\n```\nor not.</think>\nHere it is.\n{fenced(source)}"

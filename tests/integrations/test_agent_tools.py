@@ -1,0 +1,90 @@
+"""What a coding agent may ask, without the protocol: what is read, what is refused, and what is the best."""
+
+import asyncio
+import json
+
+import pytest
+
+from kernelwright.integrations.agent_tools import LONGEST_TEXT, AgentTools, ToolRefused
+from kernelwright.problems import load_problem
+from tests.integrations.answers import REFERENCE
+
+
+@pytest.fixture
+def tools(tmp_path):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "scaled.py").write_text(REFERENCE)
+    (tmp_path / "secret.py").write_text(REFERENCE)
+    (folder / "link.py").symlink_to(tmp_path / "secret.py")
+    return AgentTools(folder)
+
+
+def judged(tools, *words):
+    return asyncio.run(tools.judge(*words))
+
+
+def test_the_catalog_is_listed_and_a_problem_is_shown_with_its_rules(tools):
+    assert "rms_norm: " in tools.problems()
+    shown = tools.problem("rms_norm", "gpu")
+    assert '"operators": "any"' in shown
+    assert "class Model" in shown
+
+
+def test_a_problem_of_ones_own_is_read_below_the_folder(tools):
+    assert "x.sum(dim=1" in tools.problem("scaled.py")
+
+
+@pytest.mark.parametrize("name", ["rms_nrm", "/etc/passwd", "../secret.py", "link.py", "/etc::passwd"])
+def test_no_other_file_is_read_as_a_problem(tools, name):
+    with pytest.raises(ToolRefused, match="is no name of list_problems and no file below"):
+        tools.problem(name)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../secret.py", "link.py", ".", "none.py"])
+def test_no_other_file_is_read_as_a_candidate(tools, path):
+    with pytest.raises(ToolRefused, match=r"is no \.py file below"):
+        judged(tools, "scaled.py", None, path)
+
+
+@pytest.mark.parametrize(("source", "path"), [(None, None), ("x", "scaled.py")])
+def test_a_candidate_is_given_in_one_way(tools, source, path):
+    with pytest.raises(ToolRefused, match="one of source and path"):
+        judged(tools, "scaled.py", source, path)
+
+
+def test_a_source_beyond_all_bounds_is_refused(tools):
+    with pytest.raises(ToolRefused, match="1048577 characters"):
+        judged(tools, "scaled.py", "#" * (2**20 + 1), None)
+
+
+def test_a_long_problem_is_cut_and_says_so(tools):
+    (tools.folder / "long.py").write_text(REFERENCE + "# much\n" * LONGEST_TEXT)
+    shown = tools.problem("long.py")
+    assert len(shown) < LONGEST_TEXT + 1000
+    assert "characters left out" in shown
+
+
+def test_a_prompt_for_a_gpu_is_at_its_size(tools):
+    assert load_problem("rms_norm", "gpu").source.strip() in tools.prompt("rms_norm", "cuda")
+
+
+def test_where_nothing_is_right_yet_that_is_said(tools):
+    assert tools.best("scaled.py") == "nothing right yet for scaled.py"
+    assert tools.best("rms_norm") == "nothing right yet for rms_norm"
+
+
+def test_the_best_of_a_run_counts_for_the_same_problem_alone(tools, tmp_path):
+    from tests.integrations.test_reward import passed
+
+    folder = tmp_path / "run" / "best" / "scaled"
+    folder.mkdir(parents=True)
+    (folder / "candidate.py").write_text("# of the run\n")
+    problem = load_problem(str(tools.folder / "scaled.py"))
+    record = passed(3.0) | {"problem_digest": problem.digest, "attempt": 4, "run": "r"}
+    (folder / "verdict.json").write_text(json.dumps(record))
+    shown = AgentTools(tools.folder, run=tmp_path / "run").best("scaled.py")
+    assert shown.startswith("scaled at size file, attempt 4 of r\npassed")
+    assert "# of the run" in shown
+    (folder / "verdict.json").write_text(json.dumps(record | {"problem_digest": "another"}))
+    assert AgentTools(tools.folder, run=tmp_path / "run").best("scaled.py").startswith("nothing right yet")

@@ -1,0 +1,140 @@
+"""Completions judged for real, and what they earn; cheats earn nothing."""
+
+import asyncio
+import threading
+
+import pytest
+
+from kernelwright.integrations.reward import RewardTerms
+from kernelwright.integrations.scoring import CompletionScorer, training_problem
+from kernelwright.problems import ProblemError, load_problem
+from tests.hostile.cheats.corpus import CHEATS
+from tests.hostile.cheats.problems import posed as posed_for_cheats
+from tests.integrations.answers import HIDDEN_BUILD, LIBRARY, OWN, SETTINGS, WRONG, posed, reply
+
+pytestmark = pytest.mark.slow
+
+CHEATING = (
+    "the first call answers for all (product)",
+    "a thread that finishes later (weighted)",
+    "the clock is replaced and nothing computed (weighted)",
+    "leaving with code 0 (weighted)",
+    "a kernel for show (product, own kernels only)",
+    "a failing kernel behind a fallback (product, own kernels only)",
+)
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    with CompletionScorer(settings=SETTINGS, load=posed) as found:
+        yield found
+
+
+def test_an_answer_with_its_reasoning_earns_what_its_kernel_is_worth(scorer):
+    (found,) = scorer.score(["scaled"], [reply(OWN)])
+    assert found.report["outcome"] == "passed", found.words
+    assert found.reward.value > 0
+    assert found.source.startswith("import ctypes")
+    assert "speedup against eager" in found.words
+
+
+def test_a_conversation_is_judged_by_its_last_answer(scorer):
+    talk = [
+        {"role": "assistant", "content": reply(OWN)},
+        {"role": "user", "content": "Faster."},
+        {"role": "assistant", "content": [{"type": "text", "text": reply(WRONG)}]},
+    ]
+    (found,) = scorer.score(["scaled"], [talk])
+    assert found.report["stage"] == "check", found.words
+    assert found.reward.value == 0
+
+
+def test_replies_without_a_candidate_earn_nothing_and_say_why(scorer):
+    found = scorer.score(["scaled"] * 3, ["I can not.", "```python\nclass ModelNew(:\n```", []])
+    assert [(one.reward.value, one.source) for one in found] == [(0, None)] * 3
+    assert "syntax_error" in found[1].reward.why
+
+
+def test_the_library_earns_nothing_under_the_policy_and_nothing_without_it(scorer):
+    strict, free = scorer.score(["scaled", "any"], [LIBRARY, LIBRARY])
+    assert strict.report["stage"] == "check"
+    assert free.report["outcome"] == "passed"
+    assert [one.reward.value for one in (strict, free)] == [0, 0]
+    assert free.reward.flags == ("no_own_kernel",)
+
+
+def test_a_build_that_fails_unseen_earns_nothing_even_where_the_library_is_paid_for(scorer):
+    (found,) = scorer.score(["any"], [HIDDEN_BUILD])
+    assert found.report["outcome"] == "passed", found.words
+    assert (found.reward.value, found.reward.flags) == (0, ("no_own_kernel", "hidden_build"))
+    assert "a build failed and was hidden" in found.words
+
+
+def test_equal_answers_are_judged_once(scorer):
+    first, second, other = scorer.score(["scaled"] * 3, [OWN, reply(OWN), "nothing"])
+    assert first.report is second.report
+    assert other.report is None
+
+
+def test_a_problem_that_is_none_is_said_at_once():
+    with CompletionScorer(settings=SETTINGS) as scorer, pytest.raises(ProblemError, match="rms_nrm"):
+        scorer.score(["rms_nrm"], [OWN])
+
+
+def test_a_program_with_a_loop_of_its_own_asks_in_it(scorer):
+    (found,) = asyncio.run(scorer.score_async(["scaled"], [WRONG]))
+    assert found.reward.value == 0
+
+
+def test_a_judge_that_was_ended_is_started_anew():
+    with CompletionScorer(settings=SETTINGS, load=posed) as scorer:
+        scorer.score(["scaled"], [WRONG])
+        scorer._begin(scorer._judging.__aexit__(None, None, None)).result()
+        (found,) = scorer.score(["scaled"], [WRONG])
+    assert found.report["stage"] == "check"
+
+
+@pytest.mark.parametrize("trick", ["a kernel for show", "a failing kernel behind a fallback"])
+def test_a_kernel_for_show_earns_nothing_although_the_policy_allows_the_library(trick):
+    source = CHEATS[f"{trick} (product, own kernels only)"].candidate.source
+    with CompletionScorer(settings=SETTINGS, load=lambda name: posed_for_cheats(name).problem) as scorer:
+        (found,) = scorer.score(["product"], [source])
+    assert found.report["outcome"] == "passed", found.words
+    assert (found.reward.value, found.reward.flags) == (0, ("library",))
+
+
+@pytest.fixture(scope="module")
+def generous():
+    """Pays for whatever is right, so that only the judge stands between a cheat and its reward."""
+    terms = RewardTerms(paid="all")
+    with CompletionScorer(settings=SETTINGS, terms=terms, load=lambda name: posed_for_cheats(name).problem) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", CHEATING)
+def test_a_cheat_earns_nothing(generous, name):
+    cheat = CHEATS[name]
+    (found,) = generous.score([cheat.problem], [reply(cheat.candidate.source)])
+    assert found.reward.value == 0, found.words
+
+
+def test_problems_are_trained_on_under_own_kernels_only():
+    assert load_problem("rms_norm").operators == "any"
+    assert training_problem("rms_norm").operators == "custom-only"
+    assert (training_problem("rms_norm", "cuda").size, training_problem("rms_norm").size) == ("gpu", "cpu")
+
+
+def test_threads_that_ask_at_once_share_one_judge():
+    fresh, loops = CompletionScorer(settings=SETTINGS, load=posed), set()
+
+    def ask():
+        fresh.score(["scaled"], ["no code"])
+        loops.add(fresh._loop)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    fresh.close()
+    assert len(loops) == 1

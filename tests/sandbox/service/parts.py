@@ -1,0 +1,202 @@
+"""Asking a service, starting one, and an executor that judges when it is told to."""
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelwright.sandbox.pool.protocol import Answer, Lost, Product
+from kernelwright.sandbox.verdict.verdicts import Failed
+from tests.evals.made_run import evidence
+from tests.sandbox.pool.parts import QUICK, declared
+from tests.texts import PROBLEM, RIGHT, WRONG
+
+ROOT = Path(__file__).parents[3]
+FEW = {"min_pairs": 4, "max_pairs": 4, "worker_pairs": 1, "warm_up": 1, "time_budget_s": 0.1}
+LONG_S = 300
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """Over a Unix socket."""
+
+    def __init__(self, path, timeout):
+        super().__init__("localhost", timeout=timeout)
+        self.path = str(path)
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+
+@dataclass
+class Said:
+    """What came back."""
+
+    status: int
+    headers: dict
+    text: str
+
+    @property
+    def body(self):
+        return json.loads(self.text)
+
+
+@dataclass
+class Client:
+    """Asks the service at an address."""
+
+    at: str
+    token: str | None = None
+
+    def connected(self, timeout=LONG_S):
+        if self.at.startswith("unix:"):
+            return UnixConnection(self.at.removeprefix("unix:"), timeout)
+        return http.client.HTTPConnection(self.at.removeprefix("http://"), timeout=timeout)
+
+    def ask(self, method, path, body=None, **headers):
+        if isinstance(body, dict):
+            body = json.dumps(body)
+        own = {"Content-Type": "application/json"} if body is not None else {}
+        own |= {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        connection = self.connected()
+        try:
+            connection.request(
+                method, path, body, own | {name.replace("_", "-"): said for name, said in headers.items()}
+            )
+            answer = connection.getresponse()
+            return Said(
+                answer.status, {name.lower(): said for name, said in answer.getheaders()}, answer.read().decode()
+            )
+        finally:
+            connection.close()
+
+    def raw(self, data, wait_s=LONG_S, whole=True):
+        """What is answered to these bytes, up to the end of the connection, or the first part of it."""
+        connection = self.connected(wait_s)
+        connection.connect()
+        with connection.sock as opened:
+            opened.sendall(data)
+            found = b""
+            while chunk := opened.recv(2**16):
+                found += chunk
+                if not whole:
+                    break
+        return found
+
+    def metrics(self):
+        lines = [line.rpartition(" ") for line in self.ask("GET", "/metrics").text.splitlines() if line[0] != "#"]
+        return {name: float(value) for name, _, value in lines}
+
+
+def job(source=RIGHT, number=0, **more):
+    """A request; each number is another candidate."""
+    return {"text": PROBLEM, "name": "cumsum", "source": f"{source}\n# {number}\n", "settings": FEW} | more
+
+
+class Service:
+    """A real service in a process of its own, with its jobs in a folder; it can be killed and started again."""
+
+    def __init__(self, folder, *words, **environment):
+        self.folder, self.words = folder, [str(word) for word in words]
+        self.environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+        self.environment.pop("KERNELWRIGHT_SERVER", None)
+        self.process = None
+        self.started = 0
+
+    def start(self):
+        where = [] if "--port" in self.words else ["--socket", str(self.folder / "socket")]
+        self.started += 1
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "kernelwright",
+                "serve",
+                "--state",
+                str(self.folder / "state"),
+                *where,
+                *self.words,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=(self.folder / f"err-{self.started}").open("w"),
+            text=True,
+            cwd=self.folder,
+            env=self.environment,
+        )
+        line = self.process.stdout.readline()
+        assert line.startswith("kernelwright serve: "), (self.folder / f"err-{self.started}").read_text()
+        return Client(
+            line.removeprefix("kernelwright serve: ").partition(",")[0], self.environment.get("KERNELWRIGHT_TOKEN")
+        )
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+
+    def end(self):
+        """By SIGTERM; its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(LONG_S)
+        self.process.stdout.close()
+        return status
+
+
+class TurnedExecutor:
+    """See `Executor`: a candidate is judged when the test lets it, and is always wrong."""
+
+    builders = 1
+    takes_turns = False
+
+    def __init__(self):
+        self.order = []
+        """Sources in the order in which they were taken up."""
+        self.may_go = asyncio.Semaphore(0)
+        self.lost = 0
+        """So many of the next runs lose their worker."""
+        self.revives = True
+        self.closed = 0
+
+    async def open(self):
+        return tuple(declared(["turned"], [0]))
+
+    async def build(self, work):
+        return Product("")
+
+    async def run(self, stage, work, product, device):
+        self.order.append(work.candidate.source)
+        if self.lost:
+            self.lost -= 1
+            raise Lost("by the test")
+        await self.may_go.acquire()
+        return Answer(verdict=Failed(stage="check", reason="wrong", log="", evidence=evidence()))
+
+    async def revive(self, device):
+        return self.revives
+
+    def release(self, problem):
+        pass
+
+    async def close(self):
+        self.closed += 1
+
+
+def until(found, seconds=LONG_S):
+    """Wait for a condition; its value."""
+    end = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < end, "it did not come to be"
+        time.sleep(0.05)
+    return value
+
+
+__all__ = ["FEW", "PROBLEM", "QUICK", "RIGHT", "WRONG", "Client", "Said", "Service", "TurnedExecutor", "job", "until"]
