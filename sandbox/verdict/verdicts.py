@@ -200,8 +200,8 @@ class Evidence(Record):
     jail: tuple[str, ...]
     """The isolation layers that were active, outermost first."""
     seconds: dict[str, float]
-    """Wall seconds by stage: those that were reached. `headers` is what the judge took meanwhile to make a precompiled
-    header for candidates to come."""
+    """Wall seconds by stage: those that were reached. `headers` is how long parts of torch's light header
+    were made beside the build, once on a machine."""
     authenticity: Authenticity
     problem_status: ProblemStatus | None = None
     """None where nobody has looked: that is done beside the first candidate of a problem that is right."""
