@@ -8,10 +8,21 @@ BIN := $(VENV)/bin
 # One more than there are cores: much of a test is waiting for a child.
 TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: run quick test prove corpus check demo doctor bench docs setup clean
+.PHONY: run example quick test prove corpus check demo doctor bench docs setup clean
 
 run demo: setup
 	$(BIN)/kernelwright run --suite demo
+
+# A program of somebody's: captured, its two worst parts replaced by recorded answers, and the whole judged end to end.
+BIRDS := examples/birds
+EXAMPLE := runs/birds-$(shell date +%Y%m%d-%H%M%S)
+
+example: setup
+	$(BIN)/kernelwright capture $(BIRDS)/birds.py --top 2 --out $(EXAMPLE)/capture
+	$(BIN)/kernelwright run $(EXAMPLE)/capture --top 2 --folder $(BIRDS)/answers --out $(EXAMPLE)/run
+	$(BIN)/python $(BIRDS)/use.py $(EXAMPLE)/run
+	$(BIN)/kernelwright compare $(BIRDS)/birds.py --run $(EXAMPLE)/run --picture $(EXAMPLE)/birds.svg
+	$(BIN)/kernelwright export $(EXAMPLE)/run --package $(EXAMPLE)/listener_kernels
 
 SIDE_BY_SIDE := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --ignore tests/hostile --ignore tests/honest
 

@@ -13,6 +13,7 @@ MACHINERY = {
     "__main__",
     "chosen",
     "comparison",
+    "foreign",
     "recorded",
     "same_process",
     "serial_evaluator",
@@ -20,7 +21,7 @@ MACHINERY = {
     "stamping",
 }
 
-WITH_WORDS = {"kernelbench"}
+WITH_WORDS = {"kernelbench", "beside_kernelbench"}
 """Those that need to be told what to look at; without names they are not run."""
 
 

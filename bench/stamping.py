@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kernelwright.agent.log.view import View, fold
-from kernelwright.agent.providers.story import STORY, read_story, recorded_targets, story_folder
+from kernelwright.agent.providers.story import STORY, read_story, recorded_targets, stories, story_folder
 from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
 from kernelwright.evals.runs.running import Running
 from kernelwright.problems import catalog_names
@@ -40,7 +40,8 @@ def stamp(folder: Path) -> list[Path]:
     """Put the digests of the run's prompts into each story that it played back whole; the files that were written."""
     with Running.resume(folder) as running:
         views = [fold(problem.name, running.log.events(problem.name)) for problem in running.problems]
-        return [_stamp_story(view, running.plan.search.target) for view in views]
+        target, catalog = running.plan.search.target, stories(running.plan.provider.folder)
+        return [_stamp_story(view, story_folder(view.problem, target, catalog)) for view in views]  # type: ignore[arg-type]
 
 
 def stamp_drafts(target: Target, device: str) -> list[Path]:
@@ -53,12 +54,11 @@ def stamp_drafts(target: Target, device: str) -> list[Path]:
     return written
 
 
-def _stamp_story(view: View, target: str) -> Path:
-    path = story_folder(view.problem, target) / STORY  # type: ignore[arg-type]  # a plan's target is one
+def _stamp_story(view: View, folder: Path) -> Path:
     prompts = {
         attempt.reply.provider_request_id: attempt.prompt for attempt in view.attempts if attempt.reply is not None
     }
-    return _stamped(path, prompts)
+    return _stamped(folder / STORY, prompts)
 
 
 def _stamped(path: Path, prompts: Mapping[str | None, Digested]) -> Path:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kernelwright.evals.runs.running import run
+    from kernelwright.integrations.reward import Reward, RewardTerms, reward
     from kernelwright.problems import Problem, load_problem
+    from kernelwright.programs.apply.kept import applied, apply
     from kernelwright.programs.capture.capturing import capture, capturing
     from kernelwright.sandbox.judge.judging import Judge, judge
     from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError, judge_all
-    from kernelwright.sandbox.verdict.reward import Reward, RewardTerms, reward
     from kernelwright.sandbox.verdict.settings import Settings
     from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed, Verdict
 
@@ -34,6 +35,8 @@ __all__ = [
     "RewardTerms",
     "Settings",
     "Verdict",
+    "applied",
+    "apply",
     "capture",
     "capturing",
     "judge",
@@ -52,16 +55,18 @@ _HOMES = {
     "JudgingError": "kernelwright.sandbox.pool.front.rewarding",
     "Passed": "kernelwright.sandbox.verdict.verdicts",
     "Problem": "kernelwright.problems",
-    "Reward": "kernelwright.sandbox.verdict.reward",
-    "RewardTerms": "kernelwright.sandbox.verdict.reward",
+    "Reward": "kernelwright.integrations.reward",
+    "RewardTerms": "kernelwright.integrations.reward",
     "Settings": "kernelwright.sandbox.verdict.settings",
     "Verdict": "kernelwright.sandbox.verdict.verdicts",
+    "applied": "kernelwright.programs.apply.kept",
+    "apply": "kernelwright.programs.apply.kept",
     "capture": "kernelwright.programs.capture.capturing",
     "capturing": "kernelwright.programs.capture.capturing",
     "judge": "kernelwright.sandbox.judge.judging",
     "judge_all": "kernelwright.sandbox.pool.front.rewarding",
     "load_problem": "kernelwright.problems",
-    "reward": "kernelwright.sandbox.verdict.reward",
+    "reward": "kernelwright.integrations.reward",
     "run": "kernelwright.evals.runs.running",
 }
 

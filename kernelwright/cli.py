@@ -1,12 +1,17 @@
 """The command line. Each command is one file in `kernelwright.commands`; this file only lists them."""
 
+import atexit
+import os
+import sys
+from typing import NoReturn
+
 import typer
 
 from kernelwright.commands.judging import doctor, judge, mcp, problems, score, serve
 from kernelwright.commands.options.exit_codes import with_exit_codes
 from kernelwright.commands.options.verbosity import with_verbosity
 from kernelwright.commands.options.version import version
-from kernelwright.commands.programs import capture, split
+from kernelwright.commands.programs import capture, compare, split
 from kernelwright.commands.results import diff, export, import_, inspect, leaderboard, show
 from kernelwright.commands.search import batch, extract, models, prompt, replay, resume, run
 
@@ -39,6 +44,7 @@ for name, command in (
     ("show", show.show),
     ("import", import_.import_),
     ("export", export.export),
+    ("compare", compare.compare),
 ):
     app.command(name)(command)
 for name, group in (("problems", problems.app), ("batch", batch.app), ("models", models.app)):
@@ -51,4 +57,20 @@ for group in (app, problems.app, batch.app, models.app):
 
 def main() -> None:
     """The console script."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if "torch" in sys.modules and isinstance(end.code, int | None):
+            _leave(end.code or 0)
+        raise
+
+
+def _leave(code: int) -> NoReturn:
+    """End now: to take the interpreter apart takes half a second once torch is imported, and nobody waits for that."""
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # whoever read has gone
+        code = code or 1
+    os._exit(code)

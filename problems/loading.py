@@ -87,9 +87,14 @@ def _from_file(path: Path, size: str | None) -> Problem:
 
 def problem_of_text(text: str, name: str, dtype: str | None = None) -> Problem:
     """The problem that the text of a `.py` file in the KernelBench convention is. Raises `ProblemError`."""
+    check_name(name)
+    return cast(_from_text(text, name, name, None), dtype)
+
+
+def check_name(name: str) -> None:
+    """Raise `ProblemError` for what a problem from elsewhere can not be called: it stands in sentences and logs."""
     if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
         raise ProblemError(f"{name[:LONGEST_NAME]!r} names no problem; give 1 to {LONGEST_NAME} printable letters")
-    return cast(_from_text(text, name, name, None), dtype)
 
 
 def _from_text(source: str, name: str, where: str, origin: Origin | None) -> Problem:

@@ -41,7 +41,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "providers.kinds", "engine", "",
     ),
     "evals": ("figures", "scores", "runs", "boards", "report", "inspector", "formats", ""),
-    "programs": ("record", "capture", "split", ""),
+    "programs": ("record", "capture", "split", "apply", "package", "compare", ""),
     "kernelwright": (
         "integrations", "commands.options", "commands.judging", "commands.search", "commands.results",
         "commands.programs", "commands", "",

@@ -152,9 +152,7 @@ class AttemptSteps:
             if known is not None and known.verdict is not None:
                 verdict, same_as = known.verdict, known.number
             else:
-                best = self.journal.view.best
-                beat = best.standing if best else None
+                beat, same_as = best.standing if (best := self.journal.view.best) else None, None
                 verdict = await self.evaluator.evaluate(self.problem, self._candidate(found), beat=beat)
-                same_as = None
             judged = JudgedAttempt(problem=self.problem.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
             self.journal.write(judged)

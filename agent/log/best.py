@@ -128,6 +128,9 @@ def _doubts(verdict: Passed) -> str:
     doubts = []
     if verdict.measurement.comparison == "too_noisy":
         doubts.append("The machine was too noisy for this number: judge it again before you rely on it.")
+    if verdict.evidence.effort != "rank":
+        effort = f"It was measured at effort `{verdict.evidence.effort}`, enough to choose"
+        doubts.append(f"{effort}: judge it again before you publish it.")
     status = verdict.evidence.problem_status
     if status is not None and status.status == "weak":
         doubts.append(

@@ -35,7 +35,10 @@ class ProviderOptions(Record):
     server: OpenAISettings = OpenAISettings()
     """For `server`: where and how to ask; for `local`, in which form."""
     folder: str | None = None
-    """For `files`: where tasks and answers lie; None is `tasks` in the run's own folder."""
+    """For `files`: where tasks and answers lie; None is `tasks` in the run's own folder.
+
+    For `recorded`: where stories lie, as in the catalog; None is the catalog that ships.
+    """
     model_file: str | None = None
     """For `local`: a GGUF file; None is the small model that `kernelwright models fetch` gets."""
     cache: str | None = None

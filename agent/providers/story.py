@@ -55,6 +55,11 @@ class Story(Record):
         return sum(1 for entry in self.entries if entry.role == "propose")
 
 
+def stories(folder: str | None) -> Path:
+    """Where stories lie: the folder that was asked for, else the catalog that ships."""
+    return CATALOG if folder is None else Path(folder)
+
+
 def story_folder(problem: str, target: Target, catalog: Path = CATALOG) -> Path:
     """Where the recorded answers for the problem and target are, if there are any."""
     return catalog / problem / "recorded" / target

@@ -54,7 +54,7 @@ def as_csv(boards: Sequence[Board]) -> str:
     """A line for each cell, whose numbers are whole; empty where there is none."""
     out = io.StringIO()
     writer = csv.writer(out)
-    measured = ("speedup", "low", "high", "candidate_ms", "floor_ms", "authenticity")
+    measured = ("speedup", "low", "high", "candidate_ms", "floor_ms", "authenticity", "effort")
     plain = (
         "problem", "problem_digest", "family", "level", "status", "why", "stale", "attempts", "passed",
         "run", "attempt", "record", "candidate_digest",

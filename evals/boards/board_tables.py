@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kernelwright.evals.boards.columns import headings, row_texts
 from kernelwright.evals.boards.leaderboard import Board
-from kernelwright.sandbox.verdict.escaping import escaped
+from kernelwright.sandbox.machine.escaping import escaped
 
 IN_FRONT = 2
 """Columns that each table begins with: rank and model, by which its rows are known."""

@@ -8,7 +8,8 @@ from kernelwright.evals.figures.measured import Measured
 from kernelwright.evals.figures.metrics import Effort, Estimate, Result
 from kernelwright.problems.record.base import Record
 
-Status = Literal["verified", "unverified", "weak problem", "quarantined", "unsolved"]
+Status = Literal["verified", "unverified", "provisional", "weak problem", "quarantined", "unsolved"]
+"""`provisional`: measured with less effort than the board takes, so it is shown and counts for nothing."""
 
 
 class Cell(Record):
@@ -20,7 +21,7 @@ class Cell(Record):
     level: str | None
     status: Status
     why: str = ""
-    """For a weak problem or a kernel in quarantine."""
+    """For a weak problem, a provisional number or a kernel in quarantine."""
     stale: bool = False
     """The published number was reached under another harness than today's: to be judged again."""
     attempts: int

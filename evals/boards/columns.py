@@ -92,7 +92,8 @@ def _speedup(cell: Cell) -> str:
     found = cell.published
     if found is None or found.speedup is None:
         return MISSING
-    return f"{found.speedup:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    effort = "" if found.effort == "rank" else f" ({found.effort})"
+    return f"{found.speedup:.2f} [{found.low:.2f}, {found.high:.2f}]{effort}"
 
 
 def _fastest_baseline(cell: Cell) -> str:

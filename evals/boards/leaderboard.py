@@ -16,6 +16,7 @@ from kernelwright.evals.figures.measured import BASELINES, Measured
 from kernelwright.evals.figures.metrics import Estimate
 from kernelwright.evals.runs.facts import Kernel, ProblemFacts, RunFacts
 from kernelwright.problems.record.base import Record
+from kernelwright.sandbox.verdict.settings import AT_EFFORT, JudgingEffort
 
 PASS_AT = (1, 5, 10)
 
@@ -89,12 +90,20 @@ def nothing_verified(folder: str, problem_digest: str, candidate_digest: str) ->
     return None
 
 
-def boards(runs: Iterable[RunFacts], harness: str, verifications: Verifications = nothing_verified) -> list[Board]:
-    """A board for each device, in the order of their names. `harness` is the digest of today's."""
+def boards(
+    runs: Iterable[RunFacts],
+    harness: str,
+    verifications: Verifications = nothing_verified,
+    effort: JudgingEffort = "rank",
+) -> list[Board]:
+    """A board for each device, in the order of their names. `harness` is the digest of today's.
+
+    `effort`: the least with which a number that counts was measured.
+    """
     by_device: dict[str, list[RunFacts]] = {}
     for run in runs:
         by_device.setdefault(run.device, []).append(run)
-    maker = _Maker(harness, verifications)
+    maker = _Maker(harness, verifications, effort)
     return [maker.board(device, group) for device, group in sorted(by_device.items())]
 
 
@@ -104,8 +113,9 @@ class _Entry(NamedTuple):
 
 
 class _Maker:
-    def __init__(self, harness: str, verifications: Verifications) -> None:
+    def __init__(self, harness: str, verifications: Verifications, effort: JudgingEffort) -> None:
         self.harness = harness
+        self.effort = effort
         self.verifications = verifications
 
     def board(self, device: str, runs: Sequence[RunFacts]) -> Board:
@@ -145,7 +155,7 @@ class _Maker:
     def _solved(self, cell: Cell, entry: _Entry, best: Kernel) -> Cell:
         again = self.verifications(entry.run.folder, entry.facts.digest, best.candidate_digest)
         published = again.measured if again else best.measured
-        status, why = _status(best.measured, again)
+        status, why = _status(best.measured, again, self.effort)
         return cell.model_copy(
             update={
                 "status": status,
@@ -164,7 +174,7 @@ class _Maker:
         )
 
 
-def _status(claimed: Measured, again: Verified | None) -> tuple[Status, str]:
+def _status(claimed: Measured, again: Verified | None, least: JudgingEffort) -> tuple[Status, str]:
     counted = again.measured if again else claimed
     weak = counted.weak if counted.weak is not None else claimed.weak
     if not counted.passed:
@@ -176,6 +186,9 @@ def _status(claimed: Measured, again: Verified | None) -> tuple[Status, str]:
         return "quarantined", f"it takes {times}"
     if weak:
         return "weak problem", "; ".join(weak)
+    efforts = list(AT_EFFORT)
+    if efforts.index(counted.effort) < efforts.index(least):
+        return "provisional", f"measured at effort {counted.effort}: enough to choose, not to be ranked"
     return ("verified", "") if again else ("unverified", "")
 
 

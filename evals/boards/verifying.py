@@ -19,9 +19,10 @@ from kernelwright.evals.runs.facts import RunFacts
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.pool.harness import Conditions, harness_digest
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 
 VERIFIED = "verified.db"
+UNSETTLED = ("unverified", "provisional")
 MORE = 2
 """How many times the pairs of a search's judging a verification takes."""
 
@@ -29,10 +30,13 @@ MORE = 2
 class Verifier:
     """Looks verifications up, and makes new ones on this machine."""
 
-    def __init__(self, device: str, on_verified: Callable[[Cell, Judgement], None]) -> None:
+    def __init__(
+        self, device: str, on_verified: Callable[[Cell, Judgement], None], effort: JudgingEffort = "rank"
+    ) -> None:
         self.device = device
         """What this machine judges on; kernels of other devices are left as they are."""
         self.on_verified = on_verified
+        self.effort = effort
         self._found: dict[str, dict[tuple[str, str], Judgement]] = {}
 
     def lookup(self, folder: str, problem_digest: str, candidate_digest: str) -> Verified | None:
@@ -53,7 +57,7 @@ class Verifier:
         """
         tried: set[tuple[str, str]] = set()
         while True:
-            found = boards(runs, harness_digest(), self.lookup)
+            found = boards(runs, harness_digest(), self.lookup, self.effort)
             cells = [cell for cell in _top_cells(found, self.device, count) if _kernel(cell) not in tried]
             if not cells:
                 return found
@@ -109,14 +113,14 @@ def _kernel(cell: Cell) -> tuple[str, str]:
 def _top_cells(found: Iterable[Board], device: str, count: int) -> list[Cell]:
     """Cells of the best rows with a kernel whose number is the search's own, or of another harness."""
     rows = [row for board in found if board.device == device for row in board.rows[:count]]
-    return [cell for row in rows for cell in row.cells if cell.run and (cell.status == "unverified" or cell.stale)]
+    return [cell for row in rows for cell in row.cells if cell.run and (cell.status in UNSETTLED or cell.stale)]
 
 
 def _settings(config: dict[str, Any]) -> Settings:
-    """The judge's settings of the run, with more pairs; the defaults where the run's cannot be read any more."""
+    """The judge's settings of the run, in full and with more pairs; the defaults where they cannot be read any more."""
     try:
         settings = Settings.model_validate(config.get("judging") or {})
     except ValidationError:
         settings = Settings()
     more = {name: MORE * getattr(settings, name) for name in ("min_pairs", "max_pairs", "time_budget_s")}
-    return settings.model_copy(update=more)
+    return settings.at("rank").model_copy(update=more)

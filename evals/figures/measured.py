@@ -8,6 +8,7 @@ from pydantic import Field
 from kernelwright.evals.figures.metrics import Result
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.settings import JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Passed, Verdict
 
 BASELINES = {"eager": EAGER, "shipped": AS_SHIPPED, "compile": COMPILED}
@@ -41,6 +42,8 @@ class Measured(Record):
     """Why the problem is weak; empty where it is not; None where nobody looked."""
     without: tuple[str, ...] = ()
     """Defences of the judge that were off."""
+    effort: JudgingEffort = "rank"
+    """With how much effort it was judged."""
 
     @property
     def passed(self) -> bool:
@@ -92,6 +95,7 @@ def _of_report(found: dict[str, Any], verdict: Verdict) -> Measured:
         authenticity=found["authenticity"]["label"],
         weak=None if status is None else tuple(status["why"]) if status["status"] == "weak" else (),
         without=tuple(getattr(verdict.evidence, "without", ())),
+        effort=verdict.evidence.effort,
     )
 
 

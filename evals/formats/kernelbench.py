@@ -157,6 +157,7 @@ def _eval_result(outcome: Outcome) -> EvalResult:
         "speedup": found.speedup,
         "speedup_low": found.interval.low,
         "speedup_high": found.interval.high,
+        "effort": outcome.verdict.evidence.effort,
         "comparison": found.comparison,
     }
     stats = stats_of(found.closest.candidate_ms, outcome)

@@ -28,7 +28,8 @@ judged; `outcome` is `passed` or `failed`, with `stage` and `reason`; `speedup` 
 `against` names, with the ends of its 95 % interval; `speedup_eager`, `speedup_shipped` and `speedup_compiled` are
 against strict eager, eager under PyTorch's own switches and the fastest torch.compile mode; times are medians in ms;
 `report` is the judge's whole report as JSON, with every raw sample. `confirmed` says that a fresh judge gave this
-verdict, in the place of an earlier one. What is not known is null. The texts were written by language models; say under
+verdict, in the place of an earlier one; `effort` how much the measurement cost: `rank` in full, `search` enough to
+choose. What is not known is null. The texts were written by language models; say under
 which licence you publish them.
 """
 SHORT = (
@@ -41,6 +42,7 @@ SHORT = (
     "comparison",
     "candidate_ms",
     "against",
+    "effort",
     *USUAL,
 )
 

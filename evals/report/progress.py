@@ -20,7 +20,7 @@ from kernelwright.agent.log.events import (
 )
 from kernelwright.agent.log.view import View, fold
 from kernelwright.evals.report.summary import ending_words
-from kernelwright.sandbox.verdict.escaping import escaped
+from kernelwright.sandbox.machine.escaping import escaped
 from kernelwright.sandbox.verdict.in_words import verdict_words
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kernelwright.agent.log.view import View
-from kernelwright.sandbox.verdict.escaping import one_line
+from kernelwright.sandbox.machine.escaping import one_line
 from kernelwright.sandbox.verdict.in_words import others_words, speedup_words
 from kernelwright.sandbox.verdict.report import USUAL, usual_speedups
 from kernelwright.sandbox.verdict.verdicts import Passed
@@ -43,6 +43,7 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
             *USUAL,
             "candidate_ms",
             "confirmed",
+            "effort",
             "kept",
         )
     )
@@ -57,6 +58,7 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
             **usual_speedups(found),
             "candidate_ms": found.candidate_ms,
             "confirmed": best.confirmed is not None,
+            "effort": best.ruling.evidence.effort,
             "kept": str(folder / "best" / view.problem / "candidate.py"),
         }
     return row

@@ -8,7 +8,7 @@ from rich.tree import Tree
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
 from kernelwright.evals.report.summary import ending_words
-from kernelwright.sandbox.verdict.escaping import escaped, one_line
+from kernelwright.sandbox.machine.escaping import escaped, one_line
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 STYLES = {"passed": "green", "failed": "red", "no candidate": "magenta"}

@@ -25,7 +25,7 @@ from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.verdict.verdicts import Failed
 
 DERIVED = "derived.json"
-FORMAT = 3
+FORMAT = 4
 HARNESS = "harness"
 """The key under which the versions of a run or verdict name the digest of the harness."""
 

@@ -25,7 +25,7 @@ from kernelwright.agent.log.view import View
 from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.agent.providers.registry import check_provider, providing
 from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator
-from kernelwright.agent.providers.story import read_story
+from kernelwright.agent.providers.story import read_story, stories
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import HARNESS, run_facts
 from kernelwright.evals.runs.suites import LeftOut
@@ -77,7 +77,7 @@ class Running:
             require_tools(plan.search.target)
         if plan.provider.kind == "recorded":
             for problem in problems:
-                read_story(problem.name, plan.search.target)
+                read_story(problem.name, plan.search.target, stories(plan.provider.folder))
         check_provider(plan.provider)
         load_strategy(plan.search.strategy, plan.search)
         executor = settled(plan.executor, plan.judging)
@@ -151,7 +151,7 @@ class Running:
             config = config.model_copy(update={"attempts": self.plan.attempts[problem.name]})
         if self.plan.provider.kind != "recorded":
             return config
-        story = read_story(problem.name, config.target)
+        story = read_story(problem.name, config.target, stories(self.plan.provider.folder))
         length = len(story.entries)
         limits = {"drafts": story.drafts, "patience": length, "attempts": min(config.attempts, length)}
         return config.model_copy(update=limits)

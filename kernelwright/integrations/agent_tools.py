@@ -12,19 +12,20 @@ from typing import Any, NamedTuple, Self
 
 from kernelwright.evals.runs.prompting import first_prompt
 from kernelwright.integrations.feedback import LONGEST, feedback
+from kernelwright.integrations.reward import RewardTerms, reward
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.prompts import Target
 from kernelwright.prompts.markdown import fenced, trimmed
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.machine.identity import needs_device
 from kernelwright.sandbox.pool.front.rewarding import Judging
-from kernelwright.sandbox.verdict.reward import RewardTerms, reward
 from kernelwright.sandbox.verdict.settings import Settings
 
 LONGEST_TEXT = 60_000
 """Characters of a prompt, a reference or a kernel in a reply; some 15,000 tokens."""
 LONGEST_SOURCE = 2**20
 IN_FLIGHT = 4
+SIZES = ("cpu", "gpu")
 TERMS = RewardTerms(paid="all")
 """Which operators a candidate may use is the problem's own policy here."""
 FACTS = (
@@ -59,11 +60,9 @@ class Best(NamedTuple):
 class AgentTools:
     """One agent's session: a judge for each device that is needed, and the best kernels so far. Use it as a context."""
 
-    def __init__(
-        self, folder: Path, device: str | None = None, run: Path | None = None, server: str | None = None
-    ) -> None:
-        """`device`: default what the source asks for. `run`: one whose best kernels count too."""
-        self.folder, self._device, self._run, self._server = folder.resolve(), device, run, server
+    def __init__(self, folder: Path, run: Path | None = None, server: str | None = None, **chosen: Any) -> None:
+        """`run`: one whose best kernels count too. `chosen`: settings; without a device what the source asks for."""
+        self.folder, self._run, self._server, self._chosen = folder.resolve(), run, server, chosen
         self._open = AsyncExitStack()
         self._judges: dict[tuple[str, bool], Judging] = {}
         self._best: dict[str, Best] = {}
@@ -94,7 +93,7 @@ class AgentTools:
     ) -> ToolVerdict:
         """The verdict on a source, or on a file that holds one."""
         text = self._source(source, path)
-        device = self._device or self._needed(name, text, size)
+        device = self._chosen.get("device") or self._needed(name, text, size)
         problem = self._problem(name, size or ("gpu" if device != "cpu" and name in catalog_names() else None))
         judged = await (await self._judge_on(device, profile and device != "cpu")).judge(problem, text)
         if judged.report is None:
@@ -109,16 +108,24 @@ class AgentTools:
 
     def best(self, name: str, size: str | None = None) -> str:
         """The fastest right kernel so far, with what it was measured at."""
-        problem = self._problem(name, size)
-        found = max(filter(None, (self._best.get(problem.digest), self._of_run(problem))), key=_low, default=None)
+        sizes = SIZES if size is None and name in catalog_names() else (size,)
+        shown = [self._shown(problem) for problem in (self._problem(name, one) for one in sizes)]
+        return "\n\n".join(filter(None, shown)) or f"nothing right yet for {name}"
+
+    def _shown(self, problem: Problem) -> str:
+        found = self._best_of(problem)
         if found is None:
-            return f"nothing right yet for {problem.name} at size {problem.size}"
+            return ""
         words = feedback(found.report, reward(found.report, TERMS), LONGEST)
-        return f"{found.origin}\n{words}\n{fenced(trimmed(found.source, LONGEST_TEXT), 'python')}"
+        head = f"{problem.name} at size {problem.size}, {found.origin}"
+        return f"{head}\n{words}\n{fenced(trimmed(found.source, LONGEST_TEXT), 'python')}"
+
+    def _best_of(self, problem: Problem) -> Best | None:
+        return max(filter(None, (self._best.get(problem.digest), self._of_run(problem))), key=_low, default=None)
 
     def _remembered(self, problem: Problem, source: str, report: Mapping[str, Any]) -> str:
         mine = Best(source, report, "judged in this session")
-        best = max(filter(None, (self._best.get(problem.digest), self._of_run(problem))), key=_low, default=None)
+        best = self._best_of(problem)
         if best is not None and best.low >= mine.low:
             return f"\nthe best so far stays: {best.low:.3g} x at least, this one {mine.low:.3g} x"
         self._best[problem.digest] = mine
@@ -172,7 +179,9 @@ class AgentTools:
     async def _judge_on(self, device: str, profile: bool) -> Judging:
         key = device, profile
         if key not in self._judges:
-            settings = Settings(device=device, profile=profile)
+            settings = Settings.model_validate(
+                {"effort": "search"} | self._chosen | {"device": device, "profile": profile}
+            )
             self._judges[key] = await self._open.enter_async_context(Judging(IN_FLIGHT, settings, self._server))
         return self._judges[key]
 

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kernelwright.integrations.reward import Reward
 from kernelwright.prompts.markdown import trimmed
 from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.in_words import timing_lines
 from kernelwright.sandbox.verdict.recheck import measurement_of
-from kernelwright.sandbox.verdict.reward import Reward
 
 LONGEST = 6000
 

@@ -18,10 +18,10 @@ from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
 from kernelwright.evals.runs.prompting import first_prompt
+from kernelwright.integrations.reward import Flag
 from kernelwright.integrations.scoring import CompletionScorer
 from kernelwright.problems import catalog_names
 from kernelwright.prompts import Target
-from kernelwright.sandbox.verdict.reward import Flag
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu.driver import device_count
 
@@ -104,7 +104,9 @@ def app(
 ) -> FastAPI:
     """The environment as a web application; by default the whole catalog, on this machine's GPU if it has one."""
     language: Target = target or ("cuda" if device_count() else "cpp")
-    judge = scorer or CompletionScorer(settings=Settings(device="cpu" if language == "cpp" else "cuda"))
+    judge = scorer or CompletionScorer(
+        settings=Settings(device="cpu" if language == "cpp" else "cuda", effort="search")
+    )
     names = tuple(problems) or catalog_names()
     return create_app(
         lambda: KernelEnvironment(judge, names, language, steps),

@@ -14,14 +14,18 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from kernelwright.agent.replies import NotExtracted, extract
 from kernelwright.integrations.feedback import feedback
+from kernelwright.integrations.reward import USUAL, Reward, RewardTerms, reward
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError
 from kernelwright.sandbox.pool.remote.service_client import SERVER
-from kernelwright.sandbox.verdict.reward import USUAL, Reward, RewardTerms, reward
 from kernelwright.sandbox.verdict.settings import Settings
 
 Completion = str | Sequence[Mapping[str, Any]]
 """The text of a reply, or the messages of a conversation, of which the assistant's last is the reply."""
+SEARCHING = Settings(effort="search")
+"""As much effort as it takes to choose; the interval is as honest as that of a ranking."""
+STARTING = threading.Lock()
+"""Held while a scorer starts its thread; not the scorer's own, so that one can be sent to another process before."""
 T = TypeVar("T")
 
 
@@ -61,12 +65,13 @@ class CompletionScorer:
     ) -> None:
         """`server`: address of a service that judges; default: `KERNELWRIGHT_SERVER`, else a process of its own.
 
+        `settings`: what a verdict may cost, and where candidates are judged; default: on the processor, at `search`.
         `load` makes the problem of a name, its size, dtype and operator policy; default: `training_problem`.
         """
         self.terms = terms
-        device = settings.device if settings else "cpu"
+        settings = settings or SEARCHING
         self._judging_options = (in_flight, settings, server or os.environ.get(SERVER))
-        self._load = load or partial(training_problem, device=device)
+        self._load = load or partial(training_problem, device=settings.device)
         self._problems: dict[str, Problem] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._judging: Judging | None = None
@@ -102,9 +107,10 @@ class CompletionScorer:
             self._loop = None
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        if self._loop is None:
-            self._loop, self._turn = asyncio.new_event_loop(), asyncio.Lock()
-            threading.Thread(target=self._loop.run_forever, name="kernelwright-scorer", daemon=True).start()
+        with STARTING:
+            if self._loop is None:
+                self._loop, self._turn = asyncio.new_event_loop(), asyncio.Lock()
+                threading.Thread(target=self._loop.run_forever, name="kernelwright-scorer", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _score(self, problems: Sequence[str], completions: Sequence[Completion]) -> list[ScoredCompletion]:

@@ -38,7 +38,7 @@ class KernelTasksetConfig(vf.TasksetConfig):
 @cache
 def scorer_on(device: str, server: str | None) -> CompletionScorer:
     """One for all tasks of this process: tasks are copied, and a judge is not."""
-    return CompletionScorer(server=server, settings=Settings(device=device))
+    return CompletionScorer(server=server, settings=Settings(device=device, effort="search"))
 
 
 class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):

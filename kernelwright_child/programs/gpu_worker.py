@@ -26,12 +26,33 @@ WIDEST_ITEM = 8
 """Bytes of an element of the widest dtype that outputs come in, complex ones aside."""
 
 
+MANY = 2**18
+"""Elements that are enough for torch to share a loop on the host among its threads."""
+
+
 def use_device(worker: ModelRunner, handlers: dict[str, Handler]) -> None:
     """From now on answer on the device: replaces the handlers of the same names."""
     device = OnDevice(worker)
     handlers.update(device.handlers() | Tools().handlers())
     if hasattr(worker, "draw_values"):
         handlers.update(Drawing(device).handlers())
+
+
+def get_ready(threads: int) -> None:
+    """Do what every model waits for the first time: threads, the device's context, memory, copies and small kernels.
+
+    Nothing is known here of the model that comes. Half a second, which is spent while somebody else is waited for.
+    """
+    torch.set_num_threads(threads)
+    torch.ones(MANY).mul_(2)
+    for dtype in (torch.float32, torch.bfloat16):
+        there = torch.ones(MANY, dtype=dtype).to("cuda")
+        there.to(torch.float32).add_(1).cpu()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    end.record()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 class OnDevice:
@@ -44,8 +65,6 @@ class OnDevice:
         """Where outputs go that can not be mapped; a reference copies them to where they can."""
         self._events: tuple[Any, Any] | None = None
         self._nothing: torch.Tensor | None = None
-        self._woken: torch.Tensor | None = None
-        """What a call begins with a write to, before its events."""
         self._kept: list[torch.Tensor] = []
         """Outputs that the judge may still look at."""
 
@@ -85,7 +104,6 @@ class OnDevice:
         self.worker.lent = self._borrowed.tensors
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._events = first, last
-        self._woken = torch.zeros(1, device="cuda")
         return {}
 
     def _give_back(self) -> None:
@@ -182,10 +200,6 @@ class OnDevice:
         assert self._events is not None
         start, end = self._events
         seed_draws(message)
-        # Several processes share the device in turns. An event alone is stamped before it has turned to this one, and
-        # the turn would be counted to the call; behind a kernel it is stamped once the device is here.
-        assert self._woken is not None
-        self._woken.zero_()
         start.record()
         self.worker.results = run(arguments)
         end.record()

@@ -22,6 +22,8 @@ def with_device(runner: ModelRunner) -> dict[str, Handler]:
         from kernelwright_child.programs import gpu_worker
 
         gpu_worker.use_device(runner, handlers)
+        if "threads" in message:
+            gpu_worker.get_ready(message["threads"])
         return {}
 
     handlers["use device"] = use_device

@@ -6,7 +6,7 @@ The scan refuses only what can not be run at all. It is no defence: what text ru
 import ast
 
 from kernelwright.problems.record.defining import Kind, bound_names
-from kernelwright.sandbox.verdict.escaping import one_line
+from kernelwright.sandbox.machine.escaping import one_line
 
 SOURCE_BYTES = 1_000_000
 NO_CALL: frozenset[Kind] = frozenset({"module"})

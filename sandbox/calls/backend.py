@@ -1,12 +1,17 @@
 """Which kind of session a child gets: on the processor, or on the device where the settings say so."""
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.machine.timing_locks import PATIENT, WaitLimit, processor_turn
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
+
+Made = TypeVar("Made")
 
 
 def open_session(kind: Kind, folder: WorkFolder, settings: Settings) -> Session:
@@ -26,6 +31,27 @@ def device_held(settings: Settings, waiting: WaitLimit = PATIENT) -> AbstractCon
     from kernelwright.sandbox.calls.device import device_of
 
     return device_of(settings).hold(waiting.stopped)
+
+
+def all_at_once(settings: Settings, works: Sequence[Callable[[], Made]], most: int | None = None) -> list[Made]:
+    """What each comes to, side by side where nothing is timed; hold the device meanwhile, where there is one.
+
+    The first error is raised once all have come to their end.
+    """
+    if not works:
+        return []
+    with ThreadPoolExecutor(most or len(works)) as pool:
+        futures = [pool.submit(_as_guest, settings, work) for work in works]
+    return [future.result() for future in futures]
+
+
+def _as_guest(settings: Settings, work: Callable[[], Made]) -> Made:
+    if not settings.gpu:
+        return work()
+    from kernelwright.sandbox.calls.device import device_of
+
+    with device_of(settings).as_guest():
+        return work()
 
 
 def timing_turn(settings: Settings, waiting: WaitLimit) -> AbstractContextManager[None]:

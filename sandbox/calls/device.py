@@ -74,6 +74,10 @@ class CudaDevice:
         self.limit_bytes: int | None = None
         """Of memory that may be used; None for all."""
         self._idle_ms: dict[int, float] = {}
+        self._calibrated: set[int] = set()
+        """Sizes for which that was learned since the device is held."""
+        self._guests: set[int] = set()
+        """Threads that use it as the one that holds it, which waits for them."""
         self._turn = 0
         self._threads = threading.RLock()
         self._lock: DeviceTurn | None = None
@@ -93,11 +97,26 @@ class CudaDevice:
 
         Raises `MachineError` where another process keeps it, and where the waiting is `stopped`.
         """
+        if threading.get_ident() in self._guests:
+            self.make_current()
+            yield
+            return
         self._take(stopped)
         try:
             yield
         finally:
             self._leave()
+
+    @contextmanager
+    def as_guest(self) -> Iterator[None]:
+        """In a thread that the one that holds the device waits for: within it this one has it too."""
+        here = threading.get_ident()
+        self._guests.add(here)
+        try:
+            self.make_current()
+            yield
+        finally:
+            self._guests.discard(here)
 
     def _take(self, stopped: Callable[[], bool] = lambda: False) -> None:
         while not self._threads.acquire(timeout=LOOK_S):
@@ -107,6 +126,7 @@ class CudaDevice:
             self.make_current()
             if self._holds == 0:
                 self._lock = DeviceTurn(self.uuid, WaitLimit(self._wait_s, stopped))
+                self._calibrated.clear()
             self._holds += 1
         except BaseException:
             self._threads.release()
@@ -128,10 +148,17 @@ class CudaDevice:
             torch.cuda.set_device(self.ordinal)
 
     def calibrate(self, lent: Lent) -> None:
-        """Learn what `prepare` takes while no child has work: call it before the candidate's source has run."""
+        """Learn what `prepare` takes while no child has work: call it before the candidate's source has run.
+
+        Once for each size while the device is held: later processes of a candidate are measured against what was
+        learned before the first of them ran.
+        """
+        if lent.bytes in self._calibrated:
+            return
         with lent.rehearsal():
             taken = [self._prepare(lent) for _ in range(CALIBRATIONS)]
         self._idle_ms[lent.bytes] = statistics.median(taken[CALIBRATIONS // 4 :])
+        self._calibrated.add(lent.bytes)
 
     def prepare(self, lent: Lent, outputs: tuple[Shown, ...] = ()) -> Prepared:
         """All that goes before a call, while the child stands still: the clock may start when this returns.

@@ -65,16 +65,27 @@ class GpuSession(Session):
         self.is_cold = False
         """Whether it has given back what a call needs, so that the next one has to get it anew."""
         self._outputs_bytes = 0
+        self._is_ready = False
         self._is_showing = False
         """Whether values of its last result are still to be read where they are."""
 
-    def greet(self) -> None:
-        """As of any child; it is then told that it works on the device."""
-        super().greet()
+    def get_ready(self) -> None:
+        """Have the device's context made, and all else that every model waits for the first time: half a second."""
+        if self._is_ready:
+            return
         try:
-            self._exchange({"op": "use device"}, self._settings.start_timeout_s)
+            try:
+                self._use_device()
+            except Refused:  # for want of memory, most likely
+                relieve()
+                self._use_device()
         except (Refused, ChildGone, ChildLate) as error:
             raise MachineError(f"no child can use the device ({error}); see `kernelwright doctor`") from None
+        self._is_ready = True
+
+    def _use_device(self) -> None:
+        message = {"op": "use device", "threads": self._settings.threads}
+        self._exchange(message, self._settings.start_timeout_s)
 
     def admit(self, layout: Layout, result_bytes: int) -> None:
         """What must be done before the candidate's source runs: lend memory, and learn what an idle device takes."""
@@ -261,15 +272,18 @@ class GpuSession(Session):
         thread of the child stands still: nothing can finish after its word.
         """
         assert self._inputs is not None, "lend memory before calling"
+        start_ns = time.perf_counter_ns()
         self._device.make_current()
         self._inputs.stage(values.tensors)
         prepared = self._device.prepare(self._inputs, self._outputs)
+        prepared_ns = time.perf_counter_ns()
         self.refuse_work_done_meanwhile()
         self._refuse_disturbance(prepared)
         self._outputs = ()
         known, before = self._allocations.count, self._cpu_ms()
         self.is_cold, self._is_showing = False, True
         answer, looked, milliseconds, parts = self._clocked(question(op, values), timeout_s)
+        told_ns = time.perf_counter_ns()
         clocks = self._device.clocks.sample()
         if "error" in answer:
             self._is_showing = False
@@ -277,18 +291,26 @@ class GpuSession(Session):
         cpu_ms = self._cpu_ms() - before
         self._outputs = tuple(shown for shown, _ in looked)
         output = self._taken(answer, looked, in_place)
-        LOG.debug("%s %s: %s of the device are used", self._kind, op, gib(self._device.used_bytes()))
+        read_ns = time.perf_counter_ns()
         self._is_showing = in_place
         self.refuse_work_done_meanwhile()
-        if self._watches("offspring") and self._child.offspring():
+        if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
             raise Misbehaved("the candidate keeps processes of its own running after a call")
         if self._watches("input_check") and self._inputs.changed():
             raise Misbehaved("the call changed an input in place")
         self._inputs.stage_nothing()
+        self._log(op, (start_ns, prepared_ns, told_ns, read_ns))
         said = answer.get("device_ms")
         device_ms = float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
         witnessed = Witnessed(device_ms, prepared, clocks, self._allocations.count > known, parts=parts)
         return Timed(output, milliseconds, cpu_ms, witnessed)
+
+    def _log(self, op: str, marks: tuple[int, ...]) -> None:
+        if not LOG.isEnabledFor(logging.DEBUG):  # to ask for the memory takes as long as a call
+            return
+        steps = [(end - begin) / 1e6 for begin, end in itertools.pairwise((*marks, time.perf_counter_ns()))]
+        words = "prepared in %.1f ms, called in %.1f, read in %.1f, looked after in %.1f; %s of the device are used"
+        LOG.debug("%s %s: " + words, self._kind, op, *steps, gib(self._device.used_bytes()))
 
     @property
     def outputs_overlap(self) -> bool:

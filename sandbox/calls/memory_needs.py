@@ -65,6 +65,14 @@ def references_kept(needs: Needs, wanted: int, free_bytes: int, own: ProcessByte
     return next(fitting, 0)
 
 
+def standing_kept(needs: Needs, references: int, wanted: int, free_bytes: int, own: ProcessBytes) -> int:
+    """How many workers may stand, and have nothing but their process, beside that: at least the one that is used."""
+    if needs.is_large:
+        return 1
+    room = free_bytes - taken_bytes(needs, references, own)
+    return max(1, min(wanted, 1 + room // own.child))
+
+
 def child_bytes(needs: Needs) -> int:
     """What one reference takes of the host's memory that computes on the processor, in float64 too."""
     return needs.weights + needs.inputs + needs.peak + needs.exact_peak + ON_HOST.child

@@ -1,6 +1,7 @@
 """When device memory runs short: everybody who keeps some only to be quicker gives it back, and it is tried again."""
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,6 +15,8 @@ Result = TypeVar("Result")
 OUT_OF_MEMORY = 2
 """The driver's code for it."""
 
+_relieving = threading.RLock()
+"""Of two threads that are short of memory the second finds what the first has freed; no session is asked by both."""
 _givers: list[tuple[int, Callable[[], None]]] = []
 
 
@@ -26,12 +29,13 @@ def register(giver: Callable[[], None], ordinal: int) -> Callable[[], None]:
 
 def relieve() -> None:
     """Have all give back what they keep on the calling thread's device, this process first. Hold the device."""
-    before = _free_bytes()
-    free_cached_memory()
-    here = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
-    asked = [giver for ordinal, giver in tuple(_givers) if ordinal == here]
-    for giver in asked:
-        _ask(giver)
+    with _relieving:
+        before = _free_bytes()
+        free_cached_memory()
+        here = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+        asked = [giver for ordinal, giver in tuple(_givers) if ordinal == here]
+        for giver in asked:
+            _ask(giver)
     LOG.info("memory ran short on device %d: %d sessions were asked for theirs, %s", here, len(asked), _freed(before))
 
 

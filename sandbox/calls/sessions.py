@@ -9,13 +9,13 @@ from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process_state import TELLS_REST
+from kernelwright.sandbox.machine.escaping import escaped, one_line
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_tensors
 from kernelwright.sandbox.tensors.shared_memory import SharedMemory
 from kernelwright.sandbox.tensors.trees import is_sound
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.escaping import escaped, one_line
 from kernelwright.sandbox.verdict.settings import Defence, Settings
 
 
@@ -92,7 +92,17 @@ class Session:
         self.close()
 
     def greet(self) -> None:
+        """Wait until the child has started, and is ready to be asked for what its problem or candidate wants."""
+        self.come_up()
+        self.get_ready()
+
+    def get_ready(self) -> None:
+        """Have done what does not depend on what comes: nothing here; on a device it must not be timed meanwhile."""
+
+    def come_up(self) -> None:
         """Wait until the child has started. Nothing of the candidate has run by then, so a failure is the machine's."""
+        if self._child.pid:
+            return
         try:
             self._child.greet(time.monotonic() + self._settings.start_timeout_s)
             self._child.freeze()

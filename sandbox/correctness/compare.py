@@ -46,6 +46,8 @@ class Checks(NamedTuple):
     """Whether the pattern of what is wrong is looked for, which costs more than to see that it is wrong."""
     undefined: bool = True
     """Places where float64 gives NaN; not on values outside of what the problem is defined for."""
+    generous: bool = False
+    """Whether the rounding of inputs excuses far more than it should: what is wrong even then is so beyond doubt."""
 
 
 SHORT_FLOOR_ULP = 2.0
@@ -193,7 +195,7 @@ def _values(
     factors = Factors(_share(near) * tolerance.factor, tolerance.factor)
     bound = Bound.of(distance.rounding, distance.want, factors, unit, want.numel())
     bound = bound.at_least(_nothing(near), want.numel())
-    counted = moved.pulled_back(got) if moved is not None else got
+    counted = moved.pulled_back(got, checks.generous) if moved is not None else got
     error = measure(counted, near, want).error if moved is not None else distance.error
     return _too_far(_Case(label, got, counted, near, want, checks), error, bound)
 
@@ -251,8 +253,9 @@ class _Case(NamedTuple):
         index = worst(self.counted, self.want)
         place = f"at {list(index)}: got {float(self.got[index]):.7g}, want {float(self.want[index]):.7g}"
         around = _around(index, self.want.shape)
-        got, near, want = (tensor[around].double() for tensor in (self.got, self.near, self.want))
-        got, _, want = finite(got, near, want, self.checks.undefined)
+        got, want = self.got[around].double(), self.want[around].double()
+        if not math.isfinite(float(got.sum() + want.sum())):
+            got, _, want = finite(got, self.near[around].double(), want, self.checks.undefined)
         pattern = describe_pattern(got, want, bound)
         if want.shape != self.want.shape:
             pattern = f"{pattern}\n  (of the part from {[axis.start for axis in around]} on, counted from there)"

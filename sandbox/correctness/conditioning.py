@@ -39,19 +39,21 @@ def mismatch_shaken(got: Values, asked: ExactCase, near: Values, tolerance: Tole
     wrong = mismatch(got, want, near, tolerance, PLAIN._replace(undefined=asked.defines_nan))
     if wrong is None or not wrong.by_distance:
         return wrong
-    truth = Truth(want, near, _moved(asked, want, tolerance.floor_ulp))
+    want.owned()  # whoever is asked for others may show them where these are
+    truth = Truth(want, near, tuple(Moved(real(raw.tensor())) for raw in flatten(want).tensors))
+    beyond_doubt = PLAIN._replace(undefined=asked.defines_nan, generous=True)
+    for draw in range(DRAWS):
+        _note_moves(asked, truth.moved, tolerance.floor_ulp)
+        if draw == 0 and mismatch_with(got, truth, tolerance, beyond_doubt):
+            break
     return mismatch_with(got, truth, tolerance, Checks(undefined=asked.defines_nan))
 
 
-def _moved(asked: ExactCase, want: Values, units: float) -> tuple[Moved, ...]:
-    """By output, how far it moves; one draw after the other, since each result may take much memory."""
-    want.owned()  # whoever is asked for others may show them where these are
-    moved = tuple(Moved(real(raw.tensor())) for raw in flatten(want).tensors)
-    for _ in range(DRAWS):
-        found = flatten(asked.exact(shake(asked.inputs, units)))
-        for output, raw in zip(moved, found.tensors, strict=True):
-            output.note(real(raw.tensor()))
-    return moved
+def _note_moves(asked: ExactCase, moved: tuple[Moved, ...], units: float) -> None:
+    """By output, how far it moves once; one draw after the other, since each result may take much memory."""
+    found = flatten(asked.exact(shake(asked.inputs, units)))
+    for output, raw in zip(moved, found.tensors, strict=True):
+        output.note(real(raw.tensor()))
 
 
 def shake(values: Values, units: float) -> Values:

@@ -20,6 +20,9 @@ PIECE = 2**14
 which costs up to a hundred times more where the cores are busy with something else."""
 MOVES = 3.5
 """What an element is allowed, over the root mean square of a few draws, which may be small by chance."""
+GENEROUS = 1e4
+"""Over a single draw, what no element is found to move beyond by some more of them: it would have had to come out three
+thousand times smaller than usual."""
 SLIGHT = 1e-9
 """A usual element may always be off by this share of what the norm allows each: a denormal may be taken for zero."""
 DENSE = 2.0
@@ -117,16 +120,21 @@ class Moved:
             error = (got.double() - want).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             root.copy_(torch.hypot(root, error.float()))
 
-    def pulled_back(self, got: torch.Tensor) -> torch.Tensor:
+    def pulled_back(self, got: torch.Tensor, generous: bool = False) -> torch.Tensor:
         """`got` in float64, each element nearer to `want` by `MOVES` times what its inputs' rounding moves it.
 
         Each element has its own allowance: one that hardly any rounding leaves where it is must not excuse the others.
+        `generous`: by far more than that, and all by what they move on average too; for few draws.
         """
         nearer = torch.empty(got.shape, dtype=torch.float64, device=got.device)
-        share = MOVES / math.sqrt(self._draws)
+        share, everywhere = MOVES / math.sqrt(self._draws), 0.0
+        if generous:
+            share = GENEROUS / math.sqrt(self._draws)
+            norm = torch.linalg.vector_norm(self._root, dtype=torch.float64)
+            everywhere = share * float(norm) / math.sqrt(max(1, self._root.numel()))
         for put, mine, want, root in _flat_pieces(nearer, got, self._want, self._root):
             error = mine.double() - want
-            put.copy_(want + error.sign() * (error.abs() - share * root).clamp(min=0.0))
+            put.copy_(want + error.sign() * (error.abs() - everywhere - share * root).clamp(min=0.0))
         return nearer
 
 

@@ -55,7 +55,7 @@ class Root(Protocol):
         """End this one by force."""
 
 
-def spawn(order: ChildSpec, ends: Ends) -> subprocess.Popen[bytes]:
+def spawn(order: ChildSpec, ends: Ends) -> Root:
     """Start interpreter, keeper and child anew. Raises `OSError`."""
     inner = ["-m", MODULES[order.kind], str(ends.channel)]
     command = order.jail.command(inner, ends.lifeline, ends.status)
@@ -93,8 +93,8 @@ def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> Root:
         theirs.close()
 
 
-def _run(command: list[str], order: ChildSpec, ends: Ends, fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+def _run(command: list[str], order: ChildSpec, ends: Ends, fds: Sequence[int]) -> Root:
+    started = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=ends.output,
@@ -104,6 +104,25 @@ def _run(command: list[str], order: ChildSpec, ends: Ends, fds: Sequence[int]) -
         pass_fds=(ends.lifeline, ends.status, *fds),
         start_new_session=True,
     )
+    return StartedKeeper(started)
+
+
+class StartedKeeper:
+    """A keeper that is a child of this process. Python's own wait with a limit would look only every 50 ms."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until it has ended; raises `subprocess.TimeoutExpired`."""
+        if self._process.returncode is None and timeout is not None and not _has_ended(self.pid, timeout):
+            raise subprocess.TimeoutExpired(self._process.args, timeout)
+        self._process.wait()
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
 
 
 class ForkedKeeper:
@@ -153,6 +172,17 @@ class Starter:
         poll.register(self._fd, select.POLLIN)
         poll.poll(1000 * LEAVING_S)
         os.close(self._fd)
+
+
+def _has_ended(pid: int, timeout: float) -> bool:
+    """Whether a process that nobody has collected ends within so many seconds."""
+    fd = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(1000 * timeout))
+    finally:
+        os.close(fd)
 
 
 def processes_of(*firsts: Root | Starter | None) -> list[int]:

@@ -1,5 +1,6 @@
 """The judge: from a candidate to a verdict, without ever importing the candidate."""
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import Self
@@ -10,13 +11,14 @@ from kernelwright.sandbox.authenticity.elf_symbols import needed_symbols
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
 from kernelwright.sandbox.build import BuildStore, Toolchain, diagnose, require_headers, toolchain
 from kernelwright.sandbox.build.failures import read_failures
-from kernelwright.sandbox.calls.backend import build_turn, device_held, open_session, timing_turn
+from kernelwright.sandbox.calls.backend import all_at_once, build_turn, device_held, timing_turn
 from kernelwright.sandbox.calls.import_timeout import ImportTimeout
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.judge.candidate_builds import build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.judge.standing import AT_ONCE, Spare
 from kernelwright.sandbox.machine.identity import needs_device, versions
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.timing.background import in_background
@@ -29,6 +31,9 @@ from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Measurement, Passed, Verdict
 
 STORED = "taken from the store of finished builds"
+UNOBSERVED = "which kernels and operators run in a call"
+OBSERVED = 1
+"""The worker that is looked at and not timed."""
 
 
 class Judge:
@@ -38,6 +43,8 @@ class Judge:
         self.problem = problem
         chosen = settings or Settings()
         self.settings = chosen.at(chosen.effort)
+        self.spare: Spare | None = None
+        """Where workers stand for the next candidate of any problem, if somebody lends one, who closes it."""
         self._baselines = Baselines(problem, self.settings)
         self._floors = Floors(problem, self.settings)
         self._layers: tuple[str, ...] = ()
@@ -81,10 +88,12 @@ class Judge:
 
         `ahead`: whether the first worker is started meanwhile; without, where the build is not evaluated here.
         """
-        built = Built(candidate)
+        start = time.perf_counter()
+        refusal = scan.refuse(candidate.source)
+        scanned_s = time.perf_counter() - start
+        built = Built(candidate, self.spare.take() if self.spare and ahead and not refusal else None)
+        built.seconds["scan"] = scanned_s
         try:
-            with built.stage("scan"):
-                refusal = scan.refuse(candidate.source)
             if refusal:
                 raise StageFailed("scan", refusal)
             with build_turn(self.settings, self._waiting):
@@ -99,7 +108,8 @@ class Judge:
     def _compile(self, built: Built, ahead: bool) -> None:
         """Have the builder compile, or take what the same source has given before."""
         require_headers(built.candidate.source)
-        built.worker = open_session("worker", built.folder, self.settings) if ahead else None
+        if ahead:
+            built.stand.start(self.settings, self._first_batch - len(built.stand.sessions))
         tools = toolchain() if self.settings.shortcuts else None
         built.key = build_key(built.candidate.source, tools, self._baselines.arguments, self.settings)
         with built.stage("build"):
@@ -114,9 +124,15 @@ class Judge:
             session.greet()
             self._ask_to_build(built, session, tools)
 
+    @property
+    def _first_batch(self) -> int:
+        """Workers that are started before it is known how many are needed; on a processor each would be heard."""
+        return min(AT_ONCE, self.settings.worker_pairs + 1) if self.settings.gpu else 1
+
     def _greet_ahead(self, built: Built) -> None:
-        if built.worker is not None:
-            built.worker.greet()
+        built.stand.come_up()
+        if built.stand.sessions:
+            built.worker = built.stand.sessions.pop(0)
             self._layers = built.worker.layers
 
     def _ask_to_build(self, built: Built, session: Session, tools: Toolchain | None) -> None:
@@ -136,14 +152,14 @@ class Judge:
     def evaluate(self, built: Built, beat: float | None = None) -> Verdict:
         """Load, run, check and time what was built; removes its work folder. Waits for its turn.
 
-        `beat`: the speedup of the best so far, 1 where there is none; at effort `search` what is clearly below it is
-        measured no further.
+        `beat`: the speedup of the best so far; at effort `search` what is clearly below it is measured no further.
         """
         with closing(built), device_held(self.settings, self._waiting), ExitStack() as turn:
             try:
                 if built.failure:
                     raise built.failure
-                self._floor()  # what it may measure takes all processors
+                if self.settings.gpu:  # elsewhere only what is right has need of it
+                    self._floor()  # what it may measure takes all processors
                 turn.enter_context(timing_turn(self.settings, self._waiting))
                 with self._looking(built), self._memory_watched(built):
                     measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn, beat))
@@ -155,13 +171,15 @@ class Judge:
             return Passed(measurement=measurement, evidence=self._evidence(built))
 
     def _measured(self, built: Built, turn: ExitStack, beat: float | None) -> Measurement:
+        self._get_ready(built)
         try:
             measurement = self._measure(built, beat)
         except DrawingReference:
             self._baselines.is_seeded = True
             built.end_workers()
             measurement = self._measure(built, beat)
-        self._observe(built)
+        if self._is_observed:
+            self._observe(built)
         if not self.settings.gpu:
             built.end_workers()  # nothing of it is to be heard by whoever comes next
         turn.close()  # the floor may have to be measured again
@@ -183,7 +201,7 @@ class Judge:
     def _measure(self, built: Built, beat: float | None) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
         with self._timing(beat) as timing:
-            if self.settings.side_by_side:
+            if self.settings.side_by_side and self._is_observed:
                 timing.at_the_end = lambda: self._start_ahead(built)
             is_enough = False
             while not is_enough:
@@ -198,22 +216,52 @@ class Judge:
                     timing.measure(session)
                     is_enough = timing.is_enough
                     if is_enough:
-                        timing.meet_the_rest(session)
+                        self._meet_the_rest(built, timing, session)
                 built.worker = None
                 timing.retire(session)
         return timing.samples.measurement(self.settings)
 
+    def _meet_the_rest(self, built: Built, timing: Timing, session: Session) -> None:
+        """All that a verdict is about and no timed call has met; a screen only says what that is."""
+        if self.settings.effort == "screen":
+            built.not_met = (*timing.unmet, *(() if self._is_observed else (UNOBSERVED,)))
+        else:
+            timing.meet_the_rest(session)
+
+    @property
+    def _is_observed(self) -> bool:
+        """Whether another worker shows what runs in a call; a screen wants it only where the problem has a policy."""
+        return self.settings.effort != "screen" or self.problem.operators != "any"
+
     def _start_ahead(self, built: Built) -> None:
         """Start the worker that comes next: to be timed, or else to be observed."""
-        built.next = open_session("worker", built.folder, self.settings)
+        built.stand.start(self.settings, 1)
 
     def _next_worker(self, built: Built) -> Session:
-        """The one that was started ahead, or else is now; it has greeted."""
-        ahead, built.next = built.next, None
-        built.worker = session = ahead or open_session("worker", built.folder, self.settings)
+        """One that stands already, or else is started now, on a device with those after it; it has greeted."""
+        stand = built.stand
+        if not stand.sessions:
+            left = self.settings.worker_pairs + OBSERVED - stand.started
+            stand.start(self.settings, max(1, min(self._baselines.standing(AT_ONCE), left)))
+            self._get_ready(built)
+        built.worker = session = stand.sessions.pop(0)
         session.greet()
         self._layers = session.layers
         return session
+
+    def _get_ready(self, built: Built) -> None:
+        """Have the workers that stand ready side by side, as many as memory holds: on a device each takes a while."""
+        if self.settings.gpu:
+            first = [] if built.worker is None else [built.worker]
+            ready = [*first, *built.stand.sessions][: self._baselines.standing(AT_ONCE)]
+            with built.stage("load"):
+                all_at_once(self.settings, [session.greet for session in ready])
+
+    def _spare_made(self) -> AbstractContextManager[None]:
+        """Meanwhile workers for the next candidate are started, where there will be one and memory holds them."""
+        if self.spare is None or not self.spare.is_lasting or self._baselines.standing(2 * AT_ONCE) < 2 * AT_ONCE:
+            return nullcontext()
+        return in_background(self.spare.make)
 
     def _timing(self, beat: float | None) -> Timing:
         if not self.settings.gpu:
@@ -234,7 +282,7 @@ class Judge:
         session = self._next_worker(built)
         values = reference.draw()
         try:
-            with built.stage("check"):
+            with self._spare_made(), built.stage("check"):
                 self._load(built, session, reference)
                 with in_background(lambda: self._baselines.status, beside=self.settings.side_by_side):
                     observed = Observed.read(session.observe(values, gradients))
@@ -281,7 +329,7 @@ class Judge:
             jail=self._layers,
             seconds={stage: round(seconds, 3) for stage, seconds in built.seconds.items()},
             authenticity=built.authenticity or read_authenticity(built.candidate.source),
-            problem_status=self._baselines.status if self._baselines.has_started else None,
+            problem_status=self._baselines.known_status,
             exact=self._baselines.exact_ways,
             device=self.settings.device,
             versions=versions(),
@@ -292,6 +340,7 @@ class Judge:
             families_left_out=self._baselines.left_out,
             without=self.settings.without,
             effort=self.settings.effort,
+            not_met=built.not_met,
         )
 
 

@@ -9,6 +9,7 @@ from kernelwright.sandbox.build.failures import FailedBuild
 from kernelwright.sandbox.calls.import_timeout import CandidateLate
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
+from kernelwright.sandbox.judge.standing import Stand, close_all
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.verdict.errors import StageFailed
@@ -19,13 +20,14 @@ from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Stage
 class Built:
     """A candidate whose build is done (or failed), waiting for its turn on the device. Close it."""
 
-    def __init__(self, candidate: Candidate) -> None:
+    def __init__(self, candidate: Candidate, stand: Stand | None = None) -> None:
         self.candidate = candidate
-        self.folder = WorkFolder()
+        self.stand = stand or Stand()
+        """Its folder, and the workers that were started ahead."""
         self.worker: Session | None = None
-        """Started beside the builder, so that both import torch at once; it stands still until the build is done."""
-        self.next: Session | None = None
-        """The worker after this one, where it was started ahead."""
+        """The one that is at work, or will be first: it stands still until the build is done."""
+        self.workers = len(self.stand.sessions)
+        """So many were started."""
         self.failure: StageFailed | None = None
         self.key = ""
         """Under which digest the store of finished builds keeps it; empty before it is known."""
@@ -40,8 +42,15 @@ class Built:
         self.deterministic: bool | None = None
         self.authenticity: Authenticity | None = None
         """From a run that was observed; None until there was one."""
+        self.not_met: tuple[str, ...] = ()
+        """What a screen leaves to whoever judges it in full."""
         self.look: Look | None = None
         """What else was seen on a device; None where there was nothing."""
+
+    @property
+    def folder(self) -> WorkFolder:
+        """What its children may write to."""
+        return self.stand.folder
 
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:
@@ -71,12 +80,10 @@ class Built:
         return "\n".join([part for part in (stop.log, *(failed.log for failed in self.failed_builds[:1])) if part])
 
     def end_workers(self) -> None:
-        """End the one that is there and the one that was started ahead."""
-        with ExitStack() as all_of_it:
-            for session in (self.next, self.worker):
-                if session is not None:
-                    all_of_it.callback(session.close)
-            self.worker = self.next = None
+        """End the one that is there and those that were started ahead."""
+        ending = [*([] if self.worker is None else [self.worker]), *self.stand.sessions]
+        self.worker, self.stand.sessions = None, []
+        close_all(ending)
 
     def close(self) -> None:
         """End the workers and remove the work folder."""

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 
-from kernelwright.sandbox.verdict.escaping import escaped
+from kernelwright.sandbox.machine.escaping import escaped
 
 OURS = "kernelwright"
 """The logger above all of ours; without `tell_logs` it is silent, but for what a program has set up by itself."""

@@ -13,9 +13,10 @@ from typing import Self
 from pydantic import JsonValue
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import build_turn
+from kernelwright.sandbox.calls.backend import all_at_once, build_turn, device_held
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.judge.standing import Spare
 from kernelwright.sandbox.machine.identity import require_tools
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.pool.memory_errors import within_memory
@@ -47,8 +48,10 @@ class Judges:
     Its methods raise `MachineError` or `BrokenProblem` where no verdict is possible; then the problem's are let go.
     """
 
-    def __init__(self, settings: Settings, kept: int = KEPT) -> None:
+    def __init__(self, settings: Settings, kept: int = KEPT, is_lasting: bool = True) -> None:
+        """`is_lasting`: whether there is more than one candidate to be judged."""
         self.settings = settings
+        self._spare = Spare(settings, is_lasting) if settings.gpu else None
         self._most = kept
         self._kept: OrderedDict[Key, _SharedJudge] = OrderedDict()
         self._apart: set[_SharedJudge] = set()
@@ -118,6 +121,11 @@ class Judges:
             self._kept.clear()
         for judge in judges:
             judge.close()
+        if self._spare is not None:
+            self._spare.close()
+
+    def _spare_for(self, settings: Settings) -> Spare | None:
+        return self._spare if self._spare is not None and self._spare.fits(settings) else None
 
     def _settings(self, asks: Asks) -> Settings:
         chosen = Settings.model_validate(self.settings.model_dump() | dict(asks)) if asks else self.settings
@@ -149,6 +157,7 @@ class Judges:
                 raise MachineError("the judging was stopped")
             judge = self._kept.get(key) if key is not None else None
             judge = judge or _SharedJudge(problem, settings)
+            judge.spare = self._spare_for(settings)
             judge.users += 1
             if key is None:
                 self._apart.add(judge)
@@ -183,8 +192,16 @@ class Judges:
                 with self._device, build_turn(self.settings, waiting):
                     if self._is_stopped:
                         raise MachineError("the judging was stopped")
-                    within_memory(judge.problem, lambda: judge.reference)
+                    within_memory(judge.problem, lambda: self._start_first(judge, waiting))
                 judge.started = True
+
+    def _start_first(self, judge: Judge, waiting: WaitLimit) -> None:
+        """Its first reference; on a device the workers of the candidate that waits come up beside it."""
+        if judge.spare is None:
+            _ = judge.reference
+            return
+        with device_held(self.settings, waiting):
+            all_at_once(self.settings, [lambda: judge.reference, judge.spare.make])
 
 
 def _text(asks: Asks) -> str:

@@ -7,8 +7,8 @@ from typing import TypeVar
 import torch
 
 from kernelwright.problems import Problem
+from kernelwright.sandbox.machine.escaping import one_line
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
-from kernelwright.sandbox.verdict.escaping import one_line
 
 R = TypeVar("R")
 

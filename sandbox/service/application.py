@@ -14,13 +14,22 @@ from starlette.routing import Route
 
 from kernelwright.problems import ProblemError, catalog_names, load_problem
 from kernelwright.sandbox.pool.harness import harness_digest
-from kernelwright.sandbox.service.http_limits import LARGEST_BODY_BYTES, Guard, TooLarge, read_body, told
+from kernelwright.sandbox.service.http_limits import (
+    LARGEST_BODY_BYTES,
+    MOST_BODIES,
+    Access,
+    Guard,
+    TooLarge,
+    read_body,
+    told,
+)
 from kernelwright.sandbox.service.job_queue import Draining, JobQueue, QueueFull
 from kernelwright.sandbox.service.job_store import KeyTaken, StoreError
 from kernelwright.sandbox.service.jobs import MOST_WAIT_S, Job, ServiceFacts
 from kernelwright.sandbox.service.openapi import description, page
 from kernelwright.sandbox.service.prometheus import metrics_text
 from kernelwright.sandbox.service.reading import RequestError
+from kernelwright.sandbox.service.text_process import TextProcess
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 SILENCE_S = 15.0
@@ -30,19 +39,21 @@ UNKNOWN = "there is no such job; its id is in the answer to POST /v1/jobs"
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def application(queue: JobQueue, token: str | None, hosts: frozenset[str] | None, late: Counter[str]) -> Starlette:
-    """The application over a queue; `late` counts the connections that were ended for being slow."""
-    refused = queue.counts.refused
+def application(queue: JobQueue, texts: TextProcess, access: Access, late: Counter[str]) -> Starlette:
+    """The application over a queue; `texts` reads requests, `late` counts connections that were ended as too slow."""
+    refused, reading = queue.counts.refused, asyncio.Semaphore(MOST_BODIES)
 
     async def submit(request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return told(415, "send the job as JSON, with `Content-Type: application/json`")
         wait_s = _wait_s(request)
-        try:
-            text = (await read_body(request)).decode()
-        except UnicodeDecodeError:
-            return told(400, "the body is no UTF-8")
-        job = await queue.accept(await queue.texts.read(text, list(queue.places)))
+        async with reading:
+            try:
+                text = (await read_body(request)).decode()
+            except UnicodeDecodeError:
+                return told(400, "the body is no UTF-8")
+            new = await texts.read(text, list(queue.places))
+        job = await queue.accept(new)
         if wait_s > 0:
             job = await _unless_gone(request, queue.job(job.id, wait_s)) or job
         return await _shown(request, job)
@@ -122,7 +133,7 @@ def application(queue: JobQueue, token: str | None, hosts: frozenset[str] | None
             Route("/openapi.json", openapi),
             Route("/docs", docs),
         ],
-        middleware=[Middleware(Guard, token=token, hosts=hosts, refused=refused)],
+        middleware=[Middleware(Guard, access=access, refused=refused)],
         exception_handlers={
             TooLarge: refusal(413, "size", largest),
             RequestError: refusal(422, "request"),

@@ -6,7 +6,7 @@ import hmac
 import logging
 from collections import Counter
 from collections.abc import Collection
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import h11
 from starlette.datastructures import Headers
@@ -16,7 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LOG = logging.getLogger("kernelwright.sandbox.service")
-LARGEST_BODY_BYTES = 8 * 2**20
+LARGEST_BODY_BYTES = 4 * 2**20
+MOST_BODIES = 32
+"""That are taken in at a time."""
 LARGEST_HEAD_BYTES = 16 * 2**10
 RECEIVE_S = 20.0
 """From the first byte that is waited for until the whole request is there."""
@@ -105,13 +107,20 @@ class DeadlineProtocol(H11Protocol):
         self.transport.abort()
 
 
+class Access(NamedTuple):
+    """Who may ask."""
+
+    token: str | None = None
+    hosts: Collection[str] | None = None
+    """Names by which the service may be asked; None for any, as on a Unix socket."""
+
+
 class Guard:
     """Lets through who shows the token; where there is none, who asks for a name that web pages elsewhere have not."""
 
-    def __init__(self, app: ASGIApp, token: str | None, hosts: Collection[str] | None, refused: Counter[str]) -> None:
-        """`hosts`: names by which the service may be asked; None for any, as on a Unix socket."""
-        self._app, self._hosts, self._refused = app, hosts, refused
-        self._token = None if token is None else _digest(token.encode())
+    def __init__(self, app: ASGIApp, access: Access, refused: Counter[str]) -> None:
+        self._app, self._hosts, self._refused = app, access.hosts, refused
+        self._token = None if access.token is None else _digest(access.token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""

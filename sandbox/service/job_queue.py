@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import json
 import logging
 import math
 from collections import Counter
@@ -76,8 +77,9 @@ class Counts:
 class JobQueue:
     """Takes jobs, has them judged in the order of their turns, and ends each once. Start it, and stop it."""
 
-    def __init__(self, store: JobStore, places: Mapping[PlaceName, Place], texts: TextProcess, limit: int) -> None:
-        self.store, self.places, self.texts, self.limit = store, places, texts, limit
+    def __init__(self, store: JobStore, places: Mapping[PlaceName, Place], reports: TextProcess, limit: int) -> None:
+        """`reports` derives reports of verdicts; `limit`: so many jobs may be open."""
+        self.store, self.places, self.reports, self.limit = store, places, reports, limit
         self.counts = Counts()
         self.draining = False
         self.stopping = asyncio.Event()
@@ -167,9 +169,10 @@ class JobQueue:
         try:
             work = Work.model_validate_json(begun.work)
             judged = await place.judge(work, begun.stage, live.tell)
-            report = await self.texts.report(judged.verdict)
+            report = await self.reports.report(judged.verdict)
             device = judged.device.model_dump_json() if judged.device else None
-            return Ending(None, report, judged.verdict.model_dump_json(), device)
+            # By `json`: what a candidate has printed need not be text that pydantic would write.
+            return Ending(None, report, json.dumps(judged.verdict.model_dump(mode="json")), device)
         except ExecutorError:
             raise
         except Unjudged as error:
@@ -215,7 +218,7 @@ class JobQueue:
     async def cancel(self, id: str) -> Job | None:
         """End a job without a verdict, unless it has ended. A stage that has begun comes to its end, for nobody."""
         live = self._live.get(id)
-        if live is not None and await self.store.do(self.store.cancel, id):
+        if await self.store.do(self.store.cancel, id) and live is not None:
             self._ended(live, "cancelled")
             if live.task is not None:
                 live.task.cancel()
@@ -239,7 +242,7 @@ class JobQueue:
         if live is None:
             job = await self.store.do(self.store.get, id)
             if job is not None:
-                yield "cancelled" if job.state == "cancelled" else "done"
+                yield job.state
             return
         told = 0
         while not self.stopping.is_set():

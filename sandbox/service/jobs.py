@@ -7,8 +7,9 @@ from pydantic import Field, JsonValue, StringConstraints, model_validator
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.protocol import Stage
 from kernelwright.sandbox.pool.remote.job_settings import JobSettings
+from kernelwright.sandbox.verdict.settings import JudgingEffort
 
-LONGEST_TEXT = 2**20
+LONGEST_TEXT = 2**18
 """Characters of a source or of a problem's text."""
 MOST_WAIT_S = 300.0
 """How long one request waits for a job; a client that wants to wait longer asks again."""
@@ -33,11 +34,10 @@ class JobRequest(Record):
     backward: bool = Field(default=False, description="Judge and time the gradients too.")
     source: Text = Field(description="The candidate: Python that defines ModelNew.")
     device: PlaceName | None = Field(default=None, description="Default: what the source asks for.")
-    effort: Short | None = Field(
-        default=None, description="How sure the verdict has to be; default: the service's own."
-    )
+    effort: JudgingEffort | None = Field(default=None, description="How sure the verdict has to be; default: rank.")
+    beat: float | None = Field(default=None, gt=0, description="At effort `search`: the speedup of the best so far.")
     settings: JobSettings = JobSettings()
-    stage: Stage = Field(default="time", description="`check`: only whether it is right, and about how fast.")
+    stage: Stage = Field(default="time", description="`check` is effort `screen`.")
     fresh: bool = Field(default=False, description="By reference processes of its own, with seeds of their own.")
     priority: int = Field(default=0, ge=-10, le=10, description="Each is worth a minute of waiting.")
     key: Short | None = Field(default=None, description="The same key again gives the same job: for trying again.")

@@ -6,12 +6,13 @@ from typing import NamedTuple
 from pydantic import JsonValue, ValidationError
 
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem, problem_of_text
+from kernelwright.problems.loading import check_name
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.problems.record.reference import check_reference
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.machine.identity import ON_DEVICE
 from kernelwright.sandbox.pool.protocol import Work
-from kernelwright.sandbox.service.jobs import JobRequest, NewJob, PlaceName
+from kernelwright.sandbox.service.jobs import LONGEST_TEXT, JobRequest, NewJob, PlaceName
 from kernelwright.sandbox.verdict.settings import Settings
 
 
@@ -39,7 +40,7 @@ def read_request(text: str, places: Collection[PlaceName]) -> NewJob:
         problem = _problem(asked, wanted.size)
     except ProblemError as error:
         raise RequestError(str(error)) from None
-    work = Work(problem=problem, candidate=candidate, fresh=asked.fresh, asks=_asks(asked))
+    work = Work(problem=problem, candidate=candidate, fresh=asked.fresh, beat=asked.beat, asks=_asks(asked))
     return NewJob(
         work=work.model_dump_json(),
         stage=asked.stage,
@@ -87,6 +88,9 @@ def _of_record(record: dict[str, JsonValue]) -> Problem:
     except ValidationError as error:
         fault = first_fault(error)
         raise RequestError(f"`record` is no problem: {fault.key}: {fault.said}") from None
+    if len(problem.source) > LONGEST_TEXT:
+        raise RequestError(f"`record` has a source of more than {LONGEST_TEXT} characters; send a shorter one")
+    check_name(problem.name)
     check_reference(problem.source, problem.name)
     return problem
 

@@ -24,6 +24,7 @@ from kernelwright.sandbox.service.http_limits import (
     LARGEST_HEAD_BYTES,
     LOOPBACK,
     MOST_CONNECTIONS,
+    Access,
     DeadlineProtocol,
 )
 from kernelwright.sandbox.service.job_queue import JobQueue
@@ -72,39 +73,48 @@ def serve(options: ServiceOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ServiceError`, `StoreError`, `ExecutorError` and `MachineError`."""
     protect_this_process()
     os.environ.pop(TOKEN, None)  # processes that this one starts have no use for it
-    usual = os.umask(0o077)
     with ExitStack() as stack:
+        usual = os.umask(0o077)  # for what is made here alone: workers share files with the users of their jails
         stack.enter_context(_alone(options.state))
         listening = stack.enter_context(_listening(options.listening))
         store = JobStore(options.state / "jobs.db", options.keep)
+        os.umask(usual)
         stack.callback(store.close)
-        os.umask(usual)  # what candidates build is read by the jail's own user
         asyncio.run(_serve(options, store, listening))
 
 
 async def _serve(options: ServiceOptions, store: JobStore, listening: socket.socket) -> None:
     async with AsyncExitStack() as stack:
-        texts = TextProcess()
+        texts, reports = TextProcess(), TextProcess()
         stack.push_async_callback(texts.close)
-        choice = options.choice
-        places = {
-            name: Place(partial(executor_for, choice, settings), choice.kind)
-            for name, settings in options.settings.items()
-        }
+        stack.push_async_callback(reports.close)
+        places = _places(options)
         for place in places.values():
             await place.open()
             stack.push_async_callback(place.close)
-        queue = JobQueue(store, places, texts, options.queue)
+        queue = JobQueue(store, places, reports, options.queue)
         await queue.start()
         stack.push_async_callback(queue.stop)
         print(f"kernelwright serve: {_address(listening)}, on {_words(places)}; SIGTERM ends it", flush=True)
-        await _Server(_config(options.listening, queue), queue).serve(sockets=[listening])
+        await _Server(_config(options.listening, queue, texts), queue).serve(sockets=[listening])
 
 
-def _config(listening: Listening, queue: JobQueue) -> uvicorn.Config:
+def _places(options: ServiceOptions) -> dict[PlaceName, Place]:
+    """Where there are GPUs, what is chosen is about them; the processor beside them starts when it is asked."""
+    main, choice = "cuda" if "cuda" in options.settings else "cpu", options.choice
+    beside = ExecutorChoice(builders=choice.builders)
+    return {
+        name: Place(partial(executor_for, choice, settings, at_once=True), choice.kind)
+        if name == main
+        else Place(partial(executor_for, beside, settings))
+        for name, settings in options.settings.items()
+    }
+
+
+def _config(listening: Listening, queue: JobQueue, texts: TextProcess) -> uvicorn.Config:
     hosts = LOOPBACK | {listening.host} if listening.port is not None and listening.token is None else None
     return uvicorn.Config(
-        application(queue, listening.token, hosts, DeadlineProtocol.late),
+        application(queue, texts, Access(listening.token, hosts), DeadlineProtocol.late),
         http=DeadlineProtocol,
         ws="none",
         lifespan="off",

@@ -1,7 +1,7 @@
 """A process beside the service that looks into texts of clients: `python -m kernelwright.sandbox.service.text_process`.
 
 A source can be written so that parsing it takes all memory, minutes, or the parser's life. Then it is this process that
-ends, and the request is refused; whoever asked at the same time is asked again in a new one.
+ends, and the request is refused; the next one is read by a new process.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from kernelwright.sandbox.verdict.verdicts import Verdict
 
 MODULE = "kernelwright.sandbox.service.text_process"
 MEMORY_BYTES = 2 * 2**30
-ANSWER_S = 20.0
-"""From the question on, those before it among them."""
-TRIES = 2
+ANSWER_S = 5.0
+"""For one text; the judge parses it several times, with others waiting for it."""
+START_S = 120.0
 VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 class TextProcess:
-    """Reads requests and derives reports; use it from one event loop, and close it."""
+    """Answers one question at a time; use it from one event loop, and close it."""
 
     def __init__(self) -> None:
         self._process: LineProcess | None = None
-        self._starting = asyncio.Lock()
+        self._turn = asyncio.Lock()
 
     async def read(self, text: str, places: Collection[PlaceName]) -> NewJob:
         """The job that a request asks for. Raises `RequestError`."""
@@ -54,23 +54,22 @@ class TextProcess:
             return await asyncio.to_thread(report, verdict)
 
     async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        for left in reversed(range(TRIES)):
+        """Whoever waits for a turn pays for nobody else's text. Raises `Ended` and `TimeoutError`."""
+        async with self._turn:
             process = await self._started()
             try:
                 return await asyncio.wait_for(process.ask(question), ANSWER_S)
-            except (Ended, TimeoutError):
-                process.lose("no answer in time")
-                if not left:
-                    raise
-        raise AssertionError("the last try returns or raises")
+            except (TimeoutError, asyncio.CancelledError):
+                process.lose("nobody waits for its answer")
+                raise
 
     async def _started(self) -> LineProcess:
-        async with self._starting:
-            if self._process is not None and self._process.has_ended:
-                await self.close()
-            if self._process is None:
-                self._process = await LineProcess.start(MODULE)
-            return self._process
+        if self._process is not None and self._process.has_ended:
+            await self.close()
+        if self._process is None:
+            self._process = await LineProcess.start(MODULE)
+            await asyncio.wait_for(self._process.ask({}), START_S)
+        return self._process
 
     async def close(self) -> None:
         """End the process."""
@@ -81,6 +80,8 @@ class TextProcess:
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """What the process says to one line."""
+    if not {"read", "report"} & set(question):
+        return {}
     if "report" in question:
         return {"report": report(VERDICT.validate_python(question["report"]))}
     try:

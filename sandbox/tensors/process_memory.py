@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kernelwright.sandbox.machine.escaping import one_line
 from kernelwright.sandbox.tensors.values import PLAIN_DTYPES, RawTensor
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.escaping import one_line
 
 _libc = ctypes.CDLL(None, use_errno=True)
 SHOWN = 4

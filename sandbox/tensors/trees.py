@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kernelwright.sandbox.machine.escaping import one_line
 from kernelwright.sandbox.tensors.values import RawTensor, Values
-from kernelwright.sandbox.verdict.escaping import one_line
 
 NUMBER = "a number"
 DEEPEST = 32

@@ -2,13 +2,14 @@
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, references_kept
+from kernelwright.sandbox.calls.backend import all_at_once
+from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, references_kept, standing_kept
 from kernelwright.sandbox.calls.reference import Form, ReferenceSession
 from kernelwright.sandbox.correctness.domain import Domain
 from kernelwright.sandbox.machine.fact_store import Store, status_key
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from kernelwright.sandbox.calls.inputs import SharedInputs
 
 AT_ONCE = 2
-"""So many start at a time: more would only wait for each other's memory."""
+"""On a processor so many start at a time: more would only wait for each other's memory."""
 FIRST_LOOK = 3
 """A worker pair has three: the baseline, the other one of its placebo, and the source of values."""
 AS_CONSTRUCTED = 1
@@ -140,6 +141,11 @@ class Baselines:
                 LOG.info("%s: memory holds %d of %d references at once", self.problem.name, self._kept, wanted)
         return self._kept
 
+    def standing(self, wanted: int) -> int:
+        """How many workers of candidates may be ready at once; hold the device. On a processor one, when it is due."""
+        needs, there = self._needs_and_room() if self._settings.gpu else (None, 0)
+        return 1 if needs is None else standing_kept(needs, self.kept, wanted, there, ON_DEVICE)
+
     def _needs_and_room(self) -> tuple[Needs | None, int]:
         if not self._settings.gpu:
             return None if self.first.is_small else self.first.plan, free_bytes()
@@ -155,17 +161,17 @@ class Baselines:
         return self._inputs
 
     def start(self) -> None:
-        """Have the eager processes run that are needed in any case; on a device one after the other, in this thread,
-        which holds it.
+        """Have the eager processes run that are needed in any case, started side by side where memory holds all; on a
+        device, while it is held.
         """
         wanted = self._settings.worker_pairs if self._settings.effort == "rank" else FIRST_LOOK
         numbers = range(min(self.kept, self._settings.worker_pairs, wanted))
-        if not self._settings.side_by_side or self.kept < self._settings.worker_pairs:
+        if self.kept < self._settings.worker_pairs:
             for number in numbers:
                 self.eager(number)
             return
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(self.eager, numbers))
+        works = [partial(self.eager, number) for number in numbers]
+        all_at_once(self._settings, works, None if self._settings.gpu else AT_ONCE)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -221,6 +227,12 @@ class Baselines:
         return status_key(self.problem.digest, "cuda" if self._settings.gpu else "cpu")
 
     @property
+    def known_status(self) -> ProblemStatus | None:
+        """The same where it was found before: what fails does not wait for it."""
+        self._status = self._status or self._kept_status()
+        return self._status
+
+    @property
     def shipped_differs(self) -> bool:
         """On a device: whether torch's own precision switches change what the reference gives, bit by bit."""
         if self._shipped_differs is None:
@@ -254,9 +266,7 @@ class Baselines:
         self._ways = set(self.exact_ways)
         self._eager.clear()
         self._compiled.clear()
-        with ThreadPoolExecutor(max(1, len(ending))) as pool:  # each is waited for, until the kernel has let go of it
-            for done in [pool.submit(session.close) for session in ending]:
-                done.result()
+        all_at_once(self._settings, [session.close for session in ending])
         if self._inputs is not None:
             self._inputs.close()
             self._inputs = None

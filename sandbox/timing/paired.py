@@ -79,8 +79,7 @@ class Timing:
         Tells whether the candidate repeats itself bit by bit; None where that was not tried.
         """
         start, repeats = time.monotonic(), None
-        # The first look wants no other process yet: what is wrong has not to wait for one.
-        values = self._values(DRAWN, self.baseline if self.number == 0 else None)
+        values = self._values(DRAWN, self.baseline if self.number == 0 else None)  # what is wrong waits for no other
         for turn in range(self._settings.warm_up):
             theirs = self.baseline.show(values)
             if turn == 0:
@@ -234,7 +233,7 @@ class Timing:
         """
         self.number -= 1  # the worker has the weights of that pair's baseline
         try:
-            for family in self._unmet():
+            for family in self.unmet:
                 self._meet(session, family)
         finally:
             self.number += 1
@@ -245,7 +244,9 @@ class Timing:
         if not self._excludes(family, theirs, values):
             self._check(mine, theirs, values, family)
 
-    def _unmet(self) -> list[str]:
+    @property
+    def unmet(self) -> list[str]:
+        """The families that the problem is judged on and no call has met."""
         checked = self._has("families") and self._has("timed_check")
         return [family for family in self._domain.families if checked and family not in self._met]
 

@@ -123,12 +123,21 @@ class DeviceTiming(Timing):
 
     def warm_up(self, session: Session) -> bool | None:
         """As elsewhere; the baseline also under torch's own precision switches, where these change anything."""
+        if self._retired is not None:  # it might still be heard on the device
+            self._retired.result()
         repeats = super().warm_up(session)
         if self._baselines.shipped_differs:
             values = self._values(DRAWN)
             for _ in range(self._settings.warm_up):
                 self.baseline.shipped(values)
         return repeats
+
+    def retire(self, session: Session) -> None:
+        """End a worker whose part is done while the next one is loaded, unless that needs its memory."""
+        if self._baselines.first.needs.is_large:
+            session.close()
+        else:
+            self._retired = self._beside.submit(session.close)
 
     def measure(self, session: Session) -> None:
         """The timed calls of the present worker pair; after them a burst, unless an earlier one has confirmed."""
@@ -155,7 +164,7 @@ class DeviceTiming(Timing):
         """As elsewhere; a burst has left it with memory for other inputs."""
         assert isinstance(session, GpuSession)
         reference = self._baselines.eager(self.number - 1)
-        if self._unmet() and session.inputs is not None and not session.inputs.is_for(reference.layout):
+        if self.unmet and session.inputs is not None and not session.inputs.is_for(reference.layout):
             session.lend_layout(reference.layout)
             session.expect(reference.needs.result)
         super().meet_the_rest(session)

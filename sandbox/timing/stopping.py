@@ -17,7 +17,7 @@ FEWEST = 4
 SHARE_OF_DISTANCE = 1 / 6
 """The half width, as a share of the distance of the logarithm from 0: 1 lies at least six half widths away."""
 TO_CHOOSE = 0.05
-"""The half width that is enough of what is clearly the best so far: it is judged afresh before it is published."""
+"""The half width that is enough of what is clearly the best so far: it is judged again before it is published."""
 STUDENT = {4: 3.182, 5: 2.776}
 """By number of worker pairs, the 97.5 % point of Student's t with one degree less."""
 
@@ -40,16 +40,12 @@ def is_clearly_slower(measurement: Measurement) -> bool:
 
 
 def is_enough_to_choose(measurement: Measurement, beat: float | None, target: float) -> bool:
-    """Whether a search knows enough after the worker pairs that there are.
-
-    So it does of what is clearly below the speedup to beat, or below the reference where there is none yet; of what is
-    clearly above it once its interval is good enough to be beaten itself; and of what is as good once the interval is
-    as narrow as `target`. The interval stays honest at each look (`worker_interval`). Where the baseline differs from
-    itself it knows nothing.
+    """Whether a search knows enough of what is clearly below the speedup to beat (of the reference, where there is none
+    yet), of what is clearly above it, or, with an interval as narrow as `target`, of what is neither.
     """
+    interval, threshold = measurement.interval, beat or 1.0
     if not measurement.is_steady:
         return False
-    interval, threshold = measurement.interval, beat or 1.0
     if interval.high < threshold / (1 + SAME_WITHIN) or interval.half_width < target:
         return True
     return interval.low > threshold * (1 + SAME_WITHIN) and interval.half_width < TO_CHOOSE

@@ -44,6 +44,7 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "families_left_out": list(evidence.families_left_out),
         "without": list(evidence.without),
         "effort": evidence.effort,
+        "not_met": list(evidence.not_met),
         "seconds": evidence.seconds,
         "versions": evidence.versions,
     }

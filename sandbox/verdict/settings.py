@@ -12,19 +12,10 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 JudgingEffort = Literal["screen", "search", "rank"]
 """`screen`: right or wrong, and roughly how fast, by one worker. `search`: enough to choose, by as many worker pairs as
 that takes. `rank`: what is kept, confirmed and published."""
-AT_EFFORT: dict[JudgingEffort, dict[str, Any]] = {
-    "screen": {
-        "worker_pairs": 1,
-        "min_pairs": 4,
-        "max_pairs": 4,
-        "compiled": (),
-        "sanitize": False,
-        "profile": False,
-    },
-    "search": {},
-    "rank": {},
-}
-"""What an effort settles. No tools for a screen: they cost some ten seconds, and nobody reads what they say of it."""
+SCREEN: dict[str, Any] = {"worker_pairs": 1, "min_pairs": 4, "max_pairs": 4, "compiled": ()}
+SCREEN |= {"sanitize": False, "profile": False}  # they cost some ten seconds, and nobody reads what they say of it
+AT_EFFORT: dict[JudgingEffort, dict[str, Any]] = {"screen": SCREEN, "search": {}, "rank": {}}
+"""What an effort settles, from the least to the most."""
 Defence = Literal[
     "fresh_values",
     "families",

@@ -204,7 +204,7 @@ class Evidence(Record):
     header for candidates to come."""
     authenticity: Authenticity
     problem_status: ProblemStatus | None
-    """None where the judging ended before the reference ran."""
+    """None where nobody has looked: that is done beside the first candidate of a problem that is right."""
     versions: dict[str, str]
     """python, torch, compiler, and the processor or GPU."""
     deterministic: bool | None = None
@@ -226,6 +226,8 @@ class Evidence(Record):
     """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
     effort: JudgingEffort = "rank"
     """With how much effort it was judged; records from before there were several are all of `rank`."""
+    not_met: tuple[str, ...] = ()
+    """At effort `screen`: families of values that no call has met, and what else was not looked at."""
 
 
 class Passed(Record):

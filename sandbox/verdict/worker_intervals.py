@@ -12,10 +12,10 @@ from functools import cache
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.statistics import Interval, log_ratios
 
-WRONG = 0.02
-"""How often such an interval may miss, over all looks and to both sides: so at most 1 % are called faster wrongly."""
+WRONG = 0.05
+"""How often such an interval may miss, over all looks and to both sides."""
 UNKNOWN, UNKNOWN_DEGREES = 0.03, 4
-"""The spread that is assumed before anything is known, and how many observations that counts for."""
+"""The spread that is assumed before anything is known, and how many observations that counts for; one, in the end."""
 LEAST = 0.01
 """No spread is taken to be smaller: a candidate may differ more from process to process than the reference does."""
 MEDIAN_WORTH = 3
@@ -44,8 +44,9 @@ def known_spread(ratios: Sequence[float], looks: int) -> KnownSpread:
     """
     worth = len(ratios) // MEDIAN_WORTH
     seen = statistics.median(abs(ratio) for ratio in ratios) / 0.6745 if worth else 0.0
-    degrees = UNKNOWN_DEGREES + worth
-    sd = math.sqrt((UNKNOWN_DEGREES * UNKNOWN**2 + worth * seen**2) / degrees)
+    assumed = max(1, UNKNOWN_DEGREES - worth)
+    degrees = assumed + worth
+    sd = math.sqrt((assumed * UNKNOWN**2 + worth * seen**2) / degrees)
     return KnownSpread(sd=max(LEAST, sd), degrees=degrees, looks=looks)
 
 

@@ -9,6 +9,7 @@ KEYS = {
     "outcome", "stage", "reason", "log", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms",
     "baselines_ms", "floor_ms", "fraction_of_floor", "impossible_below_ms", "clock", "authenticity", "problem_status",
     "against", "jail", "seconds", "samples", "versions", "measurement", "deterministic", "without", "builds", "look",
+    "effort", "not_met",
     "hidden_builds", "families_left_out", "device", "exact", "speedups", "speedup_eager", "speedup_shipped",
     "speedup_compiled",
 }  # fmt: skip

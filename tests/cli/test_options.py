@@ -44,7 +44,7 @@ def test_every_command_that_judges_tells_an_option_in_the_same_words(name, optio
     assert told(JUDGING[name], option) == told(JUDGING["judge"], option) is not None
 
 
-@pytest.mark.parametrize("option", ["--compile", "--sanitize", "--profile"])
+@pytest.mark.parametrize("option", ["--compile", "--sanitize", "--profile", "--effort"])
 @pytest.mark.parametrize("name", ["run", "score"])
 def test_every_command_that_judges_candidates_tells_an_option_in_the_same_words(name, option):
     assert told(JUDGING[name], option) == told(JUDGING["judge"], option) is not None
@@ -97,6 +97,27 @@ def test_memory_is_a_child_s_on_a_processor_and_all_that_is_used_on_a_gpu():
 
 def test_what_nobody_said_is_not_among_the_settings_that_were_chosen():
     assert JudgingOptions("cpu").settings().model_fields_set == {"device", "jail", "compiled"}
+
+
+def test_an_effort_is_one_of_three():
+    assert [JudgingOptions("cpu", effort=name).settings().effort for name in ("screen", "search", "rank")] == [
+        "screen", "search", "rank",
+    ]  # fmt: skip
+    with pytest.raises(UserMistake, match="no effort 'quick'; there are: screen, search, rank"):
+        JudgingOptions("cpu", effort="quick").settings()
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "said"),
+    [
+        (JudgingOptions("cpu", effort="screen", compiled=["default"]), {}, "leave --compile"),
+        (JudgingOptions("cuda", effort="screen", sanitize=True), {}, "leave --compile, --sanitize"),
+        (JudgingOptions("cpu", effort="search"), {"min_pairs": 40}, "leave --pairs out"),
+    ],
+)
+def test_what_a_smaller_effort_does_not_do_is_a_mistake_to_ask_for(options, more, said):
+    with pytest.raises(UserMistake, match=said):
+        options.settings(**more)
 
 
 @pytest.mark.parametrize(("asked", "count"), [("cpu", 0), ("cuda", 1), ("cuda:0", 1), ("cuda:3", 4), ("cuda:3", None)])

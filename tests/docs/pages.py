@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md"), *DOCS.rglob("*.md")])
-NEEDS = ("a GPU", "GPUs", "a key", "a server", "a cluster", "Ray", "a model", "the network")
+NEEDS = ("a GPU", "GPUs", "a key", "a server", "a cluster", "Ray", "a model", "the network", "a program of yours")
 """What a command's comment may say that it needs; such a command is checked for its words and not run."""
 
 

@@ -70,11 +70,12 @@ def test_a_prompt_for_a_gpu_is_at_its_size(tools):
 
 
 def test_where_nothing_is_right_yet_that_is_said(tools):
-    assert tools.best("scaled.py") == "nothing right yet for scaled at size file"
+    assert tools.best("scaled.py") == "nothing right yet for scaled.py"
+    assert tools.best("rms_norm") == "nothing right yet for rms_norm"
 
 
 def test_the_best_of_a_run_counts_for_the_same_problem_alone(tools, tmp_path):
-    from tests.sandbox.verdict.test_reward import passed
+    from tests.integrations.test_reward import passed
 
     folder = tmp_path / "run" / "best" / "scaled"
     folder.mkdir(parents=True)
@@ -83,7 +84,7 @@ def test_the_best_of_a_run_counts_for_the_same_problem_alone(tools, tmp_path):
     record = passed(3.0) | {"problem_digest": problem.digest, "attempt": 4, "run": "r"}
     (folder / "verdict.json").write_text(json.dumps(record))
     shown = AgentTools(tools.folder, run=tmp_path / "run").best("scaled.py")
-    assert shown.startswith("attempt 4 of r\npassed")
+    assert shown.startswith("scaled at size file, attempt 4 of r\npassed")
     assert "# of the run" in shown
     (folder / "verdict.json").write_text(json.dumps(record | {"problem_digest": "another"}))
     assert AgentTools(tools.folder, run=tmp_path / "run").best("scaled.py").startswith("nothing right yet")

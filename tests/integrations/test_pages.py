@@ -39,7 +39,7 @@ def test_the_reward_of_the_page_is_half_of_the_way_to_the_floor(tmp_path):
 
 
 def test_the_page_has_the_numbers_and_the_flags_that_there_are():
-    from kernelwright.sandbox.verdict.reward import Flag, RewardTerms
+    from kernelwright.integrations.reward import Flag, RewardTerms
 
     page, terms = (DOCS / "training.md").read_text(), RewardTerms()
     assert f"`right` ({terms.right:g}), `full_speedup` ({terms.full_speedup:g})" in page

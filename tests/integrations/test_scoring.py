@@ -1,12 +1,13 @@
 """Completions judged for real, and what they earn; cheats earn nothing."""
 
 import asyncio
+import threading
 
 import pytest
 
+from kernelwright.integrations.reward import RewardTerms
 from kernelwright.integrations.scoring import CompletionScorer, training_problem
 from kernelwright.problems import ProblemError, load_problem
-from kernelwright.sandbox.verdict.reward import RewardTerms
 from tests.hostile.cheats.corpus import CHEATS
 from tests.hostile.cheats.problems import posed as posed_for_cheats
 from tests.integrations.answers import HIDDEN_BUILD, LIBRARY, OWN, SETTINGS, WRONG, posed, reply
@@ -121,3 +122,19 @@ def test_problems_are_trained_on_under_own_kernels_only():
     assert load_problem("rms_norm").operators == "any"
     assert training_problem("rms_norm").operators == "custom-only"
     assert (training_problem("rms_norm", "cuda").size, training_problem("rms_norm").size) == ("gpu", "cpu")
+
+
+def test_threads_that_ask_at_once_share_one_judge():
+    fresh, loops = CompletionScorer(settings=SETTINGS, load=posed), set()
+
+    def ask():
+        fresh.score(["scaled"], ["no code"])
+        loops.add(fresh._loop)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    fresh.close()
+    assert len(loops) == 1

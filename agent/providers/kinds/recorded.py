@@ -1,4 +1,7 @@
-"""`recorded`: the answers that ship with a catalog problem. No network; nothing about their verdicts is stored."""
+"""`recorded`: the answers that ship with a catalog problem, or lie in a folder laid out alike.
+
+No network; nothing about their verdicts is stored.
+"""
 
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from kernelwright.agent.providers.story import (
     RecordedAnswer,
     Story,
     read_story,
+    stories,
     story_folder,
 )
 from kernelwright.prompts import Prompt
@@ -85,5 +89,5 @@ def _likeness(entry: RecordedAnswer, prompt: Prompt) -> str:
 
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:
-    """From the catalog that ships."""
-    return RecordedProvider(run)
+    """From the folder that was asked for, else from the catalog that ships."""
+    return RecordedProvider(run, stories(options.folder))

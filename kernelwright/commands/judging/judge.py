@@ -62,7 +62,7 @@ def judge(
         _recheck(record, as_json)
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
-    from kernelwright.sandbox.jail.own_process import become_a_judge, imports_that_stay
+    from kernelwright.sandbox.jail.own_process import become_a_judge, begin_context, imports_that_stay
 
     if server is None:
         check_threads(threads)
@@ -83,6 +83,8 @@ def judge(
     if server is not None:
         place = None if device is None and where == "cpu" else where.partition(":")[0]
         _tell(asyncio.run(_served(server, found, source, settings, place)), found.dtype, as_json)
+    if settings.gpu:
+        begin_context(settings.ordinal)
     with imports_that_stay():  # all of these import torch
         from kernelwright.sandbox.pool.judges import Judges
         from kernelwright.sandbox.verdict.report import report
@@ -90,7 +92,7 @@ def judge(
 
     require_tools(language)
     check_tools(sanitize, profile, settings.gpu)
-    with Judges(settings) as judges:
+    with Judges(settings, is_lasting=False) as judges:
         verdict = judges.judge(found, Candidate(source=source, language=language))
     _tell(report(verdict), found.dtype, as_json)
 
@@ -162,6 +164,9 @@ def words(found: dict[str, Any], dtype: str | None = None) -> str:
     lines.append(f"kernel: {authenticity['label']} ({'; '.join(authenticity['evidence'])})")
     lines += [f"a build failed and was hidden: {line}" for line in found["hidden_builds"]]
     lines += _look(found["look"])
+    if found["effort"] != "rank":
+        left = f"; left out: {', '.join(found['not_met'])}" if found["not_met"] else ""
+        lines.append(f"effort: {found['effort']}{left}")
     lines.append(f"device: {place_words(found['device'], dtype)}")
     lines.append("jail: " + (", ".join(found["jail"]) or "nothing was run"))
     lines.append("seconds: " + ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in found["seconds"].items()))

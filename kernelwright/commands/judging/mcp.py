@@ -6,14 +6,15 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.options.exit_codes import UserMistake
-from kernelwright.commands.options.judging_options import check_device, device_count
-from kernelwright.commands.options.shared_options import DeviceOption, ServerOption
+from kernelwright.commands.options.judging_options import check_device, device_count, judging_effort
+from kernelwright.commands.options.shared_options import DeviceOption, EffortOption, ServerOption
 
 
 def mcp(
     folder: Annotated[Path, typer.Option(help="Files below it may be read, and no others.")] = Path(),
     run: Annotated[Path | None, typer.Option(help="A run whose best kernels are shown too.")] = None,
     device: DeviceOption = None,
+    effort: EffortOption = "search",
     server: ServerOption = None,
 ) -> None:
     """Serve a coding agent over the Model Context Protocol, on standard input and output."""
@@ -29,4 +30,5 @@ def mcp(
         raise UserMistake(f"--run {run} is no run; name a folder that `kernelwright run` has written")
     if device is not None:
         check_device(device, None if server else device_count())
-    server_of(AgentTools(folder, device, run, server)).run("stdio")
+    chosen = {"effort": judging_effort(effort)} | ({"device": device} if device else {})
+    server_of(AgentTools(folder, run, server, **chosen)).run("stdio")

@@ -30,3 +30,16 @@ def with_parts(named: Sequence[str], top: int | None, attempts: int) -> tuple[li
         counts = attempts_for(weights.values(), attempts)
         shares |= {Path(path).name: count for path, count in zip(weights, counts, strict=True)}
     return names, shares
+
+
+def keep_captures(named: Sequence[str], run: Path) -> None:
+    """Copy the capture of a run with its choice into the run's folder, so that kernels find their places.
+
+    Of several captures none is: their parts could not be told apart.
+    """
+    from kernelwright.programs.record.capture_folder import is_capture, read_capture, read_split, write_record
+
+    captures = [Path(one) for one in named if is_capture(one)]
+    if len(captures) == 1:
+        write_record(run, read_capture(captures[0]))
+        write_record(run, read_split(captures[0]))

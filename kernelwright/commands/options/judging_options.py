@@ -38,7 +38,8 @@ class JudgingOptions(NamedTuple):
             given[name] = memory_size(self.memory)
         if self.threads is not None:
             given["threads"] = self.threads
-        given["effort"] = judging_effort(self.effort)
+        if judging_effort(self.effort) != "rank":
+            given["effort"] = self.effort
         if self.effort == "screen" and (self.compiled or self.sanitize or self.profile):
             raise UserMistake(
                 "--effort screen is one worker against eager, without tools; leave --compile, --sanitize and --profile "

@@ -40,8 +40,8 @@ def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
             raise UserMistake(f"{option} {given} is for a server but {_who(kind)}; add --model or leave it out")
     if typed.presets and not typed.provider:
         raise UserMistake(f"--presets {typed.presets} holds servers by name; name one with --provider")
-    if kind != "files" and typed.folder:
-        raise UserMistake(f"--folder is for --provider files, but {_who(kind)}; leave it out")
+    if kind not in ("files", "recorded") and typed.folder:
+        raise UserMistake(f"--folder is for --provider files and recorded, but {_who(kind)}; leave it out")
     model = typed.model or OWN_NAMES.get(kind)
     if model is None and kind != "recorded":
         raise UserMistake(f"--provider {typed.provider} needs the name of a model; add --model")

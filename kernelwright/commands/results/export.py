@@ -21,6 +21,9 @@ def export(
     out: Annotated[Path | None, typer.Argument(help="File or folder to write; - prints JSON lines.")] = None,
     to: Annotated[str, typer.Option(help=f"Format: {', '.join(FORMATS)}.")] = "jsonl",
     best: Annotated[Path | None, typer.Option(help="Folder for each problem's best kernel, ready to use.")] = None,
+    package: Annotated[
+        Path | None, typer.Option(help="New folder: the kernels of a run over a capture as a package that needs no us.")
+    ] = None,
     problems: Annotated[str | None, typer.Option(help="For a score: its PROBLEMS_DIR.")] = None,
     candidates: Annotated[Path | None, typer.Option(help="For a score: its CANDIDATES_DIR.")] = None,
     name: Annotated[str, typer.Option(help="For a leaderboard: who hands in.")] = "kernelwright",
@@ -28,8 +31,12 @@ def export(
     """Write results in the formats of other benchmarks. What one can not hold is told. Exit code 1 if nothing fits."""
     if to not in FORMATS:
         raise UserMistake(f"no format {to!r}; there are: {', '.join(FORMATS)}")
+    if package is not None:
+        print(_packaged(package, run))
+    elif out is None and best is None:
+        raise UserMistake("say where to write: a path behind the run, --best DIR or --package DIR")
     if out is None and best is None:
-        raise UserMistake("say where to write: a path behind the run, or --best DIR")
+        return
     outcomes, left = _gathered(run, problems, candidates)
     fitted = True
     if best is not None:
@@ -43,6 +50,18 @@ def export(
     for sentence in left:
         print(f"kernelwright: left out: {sentence}", file=sys.stderr)
     raise typer.Exit(DONE if fitted else FELL_SHORT)
+
+
+def _packaged(folder: Path, run: Path) -> str:
+    from kernelwright.programs.apply.kept import kept_kernels
+    from kernelwright.programs.package.packaging import write_package
+
+    kept = kept_kernels(run)
+    for part, why in kept.left.items():
+        print(f"kernelwright: left out: {part}: {why}", file=sys.stderr)
+    with writing(folder):
+        said = write_package(folder, kept, str(run))
+    return f"{folder}: {len(kept.kernels)} kernels, built for this machine; its tests: {said}"
 
 
 def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tuple[list[Outcome], list[str]]":

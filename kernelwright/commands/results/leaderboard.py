@@ -6,16 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernelwright.commands.options.exit_codes import UserMistake
+from kernelwright.commands.options.judging_options import judging_effort
 from kernelwright.commands.options.terminal import table_console
 
 if TYPE_CHECKING:
     from kernelwright.evals.boards.leaderboard import Board
     from kernelwright.evals.runs.facts import RunFacts
+    from kernelwright.sandbox.verdict.settings import JudgingEffort
 
 
 def leaderboard(
     folders: Annotated[list[Path], typer.Argument(help="Runs, or folders that hold runs.")],
     verify: Annotated[int, typer.Option(min=0, help="Judge the kernels of the N best rows again.")] = 0,
+    effort: Annotated[
+        str, typer.Option(help="The least effort of verdicts that count: screen, search or rank.")
+    ] = "rank",
     metric: Annotated[
         list[str] | None, typer.Option(help="A column of your own, file.py:function; may be repeated.")
     ] = None,
@@ -37,7 +42,7 @@ def leaderboard(
     if chosen is not None and chosen not in FORMATS:
         raise UserMistake(f"no format {chosen!r}; there are: {', '.join(FORMATS)}")
     own = load_metrics(metric or ())
-    found = with_metrics(_boards(list(all_facts(folders)), verify), own)
+    found = with_metrics(_boards(list(all_facts(folders)), verify, judging_effort(effort)), own)
     if chosen is None:
         _show(found)
     elif out is None:
@@ -49,7 +54,7 @@ def leaderboard(
             raise UserMistake(f"cannot write {out} ({error.strerror}); choose another file") from error
 
 
-def _boards(runs: "list[RunFacts]", verify: int) -> "list[Board]":
+def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "list[Board]":
     from kernelwright.agent.briefs.hardware import sheet_for
     from kernelwright.evals.boards.leaderboard import boards
     from kernelwright.evals.boards.verifying import Verifier
@@ -63,8 +68,8 @@ def _boards(runs: "list[RunFacts]", verify: int) -> "list[Board]":
     if verify and here not in {run.device for run in runs}:
         devices = ", ".join(sorted({run.device for run in runs}))
         raise UserMistake(f"this machine is {here!r} and the runs were made on {devices}; verify them there")
-    verifier = Verifier(here, lambda cell, again: typer.echo(f"judged again: {cell.problem}", err=True))
-    return verifier.verify_top(runs, verify) if verify else boards(runs, harness_digest(), verifier.lookup)
+    verifier = Verifier(here, lambda cell, again: typer.echo(f"judged again: {cell.problem}", err=True), effort)
+    return verifier.verify_top(runs, verify) if verify else boards(runs, harness_digest(), verifier.lookup, effort)
 
 
 def _show(found: "list[Board]") -> None:

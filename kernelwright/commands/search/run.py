@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.captured_parts import with_parts
+from kernelwright.commands.options.captured_parts import keep_captures, with_parts
 from kernelwright.commands.options.executor_options import check_threads, check_tools, executor_choice
 from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.judging_options import JudgingOptions, check_together, device_for, size_for
@@ -61,7 +61,8 @@ def run(
     ] = None,
     presets: PresetsOption = None,
     folder: Annotated[
-        Path | None, typer.Option(help="For --provider files: where the tasks lie; default: tasks in the run.")
+        Path | None,
+        typer.Option(help="Where tasks lie for --provider files, or stories for recorded."),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
@@ -160,6 +161,7 @@ def run(
     place = new_folder(out)
     prepare_process()
     with Running.start(place, found, plan) as running:
+        keep_captures(named, place)
         search_and_report(running, place, as_json)
 
 

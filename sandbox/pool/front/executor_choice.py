@@ -33,8 +33,11 @@ class ExecutorChoice(Record):
         return self.executor == "local" and self.server is None
 
 
-def executor_for(choice: ExecutorChoice, settings: Settings) -> Executor:
-    """The executor, not opened yet. Raises `ExecutorError` for choices that do not go together."""
+def executor_for(choice: ExecutorChoice, settings: Settings, at_once: bool = False) -> Executor:
+    """The executor, not opened yet. Raises `ExecutorError` for choices that do not go together.
+
+    `at_once`: this machine's processes start when it is opened, not when they are first needed.
+    """
     if choice.server is not None:
         from kernelwright.sandbox.pool.remote.remote_executor import RemoteExecutor
 
@@ -42,7 +45,7 @@ def executor_for(choice: ExecutorChoice, settings: Settings) -> Executor:
     if choice.executor == "local":
         if choice.address is not None:
             raise ExecutorError(f"--address {choice.address} names a Ray cluster; add --executor ray, or leave it out")
-        return LocalExecutor(settings, choice.builders or len(own_cores()), choice.devices)
+        return LocalExecutor(settings, choice.builders or len(own_cores()), choice.devices, at_once)
     from kernelwright.sandbox.pool.ray.executor import RayExecutor
 
     return RayExecutor(settings, choice.address, choice.builders, choice.devices)

@@ -1,12 +1,10 @@
 """Which settings a client of the service may choose: how sure a verdict is, and what else is measured."""
 
-from typing import Annotated
-
-from pydantic import Field, JsonValue, StringConstraints
+from pydantic import Field, JsonValue
 
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.verdict.settings import CompileMode, Settings
+from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
 
 SERVICE_S_OWN = frozenset({"device", "cores"})
 """What is said in another way, or follows from the device."""
@@ -24,7 +22,7 @@ class JobSettings(Record):
     compiled: tuple[CompileMode, ...] | None = Field(default=None, max_length=4)
     sanitize: bool | None = None
     profile: bool | None = None
-    effort: Annotated[str, StringConstraints(min_length=1, max_length=20)] | None = None
+    effort: JudgingEffort | None = None
 
 
 def chosen_for_jobs(settings: Settings) -> dict[str, JsonValue]:

@@ -56,7 +56,8 @@ class RemoteExecutor:
         """See `Executor`. Raises `ExecutorError` where the service is gone."""
         try:
             request = job_request(work.problem, work.candidate.source, self._asks | work.asks, self._place)
-            job = await self._client.judge(request | {"stage": stage, "fresh": work.fresh})
+            own = {"stage": stage, "fresh": work.fresh, "effort": work.effort, "beat": work.beat}
+            job = await self._client.judge(request | own)
         except RefusedJob as error:
             return Answer(trouble=str(error))
         return answer_of(job)

@@ -27,6 +27,7 @@ SLACK_S = 30.0
 PATIENCE_S = 120.0
 """A service that has answered once is asked again for so long: it may just be started again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+AGAIN_S = 1.0
 ENDED = frozenset({"done", "cancelled"})
 BUSY = frozenset({429, 503})
 
@@ -97,15 +98,20 @@ class ServiceClient:
         Whoever is cancelled has the job cancelled.
         """
         request = {"key": secrets.token_hex(16)} | request
+        loop = asyncio.get_running_loop()
         job = (await self._asked("POST", "/v1/jobs", request)).body
         try:
-            while "verdict" not in job or job["state"] not in ENDED:
+            while True:
+                asked_s = loop.time()
                 job = (await self._asked("GET", f"/v1/jobs/{job['id']}?wait={WAIT_S}&evidence=1")).body
+                if job["state"] in ENDED:
+                    return dict(job)
+                if loop.time() - asked_s < AGAIN_S:  # it does not wait for this one now
+                    await asyncio.sleep(AGAIN_S)
         except asyncio.CancelledError:
             with suppress(OSError, TimeoutError, ValueError):
                 await asyncio.wait_for(asyncio.shield(self._exchange("DELETE", f"/v1/jobs/{job['id']}", None)), 1)
             raise
-        return dict(job)
 
     async def _asked(self, method: str, path: str, body: object = None) -> ServiceAnswer:
         """The answer, once there is one: a service that is full or gone is asked again."""

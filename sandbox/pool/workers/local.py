@@ -26,16 +26,21 @@ from kernelwright.sandbox.verdict.settings import Settings
 class LocalExecutor:
     """See `Executor`. Processes start when first needed, so that a batch without new work starts none."""
 
-    def __init__(self, settings: Settings, builders: int, devices: int | Sequence[Device] | None = None) -> None:
-        """`devices`: how many (None: every CUDA device, or the whole processor), or devices that are declared."""
+    def __init__(
+        self, settings: Settings, builders: int, devices: int | Sequence[Device] | None = None, at_once: bool = False
+    ) -> None:
+        """`devices`: how many (None: every CUDA device, or the whole processor), or devices that are declared.
+
+        `at_once`: processes start when it is opened, to be ready for the first candidate.
+        """
         self.builders = builders
         self.takes_turns = not settings.gpu
-        self._settings, self._wanted = settings, devices
+        self._settings, self._wanted, self._at_once = settings, devices, at_once
         self._pool = [] if settings.gpu else [WorkerProcess(WorkerOptions(chosen=given(settings)), builders)]
         self._supervisors: dict[str, WorkerProcess] = {}
 
     async def open(self) -> tuple[Device, ...]:
-        """The devices; nothing is started."""
+        """The devices; nothing is started unless that was asked for."""
         wanted = self._wanted
         devices = local_devices(self._settings, wanted) if wanted is None or isinstance(wanted, int) else tuple(wanted)
         timed = sum(settings_on(given(self._settings), device.cores).threads for device in devices)
@@ -43,6 +48,8 @@ class LocalExecutor:
         if self.takes_turns and len(devices) == 1:
             self._pool = []
         self._supervisors = {device.name: self._supervisor(device, len(devices)) for device in devices}
+        if self._at_once:
+            await asyncio.gather(*(process.start() for process in (*self._supervisors.values(), *self._pool)))
         return devices
 
     def _supervisor(self, device: Device, count: int) -> WorkerProcess:

@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any
 
-from kernelwright.sandbox.jail.own_process import become_a_judge, imports_that_stay
+from kernelwright.sandbox.jail.own_process import become_a_judge, begin_context, imports_that_stay
 from kernelwright.sandbox.machine.logs import tell_logs_as_asked
 from kernelwright.sandbox.machine.workfolder import close_all
 from kernelwright.sandbox.pool.protocol import Answer, Question
@@ -101,7 +101,10 @@ def main() -> None:
     tell_logs_as_asked()
     order = WorkerOptions.model_validate_json(sys.argv[2])
     order.settle()
-    become_a_judge(order.settings().threads)
+    settings = order.settings()
+    become_a_judge(settings.threads)
+    if settings.gpu:
+        begin_context(settings.ordinal)
     with imports_that_stay():
         from kernelwright.sandbox.pool.workers.worker import Worker  # torch comes with it
 

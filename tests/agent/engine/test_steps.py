@@ -194,6 +194,51 @@ def test_a_lone_right_candidate_is_not_judged_afresh(log):
     assert evaluator.judged_afresh.total() == 0
 
 
+class SearchingEvaluator(ReadingEvaluator):
+    """Measures only well enough to choose, unless a fresh judge is asked for; notes what there was to beat."""
+
+    def __init__(self, afresh=None):
+        super().__init__(afresh)
+        self.beats = []
+
+    async def evaluate(self, problem, candidate, *, fresh=False, beat=None):
+        verdict = await super().evaluate(problem, candidate, fresh=fresh)
+        if not fresh:
+            self.beats.append(beat)
+        evidence = verdict.evidence.model_copy(update={"effort": "rank" if fresh else "search"})
+        return verdict.model_copy(update={"evidence": evidence})
+
+
+def test_a_lone_right_candidate_that_was_measured_to_choose_is_measured_in_full(log):
+    evaluator = SearchingEvaluator()
+    view = searched(log, provider=Scripted({1: reply_with("1.5")}), evaluator=evaluator, config=config())
+    assert evaluator.judged_afresh.total() == 1 and view.best.is_measured_in_full
+
+
+def test_the_best_was_measured_in_full_however_many_fell(log):
+    falling = {"2.0": "1.0", "1.9": "1.01", "1.5": "1.02", "1.2": "1.03"}
+    view = searched(log, evaluator=SearchingEvaluator(falling), config=config(attempts=7, confirm=1))
+    assert view.best.is_measured_in_full
+
+
+def test_who_asks_for_no_second_judging_gets_none(log):
+    evaluator = SearchingEvaluator()
+    searched(log, evaluator=evaluator, config=config(attempts=7, confirm=0))
+    assert evaluator.judged_afresh.total() == 0
+
+
+def test_each_candidate_is_measured_against_the_best_so_far(log):
+    evaluator = SearchingEvaluator()
+    view = searched(log, evaluator=evaluator)
+    bests, best = [], None
+    for attempt in view.attempts:
+        if attempt.verdict is not None and attempt.same_as is None:
+            bests.append(best)
+            speedup = attempt.verdict.measurement.speedup if attempt.verdict.outcome == "passed" else None
+            best = max((one for one in (best, speedup) if one is not None), default=None)
+    assert evaluator.beats == bests and any(bests)
+
+
 PLAN = 'Thoughts.\n```json\n[{"name": "tile it", "how": "Tile the rows."}, {"name": "fuse it", "how": "Fuse."}]\n```\n'
 
 

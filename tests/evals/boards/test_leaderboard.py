@@ -210,3 +210,27 @@ def test_conditions_tell_harnesses_apart():
     first = Conditions(harness="a", device="d", torch="2", settings="{}")
     second = first.model_copy(update={"harness": "b"})
     assert first.key("p", "c") != second.key("p", "c")
+
+
+def searched_only(speedup):
+    found = passed(speedup, spread=0.0)
+    return found.model_copy(update={"evidence": found.evidence.model_copy(update={"effort": "search"})})
+
+
+def test_what_was_measured_only_to_choose_is_shown_and_counts_for_nothing(tmp_path):
+    run = run_of(tmp_path, "a", [searched_only(4.0)])
+    (row,) = only_board(run).rows
+    (cell,) = row.cells
+    assert (cell.status, row.correct, row.score) == ("provisional", 0, 1.0)
+    assert "effort search" in cell.why and cell.published.effort == "search"
+
+
+def test_it_counts_where_that_is_asked_for(tmp_path):
+    board = only_board(run_of(tmp_path, "a", [searched_only(4.0)]), effort="search")
+    assert board.rows[0].cells[0].status == "unverified" and board.rows[0].score > 3
+
+
+def test_a_verification_in_full_makes_it_count(tmp_path):
+    again = Verified(measured(passed(3.0, spread=0.0)), HARNESS, "verified")
+    board = only_board(run_of(tmp_path, "a", [searched_only(4.0)]), verifications=lambda *_: again)
+    assert board.rows[0].cells[0].status == "verified"

@@ -12,6 +12,7 @@ from kernelwright.sandbox.calls.memory_needs import (
     child_refusal,
     references_kept,
     refusal,
+    standing_kept,
     taken_bytes,
 )
 
@@ -86,3 +87,20 @@ def test_a_refusal_says_what_it_takes_and_what_there_is(own, where):
 def test_a_child_that_is_too_small_is_told_with_the_option_that_gives_more():
     said = child_refusal("sums", LARGE, 3 * GIB)
     assert f"{child_bytes(LARGE) / GIB:.3g} GiB" in said and "a child may take 3 GiB" in said and "--memory" in said
+
+
+SMALL = Needs(2**20, 2**20, 2**21, 2**20, 0)
+
+
+def test_workers_stand_where_they_fit_beside_what_is_planned_to_the_byte():
+    just = taken_bytes(SMALL, 5, ON_DEVICE) + 2 * ON_DEVICE.child
+    assert standing_kept(SMALL, 5, 6, just, ON_DEVICE) == 3
+    assert standing_kept(SMALL, 5, 6, just - 1, ON_DEVICE) == 2
+    assert standing_kept(SMALL, 5, 6, 80 * GIB, ON_DEVICE) == 6
+
+
+@given(NEEDS, st.integers(1, 8), st.integers(1, 8), SIZES)
+def test_the_worker_that_is_used_is_always_there_and_a_large_problem_has_no_other(needs, references, wanted, free):
+    kept = standing_kept(needs, references, wanted, free, ON_DEVICE)
+    assert 1 <= kept <= wanted
+    assert kept == 1 or not needs.is_large

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from kernelwright.problems import Tolerance
-from kernelwright.sandbox.correctness import conditioning
 from kernelwright.sandbox.correctness.compare import mismatch
 from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken, shake
 from kernelwright.sandbox.tensors.values import RawTensor, ShownBytes, Values
@@ -143,9 +142,26 @@ def test_results_that_are_shown_in_one_place_lead_to_the_same_verdict():
 
 def test_what_was_shown_first_is_kept_before_another_is_asked_for():
     x = alternating()
-    shown = showing()
-    want = shown(values(x))
-    kept = want.tensors[0].tensor().clone()
-    asked = ExactCase(values(x), shown)
-    conditioning._moved(asked, want, 4.0)
-    assert torch.equal(want.tensors[0].tensor(), kept)
+    shown, answers = showing(), []
+
+    def asked(inputs):
+        answers.append(shown(inputs))
+        return answers[-1]
+
+    mismatch_shaken(values(reference(x) * 1.01), ExactCase(values(x), asked), values(reference(x)), Tolerance())
+    assert torch.equal(answers[0].tensors[0].tensor(), exact(values(x)).tensors[0].tensor())
+
+
+@pytest.mark.parametrize(("off", "times"), [(1.5, 2), (1 + 2e-4, 7)])
+def test_of_what_is_wrong_beyond_doubt_it_is_asked_once_how_far_rounding_moves_it(off, times):
+    x, asked = torch.rand(ROWS, COLUMNS) + 1, []
+    case = ExactCase(values(x), lambda inputs: asked.append(1) or exact(inputs))
+    assert mismatch_shaken(values(reference(x) * off), case, values(reference(x)), Tolerance())
+    assert len(asked) == times
+
+
+def test_how_far_one_element_moves_by_chance_decides_nothing_early():
+    """Elements of one size each, of which many hardly move in a single draw: no candidate that is right ends there."""
+    x = alternating()
+    output = scaled_and_summed(x, strided_sum(x))
+    assert not any(judged(x, output) for _ in range(20))

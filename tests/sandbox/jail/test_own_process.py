@@ -1,8 +1,9 @@
 """What a program that judges does to its own process."""
 
+import gc
 import os
 
-from kernelwright.sandbox.jail.own_process import rest_between_loops
+from kernelwright.sandbox.jail.own_process import imports_that_stay, rest_between_loops
 
 
 def test_threads_of_loops_rest_in_a_judge(monkeypatch):
@@ -16,3 +17,13 @@ def test_a_user_may_choose_otherwise(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     rest_between_loops()
     assert os.environ["OMP_WAIT_POLICY"] == "active"
+
+
+def test_the_collector_rests_while_what_stays_is_imported_and_passes_over_it_later():
+    before = gc.get_freeze_count()
+    with imports_that_stay():
+        assert not gc.isenabled()
+        kept = [[] for _ in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= before + len(kept)
+    gc.unfreeze()

@@ -9,7 +9,7 @@ from collections import Counter
 import uvicorn
 
 from kernelwright.sandbox.service.application import application
-from kernelwright.sandbox.service.http_limits import LARGEST_HEAD_BYTES, DeadlineProtocol
+from kernelwright.sandbox.service.http_limits import LARGEST_HEAD_BYTES, Access, DeadlineProtocol
 from kernelwright.sandbox.service.job_queue import JobQueue
 from kernelwright.sandbox.service.job_store import JobStore
 from kernelwright.sandbox.service.places import Place
@@ -29,11 +29,12 @@ class Listening:
 
     async def _serve(self):
         self.loop, self.executor = asyncio.get_running_loop(), TurnedExecutor()
-        store, texts, place = JobStore(self.folder / "jobs.db", 100), TextProcess(), Place(lambda: self.executor)
+        store, place = JobStore(self.folder / "jobs.db", 100), Place(lambda: self.executor)
+        self.texts, reports = TextProcess(), TextProcess()
         await place.open()
-        self.queue = JobQueue(store, {"cpu": place}, texts, self.limit)
+        self.queue = JobQueue(store, {"cpu": place}, reports, self.limit)
         config = uvicorn.Config(
-            application(self.queue, self.token, self.hosts, self.protocol.late),
+            application(self.queue, self.texts, Access(self.token, self.hosts), self.protocol.late),
             http=self.protocol,
             ws="none",
             lifespan="off",
@@ -50,7 +51,8 @@ class Listening:
             await self.server.serve(sockets=[listening])
         await self.queue.stop()
         await place.close()
-        await texts.close()
+        await self.texts.close()
+        await reports.close()
         store.close()
 
     def go(self, times=1):

@@ -78,8 +78,8 @@ class Client:
         finally:
             connection.close()
 
-    def raw(self, data, wait_s=LONG_S):
-        """What is answered to these bytes, up to the end of the connection."""
+    def raw(self, data, wait_s=LONG_S, whole=True):
+        """What is answered to these bytes, up to the end of the connection, or the first part of it."""
         connection = self.connected(wait_s)
         connection.connect()
         with connection.sock as opened:
@@ -87,6 +87,8 @@ class Client:
             found = b""
             while chunk := opened.recv(2**16):
                 found += chunk
+                if not whole:
+                    break
         return found
 
     def metrics(self):

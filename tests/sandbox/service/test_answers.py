@@ -1,6 +1,8 @@
 """What each request is answered, and what wrong ones are: on a device that waits for the test."""
 
 import json
+import os
+import signal
 import threading
 
 import pytest
@@ -135,6 +137,23 @@ def test_what_can_not_be_met_is_refused_in_a_sentence(client, change, said):
 
 
 @pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"name": "a\nb"}, "names no problem"),
+        ({"name": "x" * 1000}, "names no problem"),
+        ({"source": "x = 1"}, "has no Model"),
+        ({"source": "x" * (LONGEST_TEXT + 1)}, "send a shorter one"),
+        ({"tolerance": {"factor": -1}}, "tolerance.factor"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_a_record_that_is_no_problem_is_refused(client, change, said):
+    record = load_problem("rms_norm").model_dump(mode="json") | change
+    found = client.ask("POST", "/v1/jobs", {"record": record, "source": "x = 1"})
+    assert (found.status, said in found.body["error"]) == (422, True), found.text
+
+
+@pytest.mark.parametrize(
     "problem", ["/etc/passwd", "../tests/texts.py", "tests/texts.py", "KernelBench::level1/1", "."]
 )
 def test_no_client_names_a_file_of_the_host(client, tmp_path, problem):
@@ -184,7 +203,7 @@ def test_a_body_that_is_too_large_is_refused(client):
     assert client.ask("POST", "/v1/jobs", "x" * (LARGEST_BODY_BYTES + 1)).status == 413
     chunked = (b"%x\r\n" % 2**20 + b"x" * 2**20 + b"\r\n" for _ in range(LARGEST_BODY_BYTES // 2**20 + 2))
     head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert b" 413 " in client.raw(head + b"".join(chunked) + b"0\r\n\r\n").split(b"\r\n")[0]
+    assert client.raw(head + b"".join(chunked) + b"0\r\n\r\n", whole=False).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_full_queue_says_when_to_come_again(tmp_path):
@@ -272,3 +291,39 @@ def test_who_waits_for_a_job_and_goes_away_is_forgotten_and_the_job_is_not(tmp_p
         until(lambda: len(service.server.server_state.tasks) <= 1)
         service.go()
         assert client.ask("GET", f"/v1/jobs/{taken['id']}?wait=60").body["state"] == "done"
+
+
+@pytest.mark.slow
+def test_a_source_that_can_not_be_parsed_in_time_costs_its_own_client_alone(tmp_path, monkeypatch):
+    with listening(tmp_path) as service:
+        client, refused = service.client(), []
+        heavy = "x = f'" + "{a}" * 80_000 + "'"  # takes time that grows with its square
+        monkeypatch.setattr("kernelwright.sandbox.service.text_process.ANSWER_S", 2.0)
+
+        def attacking():
+            refused.append(client.ask("POST", "/v1/jobs", job(heavy)).status)
+
+        found, attack = [], [threading.Thread(target=attacking) for _ in range(2)]
+        innocent = threading.Thread(target=lambda: found.append(client.ask("POST", "/v1/jobs", job(number=1))))
+        for thread in (*attack, innocent):
+            thread.start()
+            thread.join(0.2)
+        for thread in (*attack, innocent):
+            thread.join()
+        assert found[0].status == 202, found[0].text
+        assert set(refused) <= {202, 422}
+
+
+def test_a_parser_that_dies_costs_one_request_and_no_other(tmp_path):
+    with listening(tmp_path) as service:
+        client = service.client()
+        assert client.ask("POST", "/v1/jobs", job(number=1)).status == 202
+        os.kill(service.texts._process.pid, signal.SIGSTOP)
+        refused = []
+        asking = threading.Thread(target=lambda: refused.append(client.ask("POST", "/v1/jobs", job(number=2))))
+        asking.start()
+        until(lambda: service.texts._process.asked)
+        os.kill(service.texts._process.pid, signal.SIGKILL)
+        asking.join()
+        assert refused[0].status == 422 and "can not be parsed" in refused[0].body["error"]
+        assert client.ask("POST", "/v1/jobs", job(number=3)).status == 202

@@ -17,11 +17,11 @@ ROOM = 1 + AHEAD
 
 
 @contextlib.asynccontextmanager
-async def queueing(folder, executor, limit=100, keep=1000):
+async def queueing(folder, executor, limit=100, keep=1000, places=("cpu",)):
     """A queue over one device, with its jobs in a folder."""
     store, texts, place = JobStore(folder / "jobs.db", keep), TextProcess(), Place(lambda: executor)
     await place.open()
-    queue = JobQueue(store, {"cpu": place}, texts, limit)
+    queue = JobQueue(store, dict.fromkeys(places, place), texts, limit)
     await queue.start()
     try:
         yield queue
@@ -222,6 +222,20 @@ def test_what_ends_the_service_again_and_again_is_given_up(tmp_path):
         async with queueing(tmp_path, TurnedExecutor()) as queue:
             found = await queue.job(one.id, 60)
             assert "ended 10 times" in found.error.message
+
+    asyncio.run(go())
+
+
+def test_a_job_for_devices_that_are_gone_waits_for_them_and_can_be_cancelled(tmp_path):
+    async def go():
+        async with queueing(tmp_path, TurnedExecutor()) as queue:
+            jobs = [await queue.accept(new(number)) for number in range(2)]
+        async with queueing(tmp_path, TurnedExecutor(), places=()) as queue:
+            assert (await queue.job(jobs[0].id, 60)).state == "queued"
+            assert [event async for event in queue.events(jobs[0].id, 60)] == ["queued"]
+            assert (await queue.cancel(jobs[0].id)).state == "cancelled"
+        async with queueing(tmp_path, TurnedExecutor()) as queue:
+            assert queue.open_jobs == 1
 
     asyncio.run(go())
 

@@ -72,6 +72,7 @@ def test_right_wrong_and_broken_candidates_get_the_verdicts_of_judge(started):
         "right": "passed", "wrong": "failed", "broken": "failed",
     }  # fmt: skip
     assert [found[name]["report"]["stage"] for name in ("wrong", "broken")] == ["check", "scan"]
+    assert len(found["right"]["report"]["samples"][0]["candidate_ms"]) == FEW["min_pairs"]
     verdict = Passed.model_validate(found["right"]["verdict"])
     from kernelwright.sandbox.verdict.report import report
 

@@ -87,6 +87,17 @@ def test_no_process_is_left_when_the_executor_is_closed():
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+def test_processes_start_with_the_executor_where_that_was_asked_for():
+    async def started(at_once):
+        executor = LocalExecutor(QUICK, 2, declared(["fake"], TWO), at_once)
+        await executor.open()
+        pids = list(executor.pids.values())
+        await executor.close()
+        return pids
+
+    assert all(asyncio.run(started(True))) and not any(asyncio.run(started(False)))
+
+
 def test_one_process_builds_and_times_where_the_processor_is_one_device():
     async def processes():
         whole = LocalExecutor(Settings(), builders=2)

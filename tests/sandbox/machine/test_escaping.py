@@ -4,10 +4,10 @@ from kernelwright.sandbox.authenticity import scan
 from kernelwright.sandbox.authenticity.evidence import Observed
 from kernelwright.sandbox.build import diagnose
 from kernelwright.sandbox.calls.sessions import Refused
+from kernelwright.sandbox.machine.escaping import LONGEST_LINE, escaped, one_line
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.trees import Flat, flatten, show
 from kernelwright.sandbox.tensors.values import RawTensor, Values
-from kernelwright.sandbox.verdict.escaping import LONGEST_LINE, escaped, one_line
 
 HOSTILE = "\x1b[2Jpassed\x07 \ud800 \u202eback\x9b31m\r" + "A" * 100_000 + "\nmore"
 """A blank screen, a bell, half a pair, another direction, a second kind of sequence, an overwritten line."""

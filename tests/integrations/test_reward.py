@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelwright.integrations.reward import Reward, RewardTerms, reward
 from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.reward import Reward, RewardTerms, reward
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import (
     JAIL_OFF,

@@ -1,0 +1,195 @@
+"""The same candidates through KernelBench's own evaluator and through ours: seconds, verdicts a minute, who is fooled.
+
+`python -m bench beside_kernelbench TREE` takes a checkout of the benchmark and needs a CUDA device. Theirs and ours
+from the shell take turns, candidate by candidate; then all go through a running service and through one `score`. Each
+of the four has builds of its own, none at the start. `KERNELWRIGHT_CANDIDATES` takes the first so many of the twenty,
+`KERNELWRIGHT_EFFORT` another effort than `search`. A candidate has fooled whoever calls it right where it is not, or
+1.2 times as fast where that is its lie.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.foreign.candidates import CASES, ForeignCase
+from bench.gpu_facts import NO_DEVICE, Report
+from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.pool.front.rewarding import judge_all
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child.gpu import driver
+
+THEIRS, SHELL, SERVICE, SCORE = "KernelBench, a process each", "ours, shell", "ours, service", "ours, one score"
+EVALUATOR = Path(__file__).parent / "foreign" / "kernelbench_process.py"
+LIMIT_S, START_S, IN_FLIGHT = 300, 120, 4
+FAST = 1.2
+LEAST_RATIO = 3.0
+"""Of the service's verdicts a minute over theirs."""
+
+
+class Found(NamedTuple):
+    """What one way says of one candidate."""
+
+    correct: bool
+    speedup: float | None
+    seconds: float
+
+
+class Place(NamedTuple):
+    """Where the files of this run lie."""
+
+    tree: Path
+    folder: Path
+
+    def problem(self, case: ForeignCase) -> Path:
+        """The benchmark's own file."""
+        level, _, number = case.problem.partition("/")
+        root = self.tree / "KernelBench" if (self.tree / "KernelBench").is_dir() else self.tree
+        return next((root / level).glob(f"{number}_*.py"))
+
+    def candidate(self, case: ForeignCase) -> Path:
+        """Where `score` looks for it too."""
+        path = self.folder / "candidates" / self.problem(case).stem / f"{case.name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(case.source, encoding="utf-8")
+        return path
+
+    def environment(self, way: str) -> dict[str, str]:
+        """With caches of this way's own."""
+        own = self.folder / way.replace(" ", "_").replace(",", "")
+        (own / "triton").mkdir(parents=True, exist_ok=True)
+        return os.environ | {
+            VARIABLE: str(own / "ours"),
+            "TORCH_EXTENSIONS_DIR": str(own / "torch"),
+            "TRITON_CACHE_DIR": str(own / "triton"),
+        }
+
+
+def run(*words: str) -> Report:
+    """About a quarter of an hour for all twenty."""
+    if len(words) != 1:
+        return Report("  give a checkout of KernelBench: python -m bench beside_kernelbench TREE", holds=False)
+    if driver.device_count() == 0:
+        return NO_DEVICE
+    cases = CASES[: int(os.environ.get("KERNELWRIGHT_CANDIDATES", len(CASES)))]
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(Path(words[0]).resolve(), Path(folder))
+        found: dict[str, list[Found]] = {THEIRS: [], SHELL: []}
+        for number, case in enumerate(cases):
+            ways: list[tuple[str, Callable[[Place, ForeignCase], Found]]] = [(THEIRS, _theirs), (SHELL, _ours)]
+            for way, ask in ways if number % 2 == 0 else ways[::-1]:
+                found[way].append(ask(place, case))
+            print(_line(case, [found[way][-1] for way in (THEIRS, SHELL)]), flush=True)
+        walls = {way: sum(one.seconds for one in found[way]) for way in found}
+        found[SERVICE], walls[SERVICE] = _served(place, cases)
+        found[SCORE], walls[SCORE] = _scored(place, cases)
+    lines = [_told(way, cases, found[way], walls[way]) for way in (THEIRS, SHELL, SERVICE, SCORE)]
+    ratio = walls[THEIRS] / walls[SERVICE]
+    lines.append(f"  the service against theirs: {ratio:.2f} times the verdicts a minute (promised: {LEAST_RATIO:g})")
+    lines.append(f"  from the shell against theirs: {walls[THEIRS] / walls[SHELL]:.2f} (promised: 1)")
+    return Report("\n".join(lines), ratio >= LEAST_RATIO and walls[SHELL] <= walls[THEIRS])
+
+
+def _asked(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        said = done.stdout
+    except subprocess.TimeoutExpired:
+        said = ""
+    return said, time.perf_counter() - start
+
+
+def _theirs(place: Place, case: ForeignCase) -> Found:
+    environment = place.environment(THEIRS)
+    files = [str(place.tree), str(place.problem(case)), str(place.candidate(case))]
+    builds = environment["TORCH_EXTENSIONS_DIR"]
+    said, seconds = _asked([sys.executable, str(EVALUATOR), *files, case.backend, builds], environment)
+    told = json.loads(said.splitlines()[-1]) if said.strip() else {"correct": False, "speedup": None}
+    return Found(told["correct"], told["speedup"], seconds)
+
+
+def _ours(place: Place, case: ForeignCase) -> Found:
+    words = ["judge", str(place.problem(case)), str(place.candidate(case)), "--device", "cuda", "--json"]
+    command = [sys.executable, "-m", "kernelwright", *words, "--effort", _effort()]
+    said, seconds = _asked(command, place.environment(SHELL))
+    return _read(json.loads(said) if said.strip() else None, seconds)
+
+
+def _read(report: dict[str, object] | None, seconds: float) -> Found:
+    if report is None or report["outcome"] != "passed":
+        return Found(False, None, seconds)
+    return Found(True, float(str(report["speedup"])), seconds)
+
+
+def _served(place: Place, cases: tuple[ForeignCase, ...]) -> tuple[list[Found], float]:
+    """All at once, as clients would send them; the clock starts when the service answers."""
+    environment, socket = place.environment(SERVICE), place.folder / "socket"
+    state = ["--socket", str(socket), "--state", str(place.folder / "state"), "--device", "cuda"]
+    service = subprocess.Popen([sys.executable, "-m", "kernelwright", "serve", *state], env=environment)
+    try:
+        end = time.monotonic() + START_S
+        while not socket.exists() and time.monotonic() < end and service.poll() is None:
+            time.sleep(0.05)
+        start = time.perf_counter()
+        pairs = [(str(place.problem(case)), case.source) for case in cases]
+        judged = judge_all(pairs, in_flight=IN_FLIGHT, settings=_settings(), server=f"unix:{socket}")
+        seconds = time.perf_counter() - start
+    finally:
+        service.terminate()
+        service.wait()
+    return [_read(one.report, seconds / len(cases)) for one in judged], seconds
+
+
+def _scored(place: Place, cases: tuple[ForeignCase, ...]) -> tuple[list[Found], float]:
+    problems = place.folder / "problems"
+    problems.mkdir()
+    for case in cases:
+        source = place.problem(case)
+        (problems / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    words = ["score", str(problems), str(place.folder / "candidates"), "--out", str(place.folder / "scores")]
+    options = ["--device", "cuda", "--json", "--effort", _effort()]
+    command = [sys.executable, "-m", "kernelwright", *words, *options]
+    said, seconds = _asked(command, place.environment(SCORE))
+    reports = {Path(told["candidate"]).stem: told for told in map(json.loads, said.splitlines())}
+    return [_read(reports.get(case.name), seconds / len(cases)) for case in cases], seconds
+
+
+def _effort() -> str:
+    return os.environ.get("KERNELWRIGHT_EFFORT", "search")
+
+
+def _settings() -> Settings:
+    return Settings.model_validate({"effort": _effort()})
+
+
+def _fooled(case: ForeignCase, found: Found) -> bool:
+    if not found.correct:
+        return False
+    fast = found.speedup is not None and found.speedup > FAST
+    return case.expected == "failed" or (bool(case.lie) and fast)
+
+
+def _line(case: ForeignCase, found: list[Found]) -> str:
+    told = "  ".join(
+        f"{'right' if one.correct else 'wrong'} {one.speedup or 0:6.2f} x {one.seconds:6.1f} s" for one in found
+    )
+    return f"  {case.name:28} {case.expected:7} {told}"
+
+
+def _told(way: str, cases: tuple[ForeignCase, ...], found: list[Found], wall_s: float) -> str:
+    fooled = [case.name for case, one in zip(cases, found, strict=True) if _fooled(case, one)]
+    denied = [
+        case.name for case, one in zip(cases, found, strict=True) if case.expected == "passed" and not one.correct
+    ]
+    each = statistics.median(one.seconds for one in found)
+    return (
+        f"  {way:28} {wall_s:7.1f} s, {60 * len(cases) / wall_s:5.1f} verdicts a minute, {each:5.1f} s each (median); "
+        f"fooled by {', '.join(fooled) or 'none'}; right ones refused: {', '.join(denied) or 'none'}"
+    )

@@ -1,0 +1,283 @@
+"""Kernels in the place of modules, behind guards, with the module's own code as the way out.
+
+Needs torch alone: packages that are exported carry this file. A module stays the object that it was, with its names,
+parameters and hooks; only its class becomes one derived from its own. A copy or a pickle of it is of the old class.
+"""
+
+import ast
+import copyreg
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+LOG = logging.getLogger(__name__)
+ALIGNED = 64
+"""Bytes: torch gives memory on such places, and a kernel may load vectors from there."""
+Make = Callable[[], nn.Module]
+
+
+class NoPlace(ValueError):
+    """A kernel can not stand where it should; the module stays as it was."""
+
+
+class CallSize(NamedTuple):
+    """One kind of calls that a kernel was judged for."""
+
+    inputs: tuple[tuple[int, dict[str, Any]], ...]
+    """For each of the kernel's arguments which leaf of (args, kwargs) it is, and the tensor that was seen there."""
+    call: pytree.TreeSpec
+    others: dict[int, Any]
+    """The leaves that are no tensors."""
+    result: pytree.TreeSpec
+    result_leaves: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, size: dict[str, Any]) -> "CallSize":
+        """From a part's record."""
+        return cls(
+            inputs=tuple((one["leaf"], one["tensor"]) for one in size["inputs"]),
+            call=pytree.treespec_loads(size["call"]),
+            others={int(leaf): ast.literal_eval(text) for leaf, text in size["other_leaves"].items()},
+            result=pytree.treespec_loads(size["result"]),
+            result_leaves=tuple(size["result_leaves"]),
+        )
+
+    def why_not(self, leaves: list[Any]) -> str:
+        """What is another than was judged; empty where nothing is."""
+        for leaf, value in self.others.items():
+            if type(leaves[leaf]) is not type(value) or leaves[leaf] != value:
+                return "other arguments"
+        for leaf, seen in self.inputs:
+            if why := _differs(leaves[leaf], seen):
+                return why
+        return ""
+
+    def put_together(self, outputs: Any) -> Any:
+        """What the module would return, of the kernel's outputs."""
+        if self.result.is_leaf():
+            return outputs
+        flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
+        return pytree.tree_unflatten([None if i is None else flat[i] for i in self.result_leaves], self.result)
+
+
+class Replacement:
+    """A kernel in the place of one module, and how often it was taken."""
+
+    def __init__(self, name: str, part: dict[str, Any], make: Make) -> None:
+        """`part`: its record, with the kernel's outcome; `make` gives a kernel with weights of its own."""
+        self.name = name
+        self.part: str = part["id"]
+        self.is_on = True
+        self.taken = 0
+        self.fallbacks: Counter[str] = Counter()
+        """How often the module's own code was taken, by the reason."""
+        self.copies = False
+        """Whether the kernel keeps the memory of its results, so that they are copied."""
+        self._part, self._make = part, make
+        self._sizes = [CallSize.of(size) for size in part["sizes"]]
+        self._gradients: bool = part["direction"] != "forward"
+        self._made: tuple[Any, nn.Module] | None = None
+        self._inside: list[nn.Module] = []
+        self.own: type[nn.Module] = nn.Module
+        self.module: nn.Module = nn.Module()
+        """That it stands in for."""
+
+    def put(self, module: nn.Module) -> None:
+        """Stand in for the module from now on. `NoPlace` where its state is not what the part has."""
+        if "forward" in module.__dict__:
+            raise NoPlace("its forward was replaced by somebody else")
+        self._inside = [one for one in module.modules() if one is not module]
+        self._kernel(module)
+        self.own, self.module = type(module), module
+        self._derived = _derived(self)
+        self.stand(True)
+
+    def stand(self, here: bool) -> None:
+        """Stand in for the module, or let it be of its own class; the kernel is kept."""
+        self.module.__class__ = self._derived if here else self.own
+
+    def forget_counts(self) -> None:
+        """Count from now on."""
+        self.taken = 0
+        self.fallbacks.clear()
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The kernel where it was judged for this call, else the module's own code."""
+        why, size, leaves = self._looked_at(module, args, kwargs)
+        if not why:
+            try:
+                kernel = self._kernel(module)
+                outputs = kernel(*[leaves[leaf] for leaf, _ in size.inputs])
+                self.taken += 1
+                return size.put_together(pytree.tree_map(_copied, outputs) if self.copies else outputs)
+            except NoPlace as error:
+                why = str(error)
+            except Exception as error:  # whatever it is, the program has another way
+                why, self.is_on = f"it raised {type(error).__name__}: {error}", False
+        if why not in self.fallbacks:
+            LOG.warning("%s: the module's own code is taken instead of the kernel of %s: %s", self.name, self.part, why)
+        self.fallbacks[why] += 1
+        return self.own.forward(module, *args, **kwargs)
+
+    def _looked_at(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[str, CallSize, list[Any]]:
+        """Why the kernel can not be taken, if so; else for which size, and the leaves of the call."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        size, why = self._sizes[0], self._circumstances(module, leaves)
+        if why:
+            return why, size, leaves
+        why = "other arguments"
+        for size in self._sizes:
+            if size.call == spec and not (why := size.why_not(leaves)):
+                break
+        return why, size, leaves
+
+    def _circumstances(self, module: nn.Module, leaves: list[Any]) -> str:
+        if not self.is_on:
+            return "switched off"
+        if module.training != self._part["training"]:
+            return "training mode" if module.training else "evaluation mode"
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if not self._gradients and torch.is_grad_enabled() and _requires_grad([*tensors, *module.parameters()]):
+            return "gradients are wanted, and the kernel was judged forward only"
+        if any(torch.is_autocast_enabled(tensor.device.type) for tensor in tensors[:1]):
+            return "autocast"
+        if any(_has_hooks(one) for one in self._inside):
+            return "hooks on a module inside"
+        return _traced() or next((why for tensor in tensors[:1] if (why := _stream(tensor))), "")
+
+    def _kernel(self, module: nn.Module) -> nn.Module:
+        """The kernel over the module's own weights; a new one where these have changed, since it may keep its own."""
+        state = self._state(module)
+        written = self._part["written"]
+        key = [
+            (id(tensor), tensor.data_ptr(), 0 if name in written or tensor.is_inference() else tensor._version)
+            for name, tensor in state.items()
+        ]
+        if self._made is None or self._made[0] != key:
+            kernel = self._make().train(self._part["training"])
+            _tie(kernel, state)
+            self._made = key, kernel
+        return self._made[1]
+
+    def _state(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """By name in the problem, the module's own parameters and buffers."""
+        found = {}
+        for name, own in self._part["state"].items():
+            owner, _, last = own.rpartition(".")
+            try:
+                found[name] = getattr(module.get_submodule(owner), last)
+            except AttributeError:
+                raise NoPlace(f"the module has no {own}") from None
+        return found
+
+
+def put_back(module: nn.Module) -> None:
+    """Let a module be of its own class again, if a kernel stands in for it."""
+    replacement = replacement_of(module)
+    if replacement is not None:
+        module.__class__ = replacement.own
+
+
+def replacement_of(module: nn.Module) -> Replacement | None:
+    """The kernel that stands in for this module."""
+    return vars(type(module)).get("_replacement")
+
+
+def replacements(model: nn.Module) -> Iterator[Replacement]:
+    """All in a model, in the order of its modules."""
+    for module in model.modules():
+        if (found := replacement_of(module)) is not None:
+            yield found
+
+
+def keeps_its_results(kernel: nn.Module, inputs: list[Any]) -> bool:
+    """Whether two calls give the same memory, so that the second would overwrite what the first has given."""
+    with torch.no_grad():
+        results = [pytree.tree_leaves(kernel(*inputs)) for _ in range(2)]  # both alive, so neither's memory is free
+    first, second = (
+        {one.untyped_storage().data_ptr() for one in each if isinstance(one, torch.Tensor)} for each in results
+    )
+    return bool((first & second) - {0})
+
+
+def _derived(replacement: Replacement) -> type[nn.Module]:
+    """A class like the module's own, whose instances ask the replacement."""
+    own = replacement.own
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return replacement.call(self, args, kwargs)
+
+    def reduced(self: nn.Module, protocol: Any) -> Any:
+        _, _, *rest = cast(tuple[Any, ...], own.__reduce_ex__(self, protocol))
+        return copyreg._reconstructor, (own, object, None), *rest  # type: ignore[attr-defined]
+
+    opaque = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+    members = {"forward": opaque, "__reduce_ex__": reduced, "_replacement": replacement}
+    return type(own.__name__, (own,), members | {"__module__": own.__module__, "__doc__": own.__doc__})
+
+
+def _differs(value: Any, seen: dict[str, Any]) -> str:
+    if type(value) not in (torch.Tensor, nn.Parameter):
+        return "other arguments"
+    if value.shape != tuple(seen["shape"]):
+        return "another shape"
+    if str(value.dtype) != f"torch.{seen['dtype']}":
+        return "another dtype"
+    if value.device.type != torch.device(seen["device"]).type:
+        return "another device"
+    strides = zip(value.shape, value.stride(), seen["stride"], strict=True)
+    if any(size > 1 and one != other for size, one, other in strides) or value.is_conj() or value.is_neg():
+        return "another layout in memory"
+    return "memory that is not aligned" if value.numel() and value.data_ptr() % ALIGNED else ""
+
+
+def _requires_grad(tensors: list[torch.Tensor]) -> bool:
+    return any(tensor.requires_grad for tensor in tensors)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
+
+
+def _traced() -> str:
+    """Whether somebody follows the operators, who would not see what a kernel does."""
+    functorch = torch._C._functorch.peek_interpreter_stack() is not None
+    dispatch = torch._C._len_torch_dispatch_stack() > 0
+    dual = torch.autograd.forward_ad._current_level >= 0
+    jit = torch._C._get_tracing_state() is not None
+    return "somebody traces the operators" if functorch or dispatch or dual or jit else ""
+
+
+def _stream(tensor: torch.Tensor) -> str:
+    """A kernel may launch on the default stream and the current device."""
+    if not tensor.is_cuda:
+        return ""
+    if tensor.device.index != torch.cuda.current_device():
+        return "another device"
+    on = torch.cuda.current_stream(tensor.device)
+    return "" if on == torch.cuda.default_stream(tensor.device) else "a stream of its own, or a graph that is captured"
+
+
+def _tie(kernel: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Let the kernel have these very tensors as its weights: by name where all match, else by order and shape."""
+    own = kernel.state_dict()
+    by_name = own.keys() == state.keys()
+    for name, tensor in zip(state if by_name else own, state.values(), strict=False):
+        mine = own[name]
+        if len(own) != len(state) or mine.shape != tensor.shape:
+            raise NoPlace("the weights of kernel and module do not match")
+        if (mine.dtype, mine.device.type) != (tensor.dtype, tensor.device.type) or not tensor.is_contiguous():
+            raise NoPlace(f"weights of another dtype, device or layout ({name})")
+        owner, _, last = name.rpartition(".")
+        module = kernel.get_submodule(owner)
+        (module._parameters if last in module._parameters else module._buffers)[last] = tensor  # type: ignore[assignment]
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,77 @@
+"""One process of a comparison: the user's own program, run once, then its calls timed in every way.
+
+`python -m kernelwright.programs.compare.child ORDER OUT`: what to do, as JSON, and the file for what came of it.
+"""
+
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from kernelwright.problems.record.base import Record
+from kernelwright.programs.compare.comparison import StageError
+
+
+class Order(Record):
+    """What one process does."""
+
+    script: str
+    arguments: tuple[str, ...]
+    run: str
+    compiled: tuple[str, ...]
+    """Modes of torch.compile."""
+    errors: bool
+    """Whether it also looks how far off each stage is."""
+
+
+class Times(Record):
+    """What came of it."""
+
+    samples: dict[str, tuple[float, ...]]
+    """By side, times in ms."""
+    calls: int
+    backward: bool
+    on_device: bool
+    """Whether the program's calls have anything on a GPU."""
+    threads: int
+    errors: tuple[StageError, ...]
+    taken: dict[str, int]
+    fallbacks: dict[str, dict[str, int]]
+    notes: tuple[str, ...]
+
+
+def main(order: Order, out: Path) -> int:
+    """2 with a sentence where the program can not be compared."""
+    import torch
+
+    from kernelwright.programs.apply.guarded import NoPlace
+    from kernelwright.programs.compare.calls import calls_of
+    from kernelwright.programs.compare.errors import stage_errors
+    from kernelwright.programs.compare.timing import Sides
+
+    with redirect_stdout(sys.stderr):
+        calls = calls_of(Path(order.script), order.arguments)
+        try:
+            sides = Sides(calls, Path(order.run), order.compiled)
+        except NoPlace as error:
+            print(error, file=sys.stderr)
+            return 2
+        errors = stage_errors(sides) if order.errors else []
+        taken, fallbacks = sides.counts()
+        times = Times(
+            samples={name: tuple(found) for name, found in sides.samples().items()},
+            calls=len(calls),
+            backward=any(call.backward for call in calls),
+            on_device=any(call.is_on_device for call in calls),
+            threads=torch.get_num_threads(),
+            errors=tuple(errors),
+            taken=taken,
+            fallbacks=fallbacks,
+            notes=tuple(sides.notes),
+        )
+    out.write_text(times.model_dump_json(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Order.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])))

@@ -1,0 +1,145 @@
+"""A model of two gates and a folder with a kernel for them, as a run would leave it; nothing is compiled."""
+
+import inspect
+import json
+import random
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.problems import Problem
+from kernelwright.programs.record.capture_folder import CapturedProgram, Chosen, Split, write_record
+from kernelwright.programs.record.parts import CallSite, Part, PartInput, PartSize
+from kernelwright.programs.record.seen import ModuleSeen, TensorSeen
+from tests.evals.made_run import Writer, passed, setting
+
+ROWS, COLUMNS = 4, 16
+REFERENCE = f"""
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand({COLUMNS}))
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.gain)
+
+
+def get_inputs():
+    return [torch.randn({ROWS}, {COLUMNS})]
+
+
+def get_init_inputs():
+    return []
+"""
+KERNEL = REFERENCE.replace("class Model(", "class ModelNew(").replace(
+    "x * torch.sigmoid(self.gain)", "x / (1 + torch.exp(-self.gain))"
+)
+"""The same by other operators, so that it can be told apart by its bits."""
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Identity()
+        self.gain = nn.Parameter(torch.randn(COLUMNS))
+
+    def forward(self, x):
+        return self.inner(x) * torch.sigmoid(self.gain)
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = Gate()
+        self.mix = nn.Linear(COLUMNS, COLUMNS)
+        self.second = Gate()
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.mix(self.first(x))))
+
+
+def seen(*shape):
+    return TensorSeen(shape=shape, dtype="float32", stride=torch.empty(shape).stride())
+
+
+def part_of_gates(direction="forward", training=False):
+    """The record of both gates as one part."""
+    size = PartSize(
+        name="cpu",
+        inputs=(PartInput(name="x", leaf=0, tensor=seen(ROWS, COLUMNS)),),
+        outputs=(seen(ROWS, COLUMNS),),
+        call=pytree.treespec_dumps(pytree.tree_structure(((0,), {}))),
+        result=pytree.treespec_dumps(pytree.tree_structure(0)),
+        result_leaves=(0,),
+        sites=tuple(CallSite(root="Network", module=name, calls=1, ms=1.0) for name in ("first", "second")),
+    )
+    return Part(
+        id="gate", title="A gate", kind="module", class_name="here.Gate", state={"gain": "gain"}, training=training,
+        direction=direction, operators=2, sizes=(size,),
+    )  # fmt: skip
+
+
+def kernels_folder(folder, kernel=KERNEL, **how):
+    """A folder as `programs.apply.placing` reads it."""
+    part = part_of_gates(**how).model_dump(mode="json")
+    part |= {"places": PLACES, "dtype": None}
+    (folder / "gate").mkdir(parents=True)
+    (folder / "gate" / "candidate.py").write_text(kernel)
+    (folder / "gate" / "reference.py").write_text(REFERENCE)
+    (folder / "kernels.json").write_text(json.dumps({"parts": [part]}))
+    return folder
+
+
+PLACES = (("Network", "first"), ("Network", "second"))
+SCRIPT = """
+import sys
+
+import torch
+from torch import nn
+
+{classes}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = Network().eval()
+    x = torch.randn({rows}, COLUMNS)
+    with torch.set_grad_enabled("train" in sys.argv):
+        for _ in range(2):
+            y = model(x)
+            if "train" in sys.argv:
+                y.square().mean().backward()
+    print("a program may print")
+"""
+
+
+def script(folder, rows=ROWS):
+    """A program that calls the network, as a file."""
+    classes = f"COLUMNS = {COLUMNS}\n\n" + "\n\n".join(map(inspect.getsource, (Gate, Network)))
+    path = folder / "network.py"
+    path.write_text(SCRIPT.format(classes=classes, rows=rows))
+    return path
+
+
+def run_over_gates(folder, kernel=KERNEL, verdict=None, **how):
+    """A run over the capture of the network, with one attempt for its part."""
+    part = part_of_gates(**how)
+    problem = Problem(name="gate", title="A gate", family="part", size="cpu", source=REFERENCE)
+    with RunLog.create(folder, [problem], setting()) as log:
+        writer = Writer(log, "gate", random.Random(0))
+        writer.attempt(verdict or passed(3.0), source=kernel)
+        writer.stop()
+    module = ModuleSeen(name="", root="Network", class_name="here.Network", calls=2, forward_ms=2.0)
+    capture = CapturedProgram(
+        program="network.py", device="Example CPU", threads=2, steps=2, steps_seen=2, program_ms=2.0,
+        modules=(module,), parts=(part,),
+    )  # fmt: skip
+    chosen = Chosen(part="gate", ms=1.0, share=0.5, floor_ms=0.1, gain_ms=0.9, sites=PLACES)
+    write_record(folder, capture)
+    write_record(folder, Split(program_ms=2.0, chosen=(chosen,)))
+    return folder

@@ -1,0 +1,230 @@
+"""Clients of ours: what they send, what they make of the answer, and that they come back after a broken connection."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from kernelwright import Judging, JudgingError, Settings, judge_all
+from kernelwright.sandbox.pool.dispatch import Dispatcher
+from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
+from kernelwright.sandbox.pool.protocol import ExecutorError
+from kernelwright.sandbox.pool.remote import service_client
+from kernelwright.sandbox.pool.remote.service_client import ServiceAddress, ServiceClient, default_socket
+from kernelwright.sandbox.service.application import facts
+from tests.sandbox.pool.parts import right, wrong
+from tests.sandbox.service.listening import listening
+from tests.sandbox.service.parts import FEW, PROBLEM, RIGHT, ROOT, WRONG, Service, job, until
+
+QUICK = Settings(**FEW)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with listening(tmp_path_factory.mktemp("service")) as found:
+        yield found
+
+
+def address(service):
+    return f"http://127.0.0.1:{service.port}"
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("unix:/a/b", ("/a/b", "localhost", 0, False)),
+        ("unix:", (str(default_socket()), "localhost", 0, False)),
+        ("http://host:8000", (None, "host", 8000, False)),
+        ("http://[::1]:8000/", (None, "::1", 8000, False)),
+        ("https://host", (None, "host", 443, True)),
+    ],
+)
+def test_an_address_is_read(text, found):
+    assert ServiceAddress.of(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "host:8000", "http://", "ftp://host", "http://host:port", "http://host/path"])
+def test_what_is_no_address_is_said(text):
+    with pytest.raises(ExecutorError, match="give unix:PATH"):
+        ServiceAddress.of(text)
+
+
+def test_where_no_service_is_it_is_said_at_once(tmp_path):
+    with pytest.raises(JudgingError, match=r"no service answers at unix:.*start one with `kernelwright serve`"):
+        judge_all([("rms_norm", "x")], server=f"unix:{tmp_path}/none")
+
+
+def test_judging_asks_the_service(service):
+    service.go(2)
+    found = judge_all([("rms_norm", "x = 1"), ("rms_norm", "y = 1 \udcff")], server=address(service))
+    assert [(one.index, one.problem, one.passed, one.error) for one in found] == [
+        (0, "rms_norm", False, None), (1, "rms_norm", False, None),
+    ]  # fmt: skip
+    assert found[0].report["reason"] == "wrong"
+
+
+def test_what_the_service_refuses_is_an_error_of_that_pair(service):
+    found = judge_all([("rms_norm", "x" * 2**21)], server=address(service))
+    assert "source" in found[0].error
+
+
+@pytest.mark.parametrize("chosen", [{"jail": "off"}, {"threads": 1}, {"without": ("placebo",)}, {"call_timeout_s": 9}])
+def test_what_is_the_service_s_own_to_choose_can_not_be_asked_for(service, chosen):
+    with pytest.raises(ExecutorError, match=f"{next(iter(chosen))} is the service's own"):
+        executor_for(ExecutorChoice(server=address(service)), Settings(**chosen))
+
+
+def test_who_is_cancelled_cancels_its_job(service):
+    async def go():
+        async with Judging(server=address(service)) as judging:
+            asking = asyncio.create_task(judging.judge("rms_norm", "z = 1"))
+            while not service.queue.open_jobs:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    asyncio.run(go())
+    until(lambda: not service.queue.open_jobs)
+    assert service.queue.counts.ended["cancelled"] == 1
+    service.go()
+
+
+def test_an_executor_of_the_service_has_its_conditions_and_gives_its_verdicts(service):
+    async def go():
+        executor = executor_for(ExecutorChoice(server=address(service)), QUICK)
+        async with Dispatcher(executor) as dispatcher:
+            service.go(3)
+            found = await asyncio.gather(*(dispatcher.judge(one) for one in (right(1), right(2), wrong(1))))
+            return found, dispatcher.devices
+
+    found, devices = asyncio.run(go())
+    assert [one.verdict.reason for one in found] == ["wrong"] * 3
+    (theirs,) = facts(service.queue).devices["cpu"]
+    assert {one.kind for one in devices} == {"turned"} and len(devices) == 6
+    settings = json.loads(devices[0].conditions.settings)
+    assert settings == json.loads(theirs["conditions"]["settings"]) | FEW
+
+
+def test_a_service_of_another_version_or_without_the_device_is_not_asked(service, monkeypatch):
+    def opened(settings):
+        return asyncio.run(executor_for(ExecutorChoice(server=address(service)), settings).open())
+
+    with pytest.raises(ExecutorError, match="has no cuda; it has: cpu"):
+        opened(Settings(device="cuda"))
+    monkeypatch.setattr("kernelwright.sandbox.pool.remote.remote_executor.harness_digest", lambda: "another")
+    with pytest.raises(ExecutorError, match="is another version"):
+        opened(Settings())
+
+
+def test_a_token_is_shown_or_asked_for(tmp_path, monkeypatch):
+    with listening(tmp_path, token="a-token-of-the-test") as guarded:
+        with pytest.raises(ExecutorError, match="asks for its token; set KERNELWRIGHT_TOKEN"):
+            asyncio.run(ServiceClient(address(guarded)).facts())
+        monkeypatch.setenv("KERNELWRIGHT_TOKEN", "a-token-of-the-test")
+        assert asyncio.run(ServiceClient(address(guarded)).facts())["queue"] == 100
+
+
+def test_a_full_service_is_asked_again(tmp_path):
+    with listening(tmp_path, limit=1) as small:
+        small.client().ask("POST", "/v1/jobs", job(number=1))
+        threading.Timer(0.5, small.go, [2]).start()
+        (found,) = judge_all([("rms_norm", "x = 1")], server=address(small))
+        assert found.report is not None
+
+
+def test_a_service_that_stays_away_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(service_client, "PATIENCE_S", 0.5)
+    with listening(tmp_path) as gone:
+        client = ServiceClient(address(gone))
+        asyncio.run(client.facts())
+    with pytest.raises(ExecutorError, match="no service answers"):
+        asyncio.run(client.facts())
+
+
+@pytest.mark.parametrize(
+    "answer, error",
+    [(b"", "no HTTP"), (b"nonsense", "no HTTP"), (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}", "cut off")],
+)
+def test_half_an_answer_is_none(answer, error):
+    with pytest.raises(ValueError, match=error):
+        service_client._parsed(answer)
+
+
+def command(*words, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "kernelwright", *map(str, words)],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_judge_and_score_ask_the_service(tmp_path):
+    service = Service(tmp_path)
+    at = service.start().at
+    (tmp_path / "cumsum.py").write_text(PROBLEM)
+    for name, source in (("right", RIGHT), ("wrong", WRONG)):
+        (tmp_path / "candidates" / "cumsum").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "candidates" / "cumsum" / f"{name}.py").write_text(source)
+    try:
+        judged = command(
+            "judge", "cumsum.py", "candidates/cumsum/right.py", "--pairs", 4, "--json", "--server", at, cwd=tmp_path
+        )
+        assert judged.returncode == 0, judged.stderr
+        assert json.loads(judged.stdout)["outcome"] == "passed"
+        wrong = command("judge", "cumsum.py", "candidates/cumsum/wrong.py", cwd=tmp_path, KERNELWRIGHT_SERVER=at)
+        assert wrong.returncode == 1 and "failed at check" in wrong.stdout, wrong.stderr
+        own = command("judge", "cumsum.py", "candidates/cumsum/wrong.py", "--threads", 1, "--server", at, cwd=tmp_path)
+        assert own.returncode == 2 and "threads is the service's own" in own.stderr
+        both = command("score", "cumsum.py", "candidates", "--devices", 2, "--server", at, cwd=tmp_path)
+        assert both.returncode == 2 and "--devices is the service's to choose" in both.stderr
+        outcomes = {"cumsum/right.py": "passed", "cumsum/wrong.py": "failed"}
+        for _ in range(2):  # the second time all is on record
+            scored = command("score", "cumsum.py", "candidates", "--json", "--server", at, cwd=tmp_path)
+            assert scored.returncode == 0, scored.stderr
+            lines = [json.loads(line) for line in scored.stdout.splitlines()]
+            assert {one["candidate"]: one["outcome"] for one in lines} == outcomes
+    finally:
+        service.kill()
+
+
+@pytest.mark.slow
+def test_a_client_whose_service_is_killed_gets_its_one_verdict_from_the_next(tmp_path):
+    service = Service(tmp_path)
+    client = service.start()
+    found = []
+    asking = threading.Thread(
+        target=lambda: found.extend(
+            judge_all([("rms_norm", f"{WRONG}\n# {n}") for n in range(4)], settings=QUICK, server=client.at)
+        )
+    )
+    asking.start()
+    try:
+        until(lambda: client.metrics()['kernelwright_stages_begun_total{stage="build"}'])
+        service.kill()
+        service.start()
+        asking.join(300)
+        assert [one.report["outcome"] for one in found] == ["failed"] * 4
+        ended = client.metrics()
+        assert ended["kernelwright_jobs_open"] == 0
+        assert ended["kernelwright_jobs_accepted_total"] == 0
+    finally:
+        service.kill()
+
+
+def test_the_variable_names_the_service_of_a_search_too(tmp_path):
+    found = command(
+        *["run", "rms_norm", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--attempts", "1"],
+        cwd=tmp_path,
+        KERNELWRIGHT_SERVER=f"unix:{tmp_path}/none",
+        OPENAI_API_KEY="none",
+    )
+    assert found.returncode == 2 and "no service answers at unix:" in found.stderr

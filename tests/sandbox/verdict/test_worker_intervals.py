@@ -1,0 +1,173 @@
+"""Intervals from few worker pairs, tried on made-up machines: how often they miss, whenever one looks."""
+
+import math
+import random
+
+import pytest
+
+from kernelwright.sandbox.timing.stopping import is_enough_to_choose
+from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
+from kernelwright.sandbox.verdict.worker_intervals import (
+    LEAST,
+    UNKNOWN,
+    WRONG,
+    KnownSpread,
+    known_spread,
+    student,
+    worker_interval,
+)
+
+TRIALS = 1000
+PAIRS = 4
+LOOKS = 5
+
+
+class Machine:
+    """Ratios as it gives them: each worker pair is off by its own luck, and each call by noise of some kind."""
+
+    def __init__(self, between, noise, within=0.015, seed=0):
+        self.between, self.within, self.noise = between, within, noise
+        self.rng = random.Random(seed)
+
+    def worker(self, speedup, pairs=PAIRS):
+        luck = self.rng.gauss(0, self.between)
+        return [speedup * math.exp(luck + self.within * self.call()) for _ in range(pairs)]
+
+    def call(self):
+        heavy = self.noise == "heavy tails" and self.rng.random() < 0.1
+        skewed = self.noise == "slow moments" and self.rng.random() < 0.15
+        return self.rng.gauss(0, 1) * (8 if heavy else 1) + (6 * self.rng.random() if skewed else 0)
+
+    def known(self, looks, references=20):
+        """From two calls of each pair of the reference's processes, as a placebo has."""
+        return known_spread([math.log(math.prod(self.worker(1.0, 2))) / 2 for _ in range(references)], looks)
+
+
+def measured(workers, known, placebo=None):
+    ratios = [ratio for worker in workers for ratio in worker]
+    numbers = tuple(number for number, worker in enumerate(workers) for _ in worker)
+    pairing = Pairing(baseline="eager", candidate_ms=(1.0,) * len(ratios), baseline_ms=tuple(ratios), workers=numbers)
+    return Measurement(pairings=(pairing,), threads=1, known_spread=known, placebo=placebo)
+
+
+def searched(machine, speedup, known, beat=None):
+    """What a search knows when it stops: it looks after each worker pair."""
+    workers = []
+    while True:
+        workers.append(machine.worker(speedup))
+        found = measured(workers, known)
+        if len(workers) == LOOKS or is_enough_to_choose(found, beat, 0.03):
+            return found
+
+
+MACHINES = [
+    pytest.param(between, noise, id=f"{between:.1%} between processes, {noise}")
+    for between in (0.0, 0.005, 0.01, 0.02, 0.03)
+    for noise in ("normal", "heavy tails", "slow moments")
+]
+
+
+def misses(found, speedup):
+    return sum(not one.interval.low <= speedup <= one.interval.high for one in found)
+
+
+@pytest.mark.parametrize(("between", "noise"), MACHINES)
+def test_a_screen_of_the_reference_itself_is_called_faster_in_less_than_one_of_a_hundred(between, noise):
+    machine = Machine(between, noise)
+    known = machine.known(looks=1)
+    found = [measured([machine.worker(1.0)], known) for _ in range(TRIALS)]
+    assert sum(one.comparison == "faster" for one in found) <= 0.01 * TRIALS
+    assert misses(found, 1.0) <= WRONG * TRIALS
+
+
+@pytest.mark.parametrize(("between", "noise"), MACHINES)
+def test_a_search_of_the_reference_itself_is_called_faster_in_less_than_one_of_a_hundred(between, noise):
+    machine = Machine(between, noise, seed=1)
+    known = machine.known(LOOKS)
+    found = [searched(machine, 1.0, known) for _ in range(TRIALS)]
+    assert sum(one.comparison == "faster" for one in found) <= 0.01 * TRIALS
+    assert misses(found, 1.0) <= WRONG * TRIALS
+
+
+@pytest.mark.parametrize(
+    ("speedup", "beat"), [(0.5, None), (0.9, None), (1.2, None), (3.0, None), (2.0, 3.0), (3.1, 3.0)]
+)
+@pytest.mark.parametrize("between", [0.0, 0.01, 0.03])
+def test_what_a_search_says_holds_whatever_made_it_stop(speedup, beat, between):
+    machine = Machine(between, "heavy tails", seed=2)
+    known = machine.known(LOOKS)
+    found = [searched(machine, speedup, known, beat) for _ in range(TRIALS // 5)]
+    assert misses(found, speedup) <= WRONG * len(found)
+
+
+@pytest.mark.parametrize("between", [0.01, 0.03])
+def test_where_nothing_is_known_of_the_reference_it_holds_too(between):
+    machine, nothing = Machine(between, "heavy tails", seed=3), known_spread([], LOOKS)
+    assert sum(searched(machine, 1.0, nothing).comparison == "faster" for _ in range(TRIALS)) <= 0.01 * TRIALS
+
+
+def test_what_is_clearly_slower_or_clearly_below_the_best_ends_at_the_first_look():
+    machine = Machine(0.01, "normal", seed=4)
+    known = machine.known(LOOKS)
+    for speedup, beat in ((0.7, None), (2.0, 3.0)):
+        found = [searched(machine, speedup, known, beat) for _ in range(100)]
+        assert sum(len(set(one.closest.workers)) == 1 for one in found) > 90
+
+
+def test_what_is_near_the_best_goes_on_until_it_is_told_apart_or_known_as_well_as_may_be():
+    machine = Machine(0.02, "normal", seed=5)
+    known = machine.known(LOOKS)
+    found = [searched(machine, 3.0, known, beat=3.0) for _ in range(50)]
+    assert all(len(set(one.closest.workers)) == LOOKS or one.interval.half_width < 0.03 for one in found)
+
+
+def test_a_baseline_that_differs_from_itself_ends_nothing():
+    machine = Machine(0.0, "normal")
+    known = machine.known(LOOKS)
+    off = Pairing(baseline="eager again", candidate_ms=(1.0, 1.0), baseline_ms=(1.3, 1.3), workers=(0, 0))
+    found = measured([machine.worker(0.3)], known, off)
+    assert found.comparison == "too_noisy" and not is_enough_to_choose(found, None, 0.03)
+
+
+def test_one_noisy_process_is_not_taken_for_a_sure_one():
+    """Calls that spread far more than they used to say how little a median of four of them tells."""
+    quiet = KnownSpread(sd=LEAST, degrees=10, looks=1)
+    ratios = [0.8, 1.3, 1.0, 1.6]
+    found = worker_interval(ratios, [1.0] * 4, (), quiet)
+    assert found.half_width > 0.25
+
+
+def test_the_speedup_lies_in_its_interval():
+    quiet = KnownSpread(sd=LEAST, degrees=10, looks=1)
+    ratios, groups = [1.0] * 4 + [1.0, 1.0, 3.0, 3.0], [0] * 4 + [1] * 4
+    found = measured([ratios[:4], ratios[4:]], quiet)
+    assert groups == list(found.closest.workers)
+    assert found.interval.low <= found.speedup <= found.interval.high
+
+
+def test_a_spread_is_expected_before_it_is_seen_and_then_it_is_what_was_seen():
+    assert known_spread([], 5) == KnownSpread(sd=UNKNOWN, degrees=4, looks=5)
+    rng = random.Random(0)
+    seen = known_spread([rng.gauss(0, 0.02) for _ in range(32)], 5)
+    assert seen.sd == pytest.approx(0.02, rel=0.4) and seen.degrees > 10
+    assert known_spread([0.0] * 32, 5).sd == LEAST
+
+
+def test_an_hour_of_a_busy_machine_does_not_widen_all_that_follows():
+    quiet = [0.01 * (-1) ** at for at in range(20)]
+    assert known_spread([*quiet, *[0.4] * 12], 5).sd < 2 * known_spread(quiet, 5).sd
+
+
+@pytest.mark.parametrize(
+    ("probability", "degrees", "point"),
+    [
+        (0.975, 1, 12.7062),
+        (0.975, 2, 4.3027),
+        (0.975, 4, 2.7764),
+        (0.975, 5, 2.5706),
+        (0.995, 9, 3.2498),
+        (0.95, 30, 1.6973),
+    ],
+)
+def test_the_points_of_students_t_are_those_of_the_tables(probability, degrees, point):
+    assert student(probability, degrees) == pytest.approx(point, abs=1e-4)
