@@ -123,7 +123,7 @@ def run() -> Placebos:
     for name in names:
         problem = load_problem(name, "cpu")
         with Judge(problem, settings) as judge:
-            here = [_judged(judge, Candidate(source=_itself(problem.source))) for _ in range(each)]
+            here = [_judged(judge, Candidate(source=itself(problem.source))) for _ in range(each)]
         print(f"  {name}: {dict(Counter(one.said for one in here))}", flush=True)
         found += here
     return Placebos(tuple(found))
@@ -135,5 +135,6 @@ def _judged(judge: Judge, candidate: Candidate) -> Placebo:
     return Placebo.of(verdict.measurement if isinstance(verdict, Passed) else None, time.perf_counter() - start)
 
 
-def _itself(source: str) -> str:
+def itself(source: str) -> str:
+    """The reference as a candidate for itself."""
     return source + "\n\nclass ModelNew(Model):\n    pass\n"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.briefs.hardware import sheet_for
@@ -56,7 +56,7 @@ class Plan(Record):
     judging: Settings = Settings()
     executor: ExecutorChoice = ExecutorChoice()
     """Where it is judged."""
-    attempts: dict[str, int] = {}
+    attempts: dict[str, int] = Field(default_factory=dict)
     """By problem, how many it has where that is not what the search says: more where more is to be had."""
     left_out: tuple[LeftOut, ...] = ()
     """What a suite names and nothing could be read of."""

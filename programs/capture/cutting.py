@@ -18,7 +18,7 @@ from kernelwright.programs.capture.looking import layout
 from kernelwright.programs.capture.problem_text import finished, written
 from kernelwright.programs.capture.profile_reading import PlaceTimes
 from kernelwright.programs.capture.trying import Tried
-from kernelwright.programs.capture.watching import CallWatch, Place, SeenStep
+from kernelwright.programs.capture.watching import CallWatch, SeenPlace, SeenStep
 from kernelwright.programs.record.parts import CallSite, Part, PartInput, PartSize, Uncut
 from kernelwright.programs.record.seen import TensorSeen
 
@@ -29,6 +29,8 @@ MOST_IN_GRAPH = 200
 MOST_OPERATORS = 12
 """Operators that compute, of a part: more are no longer one kernel, or a few."""
 MOST_SIZES = 8
+SHORT_MS = {"cpu": 0.1, "cuda": 0.005}
+"""A call that takes less than this by itself can not be told from one that does nothing."""
 
 
 @dataclass
@@ -99,7 +101,7 @@ def cut(watch: CallWatch, tell: Callable[[str], None]) -> Cutting:
 
 def _trials(watch: CallWatch, times: dict[int, PlaceTimes], program_ms: float) -> list[KindOnTrial]:
     """The kinds of calls that are worth looking at, the dearest first."""
-    by_kind: dict[Any, list[tuple[Place, PlaceTimes]]] = defaultdict(list)
+    by_kind: dict[Any, list[tuple[SeenPlace, PlaceTimes]]] = defaultdict(list)
     for number, seen in times.items():
         by_kind[watch.places[number].kind].append((watch.places[number], seen))
     trials = []
@@ -124,7 +126,8 @@ def _uncut(trial: KindOnTrial, why: str) -> Uncut:
 
 def _uncut_draft(draft: Draft, why: str) -> Uncut:
     first = draft.sites[0]
-    return Uncut(root=first.root, module=first.module, class_name=draft.kind.class_name, ms=draft.ms, why=why)
+    run = draft.piece.title.rpartition(": ")[2] if draft.run else ""
+    return Uncut(root=first.root, module=first.module, class_name=draft.kind.class_name, run=run, ms=draft.ms, why=why)
 
 
 def _add(found: Cutting, drafts: Sequence[Draft]) -> None:
@@ -153,6 +156,8 @@ def _add(found: Cutting, drafts: Sequence[Draft]) -> None:
         )
         for place, (indices, values) in enumerate(zip(by_numbers.values(), constants, strict=True))
     ]
+    if all((size.eager_ms or 0.0) < SHORT_MS[first.expected[0].device.type] for size in sizes):
+        raise CannotCut(f"a call takes {sizes[0].eager_ms:.2g} ms, too short to be timed by itself")
     part = _part(name, first, sizes)
     found.parts.append(part)
     found.texts[name] = reference, manifest(part)

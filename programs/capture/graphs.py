@@ -57,8 +57,14 @@ class CallGraph:
 
     @property
     def digest(self) -> str:
-        """Of the operators with all their arguments, whatever the weights are."""
-        text = "\n".join(f"{node.name} = {node.target}{node.args}{node.kwargs}" for node in self.nodes)
+        """Of the operators with all their arguments and the shapes of what they give, whatever the weights are."""
+
+        def line(node: fx.Node) -> str:
+            made = value_of(node)
+            shape = "" if made is None else f"{list(made.shape)} {made.dtype}"
+            return f"{node.name} = {node.target}{node.args}{node.kwargs} {shape}"
+
+        text = "\n".join(map(line, self.nodes))
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -49,7 +49,7 @@ class CallKind:
 
 
 @dataclass
-class Place:
+class SeenPlace:
     """A module where it stands in the program, called in one kind of way."""
 
     root: str
@@ -83,7 +83,7 @@ class CallWatch:
         self.compiled = False
         """Whether the program compiled something itself."""
         self.kinds: dict[tuple[Any, ...], CallKind] = {}
-        self.places: list[Place] = []
+        self.places: list[SeenPlace] = []
         self.steps: list[SeenStep] = []
         self.steps_seen = 0
         self._numbers: dict[tuple[Any, ...], int] = {}
@@ -185,7 +185,7 @@ class CallWatch:
             key = (root.name, root.names[id(module)], kind)
             if key not in self._numbers:
                 self._numbers[key] = len(self.places)
-                self.places.append(Place(root.name, root.names[id(module)], kind))
+                self.places.append(SeenPlace(root.name, root.names[id(module)], kind))
         self._looked_s += time.perf_counter() - began
         return self._numbers[key]
 

@@ -125,10 +125,12 @@ class Part(Record):
 
 
 class Uncut(Record):
-    """A module that could not be cut out, with the reason as a clause for the user."""
+    """A module, or a run in one, that could not be cut out, with the reason as a clause for the user."""
 
     root: str
     module: str
     class_name: str
+    run: str = ""
+    """The operators where it is a run inside its `forward`; empty for the whole."""
     ms: float
     why: str

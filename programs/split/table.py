@@ -56,8 +56,8 @@ def uncut_lines(captured: CapturedProgram) -> list[str]:
     """A sentence for each module that could not be cut out, the dearest first."""
     dearest = sorted(captured.uncut, key=lambda one: -one.ms)
     lines = [
-        f"{one.root}{'.' + one.module if one.module else ''} ({100 * one.ms / max(captured.program_ms, 1e-9):.0f} % of "
-        f"the time) is not cut out as a whole: {one.why}"
+        f"{'.'.join(filter(None, (one.root, one.module)))} ({100 * one.ms / max(captured.program_ms, 1e-9):.0f} % of "
+        f"the time) is not cut out {f'at {one.run}' if one.run else 'as a whole'}: {one.why}"
         for one in dearest[:MOST_UNCUT]
     ]
     return lines + ([f"and {len(dearest) - MOST_UNCUT} more in capture.json"] if len(dearest) > MOST_UNCUT else [])
