@@ -203,7 +203,7 @@ class Evidence(Record):
     """Wall seconds by stage: those that were reached. `headers` is what the judge took meanwhile to make a precompiled
     header for candidates to come."""
     authenticity: Authenticity
-    problem_status: ProblemStatus | None
+    problem_status: ProblemStatus | None = None
     """None where nobody has looked: that is done beside the first candidate of a problem that is right."""
     versions: dict[str, str]
     """python, torch, compiler, and the processor or GPU."""

@@ -10,7 +10,7 @@ from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch, UnjudgedSource, interleaved
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.harness import Conditions
-from kernelwright.sandbox.pool.protocol import ExecutorError
+from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
 from tests.evals.made_run import failed, passed
 from tests.evals.record import judgement
 
@@ -104,3 +104,10 @@ def test_many_devices_take_problems_in_turn_some_at_a_time():
 def test_conditions_without_cores_are_like_themselves_alone():
     assert Conditions.here("d", {}).alike != conditions().alike
     assert json.loads(conditions().alike)[1] == "d"
+
+
+def test_what_failed_before_anybody_looked_at_the_problem_comes_back_from_a_worker_whole():
+    verdict = failed()
+    verdict = verdict.model_copy(update={"evidence": verdict.evidence.model_copy(update={"problem_status": None})})
+    told = Answer(verdict=verdict).model_dump(mode="json", exclude_none=True)  # as a worker tells it
+    assert Answer.model_validate(told) == Answer(verdict=verdict)
