@@ -11,7 +11,6 @@ from kernelwright.evals.scores.scoring import Batch, UnjudgedSource, interleaved
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.harness import Conditions
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
-from kernelwright.sandbox.verdict.verdicts import Authenticity, Evidence, Failed
 from tests.evals.made_run import failed, passed
 from tests.evals.record import judgement
 
@@ -107,10 +106,8 @@ def test_conditions_without_cores_are_like_themselves_alone():
     assert json.loads(conditions().alike)[1] == "d"
 
 
-def test_a_verdict_that_knows_nothing_of_its_problem_comes_back_from_the_process_that_judged():
-    evidence = Evidence(
-        jail=(), seconds={}, authenticity=Authenticity(label="custom"), problem_status=None, versions={}
-    )
-    verdict = Failed(stage="check", reason="wrong", evidence=evidence)
-    sent = Answer(verdict=verdict).model_dump(mode="json", exclude_none=True)
-    assert Answer.model_validate(sent).verdict == verdict
+def test_what_failed_before_anybody_looked_at_the_problem_comes_back_from_a_worker_whole():
+    verdict = failed()
+    verdict = verdict.model_copy(update={"evidence": verdict.evidence.model_copy(update={"problem_status": None})})
+    told = Answer(verdict=verdict).model_dump(mode="json", exclude_none=True)  # as a worker tells it
+    assert Answer.model_validate(told) == Answer(verdict=verdict)
