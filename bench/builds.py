@@ -28,6 +28,8 @@ from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import wire
 
 LEAST_RATIO = 3
+LIMIT_S = 3600.0
+"""For one build, however busy the machine is."""
 
 
 class Built(NamedTuple):
@@ -139,7 +141,7 @@ def build(source: str, settings: Settings) -> Built:
             message = {"op": "build", "source": str(path), "entry": "ModelNew", "built": str(folder.path / "build")}
             session.greet()
             try:
-                session.ask(message | {"arguments": wire.pack([], []), "shortcuts": plan}, settings.build_timeout_s)
+                session.ask(message | {"arguments": wire.pack([], []), "shortcuts": plan}, LIMIT_S)
             except Refused as error:
                 refused = error.reason
         seconds = time.perf_counter() - start
