@@ -8,7 +8,7 @@ import ast
 import copyreg
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -53,7 +53,7 @@ class CallSize(NamedTuple):
             if type(leaves[leaf]) is not type(value) or leaves[leaf] != value:
                 return "other arguments"
         for leaf, seen in self.inputs:
-            if why := _differs(leaves[leaf], seen):
+            if why := differs(leaves[leaf], seen):
                 return why
         return ""
 
@@ -65,34 +65,78 @@ class CallSize(NamedTuple):
         return pytree.tree_unflatten([None if i is None else flat[i] for i in self.result_leaves], self.result)
 
 
+class TiedKernel:
+    """A kernel over the weights of one module."""
+
+    def __init__(self, part: dict[str, Any], make: Make, copies: bool) -> None:
+        """`part`: its record; `make` gives a kernel with weights of its own.
+
+        `copies`: whether it keeps the memory of its results, so that they are copied.
+        """
+        self.part, self._make, self._copies = part, make, copies
+        self._made: tuple[Any, nn.Module] | None = None
+
+    def anew(self, part: dict[str, Any] | None = None) -> "TiedKernel":
+        """The same for another module, which may have other names."""
+        return TiedKernel(part or self.part, self._make, self._copies)
+
+    def call(self, module: nn.Module, inputs: Sequence[Any]) -> Any:
+        """Its results for these inputs. `NoPlace` where the module's weights are not what it was judged with."""
+        outputs = self.over(module)(*inputs)
+        return pytree.tree_map(_copied, outputs) if self._copies else outputs
+
+    def over(self, module: nn.Module) -> nn.Module:
+        """The kernel with the module's own weights; a new one where these have changed, since it may keep its own."""
+        state = self._state(module)
+        written = self.part["written"]
+        key = [
+            (id(tensor), tensor.data_ptr(), 0 if name in written or tensor.is_inference() else tensor._version)
+            for name, tensor in state.items()
+        ]
+        if self._made is None or self._made[0] != key:
+            kernel = self._make().train(self.part["training"])
+            _tie(kernel, state)
+            self._made = key, kernel
+        return self._made[1]
+
+    def _state(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """By name in the problem, the module's own parameters and buffers."""
+        found = {}
+        for name, own in self.part["state"].items():
+            owner, _, last = own.rpartition(".")
+            try:
+                found[name] = getattr(module.get_submodule(owner), last)
+            except AttributeError:
+                raise NoPlace(f"the module has no {own}") from None
+        return found
+
+
 class Replacement:
     """A kernel in the place of one module, and how often it was taken."""
 
-    def __init__(self, name: str, part: dict[str, Any], make: Make) -> None:
-        """`part`: its record, with the kernel's outcome; `make` gives a kernel with weights of its own."""
-        self.name = name
-        self.part: str = part["id"]
+    def __init__(self, name: str, *kernels: TiedKernel) -> None:
+        """`name`: of the module, within the model."""
+        self.name, self.kernels = name, kernels
+        self.part = "+".join(kernel.part["id"] for kernel in kernels)
         self.is_on = True
         self.taken = 0
         self.fallbacks: Counter[str] = Counter()
         """How often the module's own code was taken, by the reason."""
-        self.copies = False
-        """Whether the kernel keeps the memory of its results, so that they are copied."""
-        self._part, self._make = part, make
-        self._sizes = [CallSize.of(size) for size in part["sizes"]]
-        self._gradients: bool = part["direction"] != "forward"
-        self._made: tuple[Any, nn.Module] | None = None
-        self._inside: list[nn.Module] = []
         self.own: type[nn.Module] = nn.Module
         self.module: nn.Module = nn.Module()
         """That it stands in for."""
+        self._inside: list[nn.Module] = []
+        self._training: bool = kernels[0].part["training"]
+        self._gradients = all(kernel.part["direction"] != "forward" for kernel in kernels)
+        self._sizes = [CallSize.of(size) for size in kernels[0].part["sizes"] if size["call"]]
 
     def put(self, module: nn.Module) -> None:
         """Stand in for the module from now on. `NoPlace` where its state is not what the part has."""
         if "forward" in module.__dict__:
             raise NoPlace("its forward was replaced by somebody else")
         self._inside = [one for one in module.modules() if one is not module]
-        self._kernel(module)
+        for kernel in self.kernels:
+            kernel.over(module)
         self.own, self.module = type(module), module
         self._derived = _derived(self)
         self.stand(True)
@@ -107,14 +151,14 @@ class Replacement:
         self.fallbacks.clear()
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The kernel where it was judged for this call, else the module's own code."""
-        why, size, leaves = self._looked_at(module, args, kwargs)
+        """By the kernel where it was judged for this call, else by the module's own code."""
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        why = self._circumstances(module, leaves)
         if not why:
             try:
-                kernel = self._kernel(module)
-                outputs = kernel(*[leaves[leaf] for leaf, _ in size.inputs])
+                result = self._result(module, leaves, structure)
                 self.taken += 1
-                return size.put_together(pytree.tree_map(_copied, outputs) if self.copies else outputs)
+                return result
             except NoPlace as error:
                 why = str(error)
             except Exception as error:  # whatever it is, the program has another way
@@ -124,22 +168,19 @@ class Replacement:
         self.fallbacks[why] += 1
         return self.own.forward(module, *args, **kwargs)
 
-    def _looked_at(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[str, CallSize, list[Any]]:
-        """Why the kernel can not be taken, if so; else for which size, and the leaves of the call."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        size, why = self._sizes[0], self._circumstances(module, leaves)
-        if why:
-            return why, size, leaves
+    def _result(self, module: nn.Module, leaves: list[Any], structure: pytree.TreeSpec) -> Any:
+        """What the module would return. `NoPlace` where the kernel was not judged for this call."""
         why = "other arguments"
         for size in self._sizes:
-            if size.call == spec and not (why := size.why_not(leaves)):
-                break
-        return why, size, leaves
+            if size.call == structure and not (why := size.why_not(leaves)):
+                outputs = self.kernels[0].call(module, [leaves[leaf] for leaf, _ in size.inputs])
+                return size.put_together(outputs)
+        raise NoPlace(why)
 
     def _circumstances(self, module: nn.Module, leaves: list[Any]) -> str:
         if not self.is_on:
             return "switched off"
-        if module.training != self._part["training"]:
+        if module.training != self._training:
             return "training mode" if module.training else "evaluation mode"
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if not self._gradients and torch.is_grad_enabled() and _requires_grad([*tensors, *module.parameters()]):
@@ -149,31 +190,6 @@ class Replacement:
         if any(_has_hooks(one) for one in self._inside):
             return "hooks on a module inside"
         return _traced() or next((why for tensor in tensors[:1] if (why := _stream(tensor))), "")
-
-    def _kernel(self, module: nn.Module) -> nn.Module:
-        """The kernel over the module's own weights; a new one where these have changed, since it may keep its own."""
-        state = self._state(module)
-        written = self._part["written"]
-        key = [
-            (id(tensor), tensor.data_ptr(), 0 if name in written or tensor.is_inference() else tensor._version)
-            for name, tensor in state.items()
-        ]
-        if self._made is None or self._made[0] != key:
-            kernel = self._make().train(self._part["training"])
-            _tie(kernel, state)
-            self._made = key, kernel
-        return self._made[1]
-
-    def _state(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """By name in the problem, the module's own parameters and buffers."""
-        found = {}
-        for name, own in self._part["state"].items():
-            owner, _, last = own.rpartition(".")
-            try:
-                found[name] = getattr(module.get_submodule(owner), last)
-            except AttributeError:
-                raise NoPlace(f"the module has no {own}") from None
-        return found
 
 
 def put_back(module: nn.Module) -> None:
@@ -221,7 +237,8 @@ def _derived(replacement: Replacement) -> type[nn.Module]:
     return type(own.__name__, (own,), members | {"__module__": own.__module__, "__doc__": own.__doc__})
 
 
-def _differs(value: Any, seen: dict[str, Any]) -> str:
+def differs(value: Any, seen: dict[str, Any]) -> str:
+    """In what a tensor is another than the one that was seen; empty where in nothing."""
     if type(value) not in (torch.Tensor, nn.Parameter):
         return "other arguments"
     if value.shape != tuple(seen["shape"]):

@@ -68,8 +68,6 @@ def _unfit(part: Part, outcome: Outcome | None) -> str:
         return "its problem can not tell a lazy answer from a right one"
     if measured.interval.low <= 1 + SAME_WITHIN:
         return f"the best kernel is not faster beyond doubt: {speedup_words(outcome.verdict)}"
-    if part.kind == "run":
-        return "it is a run of operators inside a forward, and only whole modules are replaced"
     if part.written and outcome.problem.state != "followed":
         return "it changes buffers, and the kernel was not judged for them"
     return ""

@@ -6,7 +6,7 @@ Needs torch alone: packages that are exported carry this file.
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -16,7 +16,15 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kernelwright.programs.apply.extensions import folder_for_builds, module_of
-from kernelwright.programs.apply.guarded import NoPlace, Replacement, keeps_its_results, put_back, replacements
+from kernelwright.programs.apply.guarded import (
+    NoPlace,
+    Replacement,
+    TiedKernel,
+    keeps_its_results,
+    put_back,
+    replacements,
+)
+from kernelwright.programs.apply.spliced import SplicedReplacement
 
 LOG = logging.getLogger(__name__)
 MANIFEST, BUILDS = "kernels.json", "built"
@@ -35,14 +43,6 @@ class Applied(NamedTuple):
         return "\n".join(lines + [f"{name}: no kernel, {why}" for name, why in self.left.items()])
 
 
-class LoadedKernel(NamedTuple):
-    """One kernel of the folder."""
-
-    part: dict[str, Any]
-    make: Callable[[], nn.Module]
-    copies: bool
-
-
 def apply(model: nn.Module, folder: Path, cache: Path) -> nn.Module:
     """The same model with the folder's kernels in their places. `NoPlace` where none of them finds its place.
 
@@ -51,24 +51,33 @@ def apply(model: nn.Module, folder: Path, cache: Path) -> nn.Module:
     put_all_back(model)
     builds = folder_for_builds(folder / BUILDS, cache)
     left: dict[str, str] = {}
+    split: dict[nn.Module, tuple[str, list[TiedKernel]]] = {}
     for part in json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["parts"]:
         places = _places(model, part, left)
         if not places:
             continue
         kernel = load(folder, part, builds)
         for name, module in places.items():
-            replacement = Replacement(name, part, kernel.make)
-            replacement.copies = kernel.copies
-            try:
-                replacement.put(module)
-            except NoPlace as error:
-                left[name] = str(error)
+            if part["kind"] == "run":
+                split.setdefault(module, (name, []))[1].append(kernel.anew())
+            else:
+                _put(Replacement(name, kernel.anew()), module, left)
+    # The innermost first, so that those around them know of them.
+    for module, (name, kernels) in sorted(split.items(), key=lambda item: -item[1][0].count(".") - bool(item[1][0])):
+        _put(SplicedReplacement(name, *kernels), module, left)
     for name, why in left.items():
         LOG.warning("%s: no kernel, %s", name, why)
     if next(replacements(model), None) is None:
         raise NoPlace(f"no kernel was put into {type(model).__name__}: {_told(left)}")
     _LEFT[model] = left
     return model
+
+
+def _put(replacement: Replacement, module: nn.Module, left: dict[str, str]) -> None:
+    try:
+        replacement.put(module)
+    except NoPlace as error:
+        left[replacement.name] = str(error)
 
 
 def applied(model: nn.Module) -> Applied:
@@ -83,7 +92,7 @@ def put_all_back(model: nn.Module) -> nn.Module:
     return model
 
 
-def load(folder: Path, part: dict[str, Any], builds: Path) -> LoadedKernel:
+def load(folder: Path, part: dict[str, Any], builds: Path) -> TiedKernel:
     """Build or find the kernel, and try it once on inputs like those that it was judged on."""
     candidate, reference = (module_of(folder / part["id"] / name, builds) for name in ("candidate.py", "reference.py"))
     device = part["sizes"][0]["inputs"][0]["tensor"]["device"]
@@ -96,7 +105,7 @@ def load(folder: Path, part: dict[str, Any], builds: Path) -> LoadedKernel:
 
     with untouched_draws():
         inputs = as_judged(reference.get_inputs(), part["dtype"], device)
-    return LoadedKernel(part, make, keeps_its_results(make().train(part["training"]), inputs))
+    return TiedKernel(part, make, keeps_its_results(make().train(part["training"]), inputs))
 
 
 @contextlib.contextmanager

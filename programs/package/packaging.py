@@ -14,8 +14,8 @@ from kernelwright.sandbox.verdict.in_words import speedup_words
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 OURS = Path(__file__).parents[1]
-CARRIED = ("guarded", "extensions", "placing")
-"""Modules of `programs.apply` that need torch alone."""
+CARRIED = ("apply/guarded", "apply/extensions", "apply/placing", "apply/spliced", "capture/graphs")
+"""Modules of `programs` that need torch alone."""
 BUILT = (".so", "built.json", "platform.json")
 """How the files of a build end that are of use later."""
 
@@ -37,10 +37,9 @@ def write_package(folder: Path, kept: KeptKernels, run: str) -> str:
     shutil.rmtree(inner, ignore_errors=True)
     write_kernels(inner, kept.kernels)
     for module in CARRIED:
-        text = (OURS / "apply" / f"{module}.py").read_text(encoding="utf-8")
-        (inner / f"{module}.py").write_text(
-            text.replace("from kernelwright.programs.apply.", "from ."), encoding="utf-8"
-        )
+        text = (OURS / f"{module}.py").read_text(encoding="utf-8")
+        text = re.sub(r"^from kernelwright\.programs\.\w+\.", "from .", text, flags=re.MULTILINE)
+        (inner / Path(f"{module}.py").name).write_text(text, encoding="utf-8")
     words = {
         "NAME": name,
         "TITLE": f"Kernels of {run} for {_places(kept)}.",
