@@ -36,19 +36,20 @@ def split_capture(
         tell(f"measuring torch.compile on {part.id}")
         return speedup_of_compile(folder, part, compiling)
 
-    split = choose(captured, top, _peaks(captured), speedup if compiling else None)
+    split = choose(captured, top, _peaks(captured, tell), speedup if compiling else None)
     write_record(folder, split)
     write_atomically(folder / PICTURE, split_picture(captured, split))
     return split
 
 
-def _peaks(captured: CapturedProgram) -> Peaks | None:
+def _peaks(captured: CapturedProgram, tell: Callable[[str], None]) -> Peaks | None:
     """Of the device here, which is taken to be that of the capture; None where they can not be had."""
     from kernelwright.sandbox.floor.local_peaks import peaks_here
 
     try:
         return peaks_here(captured.is_gpu, captured.threads)
-    except MachineError:
+    except MachineError as error:
+        tell(f"no part has a floor: {error}")
         return None
 
 

@@ -1,5 +1,6 @@
 """`kernelwright split`: which parts of a captured program are worth a kernel."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +48,9 @@ def show_split(folder: Path, top: int, compiling: "Settings | None" = None, quie
 
     captured = read_capture(folder)
     console = table_console(highlight=False)
-    choice = split_capture(folder, top, compiling)
+    choice = split_capture(
+        folder, top, compiling, lambda text: print(f"kernelwright: {text}", file=sys.stderr, flush=True)
+    )
     if quiet:
         return
     console.print(split_table(captured, choice))
