@@ -19,6 +19,7 @@ MACHINERY = {
     "serial_evaluator",
     "simulated",
     "stamping",
+    "varied",
 }
 
 WITH_WORDS = {"kernelbench", "beside_kernelbench"}

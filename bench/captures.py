@@ -66,7 +66,7 @@ PROGRAMS = {
     "vit": (("timm",), TORCHVISION + "import timm\n"
             "model = timm.create_model('vit_tiny_patch16_224', img_size=96, depth=4).eval()\n"
             "inputs, options = [torch.randn(4, 3, 96, 96)], {}", EVALUATE),
-    "mixer_training": (("timm",), TORCHVISION + "import timm\n"
+    "resmlp_training": (("timm",), TORCHVISION + "import timm\n"
                        "model = timm.create_model('resmlp_12_224', img_size=224).train()\n"
                        "inputs, options = [torch.randn(4, 3, 224, 224)], {}", TRAIN),
     "bert": (("transformers",), TORCHVISION + "from transformers import BertConfig, BertModel\n"

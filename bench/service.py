@@ -12,7 +12,7 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,16 +103,15 @@ async def _load(folder: Path) -> Load:
     tasks = [asyncio.create_task(_send(client.at, waiting, ended)) for _ in range(CLIENTS * IN_FLIGHT)]
     beside = asyncio.create_task(asyncio.to_thread(_misbehave, client))
     for at in sorted(rng.sample(range(1, max(KILLS + 1, JOBS // 2)), KILLS)):
-        while len(ended) < at:
-            await asyncio.sleep(0.02)
+        await _until(lambda at=at: len(ended) >= at, service)
         await asyncio.sleep(rng.uniform(0, 2))
         service.kill()
         print(f"  killed when {len(ended)} had ended, after {time.monotonic() - start:.0f} s", flush=True)
         client = await asyncio.to_thread(service.start)
     before = len(ended)
-    while len(ended) < min(JOBS, before + WARM_JOBS):
-        await asyncio.sleep(0.1)
+    await _until(lambda: len(ended) >= min(JOBS, before + WARM_JOBS), service)
     first = int(client.metrics()["process_resident_memory_bytes"])
+    await _until(lambda: all(task.done() for task in tasks), service)
     await asyncio.gather(*tasks)
     last = int(client.metrics()["process_resident_memory_bytes"])
     told = await beside
@@ -121,6 +120,15 @@ async def _load(folder: Path) -> Load:
     outcomes = Counter(f"{one['sent']}: {_outcome(one)}" for one in ended)
     seconds = time.monotonic() - start
     return Load(seconds, len(ended), outcomes, wrong, _rows(folder / "state" / "jobs.db"), (first, last), told)
+
+
+async def _until(reached: Callable[[], bool], service: Service) -> None:
+    """Wait for it; a service that ends by itself has failed."""
+    while not reached():
+        if service.process.poll() is not None:
+            said = (service.folder / f"err-{service.started}").read_text() + service.process.stdout.read()
+            raise RuntimeError(f"the service ended by itself, with {service.process.returncode}: {said}")
+        await asyncio.sleep(0.02)
 
 
 def _jobs(rng: random.Random) -> list[tuple[str, dict[str, Any]]]:

@@ -4,7 +4,7 @@ The same unmodified candidates, with torch/extension.h and `load_inline`, before
 them, since it takes long: one half of these before our batch, the other half after it. One in six is wrong.
 
 Ours is one batch from the start of its processes to the last verdict. What a machine needs once is there, as after the
-first few candidates or `doctor --prepare`: the precompiled header and the peaks of the processor. What making them
+first few candidates or `doctor --prepare`: the light header and the peaks of the processor. What making them
 takes is printed. What depends on the problem or the candidates (references, builds, works) is made in the batch.
 """
 
@@ -193,9 +193,7 @@ def compare(target: Target) -> Throughput:
 def _prepare(target: Target) -> None:
     found, start = toolchain(), time.perf_counter()
     made = found is not None and HeaderShelf(found).prepare()
-    print(
-        f"  precompiled header: {time.perf_counter() - start:.1f} s" if made else "  no precompiled header", flush=True
-    )
+    print(f"  light header: {time.perf_counter() - start:.1f} s" if made else "  no light header", flush=True)
     if target.language == "cpp":
         start = time.perf_counter()
         processor_peaks(Settings().threads)

@@ -91,7 +91,7 @@ class CompletionScorer:
     def score(self, problems: Sequence[str], completions: Sequence[Completion]) -> list[ScoredCompletion]:
         """What each completion comes to, in their order. Equal candidates for one problem are judged once.
 
-        Raises `ProblemError` for a name that is none, and `JudgingError` where judging is not possible at all.
+        Raises `ProblemError` for a name that is none, and `JudgingError` where not one of them can be judged.
         """
         return self._begin(self._score(problems, completions)).result()
 
@@ -117,23 +117,26 @@ class CompletionScorer:
         posed = {name: self.problem(name) for name in problems}
         found = [extract(_reply(completion)) for completion in completions]
         keys = [(name, getattr(one, "source", "")) for name, one in zip(problems, found, strict=True)]
-        judging = {key: asyncio.create_task(self._judge(posed[key[0]], key[1])) for key in set(keys) if key[1]}
-        try:
-            await asyncio.gather(*judging.values())
-        finally:
-            for task in judging.values():
-                task.cancel()
+        wanted = list({key for key in keys if key[1]})
+        ended = await asyncio.gather(
+            *(self._judge(posed[name], source) for name, source in wanted), return_exceptions=True
+        )
+        failures = [one for one in ended if isinstance(one, BaseException)]
+        if failures and (len(failures) == len(ended) or not all(isinstance(one, JudgingError) for one in failures)):
+            raise failures[0]
+        judged = dict(zip(wanted, ended, strict=True))
         return [
             ScoredCompletion(Reward(value=0, why=one.kind), f"no candidate: {one.detail}")
             if isinstance(one, NotExtracted)
-            else self._scored(one.source, judging[key].result())
+            else self._scored(one.source, judged[key])
             for key, one in zip(keys, found, strict=True)
         ]
 
-    def _scored(self, source: str, judged: Judged) -> ScoredCompletion:
+    def _scored(self, source: str, judged: Judged | BaseException) -> ScoredCompletion:
+        if isinstance(judged, BaseException) or judged.report is None:
+            why = judged if isinstance(judged, BaseException) else judged.error
+            return ScoredCompletion(reward(None), f"no verdict: {why}", source)
         worth = reward(judged.report, self.terms)
-        if judged.report is None:
-            return ScoredCompletion(worth, f"no verdict: {judged.error}", source)
         return ScoredCompletion(worth, feedback(judged.report, worth), source, judged.report)
 
     async def _judge(self, problem: Problem, source: str) -> Judged:

@@ -1,11 +1,10 @@
 """The compiler as a builder's ninja sees it: the real one, with the shortcuts that this one call can take.
 
-A C++ file that starts with torch/extension.h is compiled with a precompiled header: first a lean or narrow one, then,
-where that does not compile, the whole one, which is the same text as without us. What was compiled with a lean one is
-linked with the binding that lies beside it. A CUDA file gets a narrow torch/extension.h
-first on its include path, then the whole one. A link gets the fast linker, then the usual one. So whatever builds the
-stock way builds here, and what does not is told in the words of the whole header. Where one file does not compile, the
-others of the same build are ended: what becomes of them is of no use.
+A file with torch/extension.h is compiled with a light one first, made for its words (`light`); where that does not
+compile, with the stock one. What was compiled with the light one is linked with objects that the judge has made; the
+first builds wait for those here. A link gets the fast linker, then the usual one. So whatever builds the stock way
+builds here. What fails with the light header and can be mended by no other is told in its words; all else in those of
+the stock one. Where one file does not compile, the others of its build are ended: what becomes of them is of no use.
 
 `main(["cxx" or "nvcc", ARGUMENTS...])`; the plan is in the environment. Standard library only.
 """
@@ -16,18 +15,26 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
-from kernelwright_child.building import flags
+from kernelwright_child.building import flags, light
 
 PLAN = "KERNELWRIGHT_SHORTCUTS"
-BINDING = ".binding"
-"""Ends the name of a file beside an object file, with the path of what that has to be linked with."""
+GLUE = ".glue"
+"""Ends the name of a file beside an object file, with the paths of what that has to be linked with."""
+MAKING = "making-"
+"""Begins the name of a file that lies beside what is being made."""
+GLUE_WAIT_S = 120.0
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """For the compilers, which take hundreds of megabytes: a fifth of their page faults fewer."""
+OUTPUTS = ("-o", "-MF", "-MT", "-MQ", "--dependency-output")
+WHAT_TO_WRITE = ("-c", "-MD", "-MMD", "--generate-dependencies-with-compile", "-S")
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
+
+    Done = subprocess.CompletedProcess[bytes]
 
 
 def main(arguments: list[str]) -> None:
@@ -37,98 +44,148 @@ def main(arguments: list[str]) -> None:
     real = plan.get(kind) or ("c++" if kind == "cxx" else "nvcc")
     if not plan:
         _become(real, words)
+    glue = _glue(words)
     if "-c" in words:
-        ways = cxx_ways(words, plan) if kind == "cxx" else cuda_ways(words, plan)
-    elif "-shared" in words:
-        bindings, asked = _bindings(words), any(word.startswith("-fuse-ld") for word in words)
-        fast = {} if asked or not plan.get("linker") else {"fast linker": [f"-fuse-ld={plan['linker']}", *bindings]}
-        ways = fast | {"stock": bindings}
-    else:
-        _become(real, words)
-    sys.exit(_try_in_turn(real, words, ways, plan))
+        with tempfile.TemporaryDirectory(prefix="light-") as folder:
+            code = _compile(real, words, plan, folder)
+        sys.exit(code)
+    if glue or "-shared" in words:
+        sys.exit(_try_in_turn(real, words, _links(words, plan, glue), plan))
+    _become(real, words)
 
 
-def cxx_ways(words: list[str], plan: dict[str, Any]) -> dict[str, list[str]]:
-    """What to put in front of a C++ compilation's arguments, by the name of the way, the best first."""
+def _compile(real: str, words: list[str], plan: dict[str, Any], folder: str) -> int:
+    """Compile with the light header if one will do, else or then with the stock one. Returns the exit code."""
     text = _source(words)
-    wanted = flags.relevant(words, tuple(plan["known_folders"]))
-    if wanted is None or not flags.starts_with_extension_h(text):
-        return {"stock": []}
-    found: dict[str, list[str]] = {}
-    fitting = flags.HEADERS[flags.HEADERS.index(flags.header_for(text)) :]
-    for way in (way for way in fitting if way in plan["folders"]):
-        folder = f"{plan['headers']}/{flags.digest(wanted)}/{plan['folders'][way]}"
-        there = os.path.exists(f"{folder}/torch/extension.h.gch")  # noqa: PTH110 - pathlib costs milliseconds at start
-        # What does not compile with the lean header hardly ever does with the narrow one: it is mostly wrong.
-        if there and not (way == "narrow" and found):
-            found[way] = ["-isystem", folder]
-    return found if "whole" in found else found | {"stock": []}
+    objects = light_ways(words, text, plan, folder)
+    ways = {"stock": []} if objects is None else {"light": _first(folder, plan), "stock": []}
+    return _try_in_turn(real, words, ways, plan, objects or [])
 
 
-def cuda_ways(words: list[str], plan: dict[str, Any]) -> dict[str, list[str]]:
-    """The same for a CUDA file. The narrow header is text: nvcc knows no precompiled ones."""
-    text = _source(words)
-    lacks_binding = "PYBIND11_MODULE" in text  # pybind is what costs most, so the narrow header has none
-    fits = "torch/extension.h" in text and not lacks_binding and not flags.needs_whole_header(text)
-    if not plan.get("narrow_cuda") or not fits:
-        return {"stock": []}
-    return {"narrow": ["-isystem", plan["narrow_cuda"]], "stock": []}
+def light_ways(words: list[str], text: str, plan: dict[str, Any], folder: str) -> list[str] | None:
+    """Write a source's light torch/extension.h below the folder; what it is linked with then, None if it gets none."""
+    if not plan.get("light") or not flags.allow_light(words, tuple(plan["known_folders"])):
+        return None
+    objects = [f"{plan['light']}/{_level(words)}/{name}" for name in light.glue_of(text)]
+    macros = f"{plan['light']}/macros"
+    if light.FIRST.match(text) is None or not _is_there(macros):
+        return None
+    with open(macros, encoding="utf-8") as file:
+        header = light.header_for(text, plan["torch_include"], frozenset(file.read().split()))
+    if header is None:
+        return None
+    os.mkdir(f"{folder}/torch")  # noqa: PTH102
+    with open(f"{folder}/torch/extension.h", "w", encoding="utf-8") as file:
+        file.write(header)
+    return objects
 
 
-def _try_in_turn(real: str, words: list[str], ways: dict[str, list[str]], plan: dict[str, Any]) -> int:
+def _level(words: list[str]) -> str:
+    return "optimised" if flags.are_optimised(words) else "plain"
+
+
+def _is_there(path: str) -> bool:
+    """Whether the judge has made it; waits while it is being made."""
+    making = os.path.join(os.path.dirname(path), MAKING + os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
+    end = time.monotonic() + GLUE_WAIT_S
+    while not os.path.exists(path) and os.path.exists(making) and time.monotonic() < end:  # noqa: PTH110
+        time.sleep(0.02)
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def _first(folder: str, plan: dict[str, Any]) -> list[str]:
+    return ["-isystem", folder, "-isystem", f"{plan['light']}/light"]
+
+
+def _links(words: list[str], plan: dict[str, Any], glue: list[str]) -> dict[str, list[str]]:
+    asked = any(word.startswith("-fuse-ld") for word in words)
+    fast = {} if asked or not plan.get("linker") else {"fast linker": [f"-fuse-ld={plan['linker']}", *glue]}
+    return fast | {"stock": glue}
+
+
+def _try_in_turn(
+    real: str, words: list[str], ways: dict[str, list[str]], plan: dict[str, Any], glue: list[str] | None = None
+) -> int:
     """Try one way after another; the last one's words are what is shown. Returns the exit code."""
     start = time.perf_counter()
     for name, value in LARGE_PAGES.items():
         os.environ.setdefault(name, value)
     failed: list[str] = []
-    last = list(ways)[-1]
     for way, extra in ways.items():
         done = subprocess.run([real, *extra, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-        if done.returncode == 0 or way == last:
+        if done.returncode == 0 and (way != "light" or all([_is_there(path) for path in glue or []])):
+            break
+        if way == "stock" or (way == "light" and done.returncode and _is_unmendable(real, words, extra[1], done)):
             break
         failed.append(way)
-    if done.returncode != 0 and way != "stock" and _is_the_headers_fault(done):
-        failed.append(way)
-        way = "stock"
-        done = subprocess.run([real, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     if done.returncode != 0:
         from kernelwright_child.building.siblings import end_siblings  # only what fails needs it
 
         end_siblings()
-    if "-c" in words:
-        _note_binding(words, ways[way][-1] if way == "lean" else None)
+    if glue is not None:
+        _note_glue(words, glue if way == "light" else [])
     _report(plan, words, (way, failed, done.returncode == 0), time.perf_counter() - start)
     sys.stdout.buffer.write(done.stdout)
     sys.stdout.flush()
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
 
 
-def _bindings(words: list[str]) -> list[str]:
-    """What the object files of a link have to be linked with, since they were compiled with a lean header."""
+def _is_unmendable(real: str, words: list[str], folder: str, done: Done) -> bool:
+    """Whether the stock header would not help, as far as what the compiler has said tells."""
+    from kernelwright_child.building import unmendable  # only what fails needs it
+
+    path = words[words.index("-c") + 1]
+    error = unmendable.first_error(done.stdout.decode(errors="replace"), path)
+    if done.returncode not in (1, 2) or error is None:
+        return False
+    includes = f"{folder}/includes{os.path.splitext(path)[1]}"  # noqa: PTH122
+    with open(includes, "w", encoding="utf-8") as file:
+        file.write(unmendable.includes_of(_source(words)))
+    return unmendable.is_unmendable(error, lambda: _words_of(real, [*_preprocessing(words), "-E", includes], path))
+
+
+def _words_of(real: str, words: list[str], own: str) -> frozenset[str]:
+    """All words that a preprocessed file brings; where that fails, those of the source itself, so that none is new."""
+    from kernelwright_child.building import unmendable
+
+    done = subprocess.run([real, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        with open(own, encoding="utf-8", errors="replace") as file:
+            return unmendable.words_of(file.read())
+    return unmendable.words_of(done.stdout.decode(errors="replace"))
+
+
+def _preprocessing(words: list[str]) -> list[str]:
+    """The words of a compilation without its source and what it writes."""
+    left, todo = [], iter(words)
+    for word in todo:
+        if word in OUTPUTS or word == "-c":
+            next(todo, "")
+        elif word not in WHAT_TO_WRITE:
+            left.append(word)
+    return left
+
+
+def _glue(words: list[str]) -> list[str]:
+    """What the object files of a link have to be linked with, since they were compiled with a light header."""
     found: list[str] = []
     for word in words:
         try:
-            with open(word + BINDING, encoding="utf-8") as file:
-                found.append(file.read())
+            with open(word + GLUE, encoding="utf-8") as file:
+                found += file.read().split("\n")
         except OSError:
             continue
     return list(dict.fromkeys(found))
 
 
-def _note_binding(words: list[str], folder: str | None) -> None:
+def _note_glue(words: list[str], objects: list[str]) -> None:
     """Leave word for the link, or take it back."""
-    path = words[words.index("-o") + 1] + BINDING if "-o" in words[:-1] else ""
-    if folder is not None:
+    path = words[words.index("-o") + 1] + GLUE if "-o" in words[:-1] else ""
+    if objects and path:
         with open(path, "w", encoding="utf-8") as file:
-            file.write(f"{folder}/binding.o")
+            file.write("\n".join(objects))
     elif os.path.exists(path):  # noqa: PTH110
         os.unlink(path)  # noqa: PTH108
-
-
-def _is_the_headers_fault(done: subprocess.CompletedProcess[bytes]) -> bool:
-    """Whether the compiler broke down, or could not place a precompiled header in memory, which it says by its name."""
-    broke_down = done.returncode != 1
-    return broke_down or b"PCH" in done.stdout
 
 
 def _source(words: list[str]) -> str:
@@ -155,10 +212,6 @@ def _report(plan: dict[str, Any], words: list[str], outcome: tuple[str, list[str
         "seconds": round(seconds, 3),
         "compiled": compiled,
     }
-    text = _source(words)
-    if "-c" in words and flags.starts_with_extension_h(text):
-        entry["flags"] = flags.relevant(words, tuple(plan["known_folders"]))
-        entry["header"] = "whole" if failed else flags.header_for(text)
     try:
         with open(plan["report"], "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

@@ -1,4 +1,4 @@
-"""What makes builds quick without touching candidates: precompiled headers, and a store of finished builds.
+"""What makes builds quick without touching candidates: a light header of torch's, and a store of finished builds.
 
 Everything here is done by the judge, outside the jail, and runs no candidate's code. Children get the headers to read
 and finished builds as copies; they can write to neither. What a child says about its build is read as a claim.

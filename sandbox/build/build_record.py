@@ -1,4 +1,4 @@
-"""What a build did, as its own child tells it: for a verdict's evidence, and to learn which headers to make."""
+"""What a build did, as its own child tells it: for a verdict's evidence."""
 
 import os
 from pathlib import Path
@@ -14,8 +14,7 @@ MAX_BYTES = 256 * 1024
 MAX_LINES = 64
 LONGEST_WAY = 200
 """In characters, of what is told of one compilation."""
-Header = Literal["lean", "narrow", "whole"]
-Way = Literal["stock", "lean", "narrow", "whole", "fast linker"]
+Way = Literal["stock", "light", "fast linker"]
 
 
 class Compilation(Record):
@@ -25,16 +24,12 @@ class Compilation(Record):
     """The name of its build folder."""
     file: str
     way: Way
-    """`lean`, `narrow` and `whole`: with a header of that kind; `stock`: as without us."""
+    """`light`: with the light header; `stock`: as without us."""
     failed: tuple[Way, ...] = ()
     """Ways that were tried before and did not compile."""
     seconds: float
     compiled: bool = True
     """False where no way led to the end."""
-    flags: tuple[str, ...] | None = None
-    """What a header for this file has to be compiled with; None where none would do."""
-    header: Header = "whole"
-    """The quickest header that would do."""
 
 
 class BuildRecord(Record):

@@ -18,7 +18,7 @@ INDEX = "built.json"
 """The builder's list of what it built, see `kernelwright_child.building.inline`; it imports torch, and is not imported
 here."""
 
-LIMIT_BYTES = 4 * 2**30
+LIMIT_BYTES = 2 * 2**30
 BUILD_BYTES, BUILD_FILES, BUILD_DEPTH = 2**29, 4096, 8
 """A build above these is not kept."""
 FORMAT = "2"

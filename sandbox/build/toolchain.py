@@ -20,10 +20,9 @@ from kernelwright.sandbox.machine import child_package
 from kernelwright.sandbox.machine.cache import cache_root
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright_child.building.flags import HEADERS
 
-BINDING = Path(__file__).with_name("binding")
-"""What stands in for pybind11's templates, in C++; see its binding.h."""
+LIGHT, GLUE = Path(__file__).with_name("light"), Path(__file__).with_name("glue")
+"""What stands in for torch's headers and pybind11's templates, and what that is linked with; C++."""
 COMPILER_BYTES = 1500 * 2**20
 """What one compilation of torch's headers takes at its height; measured with g++ 12."""
 PROGRAM = """#!/bin/sh
@@ -33,13 +32,6 @@ from kernelwright_child.building.compiling import main; main(sys.argv[1:])' {kin
 INCLUDES_PYTHON = re.compile(
     r"#\s*include\s*[<\"](?:torch/(?:extension|python)\.h|pybind11/|Python\.h)|^\s*(?:import|from) triton\b", re.M
 )
-NARROW_CUDA = """#pragma once
-#include <algorithm>
-#include <cmath>
-#include <complex>
-#include <cstdlib>
-#include <torch/types.h>
-"""
 
 
 class Toolchain(NamedTuple):
@@ -68,24 +60,28 @@ class Toolchain(NamedTuple):
         standard = re.search(r"-std=c\+\+\d\d", text)
         return ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", *([standard[0]] if standard else []))
 
-    def plan(self, memory_bytes: int, narrow: bool = True, cuda_architectures: str = "") -> dict[str, Any]:
+    @property
+    def light(self) -> Path:
+        """Where the light header lies, which changes with our own part of it."""
+        texts = [path.read_bytes() for top in (LIGHT, GLUE) for path in sorted(top.rglob("*.*"))]
+        return self.folder / f"light-{hashlib.sha256(b''.join(texts)).hexdigest()[:8]}"
+
+    def plan(self, memory_bytes: int, light: bool = True, cuda_architectures: str = "") -> dict[str, Any]:
         """What a builder's message carries as `shortcuts`, see `kernelwright_child.building.shortcuts`; empty where
         there are none.
 
-        `narrow`: whether narrow and lean headers are tried. Without, every object file is byte for byte the stock one.
+        `light`: whether the light header is tried. Without, every object file is byte for byte the stock one.
         """
         programs = self._programs() if self.is_gcc else None
         if programs is None:
             return {}
-        known = [os.path.realpath(path) for path in self.include_folders]
         return {
             "cxx": self.compiler,
             "nvcc": self.nvcc,
             "linker": self.linker,
-            "headers": str(self.folder / "headers"),
-            "folders": {header: folder_of(header) for header in (HEADERS if narrow else HEADERS[-1:])},
-            "narrow_cuda": str(self.folder / "cuda") if narrow else "",
-            "known_folders": known,
+            "light": str(self.light) if light else "",
+            "torch_include": str(self.torch_include),
+            "known_folders": [os.path.realpath(path) for path in self.include_folders],
             "programs": programs,
             "jobs": max(1, min(len(os.sched_getaffinity(0)), memory_bytes // COMPILER_BYTES)),
             "cuda_architectures": cuda_architectures,
@@ -105,7 +101,6 @@ class Toolchain(NamedTuple):
             for kind, path in paths.items():
                 python = shlex.quote(sys.executable)
                 _put(path, PROGRAM.format(python=python, root=json.dumps(root), kind=kind), 0o755)
-            _put(self.folder / "cuda" / "torch" / "extension.h", NARROW_CUDA, 0o644)
             done = subprocess.run([paths["cxx"], "-dumpversion"], capture_output=True, timeout=20, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return None
@@ -115,18 +110,9 @@ class Toolchain(NamedTuple):
         """What the programs import, copied to where builders can read it whatever jail they are in."""
         for package in ("kernelwright_child", "kernelwright_child/building"):
             _put(self.folder / "lib" / package / "__init__.py", "", 0o644)
-        for name in ("compiling.py", "flags.py", "siblings.py"):
+        for name in ("compiling.py", "flags.py", "light.py", "siblings.py", "unmendable.py"):
             text = (child_package.FOLDER / "building" / name).read_text()
             _put(self.folder / "lib/kernelwright_child/building" / name, text, 0o644)
-
-
-@cache
-def folder_of(header: str) -> str:
-    """The name of a precompiled header's folder; that of a lean one changes with what it is linked with."""
-    if header != "lean":
-        return header
-    texts = [path.read_bytes() for path in sorted(BINDING.iterdir())]
-    return f"lean-{hashlib.sha256(b''.join(texts)).hexdigest()[:8]}"
 
 
 def python_header() -> Path:

@@ -1,12 +1,11 @@
 """What is the same of every builder, and those that come late: for extensions that only a worker has asked for."""
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from kernelwright.sandbox.build import BuildStore, Compilation, HeaderShelf, Toolchain, read_record, toolchain
+from kernelwright.sandbox.build import BuildStore, HeaderShelf, Toolchain, read_record, toolchain
 from kernelwright.sandbox.build.failures import read_failures
 from kernelwright.sandbox.calls.backend import architecture
 from kernelwright.sandbox.calls.import_timeout import ImportTimeout
@@ -31,11 +30,14 @@ def build_key(source: str, tools: Toolchain | None, arguments: Values, settings:
 
 @contextmanager
 def built_by(built: Built, tools: Toolchain | None, settings: Settings) -> Iterator[Session]:
-    """A builder, not yet greeted. What it has made is kept and what it tells is noted when the context ends."""
+    """A builder, not yet greeted. What it has made is kept and what it tells is noted when the context ends.
+
+    What its extensions need of the light header and is not there yet is made beside it, and no longer than it takes.
+    """
     folder = built.folder.path
     before, printed = len(read_record(folder).compilations), ""
     try:
-        with built.stage("build"):
+        with built.stage("build"), header_made(built, tools):
             with Session("builder", built.folder, settings) as session:
                 yield session
                 starved = session.ran_out_of_memory
@@ -46,9 +48,7 @@ def built_by(built: Built, tools: Toolchain | None, settings: Settings) -> Itera
     finally:
         built.failed_builds = read_failures(folder / "build", printed)
         if tools is not None:
-            made = read_record(folder)
-            built.ways = (*built.ways, *made.ways[before:])
-            learn(built, HeaderShelf(tools), made.compilations[before:])
+            built.ways = (*built.ways, *read_record(folder).ways[before:])
 
 
 def with_late_builds(built: Built, settings: Settings, measure: Callable[[], T]) -> T:
@@ -85,8 +85,13 @@ def shortcuts_for(tools: Toolchain | None, settings: Settings) -> dict[str, Any]
     return tools.plan(settings.memory_bytes, cuda_architectures=architecture(settings)) if tools else {}
 
 
-def learn(built: Built, shelf: HeaderShelf, compilations: tuple[Compilation, ...]) -> None:
-    """Count what would have used a header, and make one that is worth it. That is no part of the candidate's build."""
-    start = time.perf_counter()
-    if shelf.learn(compilations):
-        built.seconds["headers"] = built.seconds.get("headers", 0.0) + time.perf_counter() - start
+@contextmanager
+def header_made(built: Built, tools: Toolchain | None) -> Iterator[None]:
+    """Make what of the light header is missing, beside the block; its time stands apart in `seconds`."""
+    with ExitStack() as stack:
+        if tools is not None:
+            shelf = HeaderShelf(tools)
+            making = stack.enter_context(shelf.making(shelf.missing(built.candidate.source)))
+        yield
+    if tools is not None and making.seconds:
+        built.seconds["headers"] = built.seconds.get("headers", 0.0) + making.seconds

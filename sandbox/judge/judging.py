@@ -11,14 +11,14 @@ from kernelwright.sandbox.authenticity.elf_symbols import needed_symbols
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
 from kernelwright.sandbox.build import BuildStore, Toolchain, diagnose, require_headers, toolchain
 from kernelwright.sandbox.build.failures import read_failures
-from kernelwright.sandbox.calls.backend import all_at_once, build_turn, device_held, timing_turn
+from kernelwright.sandbox.calls.backend import build_turn, device_held, timing_turn
 from kernelwright.sandbox.calls.import_timeout import ImportTimeout
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.judge.candidate_builds import build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.judge.standing import AT_ONCE, Spare
+from kernelwright.sandbox.judge.standing import AT_ONCE, Spare, get_ready
 from kernelwright.sandbox.machine.identity import needs_device, versions
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.timing.background import in_background
@@ -32,8 +32,6 @@ from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, M
 
 STORED = "taken from the store of finished builds"
 UNOBSERVED = "which kernels and operators run in a call"
-OBSERVED = 1
-"""The worker that is looked at and not timed."""
 
 
 class Judge:
@@ -109,7 +107,7 @@ class Judge:
         """Have the builder compile, or take what the same source has given before."""
         require_headers(built.candidate.source)
         if ahead:
-            built.stand.start(self.settings, self._first_batch - len(built.stand.sessions))
+            built.stand.start_first(self.settings)
         tools = toolchain() if self.settings.shortcuts else None
         built.key = build_key(built.candidate.source, tools, self._baselines.arguments, self.settings)
         with built.stage("build"):
@@ -123,11 +121,6 @@ class Judge:
             self._greet_ahead(built)
             session.greet()
             self._ask_to_build(built, session, tools)
-
-    @property
-    def _first_batch(self) -> int:
-        """Workers that are started before it is known how many are needed; on a processor each would be heard."""
-        return min(AT_ONCE, self.settings.worker_pairs + 1) if self.settings.gpu else 1
 
     def _greet_ahead(self, built: Built) -> None:
         built.stand.come_up()
@@ -238,24 +231,18 @@ class Judge:
         built.stand.start(self.settings, 1)
 
     def _next_worker(self, built: Built) -> Session:
-        """One that stands already, or else is started now, on a device with those after it; it has greeted."""
-        stand = built.stand
-        if not stand.sessions:
-            left = self.settings.worker_pairs + OBSERVED - stand.started
-            stand.start(self.settings, max(1, min(self._baselines.standing(AT_ONCE), left)))
-            self._get_ready(built)
-        built.worker = session = stand.sessions.pop(0)
+        """One that stands already, or else is started now; it has greeted."""
+        room = 1 if built.stand.sessions else self._baselines.standing(AT_ONCE)
+        built.worker = session = built.stand.take(self.settings, room)
         session.greet()
         self._layers = session.layers
         return session
 
     def _get_ready(self, built: Built) -> None:
-        """Have the workers that stand ready side by side, as many as memory holds: on a device each takes a while."""
-        if self.settings.gpu:
-            first = [] if built.worker is None else [built.worker]
-            ready = [*first, *built.stand.sessions][: self._baselines.standing(AT_ONCE)]
-            with built.stage("load"):
-                all_at_once(self.settings, [session.greet for session in ready])
+        """Have those that stand ready side by side, as many as memory holds."""
+        first = [] if built.worker is None else [built.worker]
+        with built.stage("load"):
+            get_ready([*first, *built.stand.sessions][: self._baselines.standing(AT_ONCE)], self.settings)
 
     def _spare_made(self) -> AbstractContextManager[None]:
         """Meanwhile workers for the next candidate are started, where there will be one and memory holds them."""

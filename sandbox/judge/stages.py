@@ -32,7 +32,7 @@ class Built:
         self.key = ""
         """Under which digest the store of finished builds keeps it; empty before it is known."""
         self.seconds: dict[str, float] = {}
-        """By stage; `headers` is no stage of it, but what the judge made for candidates to come."""
+        """By stage; `headers` is no stage, but how long parts of torch's light header were made beside the build."""
         self.ways: tuple[str, ...] = ()
         """How its extensions were built, as the builder tells it."""
         self.failed_builds: tuple[FailedBuild, ...] = ()

@@ -7,7 +7,7 @@ of a candidate before it or of the one to come, nor can it see any.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from kernelwright.sandbox.calls.backend import all_at_once, open_session
@@ -20,6 +20,8 @@ LOG = logging.getLogger("kernelwright.sandbox.judge")
 AT_ONCE = 3
 """So many are started together on a device, where each takes half a second by itself: what a verdict needs at least."""
 
+OBSERVED = 1
+"""The worker that is looked at and not timed."""
 MEASURING = {
     *("effort", "warm_up", "worker_pairs", "min_pairs", "max_pairs", "time_budget_s", "interval_target"),
     *("compiled", "sanitize", "profile"),
@@ -35,6 +37,18 @@ class Stand:
         self.sessions: list[Session] = []
         """Those that stand, the next to be used first."""
         self.started = 0
+
+    def start_first(self, settings: Settings) -> None:
+        """Start what any candidate needs and does not stand; on a processor each more would be heard."""
+        wanted = min(AT_ONCE, settings.worker_pairs + OBSERVED) if settings.gpu else 1
+        self.start(settings, wanted - len(self.sessions))
+
+    def take(self, settings: Settings, room: int) -> Session:
+        """The next one; where none stands, some are started: as many as are still needed and `room` allows."""
+        if not self.sessions:
+            self.start(settings, max(1, min(room, settings.worker_pairs + OBSERVED - self.started)))
+            get_ready(self.sessions, settings)
+        return self.sessions.pop(0)
 
     def start(self, settings: Settings, count: int) -> None:
         """Begin to start so many more; on a device nothing is done yet."""
@@ -56,7 +70,13 @@ class Stand:
             self.folder.close()
 
 
-def close_all(sessions: list[Session]) -> None:
+def get_ready(sessions: Sequence[Session], settings: Settings) -> None:
+    """Have all ready for a candidate side by side; on a device each takes a while, in which it is held."""
+    if settings.gpu:
+        all_at_once(settings, [session.greet for session in sessions])
+
+
+def close_all(sessions: Sequence[Session]) -> None:
     """End children side by side; each is waited for."""
     with ThreadPoolExecutor(max(1, len(sessions))) as pool:
         for done in [pool.submit(session.close) for session in sessions]:
@@ -97,7 +117,7 @@ class Spare:
         if stand is None:
             return
         try:
-            all_at_once(self._settings, [session.greet for session in stand.sessions])
+            get_ready(stand.sessions, self._settings)
         except BaseException:
             stand.close()
             raise

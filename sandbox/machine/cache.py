@@ -1,4 +1,7 @@
-"""A folder of entries that processes share: each appears whole or not at all, and the oldest go when it is full."""
+"""A folder of entries that processes share: each appears whole or not at all, and the oldest go when it is full.
+
+All such folders together have a limit too, `KERNELWRIGHT_CACHE_GIB`: the longest unused of all go first.
+"""
 
 import contextlib
 import logging
@@ -13,6 +16,10 @@ LOG = logging.getLogger("kernelwright.sandbox.machine")
 VARIABLE = "KERNELWRIGHT_CACHE"
 UNFINISHED = ".making-"
 MARK = "entry.json"
+LIMIT_VARIABLE = "KERNELWRIGHT_CACHE_GIB"
+LIMIT_GIB = 2.0
+DEEPEST = 5
+"""Parts that an entry's name below the root of all caches has at most."""
 FORGOTTEN_S = 3600
 """An unfinished entry older than this was left by a process that died."""
 
@@ -23,6 +30,19 @@ def cache_root() -> Path:
         return Path(given).absolute()
     above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - may have no account
     return Path(above).absolute() / "kernelwright"
+
+
+def limit_bytes() -> int:
+    """What all that is kept may take on disk together; a limit that is no number is the usual one."""
+    try:
+        return int(float(os.environ.get(LIMIT_VARIABLE, LIMIT_GIB)) * 2**30)
+    except (ValueError, OverflowError):
+        return int(LIMIT_GIB * 2**30)
+
+
+def all_entries() -> "Cache":
+    """The entries of every cache of ours as one."""
+    return Cache(cache_root(), limit_bytes(), depth=None)
 
 
 def is_writable(root: Path) -> bool:
@@ -39,11 +59,11 @@ def _exists(path: Path) -> bool:
 class Cache:
     """Entries are folders below `root`, each with a file `entry.json`; a use renews an entry's date."""
 
-    def __init__(self, root: Path, limit_bytes: int, depth: int = 1) -> None:
+    def __init__(self, root: Path, limit_bytes: int, depth: int | None = 1) -> None:
+        """Entries' names have `depth` parts, or any number of them where it is None."""
         self.root = root
         self.limit_bytes = limit_bytes
-        self._pattern = "*/" * depth + MARK
-        """Entries' names have `depth` parts."""
+        self._depths = range(1, DEEPEST + 1) if depth is None else (depth,)
 
     @contextlib.contextmanager
     def making(self, name: str) -> Iterator[Path]:
@@ -72,8 +92,12 @@ class Cache:
 
     def entries(self) -> list[Path]:
         """All entries, the longest unused first."""
-        found = [path.parent for path in self.root.glob(self._pattern)] if _exists(self.root) else []
-        return sorted((path for path in found if not path.relative_to(self.root).parts[0].startswith(".")), key=_date)
+        found: set[Path] = set()
+        for depth in self._depths if _exists(self.root) else ():
+            named = (path.parent for path in self.root.glob("*/" * depth + MARK))
+            # Neither what is being made nor a file of that name within an entry.
+            found |= {path for path in named if not _is_hidden(path, self.root) and not found & set(path.parents)}
+        return sorted(found, key=_date)
 
     def size_bytes(self) -> int:
         """What the entries take on disk."""
@@ -101,6 +125,10 @@ class Cache:
                 total -= size
 
 
+def _is_hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
 def _date(path: Path) -> float:
     try:
         return path.stat().st_mtime
@@ -109,8 +137,10 @@ def _date(path: Path) -> float:
 
 
 def _size(folder: Path) -> int:
+    """Of what is removed meanwhile, nothing."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_blocks * 512
+    for above, folders, files in os.walk(folder):
+        for name in folders + files:
+            with contextlib.suppress(OSError):
+                total += Path(above, name).lstat().st_blocks * 512
     return total

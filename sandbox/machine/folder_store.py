@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kernelwright.sandbox.machine.cache import MARK, Cache, cache_root
+from kernelwright.sandbox.machine.cache import MARK, Cache, all_entries, cache_root
 
 LOG = logging.getLogger("kernelwright.sandbox.machine")
 CONTENT = "build"
@@ -53,6 +53,7 @@ class FolderStore:
         except (OSError, _Unfit) as error:
             LOG.info("%s is not kept in %s: %s", folder, self._cache.root, error)
             return False
+        all_entries().trim(keep=self._cache.root / key)
         return self._cache.use(key) is not None
 
     def restore(self, key: str, folder: Path) -> bool:

@@ -71,6 +71,11 @@ class ServiceOptions(Record):
 
 def serve(options: ServiceOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ServiceError`, `StoreError`, `ExecutorError` and `MachineError`."""
+    if not is_loopback(options.listening.host) and any(one.jail == "off" for one in options.settings.values()):
+        raise ServiceError(
+            f"--host {options.listening.host} is open to others, who could do all that you can without a jail; "
+            "leave out --jail off"
+        )
     protect_this_process()
     os.environ.pop(TOKEN, None)  # processes that this one starts have no use for it
     with ExitStack() as stack:

@@ -166,7 +166,8 @@ class Baselines:
         """
         wanted = self._settings.worker_pairs if self._settings.effort == "rank" else FIRST_LOOK
         numbers = range(min(self.kept, self._settings.worker_pairs, wanted))
-        if self.kept < self._settings.worker_pairs:
+        is_tight = self._settings.gpu and self.first.needs.is_large
+        if is_tight or self.kept < self._settings.worker_pairs:
             for number in numbers:
                 self.eager(number)
             return

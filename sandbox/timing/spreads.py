@@ -7,6 +7,7 @@ import logging
 import math
 import statistics
 from collections.abc import Sequence
+from functools import cached_property
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.machine.fact_store import Key, Store, baseline_key
@@ -26,17 +27,21 @@ class Spreads:
     """Those of one problem under some settings; nothing is kept where the device can not be named."""
 
     def __init__(self, problem: Problem, settings: Settings, store: Store | None = None) -> None:
+        self._problem, self._settings = problem, settings
         self._store = store or Store("spreads")
-        self._looks = settings.worker_pairs
-        self._key: Key | None = None
+
+    @cached_property
+    def _key(self) -> Key | None:
+        """Found when it is needed: to name a GPU takes a context on it."""
         try:
-            self._key = baseline_key(problem.digest, *place_of(settings), PLACEBO)
+            return baseline_key(self._problem.digest, *place_of(self._settings), PLACEBO)
         except MachineError:
-            LOG.info("what is seen of %s is not kept: the device can not be named", problem.name)
+            LOG.info("what is seen of %s is not kept: the device can not be named", self._problem.name)
+            return None
 
     def known(self) -> KnownSpread:
         """What a worker pair is expected to differ by from another."""
-        return known_spread(self._ratios(), self._looks)
+        return known_spread(self._ratios(), self._settings.worker_pairs)
 
     def keep(self, ratios: Sequence[float]) -> None:
         """Keep logarithms of ratios, each of two processes that have not been compared before."""

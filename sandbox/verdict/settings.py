@@ -49,7 +49,7 @@ class Settings(Record):
     cores: tuple[int, ...] = Field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
     """The processor cores that both sides may use."""
     shortcuts: bool = True
-    """Whether builds may use precompiled headers, and finished builds of the same source."""
+    """Whether builds may use the light header, and finished builds of the same source."""
     build_timeout_s: float = 300
     """All compilation of the candidate, with the imports and the constructor around it."""
     import_timeout_s: float = Field(default=30, gt=0)

@@ -133,7 +133,7 @@ class Measurement(Record):
         return self.interval_of(self.closest)
 
     def interval_of(self, pairing: Pairing) -> Interval:
-        """Its bootstrap interval of 95 %; from few worker pairs that of `worker_interval`, of 98 % over all looks."""
+        """Its bootstrap interval of 95 %; from few worker pairs that of `worker_interval`, 95 % over all looks."""
         if self.known_spread is None:
             return pairing.interval
         return worker_interval(pairing.baseline_ms, pairing.candidate_ms, pairing.workers, self.known_spread)
@@ -200,10 +200,10 @@ class Evidence(Record):
     jail: tuple[str, ...]
     """The isolation layers that were active, outermost first."""
     seconds: dict[str, float]
-    """Wall seconds by stage: those that were reached. `headers` is what the judge took meanwhile to make a precompiled
-    header for candidates to come."""
+    """Wall seconds by stage: those that were reached. `headers` is how long parts of torch's light header
+    were made beside the build, once on a machine."""
     authenticity: Authenticity
-    problem_status: ProblemStatus | None
+    problem_status: ProblemStatus | None = None
     """None where nobody has looked: that is done beside the first candidate of a problem that is right."""
     versions: dict[str, str]
     """python, torch, compiler, and the processor or GPU."""

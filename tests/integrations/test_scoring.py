@@ -94,15 +94,6 @@ def test_a_judge_that_was_ended_is_started_anew():
     assert found.report["stage"] == "check"
 
 
-@pytest.mark.parametrize("trick", ["a kernel for show", "a failing kernel behind a fallback"])
-def test_a_kernel_for_show_earns_nothing_although_the_policy_allows_the_library(trick):
-    source = CHEATS[f"{trick} (product, own kernels only)"].candidate.source
-    with CompletionScorer(settings=SETTINGS, load=lambda name: posed_for_cheats(name).problem) as scorer:
-        (found,) = scorer.score(["product"], [source])
-    assert found.report["outcome"] == "passed", found.words
-    assert (found.reward.value, found.reward.flags) == (0, ("library",))
-
-
 @pytest.fixture(scope="module")
 def generous():
     """Pays for whatever is right, so that only the judge stands between a cheat and its reward."""

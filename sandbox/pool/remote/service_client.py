@@ -85,8 +85,7 @@ class ServiceClient:
         self.server = server
         self._address = ServiceAddress.of(server)
         self._token = os.environ.get(TOKEN)
-        self._heard_s: float | None = None
-        """When it last answered, in the loop's seconds."""
+        self._has_answered = False
 
     async def facts(self) -> dict[str, Any]:
         """What the service is. Raises `ExecutorError` where there is none."""
@@ -115,12 +114,13 @@ class ServiceClient:
 
     async def _asked(self, method: str, path: str, body: object = None) -> ServiceAnswer:
         """The answer, once there is one: a service that is full or gone is asked again."""
-        loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
+        loop, pause_s, gone_s = asyncio.get_running_loop(), FIRST_PAUSE_S, None
         while True:
             try:
                 answer = await asyncio.wait_for(self._exchange(method, path, body), WAIT_S + SLACK_S)
             except (OSError, TimeoutError, ValueError, EOFError) as error:
-                if self._heard_s is None or loop.time() - self._heard_s > PATIENCE_S:
+                gone_s = gone_s or loop.time()
+                if not self._has_answered or loop.time() - gone_s > PATIENCE_S:
                     why = getattr(error, "strerror", None) or error or type(error).__name__
                     raise ExecutorError(
                         f"no service answers at {self.server} ({why}); start one with `kernelwright serve`"
@@ -128,7 +128,7 @@ class ServiceClient:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
-            self._heard_s = loop.time()
+            self._has_answered, gone_s, pause_s = True, None, FIRST_PAUSE_S
             if answer.status not in BUSY:
                 return self._checked(answer)
             await asyncio.sleep(answer.retry_s)

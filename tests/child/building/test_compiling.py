@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright_child.building import compiling, flags
+from kernelwright_child.building import compiling
 
 ROOT = Path(__file__).parents[3]
-WHOLE = "int narrow_name = 1; int whole_name = 2;"
-USES_NARROW = "#include <torch/extension.h>\nint f() { return narrow_name; }"
-USES_WHOLE = "#include <torch/extension.h>\nint f() { return whole_name; }"
+STOCK = "int light_name = 1; int stock_name = 2;"
+USES_LIGHT = "#include <torch/extension.h>\nint f() { return light_name; }"
+USES_STOCK = "#include <torch/extension.h>\nint f() { return stock_name; }"
 WRONG = "#include <torch/extension.h>\nint f() { return no_name; }"
-LEAN = """#define TORCH_EXTENSION_NAME ext
+CORE = "int light_name = 1; int glue(); inline int use_glue() { return glue(); }"
+MODULE = """#define TORCH_EXTENSION_NAME ext
 #define PYBIND11_MODULE(name, m) struct Module { void def(const char*, int (*)(), const char*); }; void bind(Module m)
 namespace torch { inline int (*wrap_pybind_function(int (&f)()))() { return &f; } }
 """
@@ -33,23 +34,22 @@ CALL = (
 
 @pytest.fixture
 def plan(tmp_path):
-    """Headers for a compilation with -fPIC; the stock one lies in `stock`."""
-    digest = flags.digest(["-fPIC"])
-    for folder, text in (
-        (f"headers/{digest}/lean-1", LEAN),
-        (f"headers/{digest}/narrow", "int narrow_name = 1;"),
-        (f"headers/{digest}/whole", WHOLE),
-        ("stock", WHOLE),
-    ):
-        header = tmp_path / folder / "torch" / "extension.h"
-        header.parent.mkdir(parents=True)
-        header.write_text(text)
-        header.with_suffix(".h.gch").write_bytes(b"not one, so that the compiler takes the text")
+    """A light header with what belongs to it, for sources that are not optimised; the stock one lies in `stock`."""
+    texts = {"light/kernelwright/core.h": CORE, "light/kernelwright/module.h": MODULE, "macros": "STOCK_MACRO"}
+    for name, text in (texts | {"stock/torch/extension.h": STOCK, "torch/ATen/ops/empty.h": ""}).items():
+        path = tmp_path / ("shelf" if name in texts else "") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    glue = tmp_path / "shelf" / "plain"
+    glue.mkdir()
+    for name, text in {"factories": "int glue() { return 7; }", "binding": "int bound;"}.items():
+        (glue / f"{name}.cpp").write_text(text)
+        subprocess.run(["g++", "-fPIC", "-c", glue / f"{name}.cpp", "-o", glue / f"{name}.o"], check=True)
     return {
         "cxx": "g++",
         "linker": "",
-        "headers": str(tmp_path / "headers"),
-        "folders": {"lean": "lean-1", "narrow": "narrow", "whole": "whole"},
+        "light": str(tmp_path / "shelf"),
+        "torch_include": str(tmp_path / "torch"),
         "known_folders": [str(tmp_path / "stock")],
         "report": str(tmp_path / "report"),
     }
@@ -73,65 +73,80 @@ def told(plan):
     return [json.loads(line) for line in Path(plan["report"]).read_text().splitlines()]
 
 
-def test_the_narrow_header_is_taken_where_it_will_do(plan, tmp_path):
-    assert compile_text(plan, tmp_path, USES_NARROW).returncode == 0
-    assert [(entry["way"], entry["failed"]) for entry in told(plan)] == [("narrow", [])]
+def ways(plan):
+    return [(entry["way"], entry["failed"], entry["compiled"]) for entry in told(plan)]
 
 
-def test_the_lean_header_is_taken_where_torch_writes_the_binding_and_the_link_gets_what_belongs_to_it(plan, tmp_path):
+def test_the_light_header_is_taken_where_it_will_do(plan, tmp_path):
+    assert compile_text(plan, tmp_path, USES_LIGHT).returncode == 0
+    assert ways(plan) == [("light", [], True)]
+
+
+def test_an_object_with_the_light_header_is_linked_with_what_belongs_to_it(plan, tmp_path):
+    assert compile_text(plan, tmp_path, USES_LIGHT.replace("light_name", "use_glue()")).returncode == 0
+    assert (
+        run(plan, str(tmp_path / "main.o"), "-shared", "-Wl,--no-undefined", "-o", str(tmp_path / "a.so")).returncode
+        == 0
+    )
+    assert (tmp_path / "main.o.glue").read_text().split() == [f"{plan['light']}/plain/factories.o"]
+
+
+def test_a_program_is_linked_with_it_too(plan, tmp_path):
+    text = USES_LIGHT.replace("int f() { return light_name; }", "int main() { return use_glue() - 7; }")
+    assert compile_text(plan, tmp_path, text).returncode == 0
+    assert run(plan, str(tmp_path / "main.o"), "-o", str(tmp_path / "program")).returncode == 0
+    assert subprocess.run([tmp_path / "program"], check=False).returncode == 0
+
+
+def test_what_torch_binds_is_linked_with_what_stands_in_for_pybind11(plan, tmp_path):
     assert compile_text(plan, tmp_path, BOUND).returncode == 0
-    binding = tmp_path / "headers" / flags.digest(["-fPIC"]) / "lean-1" / "binding"
-    binding.with_suffix(".cpp").write_text("struct Module { void def(const char*, int (*)(), const char*); };"
-                                           "void Module::def(const char*, int (*)(), const char*) {}")  # fmt: skip
-    subprocess.run(["g++", "-fPIC", "-c", binding.with_suffix(".cpp"), "-o", binding.with_suffix(".o")], check=True)
-    words = [str(tmp_path / "main.o"), "-shared", "-Wl,--no-undefined", "-o", str(tmp_path / "a.so")]
-    assert run(plan, *words).returncode == 0
-    assert [entry["way"] for entry in told(plan)] == ["lean", "stock"]
+    assert "/plain/binding.o" in (tmp_path / "main.o.glue").read_text()
 
 
 def test_an_object_that_was_compiled_another_way_since_is_linked_with_nothing_more(plan, tmp_path):
-    compile_text(plan, tmp_path, BOUND)
-    compile_text(plan, tmp_path, USES_WHOLE)
-    assert run(plan, str(tmp_path / "main.o"), "-shared", "-o", str(tmp_path / "a.so")).returncode == 0
+    compile_text(plan, tmp_path, USES_LIGHT)
+    compile_text(plan, tmp_path, USES_STOCK)
+    assert not (tmp_path / "main.o.glue").exists()
 
 
-def test_what_does_not_compile_with_the_lean_header_gets_the_whole_one_next(plan, tmp_path):
-    assert compile_text(plan, tmp_path, BOUND.replace("3;", "whole_name;")).returncode == 1  # it has no such macro
-    assert [(entry["way"], entry["failed"], entry["header"]) for entry in told(plan)] == [("whole", ["lean"], "whole")]
-
-
-@pytest.mark.parametrize(
-    ("text", "header"),
-    [
-        (BOUND, "lean"),
-        (BOUND.replace("}\n", "}\n// more\n"), "narrow"),
-        (BOUND.replace("return 3;", "py::gil_scoped_release no_gil; return 3;"), "narrow"),
-        (BOUND.replace("torch::wrap_pybind_function(f)", "&f"), "narrow"),
-        (BOUND.replace("return 3;", "torch::nn::Linear l; return 3;"), "whole"),
-        (USES_NARROW, "narrow"),
-    ],
-)
-def test_a_source_gets_the_quickest_header_that_has_what_it_names(text, header):
-    assert flags.header_for(text) == header
-
-
-def test_the_whole_header_is_taken_where_the_narrow_one_does_not_compile(plan, tmp_path):
-    done = compile_text(plan, tmp_path, USES_WHOLE)
+def test_the_stock_header_is_taken_where_the_light_one_does_not_compile(plan, tmp_path):
+    done = compile_text(plan, tmp_path, USES_STOCK)
     assert (done.returncode, done.stdout) == (0, "")
-    assert [(entry["way"], entry["failed"], entry["header"]) for entry in told(plan)] == [
-        ("whole", ["narrow"], "whole")
-    ]
+    assert ways(plan) == [("stock", ["light"], True)]
 
 
-def test_what_compiles_nowhere_is_told_once(plan, tmp_path):
+def test_what_no_header_declares_is_compiled_once_and_told(plan, tmp_path):
     done = compile_text(plan, tmp_path, WRONG)
+    assert (done.returncode, done.stdout.count("error: ")) == (1, 1)
+    assert ways(plan) == [("light", [], False)]
+
+
+def test_an_error_of_another_kind_is_told_in_the_words_of_the_stock_header(plan, tmp_path):
+    done = compile_text(plan, tmp_path, USES_LIGHT.replace("light_name;", 'light_name + "" - 1.0;'))
     assert done.returncode == 1
-    assert done.stdout.count("error: ") == 1
+    assert ways(plan) == [("stock", ["light"], False)]
 
 
-def test_without_a_header_for_its_flags_a_file_goes_the_stock_way_and_says_what_it_wanted(plan, tmp_path):
-    assert compile_text(plan, tmp_path, USES_WHOLE, "-O2").returncode == 0
-    assert [(entry["way"], entry["flags"]) for entry in told(plan)] == [("stock", ["-fPIC", "-O2"])]
+def test_a_macro_of_the_stock_header_alone_decides_for_that(plan, tmp_path):
+    text = USES_LIGHT + "\n#ifdef STOCK_MACRO\nint g();\n#endif"
+    assert compile_text(plan, tmp_path, text).returncode == 0
+    assert ways(plan) == [("stock", [], True)]
+
+
+def test_where_what_belongs_to_the_light_header_is_missing_a_file_goes_the_stock_way(plan, tmp_path):
+    assert compile_text(plan, tmp_path, USES_LIGHT, "-O2").returncode == 0  # there is none for what is optimised
+    assert ways(plan) == [("stock", ["light"], True)]
+
+
+def test_what_is_being_made_is_waited_for(plan, tmp_path):
+    made, later = Path(plan["light"], "plain", "factories.o"), tmp_path / "later.o"
+    mark = made.with_name(f"{compiling.MAKING}factories.o")
+    made.rename(later)
+    mark.touch()
+    maker = subprocess.Popen(["sh", "-c", 'while [ ! -s "$0" ]; do sleep 0.1; done; sleep 0.5; mv "$1" "$2"; rm "$3"',
+                              tmp_path / "main.o", later, made, mark])  # fmt: skip
+    assert compile_text(plan, tmp_path, USES_LIGHT).returncode == 0
+    assert (maker.wait(), ways(plan)) == (0, [("light", [], True)])
 
 
 def test_a_file_without_the_header_goes_the_stock_way(plan, tmp_path):
@@ -139,9 +154,9 @@ def test_a_file_without_the_header_goes_the_stock_way(plan, tmp_path):
     assert [entry["way"] for entry in told(plan)] == ["stock"]
 
 
-def test_a_plan_without_narrow_headers_takes_the_whole_one_at_once(plan, tmp_path):
-    assert compile_text(plan | {"folders": {"whole": "whole"}}, tmp_path, USES_NARROW).returncode == 0
-    assert [(entry["way"], entry["failed"]) for entry in told(plan)] == [("whole", [])]
+def test_a_plan_without_a_light_header_takes_the_stock_one_at_once(plan, tmp_path):
+    assert compile_text(plan | {"light": ""}, tmp_path, USES_LIGHT).returncode == 0
+    assert ways(plan) == [("stock", [], True)]
 
 
 def test_a_fast_linker_that_fails_is_followed_by_the_usual_one(plan, tmp_path):
@@ -163,24 +178,9 @@ def test_without_a_plan_it_is_the_compiler_itself(tmp_path):
     assert run({}, "-dumpversion").stdout == subprocess.check_output(["c++", "-dumpversion"], text=True)
 
 
-def test_a_compiler_that_breaks_down_over_a_header_is_called_without_it(plan, tmp_path):
-    digest = flags.digest(["-fPIC"])
-    (tmp_path / "headers" / digest / "whole" / "torch" / "extension.h").write_text("#error PCH can not be placed")
-    assert compile_text(plan | {"folders": {"whole": "whole"}}, tmp_path, USES_WHOLE).returncode == 0
-    assert [(entry["way"], entry["failed"]) for entry in told(plan)] == [("stock", ["whole"])]
-
-
-@pytest.mark.parametrize(
-    ("text", "ways"),
-    [
-        ("#include <torch/extension.h>\n__global__ void k() {}", ["narrow", "stock"]),
-        ("#include <torch/extension.h>\nPYBIND11_MODULE(ext, m) {}", ["stock"]),
-        ("#include <torch/extension.h>\ntorch::nn::Linear l;", ["stock"]),
-        ("__global__ void k() {}", ["stock"]),
-    ],
-)
-def test_a_cuda_file_gets_the_narrow_header_where_it_will_do(plan, tmp_path, text, ways):
-    source = tmp_path / "cuda.cu"
-    source.write_text(text)
-    words = ["-gencode=arch=compute_90,code=sm_90", "--expt-relaxed-constexpr", "-c", str(source), "-o", "cuda.o"]
-    assert list(compiling.cuda_ways(words, plan | {"narrow_cuda": str(tmp_path)})) == ways
+def test_a_compiler_that_is_killed_over_a_header_is_called_with_the_other(plan, tmp_path):
+    compiler = tmp_path / "killed"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *kernelwright*|*light-*) kill -9 $$;; esac\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    assert compile_text(plan | {"cxx": str(compiler)}, tmp_path, USES_LIGHT).returncode == 0
+    assert ways(plan) == [("stock", ["light"], True)]

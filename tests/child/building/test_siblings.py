@@ -39,7 +39,7 @@ def built(tmp_path):
         for name in ("main.cpp", "cuda.cu"):
             (tmp_path / name).write_text("int f();")
         plan = {name: str(tmp_path / name) for name in ("cxx", "nvcc")}
-        plan |= {"report": str(tmp_path / "report"), "known_folders": [], "folders": {}, "headers": "", "linker": ""}
+        plan |= {"report": str(tmp_path / "report"), "known_folders": [], "light": "", "linker": ""}
         tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
             ["ninja", "-v", "-j", "2"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S,

@@ -9,13 +9,19 @@ from torch import nn
 
 from kernelwright import capture, capturing
 from kernelwright.problems import ProblemError, load_problem
+from kernelwright.programs.capture import cutting
 from kernelwright.programs.capture.trying import Tried
 from kernelwright.programs.record.capture_folder import read_capture
 from tests.programs.programs_of_ours import Attending, Block, ByValue, Custom, Table
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def whatever_the_machine(monkeypatch):
+    """One thread, and no part too small or too short for it."""
+    monkeypatch.setattr(cutting, "LEAST_SHARE", 0.0)
+    monkeypatch.setattr(cutting, "SHORT_MS", {"cpu": 0.0})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

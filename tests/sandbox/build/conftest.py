@@ -6,13 +6,13 @@ from kernelwright.sandbox.machine.cache import VARIABLE
 
 @pytest.fixture(scope="session")
 def shelf(tmp_path_factory):
-    """A fresh cache with the narrow header for what torch passes by itself; other tests of this session share it."""
+    """A fresh cache with the light header; other tests of this session share it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("cache")))
         toolchain.cache_clear()
         found = toolchain()
         if found is None or not found.is_gcc:
-            pytest.skip("headers are precompiled for g++, and the C++ compiler here is another")
+            pytest.skip("the light header is made for g++, and the C++ compiler here is another")
         made = HeaderShelf(found)
         assert made.prepare()
         yield made

@@ -46,10 +46,13 @@ def is_equal(one, other):
 
 
 def first_error(text):
-    """The compiler's or linker's first complaint, without folders: what a repair prompt would show."""
+    """The compiler's or linker's first complaint, as a repair prompt would show it, without folders.
+
+    Without the names that the compiler proposes too: it knows more of them with the stock header.
+    """
     for line in text.splitlines():
         if re.search(r"error: |undefined symbol|undefined reference|cannot find", line):
-            return re.sub(r"/\S*/", "", line)
+            return re.sub(r"/\S*/|; did you mean .*", "", line)
     return ""
 
 

@@ -7,17 +7,13 @@ from tests.sandbox.build.corpus import CORPUS
 from tests.sandbox.build.outcomes import KERNEL, OWN, first_error, functions, is_equal, outcome_of
 
 pytestmark = [pytest.mark.corpus, pytest.mark.slow]
-PREPARED = [(), ("-O3",), ("-O2",), ("-O3", "-fopenmp"), ("-O3", "-march=native", "-fopenmp")]
 UNOPTIMISED = {name for name, case in CORPUS.items() if "-O" not in case.build}
 
 
 @pytest.fixture(scope="session")
 def plan():
-    """A plan with headers for the commonest flags; the others go the stock way, as a first candidate does."""
-    shelf = HeaderShelf(toolchain())
-    for flags in PREPARED:
-        assert shelf.prepare(flags) and shelf.prepare(flags, "narrow")
-    assert shelf.prepare((), "whole")
+    """A plan with the light header."""
+    assert HeaderShelf(toolchain()).prepare()
     return toolchain().plan(2**33)
 
 

@@ -43,7 +43,7 @@ def test_its_first_error_is_the_same(name, both):
     assert first_error(ours["error"]) == first_error(stock["error"])
 
 
-def test_an_ordinary_kernel_is_built_with_the_narrow_headers(both):
+def test_an_ordinary_kernel_is_built_with_the_light_header(both):
     folders, _ = both("cuda plain")
     ways = ways_of(folders[1])
-    assert (ways["cuda.cu"], ways["main.cpp"]) == ("narrow", "lean")
+    assert (ways["cuda.cu"], ways["main.cpp"]) == ("light", "light")

@@ -1,88 +1,42 @@
-"""The shelf of precompiled headers, with a compiler that writes nothing into whatever it is asked for."""
+"""The shelf of the light header, with a compiler that writes nothing into whatever it is asked for."""
 
 import fcntl
 import logging
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from kernelwright.sandbox.build import HeaderShelf
-from kernelwright.sandbox.build.build_record import Compilation
+from kernelwright.sandbox.build.headers import EVERYTHING
 from kernelwright.sandbox.build.toolchain import Toolchain
-from kernelwright.sandbox.judge.candidate_builds import learn
+from kernelwright.sandbox.judge.candidate_builds import header_made
 from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.machine.cache import VARIABLE, all_entries
 from kernelwright.sandbox.verdict.verdicts import Candidate
+from kernelwright_child.building.compiling import MAKING
 
 COMPILER = """#!/bin/sh
+case "$*" in *core.h*) echo '#define BOTH 1';; *-dM*) echo '#define BOTH 1'; echo '#define MORE(x) x';; esac
 while [ $# -gt 0 ]; do
-    if [ "$1" = -o ]; then head -c 1000 /dev/zero > "$2"; fi
+    if [ "$1" = -o ]; then echo made > "$2"; fi
+    if [ "$1" = -MF ]; then echo "a: /usr/include/c++/12/cmath /usr/include/c++/12/bits/x.h" > "$2"; fi
     shift
 done
 """
-FLAGS = ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20")
+PLAIN = 'load_inline("m", cpp_sources=S, functions=["f"])'
 
 
 @pytest.fixture
-def toolchain_of(tmp_path):
-    """A toolchain by its digest, all in one cache."""
+def tools(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     compiler, include = tmp_path / "g++", tmp_path / "torch" / "include"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
     (include.parent / "utils").mkdir(parents=True)
     (include.parent / "utils" / "cpp_extension.py").write_text("'-std=c++20'")
-
-    def made(digest):
-        return Toolchain(str(compiler), True, None, "", include, digest, tmp_path / "toolchains" / digest)
-
-    return made
-
-
-def test_a_header_is_made_when_it_would_have_been_used_for_the_second_time(toolchain_of):
-    shelf = HeaderShelf(toolchain_of("a"))
-    wanted = Compilation(extension="x", file="main.cpp", way="stock", seconds=20, flags=FLAGS, header="lean")
-    shelf.learn([wanted, wanted])
-    assert not shelf.has(FLAGS, "lean")
-    shelf.learn([wanted])
-    assert shelf.has(FLAGS, "lean") and not shelf.has(FLAGS, "narrow")
-
-
-def test_the_time_of_making_a_header_is_booked_apart_from_the_candidates_build(toolchain_of):
-    shelf, built = HeaderShelf(toolchain_of("a")), Built(Candidate(source=""))
-    wanted = (Compilation(extension="x", file="main.cpp", way="stock", seconds=20, flags=FLAGS, header="lean"),)
-    try:
-        for _ in range(2):
-            assert built.seconds == {}
-            learn(built, shelf, wanted)
-        assert list(built.seconds) == ["headers"]
-    finally:
-        built.close()
-
-
-def test_a_lean_header_comes_with_what_its_sources_are_linked_with(toolchain_of):
-    found = toolchain_of("a")
-    assert HeaderShelf(found).prepare()
-    (binding,) = found.folder.rglob("binding.o")
-    assert (binding.parent / "torch" / "extension.h.gch").exists()
-    assert '#include "../binding/module.h"' in (binding.parent / "torch" / "extension.h").read_text()
-
-
-def test_what_a_toolchain_of_before_has_left_counts_and_goes_first(toolchain_of):
-    former, present = HeaderShelf(toolchain_of("former")), HeaderShelf(toolchain_of("present"))
-    assert former.prepare((), "whole")
-    for path in toolchain_of("former").folder.rglob("entry.json"):
-        os.utime(path.parent, (0, 0))
-    assert present.size_bytes() == former.size_bytes() > 1000
-    limited = HeaderShelf(toolchain_of("present"), limit_bytes=present.size_bytes() + 1000)
-    assert limited.prepare((), "whole")
-    assert limited.has(FLAGS, "whole") and not former.has(FLAGS, "whole")
-
-
-def test_a_compiler_that_fails_makes_no_header(toolchain_of):
-    found = toolchain_of("a")
-    Path(found.compiler).write_text("#!/bin/sh\nexit 1\n")
-    assert not HeaderShelf(found).prepare()
-    assert not list(found.folder.rglob("entry.json"))
+    return Toolchain(str(compiler), True, None, "", include, "a", tmp_path / "cache" / "toolchains" / "a")
 
 
 @pytest.fixture
@@ -91,30 +45,94 @@ def logged(caplog):
     return caplog
 
 
-def test_why_a_compiler_made_no_header_is_logged_in_its_words(toolchain_of, logged):
-    found = toolchain_of("a")
-    Path(found.compiler).write_text("#!/bin/sh\necho 'x.h:1: error: no such thing' >&2\nexit 1\n")
-    HeaderShelf(found).prepare()
-    (said,) = logged.messages
-    assert said.startswith("the lean header for ") and said.endswith("was not made: x.h:1: error: no such thing")
+def test_the_header_brings_what_the_stock_one_brings_of_the_standard_library(tools):
+    assert HeaderShelf(tools).prepare()
+    assert (tools.light / "light" / "kernelwright" / "standard.h").read_text() == "#include <cmath>\n"
 
 
-def test_that_a_compiler_makes_no_headers_is_logged(toolchain_of, logged):
-    found = toolchain_of("a")._replace(is_gcc=False)
-    HeaderShelf(found).prepare((), "narrow")
-    assert logged.messages == [f"no narrow header is made: {found.compiler} is not GCC"]
+def test_the_macros_that_only_the_stock_one_defines_are_noted(tools):
+    assert HeaderShelf(tools).prepare()
+    assert (tools.light / "macros").read_text() == "MORE"
 
 
-def test_flags_for_which_no_header_is_made_are_logged(toolchain_of, logged):
-    HeaderShelf(toolchain_of("a")).prepare(("-fplugin=x.so",))
-    assert logged.messages == ["no lean header is made for flags that may name a file or a program: -fplugin=x.so"]
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        (PLAIN, {"macros", "plain/binding.o", "plain/factories.o"}),
+        (PLAIN + ' extra_cflags=["-O3"]', {"macros", "optimised/binding.o", "optimised/factories.o"}),
+        (PLAIN + ' extra_cflags=["-O0"]', {"macros", "plain/binding.o", "plain/factories.o"}),
+        (PLAIN + ' cuda_sources=C, extra_cuda_cflags=["-O3"]', set(EVERYTHING)),
+        ('load("m", [F])  # torch/extension.h', {"macros", "plain/factories.o"}),
+        ("import triton", set()),
+    ],
+)
+def test_only_what_a_candidate_may_need_is_missing(tools, source, names):
+    assert set(HeaderShelf(tools).missing(source)) == names
 
 
-def test_that_another_process_makes_the_header_is_logged(toolchain_of, logged):
-    shelf = HeaderShelf(toolchain_of("a"))
-    assert shelf.prepare() and not logged.messages
-    (lock,) = toolchain_of("a").folder.rglob(".lock-*lean*")
-    with lock.open("w") as file:
+def test_once_it_is_made_nothing_is_missing_whatever_the_flags(tools):
+    shelf = HeaderShelf(tools)
+    assert shelf.prepare() and shelf.is_ready()
+    assert shelf.missing(PLAIN) == shelf.missing(PLAIN + ' extra_cflags=["-O3", "-march=native"]') == []
+
+
+def test_what_is_made_beside_a_build_is_marked_before_it_and_its_time_is_booked_apart(tools):
+    built = Built(Candidate(source=PLAIN))
+    Path(tools.compiler).write_text("#!/bin/sh\nsleep 600\n")
+    try:
+        with header_made(built, tools):
+            assert (tools.light / "plain" / f"{MAKING}binding.o").exists()
+        assert list(built.seconds) == ["headers"]
+    finally:
+        built.close()
+
+
+def test_what_no_build_waits_for_any_more_is_given_up_with_all_that_the_compiler_has_started(tools):
+    Path(tools.compiler).write_text("#!/bin/sh\nsleep 600\n")
+    start = time.perf_counter()
+    with HeaderShelf(tools).making(["plain/binding.o"]):
+        pass
+    assert time.perf_counter() - start < 200
+    assert [path.name for path in (tools.light / "plain").iterdir()] == []
+
+
+def test_a_build_for_which_nothing_is_missing_books_nothing(tools):
+    built = Built(Candidate(source=PLAIN))
+    HeaderShelf(tools).prepare()
+    try:
+        with header_made(built, tools):
+            pass
+        assert built.seconds == {}
+    finally:
+        built.close()
+
+
+def test_it_counts_among_all_that_is_kept_and_goes_first_when_it_is_the_longest_unused(tools, monkeypatch):
+    HeaderShelf(tools).prepare()
+    assert all_entries().size_bytes() > 0
+    os.utime(tools.light, (0, 0))
+    monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", "0")
+    all_entries().trim()
+    assert not tools.light.exists()
+
+
+def test_a_compiler_that_fails_makes_nothing_and_its_words_are_logged(tools, logged):
+    Path(tools.compiler).write_text("#!/bin/sh\necho 'x.h:1: error: no such thing' >&2\nexit 1\n")
+    assert not HeaderShelf(tools).prepare()
+    assert "plain/binding.o for torch's header was not made: x.h:1: error: no such thing" in logged.messages
+    assert not [path for path in tools.light.rglob("*.o*")]
+
+
+def test_a_compiler_that_is_not_gcc_makes_nothing(tools):
+    assert not HeaderShelf(tools._replace(is_gcc=False)).prepare()
+
+
+def test_what_another_process_makes_is_left_to_it(tools, logged):
+    shelf = HeaderShelf(tools)
+    mark = tools.light / "plain" / f"{MAKING}binding.o"
+    mark.parent.mkdir(parents=True)
+    with mark.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         shelf.prepare()
-    assert logged.messages == ["the lean header is not made here: another process is making it"]
+    assert logged.messages == ["plain/binding.o is not made here: another process is making it"]
+    assert not shelf.is_ready() and mark.exists()

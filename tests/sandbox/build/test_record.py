@@ -3,7 +3,7 @@ import json
 from kernelwright.sandbox.build import read_record
 from kernelwright_child.building.shortcuts import REPORT
 
-LINE = {"extension": "ext", "file": "main.cpp", "way": "narrow", "failed": [], "seconds": 4.2, "flags": ["-O3"]}
+LINE = {"extension": "ext", "file": "main.cpp", "way": "light", "failed": [], "seconds": 4.2}
 
 
 def folder_with(tmp_path, *lines):
@@ -14,14 +14,14 @@ def folder_with(tmp_path, *lines):
 
 def test_each_compilation_is_told_with_its_way_and_its_seconds(tmp_path):
     (only,) = read_record(folder_with(tmp_path, json.dumps(LINE))).compilations
-    assert (only.extension, only.way, only.seconds) == ("ext", "narrow", 4.2)
+    assert (only.extension, only.way, only.seconds) == ("ext", "light", 4.2)
 
 
 def test_a_compilation_that_failed_is_told_as_such(tmp_path):
     lines = [json.dumps(LINE), json.dumps(LINE | {"compiled": False})]
     assert read_record(folder_with(tmp_path, *lines)).ways == (
-        "ext main.cpp: narrow, 4.2 s",
-        "ext main.cpp: narrow, 4.2 s, failed",
+        "ext main.cpp: light, 4.2 s",
+        "ext main.cpp: light, 4.2 s, failed",
     )
 
 

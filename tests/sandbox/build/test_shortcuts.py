@@ -1,4 +1,4 @@
-"""A few cases of the corpus for every day: a narrow header that serves, one that does not, and a wrong source."""
+"""A few cases of the corpus for every day: a light header that serves, one that does not, and a wrong source."""
 
 import json
 
@@ -41,30 +41,28 @@ def plain(plan, tmp_path_factory):
     return (top / "stock", outcome_of("plain", top / "stock")), (top / "ours", outcome_of("plain", top / "ours", plan))
 
 
-def test_an_ordinary_extension_is_built_with_the_lean_header(plain):
-    assert ways_of(plain[1][0])["main.cpp"] == "lean"
+def test_an_ordinary_extension_is_built_with_the_light_header(plain):
+    assert ways_of(plain[1][0])["main.cpp"] == "light"
 
 
 def test_its_results_are_those_of_the_stock_build(plain):
     assert is_equal(plain[0][1]["results"], plain[1][1]["results"])
 
 
-def test_without_the_narrow_header_the_object_file_is_the_stock_one_to_the_byte(plain, shelf, tmp_path):
-    assert shelf.prepare((), "whole")
-    outcome_of("plain", tmp_path, toolchain().plan(2**33, narrow=False))
-    assert ways_of(tmp_path)["main.cpp"] == "whole"
+def test_without_the_light_header_the_object_file_is_the_stock_one_to_the_byte(plain, tmp_path):
+    outcome_of("plain", tmp_path, toolchain().plan(2**33, light=False))
+    assert ways_of(tmp_path)["main.cpp"] == "stock"
     assert (tmp_path / "ext" / "main.o").read_bytes() == (plain[0][0] / "ext" / "main.o").read_bytes()
 
 
-def test_a_wrong_source_fails_with_the_words_of_the_whole_header(plan, shelf, tmp_path):
-    assert shelf.prepare((), "whole")
+def test_a_wrong_source_fails_at_once_with_the_light_header(plan, tmp_path):
     outcome = outcome_of("syntax", tmp_path, plan)
     assert not outcome["built"]
     assert "expected primary-expression before" in outcome["error"]
-    assert ways_of(tmp_path)["main.cpp"] == "whole"
+    assert ways_of(tmp_path)["main.cpp"] == "light"
 
 
-def test_a_source_that_clashes_with_the_whole_header_does_not_slip_through_with_the_narrow_one(plan, tmp_path):
+def test_a_source_that_clashes_with_the_stock_header_does_not_slip_through_with_the_light_one(plan, tmp_path):
     assert not outcome_of("a name that the whole header has", tmp_path, plan)["built"]
 
 
@@ -72,7 +70,7 @@ def test_a_source_that_clashes_with_the_whole_header_does_not_slip_through_with_
 def jailed(plan, shelf):
     """The work folder of a candidate that a jailed builder has built by the plan."""
     folder = WorkFolder()
-    header = next(shelf.folder.rglob("lean-*/torch/extension.h"))
+    header = next(shelf.folder.rglob("light/kernelwright/core.h"))
     source = folder.write("candidate.py", CANDIDATE.replace("HEADER", repr(str(header))))
     with Session("builder", folder, Settings()) as session:
         session.greet()
@@ -92,7 +90,7 @@ def message(op, folder, source):
 
 def test_the_headers_can_be_read_in_the_jail_and_not_written(jailed):
     (compilation, *_) = read_record(jailed.path).compilations
-    assert (compilation.way, compilation.failed) == ("lean", ())
+    assert (compilation.way, compilation.failed) == ("light", ())
 
 
 def test_a_stored_build_serves_a_worker_in_another_folder_without_a_builder(jailed):

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.machine.cache import Cache, cache_root, is_writable
+from kernelwright.sandbox.machine.cache import Cache, all_entries, cache_root, is_writable, limit_bytes
+from kernelwright.sandbox.machine.folder_store import Bounds, FolderStore
 
 
 def fill(cache, name, size):
@@ -71,3 +72,36 @@ def test_a_cache_that_can_not_even_be_looked_at_is_empty(tmp_path):
     cache = Cache(tmp_path / ("a" * 300), 2**20)
     assert cache.use("one") is None
     assert cache.entries() == []
+
+
+def test_all_that_is_kept_has_one_limit_and_the_longest_unused_goes_first_whatever_its_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", str(250_000 / 2**30))
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "entry.json").write_bytes(bytes(100_000))  # no entry, though named like the mark of one
+    one, other = (FolderStore(kind, 2**30, Bounds(2**30, 10, 3)) for kind in ("one", "other"))
+    for number, (store, key) in enumerate([(one, "a"), (other, "b")]):
+        assert store.keep(key, tmp_path / "made")
+        os.utime(tmp_path / "cache" / ("one", "other")[number] / key, (number, number))
+    assert len(all_entries().entries()) == 2
+    assert other.keep("c", tmp_path / "made")
+    assert (len(one), len(other)) == (0, 2)
+
+
+def test_entries_of_any_depth_are_counted_and_what_lies_in_one_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
+    for name in ("toolchains/a/headers/b/whole", "builds/c", "builds/c/build/more", "builds/.making-x/build"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "entry.json").touch()
+    assert {str(path.relative_to(tmp_path)) for path in all_entries().entries()} == {
+        "toolchains/a/headers/b/whole",
+        "builds/c",
+    }
+
+
+@pytest.mark.parametrize(("given", "gib"), [("5", 5), ("0.5", 0.5), ("much", 2), ("inf", 2)])
+def test_the_limit_of_all_is_two_gib_unless_another_number_is_given(monkeypatch, given, gib):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", given)
+    assert limit_bytes() == gib * 2**30
+    monkeypatch.delenv("KERNELWRIGHT_CACHE_GIB")
+    assert limit_bytes() == 2 * 2**30

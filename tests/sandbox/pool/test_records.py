@@ -10,7 +10,8 @@ from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch, UnjudgedSource, interleaved
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.harness import Conditions
-from kernelwright.sandbox.pool.protocol import ExecutorError
+from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
+from kernelwright.sandbox.verdict.verdicts import Authenticity, Evidence, Failed
 from tests.evals.made_run import failed, passed
 from tests.evals.record import judgement
 
@@ -104,3 +105,12 @@ def test_many_devices_take_problems_in_turn_some_at_a_time():
 def test_conditions_without_cores_are_like_themselves_alone():
     assert Conditions.here("d", {}).alike != conditions().alike
     assert json.loads(conditions().alike)[1] == "d"
+
+
+def test_a_verdict_that_knows_nothing_of_its_problem_comes_back_from_the_process_that_judged():
+    evidence = Evidence(
+        jail=(), seconds={}, authenticity=Authenticity(label="custom"), problem_status=None, versions={}
+    )
+    verdict = Failed(stage="check", reason="wrong", evidence=evidence)
+    sent = Answer(verdict=verdict).model_dump(mode="json", exclude_none=True)
+    assert Answer.model_validate(sent).verdict == verdict

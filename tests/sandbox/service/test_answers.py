@@ -1,5 +1,6 @@
 """What each request is answered, and what wrong ones are: on a device that waits for the test."""
 
+import asyncio
 import json
 import os
 import signal
@@ -248,6 +249,21 @@ def test_slow_and_half_sent_requests_are_ended(tmp_path):
         assert service.late["slow"] == 5
         assert client.ask("GET", "/healthz").status == 200
         assert client.metrics()["kernelwright_jobs_open"] == 0
+
+
+def test_while_it_drains_it_takes_no_job_and_tells_of_those_it_has(tmp_path):
+    with listening(tmp_path) as service:
+        client = service.client()
+        taken = client.ask("POST", "/v1/jobs", job(number=1)).body
+        until(lambda: service.executor.order)
+        draining = asyncio.run_coroutine_threadsafe(service.queue.drain(), service.loop)
+        until(lambda: client.ask("GET", "/healthz").status == 503)
+        refused = client.ask("POST", "/v1/jobs", job(number=2))
+        assert refused.status == 503 and int(refused.headers["retry-after"]) > 0
+        assert client.ask("GET", f"/v1/jobs/{taken['id']}").body["state"] == "judging"
+        service.go()
+        draining.result(60)
+        assert client.ask("GET", f"/v1/jobs/{taken['id']}").body["state"] == "done"
 
 
 def test_a_request_that_breaks_off_leaves_no_job(tmp_path):

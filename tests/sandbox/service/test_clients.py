@@ -16,6 +16,7 @@ from kernelwright.sandbox.pool.protocol import ExecutorError
 from kernelwright.sandbox.pool.remote import service_client
 from kernelwright.sandbox.pool.remote.service_client import ServiceAddress, ServiceClient, default_socket
 from kernelwright.sandbox.service.application import facts
+from tests.model_server import fenced
 from tests.sandbox.pool.parts import right, wrong
 from tests.sandbox.service.listening import listening
 from tests.sandbox.service.parts import FEW, PROBLEM, RIGHT, ROOT, WRONG, Service, job, until
@@ -192,6 +193,22 @@ def test_judge_and_score_ask_the_service(tmp_path):
             assert scored.returncode == 0, scored.stderr
             lines = [json.loads(line) for line in scored.stdout.splitlines()]
             assert {one["candidate"]: one["outcome"] for one in lines} == outcomes
+    finally:
+        service.kill()
+
+
+@pytest.mark.slow
+def test_a_search_is_judged_by_the_service_and_says_so(tmp_path, model_server):
+    service = Service(tmp_path)
+    client, models = service.start(), model_server(fenced(RIGHT))
+    (tmp_path / "cumsum.py").write_text(PROBLEM)
+    asked = f"run cumsum.py --model m --base-url {models.base_url} --attempts 1 --out out --server {client.at}"
+    try:
+        done = command(*asked.split(), cwd=tmp_path, OPENAI_API_KEY="none")
+        assert done.returncode in (0, 1), done.stderr  # on a busy machine, too noisy to keep a kernel
+        assert client.metrics()['kernelwright_jobs_total{outcome="passed"}'] >= 1
+        header = json.loads((tmp_path / "out" / "header.json").read_text())
+        assert header["config"]["executor"]["server"] == client.at
     finally:
         service.kill()
 

@@ -1,10 +1,13 @@
 // What every extension with the lean header is linked with: pybind11 and torch's conversions, behind plain functions.
 //
 // A function is registered with pybind11's own dispatcher, so that overloads, messages and documentation are its own.
-#include <ATen/ATen.h>
+#define KERNELWRIGHT_PYBIND
+#include <kernelwright/core.h>
+#define KERNELWRIGHT_INSIDE
+#define AT_PER_OPERATOR_HEADERS
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
-#include "binding.h"
+#include <kernelwright/binding.h>
 
 namespace py = pybind11;
 

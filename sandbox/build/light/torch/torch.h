@@ -1,0 +1,2 @@
+// A part of torch/extension.h, which has been included before.
+#include <torch/extension.h>
