@@ -63,7 +63,7 @@ def apply(model: nn.Module, folder: Path, cache: Path) -> nn.Module:
             else:
                 _put(Replacement(name, kernel.anew()), module, left)
     # The innermost first, so that those around them know of them.
-    for module, (name, kernels) in sorted(split.items(), key=lambda item: -item[1][0].count(".") - bool(item[1][0])):
+    for module, (name, kernels) in sorted(split.items(), key=lambda item: len(list(item[0].modules()))):
         _put(SplicedReplacement(name, *kernels), module, left)
     for name, why in left.items():
         LOG.warning("%s: no kernel, %s", name, why)
@@ -142,7 +142,7 @@ def _places(model: nn.Module, part: dict[str, Any], left: dict[str, str]) -> dic
             if module is None or type(module).__name__ != part["class_name"].rpartition(".")[2]:
                 left[full] = f"the model has no {part['class_name'].rpartition('.')[2]} there"
             elif all(module is not other for other in found.values()):
-                found[full] = module
+                found[full or root] = module
     return found
 
 

@@ -59,7 +59,7 @@ class SplicedReplacement(Replacement):
             for one in standing:
                 one.stand(True)
         if any(kernel.part["run"]["graph"] != graph.digest for kernel in self.kernels):
-            return "its graph is another than that which was captured"
+            return "its graph or a shape in it is another than that which was captured"
         return _spliced(graph, module, self.kernels, self._within)
 
 
