@@ -14,6 +14,7 @@ from pydantic import Field
 
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
+from kernelwright.problems.record.syntax import parse_module
 from kernelwright.prompts.brief import Target
 from kernelwright.prompts.half_precision import narrow_of
 
@@ -109,7 +110,7 @@ def _holds(when: When, traits: Traits) -> bool:
 def _names(source: str) -> Iterable[str]:
     """Attributes and plain names inside the classes of a source; input makers do not count."""
     try:
-        tree = ast.parse(source)
+        tree = parse_module(source)
     except SyntaxError:
         return
     for part in tree.body:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from kernelwright.problems.record.defining import top_level
+from kernelwright.problems.record.syntax import parse_module
 
 NORMALISATIONS = {
     f"{prefix}{kind}Norm{dimensions}": (3 if prefix else 4, kind == "Batch")
@@ -69,7 +70,7 @@ class Mode(NamedTuple):
 def mode_of(source: str) -> Mode:
     """The mode of a reference's `Model`; one that does not matter where the source has none or can not be parsed."""
     try:
-        tree = ast.parse(source)
+        tree = parse_module(source)
     except SyntaxError:
         return Mode()
     reader = _Reader(tree)

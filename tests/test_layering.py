@@ -69,3 +69,9 @@ def test_git_ignores_no_source_that_ships():
     command = ["git", "check-ignore", "--no-index", "--stdin"]
     found = subprocess.run(command, cwd=house.ROOT, input=paths, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (1, "")
+
+
+def test_sources_are_parsed_in_one_place_only():
+    """Elsewhere two threads could parse at once, which ends one of them in Python 3.11."""
+    calls = [name for name, module in house.modules().items() if "ast.parse(" in module.path.read_text()]
+    assert calls == ["kernelwright.problems.record.syntax"]

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from kernelwright.agent.replies.strings import LONGEST_SOURCE, leaves_bracket_open, leaves_string_open
 from kernelwright.problems.record.defining import Binding, bindings, top_level
+from kernelwright.problems.record.syntax import parse_module
 
 PARSE_ALLOWANCE = 2_000_000
 """Characters that one extraction parses in all: some four seconds at worst, and far above any honest reply."""
@@ -163,7 +164,7 @@ def _keep_quiet() -> None:
 def _parse(source: str) -> Module | Broken:
     try:
         _keep_quiet()
-        return Module(source, ast.parse(source, filename=FILENAME))
+        return Module(source, parse_module(source, filename=FILENAME))
     except SyntaxError as error:
         line = error.lineno or source.count("\n", 0, max(source.find("\0"), 0)) + 1
         return _broken(source, line, error.msg)

@@ -10,6 +10,8 @@ import itertools
 import re
 from collections.abc import Iterator
 
+from kernelwright.problems.record.syntax import parse_module
+
 _C_SOURCE = re.compile(r"[;{}]\s*\n|\bextern\s+\"C\"|__global__|^\s*#\s*include\b", re.MULTILINE)
 _C_TOKEN = re.compile(
     r"//[^\n]*|/\*.*?\*/"
@@ -30,7 +32,7 @@ def normal_digest(source: str) -> str:
     A source that is no Python counts as it stands.
     """
     try:
-        tree = ast.parse(source)
+        tree = parse_module(source)
         for function in _functions(tree.body):
             _rename_locals(function)
         text = ast.dump(_Plain().visit(tree))

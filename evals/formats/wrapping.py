@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.definition import Definition
 from kernelwright.problems.formats.reading import Unsupported
+from kernelwright.problems.record.syntax import parse_expression
 
 CANDIDATE_FILE = "candidate.py"
 NATIVE = {".cu", ".cpp", ".cc", ".cxx", ".c"}
@@ -167,6 +168,6 @@ def _over_sizes(expression: str) -> str:
             return ast.Subscript(ast.Name("sizes", ast.Load()), ast.Constant(node.id), ast.Load())
 
     try:
-        return ast.unparse(Renamed().visit(ast.parse(expression.strip(), mode="eval")))
+        return ast.unparse(Renamed().visit(parse_expression(expression.strip())))
     except SyntaxError:
         raise ProblemError(f"the axis expression {expression!r} does not parse; correct it") from None

@@ -4,6 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
+from kernelwright.problems.record.syntax import parse_module
+
 CUDA = re.compile(r"cuda(:\d+)?")
 DEVICE = "names a CUDA device; leave the device to the judge"
 SEED = "sets the seed, so all inputs would be the same values; leave seeding to the judge"
@@ -42,7 +44,7 @@ def lint_source(source: str) -> list[str]:
     of a module in `MODULES` is), and a dropout inside a library module such as `nn.TransformerEncoderLayer`.
     """
     try:
-        tree = ast.parse(source)
+        tree = parse_module(source)
     except (SyntaxError, ValueError) as error:
         return [f"line {getattr(error, 'lineno', None) or 1}: does not parse as Python; correct it"]
     return [f"line {line}: {remark}" for line, remark in sorted({*_imports(tree), *_calls(tree), *_draws(tree)})]

@@ -8,6 +8,7 @@ from typing import Any
 
 from kernelwright.problems.record.defining import bound_names
 from kernelwright.problems.record.problem import ProblemError
+from kernelwright.problems.record.syntax import parse_module
 
 ENTRY_POINTS = {
     "Model": "add a class Model(nn.Module) with the computation in forward",
@@ -71,7 +72,7 @@ def check_reference(source: str, where: str, without: Collection[str] = ()) -> a
 def parse(source: str, where: str) -> ast.Module:
     """The syntax tree of `source`; `ProblemError` where there is none."""
     try:
-        return ast.parse(source)
+        return parse_module(source)
     except SyntaxError as error:
         raise ProblemError(f"{where} has a syntax error on line {error.lineno}: {error.msg}; correct it") from error
     except (ValueError, RecursionError, MemoryError) as error:  # a NUL byte; nesting beyond the parser's depth

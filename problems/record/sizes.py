@@ -4,6 +4,7 @@ import ast
 from collections.abc import Mapping
 
 from kernelwright.problems.record.problem import ProblemError
+from kernelwright.problems.record.syntax import parse_module
 
 
 def put_sizes(source: str, values: Mapping[str, int]) -> str:
@@ -13,7 +14,7 @@ def put_sizes(source: str, values: Mapping[str, int]) -> str:
     has no such line, or more than one, since then it is not clear which value holds.
     """
     encoded = source.encode()
-    places = _literals(ast.parse(source))
+    places = _literals(parse_module(source))
     edits = [(*_span(encoded, _only(places, name)), str(value).encode()) for name, value in values.items()]
     for start, end, text in sorted(edits, reverse=True):
         encoded = encoded[:start] + text + encoded[end:]

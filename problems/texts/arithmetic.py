@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kernelwright.problems.record.syntax import parse_expression
+
 LARGEST_BITS = 256
 """No number on the way may be longer: `9 ** 9 ** 9` is refused instead of computed."""
 Value = Any
@@ -37,7 +39,7 @@ class NotArithmetic(ValueError):
 def evaluate(text: str, names: Mapping[str, Value]) -> Value:
     """The value of an expression over `names`; `NotArithmetic` for any other text."""
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = parse_expression(text.strip())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise NotArithmetic(f"{text!r} is no expression") from None
     return value_of(tree.body, names)

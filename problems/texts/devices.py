@@ -4,6 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
+from kernelwright.problems.record.syntax import parse_module
+
 CUDA = re.compile(r"cuda(:\d+)?")
 DRAWING = ("get_inputs", "get_init_inputs")
 
@@ -25,7 +27,7 @@ def without_cuda(source: str) -> str:
 
     encoded = source.encode()
     edits = []
-    for node in _mentions(ast.parse(source)):
+    for node in _mentions(parse_module(source)):
         if isinstance(node, ast.Call):
             assert isinstance(node.func, ast.Attribute)
             end = at(node.func.value.end_lineno, node.func.value.end_col_offset)

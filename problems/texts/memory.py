@@ -4,6 +4,7 @@ import ast
 import math
 from collections.abc import Iterable, Iterator
 
+from kernelwright.problems.record.syntax import parse_module
 from kernelwright.problems.texts.arithmetic import NotArithmetic, Value, value_of
 
 MAKERS = {"rand", "randn", "zeros", "ones", "empty"}
@@ -23,7 +24,7 @@ def input_bytes(source: str) -> int:
     function; each counts once, also inside a loop.
     """
     try:
-        tree = ast.parse(source)
+        tree = parse_module(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return 0
     names = _constants(tree.body, {})

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
+from kernelwright.problems.record.syntax import parse_module
 from kernelwright.sandbox.authenticity.native import assignment, named, own_names
 
 REGISTRY = "ops"
@@ -45,7 +46,7 @@ class Reach(NamedTuple):
 def reach(source: str) -> Reach:
     """Follow names from `ModelNew.forward`. Raises `Unreadable` for a source that does not parse, or is too large."""
     try:
-        tree = ast.parse(source)
+        tree = parse_module(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Unreadable("the source can not be read") from None
     if sum(1 for _ in ast.walk(tree)) > MOST_NODES:

@@ -2,6 +2,7 @@
 
 import ast
 
+from kernelwright.problems.record.syntax import parse_module
 from kernelwright.sandbox.verdict.verdicts import Candidate, Language
 
 _LOADERS = frozenset({"load_inline", "load"})
@@ -11,7 +12,7 @@ def candidate_of(source: str) -> Candidate:
     """The candidate of a source, with the language that it asks for; text that is no Python is left to the scan."""
     language: Language
     try:
-        language = language_of(ast.parse(source))
+        language = language_of(parse_module(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         language = "python"
     return Candidate(source=source, language=language)

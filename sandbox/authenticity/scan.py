@@ -3,9 +3,8 @@
 The scan refuses only what can not be run at all. It is no defence: what text rules find, text can hide.
 """
 
-import ast
-
 from kernelwright.problems.record.defining import Kind, bound_names
+from kernelwright.problems.record.syntax import parse_module
 from kernelwright.sandbox.machine.escaping import one_line
 
 SOURCE_BYTES = 1_000_000
@@ -18,7 +17,7 @@ def refuse(source: str, entry: str = "ModelNew") -> str:
     if len(source.encode(errors="surrogatepass")) > SOURCE_BYTES:
         return f"the source is longer than {SOURCE_BYTES} bytes"
     try:
-        tree = ast.parse(source)
+        tree = parse_module(source)
     except SyntaxError as error:
         return one_line(f"line {error.lineno}: {error.msg}: {error.text or ''}")
     except (ValueError, RecursionError, MemoryError) as error:

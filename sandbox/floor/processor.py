@@ -95,8 +95,6 @@ def _measured(threads: int) -> Peaks:
     rates = _run([threads, *sizes])
     flops = {name: rates.pop(name) for name in ("float32", "float64")}
     copied = rates.pop("copy", None)
-    if copied is not None:
-        rates["memory"] = max(rates["memory"], copied)
     inside = {"first": 0, "second": known.first, "third": known.first + known.second, "memory": sum(known)}
     levels = tuple(Level(name=name, inside_bytes=inside[name], bytes_per_s=rate) for name, rate in rates.items())
     return Peaks(

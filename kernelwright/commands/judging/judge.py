@@ -1,6 +1,5 @@
 """`kernelwright judge`: one candidate, one honest verdict."""
 
-import ast
 import asyncio
 import json
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -24,6 +23,7 @@ from kernelwright.commands.options.shared_options import (
     ThreadsOption,
     size_option,
 )
+from kernelwright.problems.record.syntax import parse_module
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem
@@ -149,7 +149,7 @@ def _language(source: str) -> "Language":
     from kernelwright.sandbox.authenticity.languages import language_of
 
     try:
-        return language_of(ast.parse(source))
+        return language_of(parse_module(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "python"
 
