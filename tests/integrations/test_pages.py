@@ -48,6 +48,7 @@ def test_the_page_has_the_numbers_and_the_flags_that_there_are():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_completions_are_scored_as_the_page_shows(tmp_path):
     told = done(block("with CompletionScorer()"), tmp_path)
     assert "only own kernels count" in told

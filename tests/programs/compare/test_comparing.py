@@ -36,11 +36,13 @@ def test_a_program_is_timed_with_and_without_kernels_and_compared(tmp_path):
     assert "first: off from float64 by" in words(found)
 
 
+@pytest.mark.long
 def test_gradients_belong_to_it_where_the_program_takes_them(tmp_path):
     found = compared(tmp_path, "train", direction="both")
     assert found.backward and found.right and found.taken == {"first": 1, "second": 1}
 
 
+@pytest.mark.long
 def test_a_kernel_that_is_wrong_in_the_program_is_told_first(tmp_path):
     found = compared(tmp_path, kernel=KERNEL.replace("1 + torch.exp", "1.01 + torch.exp"))
     assert not found.right and not found.is_faster
@@ -48,12 +50,14 @@ def test_a_kernel_that_is_wrong_in_the_program_is_told_first(tmp_path):
     assert "first: " in words(found) and "REFUSED: output 0 is wrong" in words(found)
 
 
+@pytest.mark.long
 def test_a_program_whose_shapes_are_others_says_which_guard_it_met(tmp_path):
     found = compared(tmp_path, rows=ROWS + 1)
     assert found.taken == {"first": 0, "second": 0}
     assert found.fallbacks["first"] == {"another shape": 1}
 
 
+@pytest.mark.long
 def test_torch_compile_is_a_baseline(tmp_path):
     found = compared(tmp_path, compiled=("default",))
     assert [pairing.baseline for pairing in found.whole.pairings] == ["eager as shipped", "torch.compile default"]

@@ -49,6 +49,7 @@ print([one.taken for one in gates.applied(model).kernels], "ninja" in sys.module
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_package_installs_runs_and_tests_itself_without_us(tmp_path):
     run = run_over_gates(tmp_path / "run", kernel=BUILDING)
     folder = tmp_path / "gates"

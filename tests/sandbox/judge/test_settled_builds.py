@@ -145,6 +145,7 @@ def test_a_compilation_that_fails_in_a_call_fails_at_build_with_the_compilers_li
     assert "undeclared" in verdict.reason
 
 
+@pytest.mark.long
 def test_a_candidate_that_asks_for_another_build_in_every_call_comes_to_an_end(scaled_rows):
     forward = f"built(RIGHT.replace('one', 'one' + uuid.uuid4().hex) + RIGHT.replace('1; }}', '1; }}'))\n{RETURN}"
     verdict = scaled_rows.judge(candidate("", forward))

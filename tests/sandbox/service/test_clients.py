@@ -198,6 +198,7 @@ def test_judge_and_score_ask_the_service(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_search_is_judged_by_the_service_and_says_so(tmp_path, model_server):
     service = Service(tmp_path)
     client, models = service.start(), model_server(fenced(RIGHT))

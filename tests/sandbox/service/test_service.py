@@ -114,6 +114,7 @@ def test_sigterm_ends_what_runs_and_keeps_the_queue(started):
     assert {client.ask("GET", f"/v1/jobs/{one}?wait=300").body["state"] for one in jobs} == {"done"}
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_it_at_once_and_the_job_is_judged_by_the_next(started):
     service = started()
     client = service.start()
