@@ -29,6 +29,7 @@ def test_measured_peaks_are_remembered(peaks, store):
     assert processor_peaks(torch.get_num_threads(), store) == peaks
 
 
+@pytest.mark.long
 def test_measuring_again_keeps_the_better_figures(peaks, store):
     raised = measured_again(torch.get_num_threads(), store)
     assert all(raised.flops_per_s[kind] >= rate for kind, rate in peaks.flops_per_s.items())

@@ -69,12 +69,14 @@ def test_a_verdict_tells_the_floor_and_how_close_the_candidate_comes(keeper):
     assert found["fraction_of_floor"] == pytest.approx(found["floor_ms"] / found["candidate_ms"])
 
 
+@pytest.mark.long
 def test_a_time_that_no_program_can_reach_is_refused(keeper, own_cache):
     with pytest.raises(StageFailed, match="less than this device can do it in at all") as stopped:
         Floors(DOUBLED, SETTINGS).added(keeper.reference, times(candidate_ms=1e-6, eager_ms=1.0))
     assert stopped.value.stage == "time"
 
 
+@pytest.mark.long
 def test_peaks_that_were_measured_too_low_are_measured_again(keeper, own_cache):
     slow = Peaks(device="busy", levels=(Level(name="memory", inside_bytes=0, bytes_per_s=1e6),), flops_per_s={})
     Store("peaks").put(_key(SETTINGS.threads), slow.model_dump(mode="json"))
@@ -82,6 +84,7 @@ def test_peaks_that_were_measured_too_low_are_measured_again(keeper, own_cache):
     assert 0 < found.floor_ms < 5.0
 
 
+@pytest.mark.long
 def test_a_floor_above_the_reference_itself_is_none(keeper, own_cache):
     keep_work(read_bytes=2**45)
     found = Floors(DOUBLED, SETTINGS).added(keeper.reference, times(candidate_ms=5.0, eager_ms=5.0))

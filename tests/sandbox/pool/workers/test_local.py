@@ -33,6 +33,7 @@ def test_two_devices_give_the_verdicts_of_one():
 
 
 @needs_two_cores
+@pytest.mark.long
 def test_a_supervisor_killed_in_mid_batch_loses_nothing_and_repeats_only_its_own_work():
     works = [right(number) for number in range(6)]
 
