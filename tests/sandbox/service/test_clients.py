@@ -226,7 +226,7 @@ def test_a_client_whose_service_is_killed_gets_its_one_verdict_from_the_next(tmp
     )
     asking.start()
     try:
-        until(lambda: client.metrics()['kernelwright_stages_begun_total{stage="build"}'])
+        until(lambda: client.metrics()["kernelwright_jobs_accepted_total"] == 4)
         service.kill()
         service.start()
         asking.join(300)
