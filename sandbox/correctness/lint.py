@@ -179,8 +179,8 @@ def _random(first: Values, again: Values, tolerance: Tolerance) -> Finding:
     if any(_drops(one.tensor(), two.tensor()) for one, two in pairs):
         return Finding("dropout", "it drops values at random: two calls on the same values have zeros at other places")
     wrong = mismatch(again, first, first, tolerance)
-    said = f": {wrong.reason}" if wrong else ""
-    return Finding("random", f"the reference disagrees with itself on the same values{said}")
+    assert wrong is not None, "what draws differs"
+    return Finding("random", f"the reference disagrees with itself on the same values: {wrong.reason}")
 
 
 def _drops(one: torch.Tensor, two: torch.Tensor) -> bool:

@@ -19,9 +19,9 @@ def draws(again: Values, first: Values, tolerance: Tolerance, seeded: Callable[[
     draws repeats itself bit by bit then. Its results have to stay what they are, whatever is asked next, and so has
     `first`; `again` is not looked at once it was called.
     """
-    if mismatch(again, first, first, tolerance, OVERALL) is not None:
-        return True
     if mismatch(again, first, first, tolerance, PLAIN) is None:
         return False
+    if mismatch(again, first, first, tolerance, OVERALL) is not None:
+        return True
     one = seeded()
     return all(seeded() == one for _ in range(SEEDED - 1))
