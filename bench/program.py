@@ -88,7 +88,7 @@ def _script(name: str, small: list[str], *options: str) -> tuple[str, ...]:
 
 
 def _searching(name: str, top: Path) -> tuple[str, ...]:
-    over = ("--target", "cuda", "--attempts", "1", "--out", str(top / f"{name}-run"))
+    over = ("--target", "cuda", "--attempts", "2", "--out", str(top / f"{name}-run"))
     return ("kernelwright", "run", str(top / name), "--top", TOP, *over)
 
 

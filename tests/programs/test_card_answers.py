@@ -41,16 +41,15 @@ def source_of(path):
     return found.source
 
 
-@pytest.mark.parametrize("path", ANSWERS, ids=lambda path: "-".join(path.parts[-5:-3]))
+@pytest.mark.parametrize("path", ANSWERS, ids=lambda path: f"{path.parts[-4]}-{path.stem}")
 def test_an_answer_is_one_that_the_scan_lets_through_and_its_story_names_it(path):
     assert not refuse(source_of(path))
-    story = read_story(path.parents[2].name, "cuda", path.parents[3])
-    assert [entry.file for entry in story.entries] == [path.name]
+    assert path.name in [entry.file for entry in read_story(path.parents[2].name, "cuda", path.parents[3]).entries]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc is installed")
-@pytest.mark.parametrize("path", ANSWERS, ids=lambda path: "-".join(path.parts[-5:-3]))
+@pytest.mark.parametrize("path", ANSWERS, ids=lambda path: f"{path.parts[-4]}-{path.stem}")
 def test_an_answer_builds_for_a_card_and_has_the_weights_of_its_part(path, tmp_path, monkeypatch):
     def built(name, cuda_sources, extra_cuda_cflags, **_):
         (tmp_path / "source.cu").write_text(cuda_sources[0])
