@@ -1,6 +1,6 @@
 """Verdicts for the search's engine from an executor."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.protocol import Unjudged, Work
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
-from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
+from kernelwright.sandbox.verdict.settings import SCREEN, CompileMode, JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
 
@@ -25,17 +25,34 @@ class Evaluating(Evaluator, Protocol):
 class ExecutorEvaluator:
     """The engine's `Evaluator` on a dispatcher. Its device's conditions are those of every verdict."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, dispatcher: Dispatcher, compiled: Sequence[CompileMode] = ()) -> None:
+        """`compiled`: modes of torch.compile that the executor's settings name."""
+        self._dispatcher, self._compiled = dispatcher, compiled
 
     async def evaluate(
         self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
     ) -> Verdict:
         """The verdict; `MachineError` or `BrokenProblem` where none is possible."""
         effort: JudgingEffort | None = "rank" if fresh else None
-        work = Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, beat=beat)
+        return await self._verdict(Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, beat=beat))
+
+    async def measure(self, problem: Problem) -> Verdict:
+        """See `Evaluator`: the reference as a candidate, screened, or as briefly beside torch.compile.
+
+        PyTorch's own operators are what is measured, whatever a candidate may use.
+        """
+        anyhow = problem.model_copy(update={"operators": "any"})
+        work = Work(problem=anyhow, candidate=Candidate(source=f"{problem.source}\n\nModelNew = Model\n"))
+        asks = SCREEN | {"compiled": list(self._compiled), "effort": "search"} if self._compiled else {}
         try:
-            return (await self._dispatcher.judge(work)).verdict
+            asked = work.model_copy(update={"effort": None if asks else "screen", "asks": asks})
+            return await self._verdict(asked, settles=False)  # a candidate may do with less memory
+        finally:
+            self.release(anyhow)  # candidates are judged by other settings, and so beside other processes
+
+    async def _verdict(self, work: Work, settles: bool = True) -> Verdict:
+        try:
+            return (await self._dispatcher.judge(work, settles=settles)).verdict
         except Unjudged as error:
             broken = UnsupportedProblem if error.unsupported else BrokenProblem
             raise (broken if error.whole_problem else MachineError)(str(error)) from None
@@ -61,4 +78,4 @@ async def evaluating(choice: ExecutorChoice, settings: Settings) -> AsyncIterato
     """What judges for a search: an executor's workers. Where nothing is chosen there is one device of this machine."""
     chosen = ExecutorChoice(devices=1) if choice == ExecutorChoice() else choice
     async with Dispatcher(executor_for(chosen, settings), chosen.kind) as dispatcher:
-        yield ExecutorEvaluator(dispatcher)
+        yield ExecutorEvaluator(dispatcher, settings.compiled)

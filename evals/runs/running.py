@@ -12,7 +12,6 @@ from pydantic import Field, ValidationError
 
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.briefs.hardware import sheet_for
-from kernelwright.agent.briefs.needs import as_remembered
 from kernelwright.agent.engine.evaluator import Evaluating, evaluating
 from kernelwright.agent.engine.scheduling import Scheduler, views_of
 from kernelwright.agent.engine.search import Parts
@@ -41,7 +40,10 @@ from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.verdict.settings import Settings
 
 FOR_RECORDED: dict[str, object] = {"learn": False, "runner_up": 0, "tune": 0, "share": False, "confirm": 1}
-"""For recorded answers: they were written to ideas in the order of the bank, and each follows its own parent."""
+FOR_RECORDED |= {"measure": False}
+"""For recorded answers: they were written to ideas in the order of the bank, each follows its own parent, and nobody
+reads their prompts.
+"""
 
 
 class Plan(Record):
@@ -120,8 +122,6 @@ class Running:
             def parts_for(problem: Problem) -> Parts:
                 config = self._config_for(problem)
                 sheet = sheet_for(config.target, self.plan.device, self.plan.judging.ordinal)
-                if self.plan.device is None:
-                    sheet = as_remembered(sheet, problem, self.plan.judging.threads)
                 return Parts(
                     strategy=load_strategy(config.strategy, config),
                     provider=provider,
