@@ -64,12 +64,13 @@ def _as_measured(found: Measurement) -> Yardstick:
 
 
 def _times(baselines_ms: Mapping[str, float], is_shipped: bool = False) -> tuple[str, ...]:
-    """`is_shipped`: whether eager as shipped is the same as eager."""
+    """The fastest first. `is_shipped`: whether eager as shipped is the same as eager."""
+    ordered = sorted(baselines_ms.items(), key=lambda one: one[1])
     how = {
         EAGER: ", at the precision policy above" + (", which is also PyTorch as it ships here" if is_shipped else ""),
         AS_SHIPPED: ", under PyTorch's own precision switches",
     }
-    return tuple(f"{name}: {ms:#.3g} ms{how.get(name, '')}" for name, ms in baselines_ms.items())
+    return tuple(f"{name}: {ms:#.3g} ms{how.get(name, '')}" for name, ms in ordered)
 
 
 def _floor(floor: Floor | None) -> tuple[str, ...]:

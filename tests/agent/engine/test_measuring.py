@@ -76,7 +76,7 @@ def test_every_prompt_says_what_the_log_says_before_and_after_a_resume(log, tmp_
     for told in shown:
         lines = [line for line in told["times"].splitlines() if line.startswith("- ") and "nothing" not in line]
         assert [line.removeprefix("- ").partition(" ms")[0] for line in lines] == [
-            f"{name}: {ms:#.3g}" for name, ms in found.baselines_ms.items()
+            f"{name}: {ms:#.3g}" for name, ms in sorted(found.baselines_ms.items(), key=lambda one: one[1])
         ]
         assert f"each once: {found.floor.memory_ms:#.3g} ms" in told["floor"]
         assert f"as many bytes: {found.floor.copy_ms:#.3g} ms" in told["floor"]
