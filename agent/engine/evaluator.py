@@ -6,6 +6,7 @@ from typing import Protocol
 
 from kernelwright.agent.engine.steps import Evaluator
 from kernelwright.problems import Problem
+from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.protocol import Unjudged, Work
@@ -25,9 +26,11 @@ class Evaluating(Evaluator, Protocol):
 class ExecutorEvaluator:
     """The engine's `Evaluator` on a dispatcher. Its device's conditions are those of every verdict."""
 
-    def __init__(self, dispatcher: Dispatcher, compiled: Sequence[CompileMode] = ()) -> None:
-        """`compiled`: modes of torch.compile that the executor's settings name."""
-        self._dispatcher, self._compiled = dispatcher, compiled
+    def __init__(self, dispatcher: Dispatcher, compiled: Sequence[CompileMode] = (), kept: Store | None = None) -> None:
+        """`compiled`: modes of torch.compile that the executor's settings name. `kept`: where what was measured of a
+        problem under the same conditions is looked for first.
+        """
+        self._dispatcher, self._compiled, self._kept = dispatcher, compiled, kept
 
     async def evaluate(
         self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
@@ -42,13 +45,23 @@ class ExecutorEvaluator:
         PyTorch's own operators are what is measured, whatever a candidate may use.
         """
         anyhow = problem.model_copy(update={"operators": "any"})
-        work = Work(problem=anyhow, candidate=Candidate(source=f"{problem.source}\n\nModelNew = Model\n"))
+        key = {"problem": anyhow.digest, "conditions": self._dispatcher.devices[0].conditions.alike}
+        known = self._kept.get(key) if self._kept else None
+        if known is not None:
+            return Passed.model_validate(known)
+        found = await self._measured(anyhow)
+        if self._kept and isinstance(found, Passed):
+            self._kept.put(key, found.model_dump(mode="json"))
+        return found
+
+    async def _measured(self, problem: Problem) -> Verdict:
+        work = Work(problem=problem, candidate=Candidate(source=f"{problem.source}\n\nModelNew = Model\n"))
         asks = SCREEN | {"compiled": list(self._compiled), "effort": "search"} if self._compiled else {}
         try:
             asked = work.model_copy(update={"effort": None if asks else "screen", "asks": asks})
             return await self._verdict(asked, settles=False)  # a candidate may do with less memory
         finally:
-            self.release(anyhow)  # candidates are judged by other settings, and so beside other processes
+            self.release(problem)  # candidates are judged by other settings, and so beside other processes
 
     async def _verdict(self, work: Work, settles: bool = True) -> Verdict:
         try:
@@ -74,8 +87,13 @@ class ExecutorEvaluator:
 
 
 @asynccontextmanager
-async def evaluating(choice: ExecutorChoice, settings: Settings) -> AsyncIterator[Evaluating]:
-    """What judges for a search: an executor's workers. Where nothing is chosen there is one device of this machine."""
+async def evaluating(
+    choice: ExecutorChoice, settings: Settings, kept: Store | None = None
+) -> AsyncIterator[Evaluating]:
+    """What judges for a search: an executor's workers. Where nothing is chosen there is one device of this machine.
+
+    `kept`: see `ExecutorEvaluator`.
+    """
     chosen = ExecutorChoice(devices=1) if choice == ExecutorChoice() else choice
     async with Dispatcher(executor_for(chosen, settings), chosen.kind) as dispatcher:
-        yield ExecutorEvaluator(dispatcher, settings.compiled)
+        yield ExecutorEvaluator(dispatcher, settings.compiled, kept)

@@ -34,6 +34,7 @@ from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import TargetVersions, device_sheet
 from kernelwright.prompts.targets import TARGETS
+from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import require_tools, versions
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
 from kernelwright.sandbox.pool.harness import harness_digest
@@ -160,7 +161,9 @@ class Running:
         """What judges: for simulated answers the landscape that they come from."""
         if self.plan.provider.kind == "simulated":
             return nullcontext(SimulatedEvaluator(seconds=0.0))
-        return evaluating(self.plan.executor, self.plan.judging)
+        cache = self.plan.provider.cache  # whose answers are to prompts, which tell what was measured
+        kept = Store("measured", Path(cache)) if cache else None
+        return evaluating(self.plan.executor, self.plan.judging, kept)
 
 
 def new_folder(out: Path | None) -> Path:

@@ -8,6 +8,7 @@ from bench.simulated.clock import run_simulated
 from bench.simulated.executor import VERDICT, SimulatedExecutor, Times
 from kernelwright.agent.engine.evaluator import ExecutorEvaluator, evaluating
 from kernelwright.problems import Problem
+from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for, settled
@@ -15,7 +16,7 @@ from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
 from kernelwright.sandbox.pool.remote.job_settings import JobSettings
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
+from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed
 from tests.sandbox.pool.parts import QUICK, SUM
 
 PROBLEM = Problem(name="p", title="", family="simulated", size="cpu", source="p")
@@ -81,10 +82,10 @@ class Noting(Saying):
         self.released.append(problem)
 
 
-def measured(executor, problem=PROBLEM, compiled=(), after=None):
+def measured(executor, problem=PROBLEM, compiled=(), after=None, kept=None):
     async def go():
         async with Dispatcher(executor) as dispatcher:
-            evaluator = ExecutorEvaluator(dispatcher, compiled)
+            evaluator = ExecutorEvaluator(dispatcher, compiled, kept)
             try:
                 return await evaluator.measure(problem)
             finally:
@@ -120,6 +121,23 @@ def test_a_service_takes_what_is_asked_for_where_torch_compile_is_measured():
     executor = Noting()
     measured(executor, compiled=("default",))
     assert JobSettings.model_validate(executor.asked[0][1].asks).compiled == ("default",)
+
+
+def test_what_was_measured_is_kept_where_a_folder_is_named_under_the_same_conditions(tmp_path):
+    executor = Noting()
+    right = Passed(
+        measurement=Measurement(
+            pairings=(Pairing(baseline="eager", candidate_ms=(1.0,), baseline_ms=(2.0,)),), threads=1
+        ),
+        evidence=VERDICT.evidence,
+    )
+    executor.answer = Answer(verdict=right)
+    kept = Store("measured", tmp_path)
+    assert [measured(executor, kept=kept) for _ in range(2)] == [right, right]
+    assert len(executor.asked) == 1
+    measured(executor, PROBLEM.model_copy(update={"precision": "tf32"}), kept=kept)
+    measured(executor)
+    assert len(executor.asked) == 3
 
 
 def test_a_reference_that_can_not_be_measured_does_not_keep_candidates_from_being_judged():
