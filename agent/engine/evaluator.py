@@ -40,28 +40,19 @@ class ExecutorEvaluator:
         return await self._verdict(Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, beat=beat))
 
     async def measure(self, problem: Problem) -> Verdict:
-        """See `Evaluator`: the reference as a candidate, screened, or as briefly beside torch.compile.
-
-        PyTorch's own operators are what is measured, whatever a candidate may use.
-        """
-        anyhow = problem.model_copy(update={"operators": "any"})
-        key = {"problem": anyhow.digest, "conditions": self._dispatcher.devices[0].conditions.alike}
+        """See `Evaluator`, and `measuring` for how."""
+        work = measuring(problem, self._compiled)
+        key = {"problem": work.problem.digest, "conditions": self._dispatcher.devices[0].conditions.alike}
         known = self._kept.get(key) if self._kept else None
         if known is not None:
             return Passed.model_validate(known)
-        found = await self._measured(anyhow)
+        try:
+            found = await self._verdict(work, settles=False)  # a candidate may do with less memory
+        finally:
+            self.release(work.problem)  # candidates are judged by other settings, and so beside other processes
         if self._kept and isinstance(found, Passed):
             self._kept.put(key, found.model_dump(mode="json"))
         return found
-
-    async def _measured(self, problem: Problem) -> Verdict:
-        work = Work(problem=problem, candidate=Candidate(source=f"{problem.source}\n\nModelNew = Model\n"))
-        asks = SCREEN | {"compiled": list(self._compiled), "effort": "search"} if self._compiled else {}
-        try:
-            asked = work.model_copy(update={"effort": None if asks else "screen", "asks": asks})
-            return await self._verdict(asked, settles=False)  # a candidate may do with less memory
-        finally:
-            self.release(problem)  # candidates are judged by other settings, and so beside other processes
 
     async def _verdict(self, work: Work, settles: bool = True) -> Verdict:
         try:
@@ -84,6 +75,19 @@ class ExecutorEvaluator:
     def release(self, problem: Problem) -> None:
         """End the problem's reference processes; a later candidate starts new ones."""
         self._dispatcher.executor.release(problem)
+
+
+def measuring(problem: Problem, compiled: Sequence[CompileMode]) -> Work:
+    """What finds out how long PyTorch takes: the reference, screened, or judged as briefly beside torch.compile.
+
+    PyTorch's own operators are what is measured, whatever a candidate may use.
+    """
+    return Work(
+        problem=problem.model_copy(update={"operators": "any"}),
+        candidate=Candidate(source=f"{problem.source}\n\nModelNew = Model\n"),
+        effort=None if compiled else "screen",
+        asks=SCREEN | {"compiled": list(compiled), "effort": "search"} if compiled else {},
+    )
 
 
 @asynccontextmanager
