@@ -16,7 +16,7 @@ ODD = 'import torch\n\n\nclass ModelNew:\n    pattern = "\\d{}"\n'
 
 
 def said_of_escapes(seen):
-    """What parsing warned of; not what else was collected in that time and warned of, such as a file left open elsewhere."""
+    """What parsing warned of; not what is said of a file left open elsewhere that is collected in that time."""
     return [str(warning.message) for warning in seen if "escape" in str(warning.message)]
 
 
