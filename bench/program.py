@@ -18,12 +18,13 @@ from bench.chosen import chosen
 from bench.gpu_facts import Report
 from kernelwright.programs.compare.comparison import Comparison
 from kernelwright.programs.compare.words import words
+from kernelwright.programs.record.capture_folder import read_split, write_record
 from kernelwright_child.gpu import driver
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "card"
 PROMISED = {"block-infer": 1.3, "resnet50-infer": 0.99, "block-train": 0.99, "resnet50-train": 0.99}
-TOP = "8"
-"""As many parts as ResNet-50 has kinds of bottlenecks."""
+TOP = "12"
+"""Parts that are chosen: more than ResNet-50 has kinds of bottlenecks. Those without an answer are left as they are."""
 PROCESSES = "3"
 NO_CARD = Report(
     "  the driver sees no CUDA device, which these programs are for; KERNELWRIGHT_SMALL=1 captures small ones here"
@@ -58,7 +59,8 @@ def capture(name: str, top: Path, small: list[str]) -> None:
     """The program's capture with its choice, in `top / name`."""
     if not (top / name / "split.json").is_file():
         _said("capture", *_script(name, small, "--out", str(top / name), "--top", TOP))
-    print(_said("split", str(top / name), "--top", TOP), flush=True)
+    if not (top / f"{name}-run").exists():
+        print(_said("split", str(top / name), "--top", TOP), flush=True)
 
 
 def search(name: str, top: Path) -> bool:
@@ -67,10 +69,23 @@ def search(name: str, top: Path) -> bool:
     if answers.is_dir() and driver.device_count():
         done = over.with_suffix(".done")
         if not done.is_file():
-            again = ("resume", str(over)) if over.exists() else (*_searching(name, top)[1:], "--folder", str(answers))
-            print(_said(*again), flush=True)
+            count = answered(top / name, answers)
+            recorded = ("--folder", str(answers), "--set", "measure=false")  # which no answer waits for
+            first = (*_searching(name, top, str(count))[1:], *recorded)
+            print(_said(*(("resume", str(over)) if over.exists() else first)), flush=True)
             done.touch()
     return (over / "capture.json").is_file()
+
+
+def answered(capture: Path, answers: Path) -> int:
+    """How many of the chosen parts have an answer; the choice is of these from now on."""
+    split = read_split(capture)
+    kept = tuple(one for one in split.chosen if (answers / one.part).is_dir())
+    if not kept:
+        chosen = ", ".join(one.part for one in split.chosen) or "none"
+        raise SystemExit(f"no chosen part of {capture} ({chosen}) has an answer in {answers}; capture on an idle card")
+    write_record(capture, split.model_copy(update={"chosen": kept}))
+    return len(kept)
 
 
 def comparison(name: str, top: Path, small: list[str]) -> Comparison:
@@ -87,9 +102,9 @@ def _script(name: str, small: list[str], *options: str) -> tuple[str, ...]:
     return (str(EXAMPLES / f"{program}.py"), *options, "--", mode, *small)
 
 
-def _searching(name: str, top: Path) -> tuple[str, ...]:
+def _searching(name: str, top: Path, count: str = TOP) -> tuple[str, ...]:
     over = ("--target", "cuda", "--attempts", "2", "--out", str(top / f"{name}-run"))
-    return ("kernelwright", "run", str(top / name), "--top", TOP, *over)
+    return ("kernelwright", "run", str(top / name), "--top", count, *over)
 
 
 def _said(*arguments: str) -> str:
