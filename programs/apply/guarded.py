@@ -35,6 +35,7 @@ class TiedKernel:
         self.part, self._make, self._copies = part, make, copies
         steps = {name: own.split(".") for name, own in part["state"].items()}
         self._paths = {name: (path[:-1], path[-1]) for name, path in steps.items()}
+        self._written = [place for place, name in enumerate(part["state"]) if name in part["written"]]
         self._made: tuple[Any, nn.Module] | None = None
 
     def anew(self, part: dict[str, Any] | None = None) -> "TiedKernel":
@@ -49,11 +50,12 @@ class TiedKernel:
     def over(self, module: nn.Module) -> nn.Module:
         """The kernel with the module's own weights; a new one where these have changed, since it may keep its own."""
         state = self._state(module)
-        written = self.part["written"]
-        key = [
-            (id(tensor), tensor.data_ptr(), 0 if name in written or tensor.is_inference() else tensor._version)
-            for name, tensor in state.items()
-        ]
+        try:
+            key = [(id(tensor), tensor.data_ptr(), tensor._version) for tensor in state.values()]
+        except RuntimeError:  # one of inference mode has no version
+            key = [(id(tensor), tensor.data_ptr(), 0) for tensor in state.values()]
+        for place in self._written:
+            key[place] = (*key[place][:2], 0)
         if self._made is None or self._made[0] != key:
             kernel = self._make().train(self.part["training"])
             _tie(kernel, state)
@@ -68,8 +70,9 @@ class TiedKernel:
             try:
                 for step in path:
                     owner = owner._modules[step]  # type: ignore[assignment]
-                found[name] = owner._parameters[last]  # type: ignore[assignment]
-            except KeyError:  # no parameter: a buffer, or what a parametrization computes
+                own = owner._parameters if last in owner._parameters else owner._buffers
+                found[name] = own[last]  # type: ignore[assignment]
+            except KeyError:  # what a parametrization computes, for instance
                 found[name] = _looked_up(module, path, last)
         return found
 
@@ -148,11 +151,12 @@ class Replacement:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if not self._gradients and torch.is_grad_enabled() and _requires_grad([*tensors, *module.parameters()]):
             return "gradients are wanted, and the kernel was judged forward only"
-        if any(torch.is_autocast_enabled(tensor.device.type) for tensor in tensors[:1]):
+        if tensors and torch.is_autocast_enabled(tensors[0].device.type):
             return "autocast"
-        if any(_has_hooks(one) for one in self._inside):
-            return "hooks on a module inside"
-        return _traced() or next((why for tensor in tensors[:1] if (why := _stream(tensor))), "")
+        for one in self._inside:
+            if _has_hooks(one):
+                return "hooks on a module inside"
+        return _traced() or (_stream(tensors[0]) if tensors else "")
 
 
 def put_back(module: nn.Module) -> None:
