@@ -20,6 +20,8 @@ from kernelwright.prompts.prompt import estimated_tokens
 
 CRIBS = Path(__file__).parent / "cribs"
 DATA = Path(__file__).parent / "data" / "cribs.toml"
+WITH_INSTRUCTIONS = ("cuda",)
+"""The languages whose sources hold such instructions."""
 FIRST_CUDA = {"9.0": 12}
 """By compute capability, the first CUDA toolkit that has all of its instructions; none is too old for earlier ones."""
 
@@ -66,7 +68,7 @@ def parts() -> tuple[Crib, ...]:
 def parts_for(brief: Brief, tokens: int) -> tuple[str, ...]:
     """The texts of those parts that this step has use for, as many from the first on as fit into about `tokens`."""
     capability = next(iter(re.findall(r"compute capability (\d+\.\d)", " ".join(brief.device.facts))), None)
-    if brief.target != "cuda" or capability is None:
+    if brief.target not in WITH_INSTRUCTIONS or capability is None:
         return ()
     known = (part for part in parts() if _known(part, capability, brief.versions.cuda))
     chosen: list[str] = []

@@ -4,7 +4,8 @@
 // crib: begin setmaxnreg
 // __launch_bounds__(384, 1) gives 3 warpgroups 168 registers a thread (4 warpgroups: 128). What they all have stays
 // the launch's: 24 + 240 + 240 = 3 * 168; with four 32 + 160 + 160 + 160 = 4 * 128. All four warps of a warpgroup
-// execute it, first thing in their branch; a constant, a multiple of 8. .inc waits until others have given up enough.
+// execute it, first thing in their branch; a constant, a multiple of 8; for sm_90a. .inc waits until others have
+// given up enough.
 template <int kCount>
 __device__ __forceinline__ void give_up_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));

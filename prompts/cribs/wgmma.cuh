@@ -29,7 +29,8 @@ __device__ __forceinline__ uint64_t mn_major(uint32_t tile, int lines, int line)
 // crib: end
 
 // crib: begin wgmma_order
-// 128 threads, warps 4w to 4w + 3, run all of this together; target -gencode=arch=compute_90a,code=sm_90a.
+// 128 threads, warps 4w to 4w + 3, run all of this together. It needs
+// extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"].
 __device__ __forceinline__ void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
