@@ -31,6 +31,14 @@ LANGUAGES = {
         "cuda",
         FINAL.replace("import load_inline", "import load").replace("load_inline(", 'load(sources=["a.cu"], '),
     ),
+    "CUDA with headers of CuTe": (
+        "cutlass",
+        FINAL.replace("torch::Tensor relu", "#include <cute/tensor.hpp>\n__global__ void f() {}\ntorch::Tensor relu"),
+    ),
+    "CUDA that only speaks of CUTLASS": (
+        "cuda",
+        FINAL.replace("torch::Tensor relu", "// as cutlass/gemm\n__global__ void f() {}\ntorch::Tensor relu"),
+    ),
     "Triton": (
         "triton",
         "import torch\nimport triton\n@triton.jit\ndef k(x):\n    pass\nclass ModelNew: pass",

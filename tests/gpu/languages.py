@@ -1,0 +1,118 @@
+"""Honest and hostile candidates in the further languages, as data: by language, what each is and how it must fare."""
+
+from typing import NamedTuple
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.verdict.verdicts import Candidate
+from tests.gpu.honest import ODD, PRODUCT, RELU
+
+
+class Told(NamedTuple):
+    """A candidate with the problem that it is judged for."""
+
+    problem: Problem
+    source: str
+    words: str = ""
+    """What the reason of its refusal holds; several, divided by `|`. Empty where it must pass."""
+
+    @property
+    def candidate(self) -> Candidate:
+        """The source as the judge takes it, with the language that is told from it."""
+        return candidate_of(self.source)
+
+
+CUTLASS = '''
+import ctypes
+import torch
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = r"""
+{kernel}
+"""
+LIBRARY = ctypes.CDLL(load_inline(
+    name="own", cpp_sources=[""], cuda_sources=[SOURCE], extra_cuda_cflags=["-O3"],
+    no_implicit_headers=True, is_python_module=False,
+))
+LIBRARY.run.argtypes = {types}
+
+class ModelNew(torch.nn.Module):
+    def forward(self, *inputs):
+        x = inputs[0].contiguous()
+        stream = torch.cuda.current_stream().cuda_stream
+{forward}
+        return y
+'''
+POINTWISE = """
+#include <cute/tensor.hpp>
+using namespace cute;
+
+__global__ void pointwise(const float* x, float* y, int n) {{
+    const auto part = [&](auto pointer) {{
+        const auto whole = make_tensor(make_gmem_ptr(pointer), make_layout(n));
+        return local_tile(whole, Shape<_1024>{{}}, make_coord(blockIdx.x));
+    }};
+    const Tensor from = part(x);
+    Tensor to = part(y);
+    for (int i = threadIdx.x; i < 1024; i += blockDim.x)
+        if (blockIdx.x * 1024 + i < n) to(i) = {value};
+}}
+extern "C" int run(const float* x, float* y, int n, void* stream) {{
+    {before}
+    pointwise<<<(n + 1023) / 1024, 256, 0, static_cast<cudaStream_t>(stream)>>>(x, y, n);
+    return cudaGetLastError();
+}}
+"""
+GEMM = """
+#include <cutlass/cutlass.h>
+#include <cutlass/gemm/device/gemm.h>
+
+using Row = cutlass::layout::RowMajor;
+using Product = cutlass::gemm::device::Gemm<
+    float, Row, float, Row, float, Row, float, cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80,
+    cutlass::gemm::GemmShape<128, 64, 16>, cutlass::gemm::GemmShape<64, 32, 16>, cutlass::gemm::GemmShape<16, 8, 8>,
+    cutlass::epilogue::thread::LinearCombination<float, 4, float, float>,
+    cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>, 3, 4, 4, false, cutlass::arch::{operator}>;
+
+extern "C" int run(const float* a, const float* b, float* c, int m, int n, int k, void* stream) {{
+    Product product;
+    const Product::Arguments given({{m, n, k}}, {{a, k}}, {{b, n}}, {{c, n}}, {{c, n}}, {{1.0f, 0.0f}});
+    return static_cast<int>(product(given, nullptr, static_cast<cudaStream_t>(stream)));
+}}
+"""
+SLOW_SIDE = """
+    static cudaStream_t side = nullptr;
+    if (!side) cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking);
+    stream = side;"""
+
+
+def pointwise(value: str, before: str = "") -> str:
+    forward = "        y = torch.empty_like(x)\n        LIBRARY.run(x.data_ptr(), y.data_ptr(), x.numel(), stream)"
+    types = "[ctypes.c_void_p] * 2 + [ctypes.c_int, ctypes.c_void_p]"
+    return CUTLASS.format(kernel=POINTWISE.format(value=value, before=before), types=types, forward=forward)
+
+
+def product(operator: str) -> str:
+    forward = """
+        b = inputs[1].contiguous()
+        y = torch.empty(x.shape[0], b.shape[1], device=x.device)
+        LIBRARY.run(x.data_ptr(), b.data_ptr(), y.data_ptr(), x.shape[0], b.shape[1], x.shape[1], stream)"""
+    types = "[ctypes.c_void_p] * 3 + [ctypes.c_int] * 3 + [ctypes.c_void_p]"
+    return CUTLASS.format(kernel=GEMM.format(operator=operator), types=types, forward=forward)
+
+
+HONEST: dict[str, dict[str, Told]] = {
+    "cutlass": {
+        "relu": Told(RELU, pointwise("from(i) > 0 ? from(i) : 0.0f")),
+        "odd_sizes": Told(ODD, pointwise("from(i) * 2 + 1")),
+        "split_product": Told(PRODUCT, product("OpMultiplyAddFastF32")),
+    },
+}
+HOSTILE: dict[str, dict[str, Told]] = {
+    "cutlass": {
+        "one_tf32_product": Told(PRODUCT, product("OpMultiplyAdd"), "wrong"),
+        "a_stream_that_nobody_waits_for": Told(
+            RELU, pointwise("(__nanosleep(1000000), from(i) > 0 ? from(i) : 0.0f)", SLOW_SIDE), "changed|wrong|NaN"
+        ),
+    },
+}
