@@ -28,6 +28,8 @@ class TargetLanguage(NamedTuple):
     """What an answer may import beside the standard library, as words."""
     is_cuda: bool = False
     """Whether kernels are written in CUDA C++, so that what is said of its instructions holds."""
+    compiled_by: Literal["load_inline", "asking", "calling"] = "load_inline"
+    """What compiles a kernel: torch's loader, a word of the language's own for it, or the first call."""
 
 
 # load_inline takes no_implicit_headers, which the raw-pointer examples rest on, from PyTorch 2.8 on.
@@ -54,6 +56,14 @@ TARGETS: dict[Target, TargetLanguage] = {
         device="cuda",
         examples=(ExampleChoice(folder="triton", torch="2.0"),),
         modules="torch and triton",
+        compiled_by="calling",
+    ),
+    "tilelang": TargetLanguage(
+        words="TileLang",
+        device="cuda",
+        examples=(ExampleChoice(folder="tilelang", torch="2.4"),),
+        modules="torch and tilelang",
+        compiled_by="asking",
     ),
 }
 

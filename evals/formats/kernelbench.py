@@ -32,7 +32,7 @@ FAULTS = {"scan": "compilation_error", "build": "compilation_error", "check": "c
 """By stage, the key of their metadata that holds the reason; `runtime_error` for the others."""
 
 
-BACKENDS: dict[Language, str] = {"cuda": "cuda", "cutlass": "cuda", "triton": "triton"}
+BACKENDS: dict[Language, str] = {"cuda": "cuda", "cutlass": "cuda", "triton": "triton", "tilelang": "tilelang"}
 """By language, the `backend` that their evaluator takes a candidate under: it decides how a source is loaded, and in
 which dtype. What runs on a processor, and PyTorch, has none."""
 FOREIGN_BACKENDS = {

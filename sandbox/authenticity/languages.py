@@ -8,6 +8,11 @@ from kernelwright.problems.record.syntax import parse_module
 from kernelwright.sandbox.verdict.verdicts import Candidate, Language
 
 _LOADERS = frozenset({"load_inline", "load"})
+_JITS: dict[Language, frozenset[str]] = {
+    "tilelang": frozenset({"jit", "compile", "prim_func"}),
+    "triton": frozenset({"jit", "autotune"}),
+}
+"""Languages within Python, by the module that they are imported from, with names of which one makes a kernel."""
 _CUTLASS = re.compile(r"#\s*include\s*[<\"](?:cute|cutlass)/")
 
 
@@ -22,7 +27,7 @@ def candidate_of(source: str) -> Candidate:
 
 
 def language_of(tree: ast.Module) -> Language:
-    """`cuda` and `cpp` for what torch's extension loader compiles, `triton` for jitted kernels, else `python`.
+    """`cuda` and `cpp` for what torch's extension loader compiles, that of jitted kernels, else `python`.
 
     CUDA text that is handed over as C++ counts as `cuda`: that is what its author wrote, right or wrong. With headers
     of CUTLASS or CuTe it is `cutlass`.
@@ -33,8 +38,9 @@ def language_of(tree: ast.Module) -> Language:
         loads = []
     if any(_takes_cuda(call) for call in loads) or (loads and _holds_cuda(nodes)):
         return "cutlass" if any(_CUTLASS.search(text) for text in _texts(nodes)) else "cuda"
-    if _imports(nodes, "triton") and any(_name(node) in {"jit", "autotune"} for node in nodes):
-        return "triton"
+    for language, marks in _JITS.items():
+        if _imports(nodes, language) and any(_name(node) in marks for node in nodes):
+            return language
     return "cpp" if loads else "python"
 
 

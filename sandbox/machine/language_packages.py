@@ -27,6 +27,7 @@ class LanguagePackage(NamedTuple):
 
 PACKAGES = {
     "cutlass": LanguagePackage("nvidia-cutlass", "cutlass_library", re.compile(r"[<\"](?:cute|cutlass)/"), True),
+    "tilelang": LanguagePackage("tilelang", "tilelang", re.compile(r"\btilelang\b"), True),
 }
 """By language; those that are not here need no package of their own."""
 
@@ -79,3 +80,5 @@ def language_environment(kept: Path) -> Iterator[tuple[str, str]]:
     headers = cutlass_headers()
     if headers is not None:
         yield "CPLUS_INCLUDE_PATH", str(headers)  # both g++ and nvcc look there, behind what a command line names
+    yield "TILELANG_CACHE_DIR", str(kept / "tilelang")
+    yield "TILELANG_PRINT_ON_COMPILATION", "0"

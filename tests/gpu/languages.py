@@ -86,6 +86,79 @@ SLOW_SIDE = """
     stream = side;"""
 
 
+TILELANG = """
+import tilelang
+import tilelang.language as T
+import torch
+{top}
+
+@tilelang.jit(out_idx=[-1])
+def pointwise(rows, columns, block=4, width={width}):
+    @T.prim_func
+    def main(x: T.Tensor((rows, columns), "float32"), y: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(T.ceildiv(columns, width), T.ceildiv(rows, block), threads=256) as (bx, by):
+            values = T.alloc_fragment((block, width), "float32")
+            T.copy(x[by * block, bx * width], values)
+            for r, c in T.Parallel(block, width):
+                values[r, c] = {value}
+            T.copy(values, y[by * block, bx * width])
+
+    return main
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.run = pointwise({rows}, {columns})
+
+    def forward(self, *inputs):
+        x = inputs[0].contiguous()
+        {forward}
+"""
+TILELANG_PRODUCT = """
+import tilelang
+import tilelang.language as T
+import torch
+
+
+@tilelang.jit(out_idx=[-1])
+def product(M, N, K, TILE=64, DEPTH=32):
+    @T.prim_func
+    def main(a: T.Tensor((M, K), "float32"), b: T.Tensor((K, N), "float32"), c: T.Tensor((M, N), "float32")):
+        with T.Kernel(T.ceildiv(N, TILE), T.ceildiv(M, TILE), threads=128) as (bx, by):
+            left = T.alloc_shared((TILE, DEPTH), "float32")
+            right = T.alloc_shared((DEPTH, TILE), "float32")
+            total = T.alloc_fragment((TILE, TILE), "float32")
+            T.clear(total)
+            for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=2):
+                T.copy(a[by * TILE, k * DEPTH], left)
+                T.copy(b[k * DEPTH, bx * TILE], right)
+                {product}
+            T.copy(total, c[by * TILE, bx * TILE])
+
+    return main
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.run = product(512, 640, 384)
+
+    def forward(self, a, b):
+        return self.run(a.contiguous(), b.contiguous())
+"""
+ON_THE_SIDE = """with torch.cuda.stream(SIDE):
+            torch.cuda._sleep(20_000_000)
+            return self.run(x)"""
+IN_FULL = """for d in T.serial(DEPTH):
+                    for i, j in T.Parallel(TILE, TILE):
+                        total[i, j] += left[i, d] * right[d, j]"""
+
+
+def tilelang(rows: int, columns: int, value: str, forward: str = "return self.run(x)", top: str = "") -> str:
+    return TILELANG.format(rows=rows, columns=columns, width=1024, value=value, forward=forward, top=top)
+
+
 def pointwise(value: str, before: str = "") -> str:
     forward = "        y = torch.empty_like(x)\n        LIBRARY.run(x.data_ptr(), y.data_ptr(), x.numel(), stream)"
     types = "[ctypes.c_void_p] * 2 + [ctypes.c_int, ctypes.c_void_p]"
@@ -107,12 +180,25 @@ HONEST: dict[str, dict[str, Told]] = {
         "odd_sizes": Told(ODD, pointwise("from(i) * 2 + 1")),
         "split_product": Told(PRODUCT, product("OpMultiplyAddFastF32")),
     },
+    "tilelang": {
+        "relu": Told(RELU, tilelang(2048, 4096, "T.max(values[r, c], 0.0)")),
+        "odd_sizes": Told(ODD, tilelang(1013, 997, "values[r, c] * 2.0 + 1.0")),
+        "product_in_full": Told(PRODUCT, TILELANG_PRODUCT.format(product=IN_FULL)),
+    },
 }
 HOSTILE: dict[str, dict[str, Told]] = {
     "cutlass": {
         "one_tf32_product": Told(PRODUCT, product("OpMultiplyAdd"), "wrong"),
         "a_stream_that_nobody_waits_for": Told(
             RELU, pointwise("(__nanosleep(1000000), from(i) > 0 ? from(i) : 0.0f)", SLOW_SIDE), "changed|wrong|NaN"
+        ),
+    },
+    "tilelang": {
+        "one_tf32_product": Told(PRODUCT, TILELANG_PRODUCT.format(product="T.gemm(left, right, total)"), "wrong"),
+        "a_stream_that_nobody_waits_for": Told(
+            RELU,
+            tilelang(2048, 4096, "T.max(values[r, c], 0.0)", ON_THE_SIDE, "SIDE = torch.cuda.Stream()"),
+            "changed|wrong|NaN|no answer",
         ),
     },
 }

@@ -18,7 +18,9 @@ def prompt(
     role: Annotated[
         str, typer.Option(help="What is asked for: propose, repair, improve, plan, critique or reflect.")
     ] = "propose",
-    target: Annotated[str, typer.Option(help="What the answer is written in: cpp, cuda, cutlass or triton.")] = "cpp",
+    target: Annotated[
+        str, typer.Option(help="What the answer is written in: cpp, cuda, cutlass, triton or tilelang.")
+    ] = "cpp",
     size: Annotated[str | None, size_option("what fits the target")] = None,
     dtype: DtypeOption = None,
     parent: Annotated[

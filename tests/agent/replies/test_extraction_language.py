@@ -47,6 +47,14 @@ LANGUAGES = {
         "triton",
         "import torch\nfrom triton import jit\n@jit\ndef k(x):\n    pass\nclass ModelNew: pass",
     ),
+    "TileLang": (
+        "tilelang",
+        "import torch\nimport tilelang.language as T\n@T.prim_func\ndef k(x):\n    pass\nclass ModelNew: pass",
+    ),
+    "TileLang, compiled by a call": (
+        "tilelang",
+        "import torch\nfrom tilelang import compile\nk = compile(f)\nclass ModelNew: pass",
+    ),
     "plain PyTorch": ("python", REFERENCE.replace("Model", "ModelNew")),
     "a torch.load is no loader": (
         "python",

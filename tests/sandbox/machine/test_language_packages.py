@@ -18,7 +18,7 @@ from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 
 EACH = pytest.mark.parametrize("language", PACKAGES)
-USES = {"cutlass": "#include <cute/tensor.hpp>"}
+USES = {"cutlass": "#include <cute/tensor.hpp>", "tilelang": "import tilelang.language as T"}
 
 
 @pytest.fixture
@@ -67,6 +67,15 @@ def test_the_other_languages_need_no_package_of_their_own(language):
 def test_a_build_is_kept_under_the_version_of_the_package_that_its_source_uses(language):
     assert versions_used(USES[language]) == {PACKAGES[language].distribution: package_version(language) or ""}
     assert versions_used("import torch\nimport triton\n") == {}
+
+
+def test_what_a_language_has_compiled_stays_in_the_folder_that_ends_with_the_candidate():
+    folder = WorkFolder()
+    try:
+        told = folder.environment(1)
+        assert told["TILELANG_CACHE_DIR"].startswith(f"{folder.path}/triton/")
+    finally:
+        folder.close()
 
 
 def test_a_child_finds_the_headers_of_cutlass_where_they_are():
