@@ -90,10 +90,10 @@ TILELANG = """
 import tilelang
 import tilelang.language as T
 import torch
-{top}
+
 
 @tilelang.jit(out_idx=[-1])
-def pointwise(rows, columns, block=4, width={width}):
+def pointwise(rows, columns, block=4, width=1024):
     @T.prim_func
     def main(x: T.Tensor((rows, columns), "float32"), y: T.Tensor((rows, columns), "float32")):
         with T.Kernel(T.ceildiv(columns, width), T.ceildiv(rows, block), threads=256) as (bx, by):
@@ -147,7 +147,7 @@ class ModelNew(torch.nn.Module):
     def forward(self, a, b):
         return self.run(a.contiguous(), b.contiguous())
 """
-ON_THE_SIDE = """with torch.cuda.stream(SIDE):
+ON_THE_SIDE = """with torch.cuda.stream(torch.cuda.Stream()):
             torch.cuda._sleep(20_000_000)
             return self.run(x)"""
 IN_FULL = """for d in T.serial(DEPTH):
@@ -155,8 +155,8 @@ IN_FULL = """for d in T.serial(DEPTH):
                         total[i, j] += left[i, d] * right[d, j]"""
 
 
-def tilelang(rows: int, columns: int, value: str, forward: str = "return self.run(x)", top: str = "") -> str:
-    return TILELANG.format(rows=rows, columns=columns, width=1024, value=value, forward=forward, top=top)
+def tilelang(rows: int, columns: int, value: str, forward: str = "return self.run(x)") -> str:
+    return TILELANG.format(rows=rows, columns=columns, value=value, forward=forward)
 
 
 def pointwise(value: str, before: str = "") -> str:
@@ -197,7 +197,7 @@ HOSTILE: dict[str, dict[str, Told]] = {
         "one_tf32_product": Told(PRODUCT, TILELANG_PRODUCT.format(product="T.gemm(left, right, total)"), "wrong"),
         "a_stream_that_nobody_waits_for": Told(
             RELU,
-            tilelang(2048, 4096, "T.max(values[r, c], 0.0)", ON_THE_SIDE, "SIDE = torch.cuda.Stream()"),
+            tilelang(2048, 4096, "T.max(values[r, c], 0.0)", ON_THE_SIDE),
             "changed|wrong|NaN|no answer",
         ),
     },

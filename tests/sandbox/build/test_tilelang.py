@@ -1,4 +1,4 @@
-"""Answers in TileLang: a jailed builder makes their kernels for Hopper, without a device, and keeps them in its folder."""
+"""Answers in TileLang: a jailed builder makes their kernels for Hopper without a device, and keeps them."""
 
 import shutil
 
