@@ -65,6 +65,13 @@ TARGETS: dict[Target, TargetLanguage] = {
         modules="torch and tilelang",
         compiled_by="asking",
     ),
+    "helion": TargetLanguage(
+        words="Helion",
+        device="cuda",
+        examples=(ExampleChoice(folder="helion", torch="2.9"),),
+        modules="torch and helion",
+        compiled_by="calling",
+    ),
 }
 
 

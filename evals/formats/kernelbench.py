@@ -32,9 +32,11 @@ FAULTS = {"scan": "compilation_error", "build": "compilation_error", "check": "c
 """By stage, the key of their metadata that holds the reason; `runtime_error` for the others."""
 
 
-BACKENDS: dict[Language, str] = {"cuda": "cuda", "cutlass": "cuda", "triton": "triton", "tilelang": "tilelang"}
+BACKENDS: dict[Language, str] = {
+    **{"cuda": "cuda", "cutlass": "cuda", "triton": "triton", "tilelang": "tilelang", "helion": "triton"}
+}
 """By language, the `backend` that their evaluator takes a candidate under: it decides how a source is loaded, and in
-which dtype. What runs on a processor, and PyTorch, has none."""
+which dtype. They have none for Helion, which becomes Triton. What runs on a processor, and PyTorch, has none."""
 FOREIGN_BACKENDS = {
     "hip": "it is for AMD GPUs, and candidates are judged on NVIDIA's",
     "thunderkittens": "its headers come in no package; a candidate that brings them itself is one in cuda",

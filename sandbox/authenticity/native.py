@@ -19,6 +19,8 @@ SPAWNERS = {"subprocess", "system", "popen", "posix_spawn", "execv", "execvp"}
 """Names by which a source may start a compiler itself."""
 JITS = {"jit", "autotune", "heuristics"}
 """Decorators of Triton kernels, and the one of functions that make those of TileLang."""
+QUALIFIED_JITS = ({"helion", "kernel"},)
+"""The same, where one word alone would say nothing."""
 KERNELS = {"prim_func"}
 """Decorators of what becomes a kernel once it is compiled."""
 COMPILERS = {"tilelang"}
@@ -43,11 +45,7 @@ def own_names(tree: ast.Module) -> tuple[set[str], bool]:
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     builds = any(_is_builder(call) for call in calls)
     compiles = builds or any(name in SPAWNERS for node in nodes for name in named(node))
-    own = {
-        node.name
-        for node in nodes
-        if isinstance(node, ast.FunctionDef) and any(names(mark) & JITS for mark in node.decorator_list)
-    }
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list))}
     loading = _Loading(assignments, compiles, makers=_makers(nodes))
     leads: dict[str, list[list[str]]] = defaultdict(list)
     for targets, value in assignments:
@@ -89,6 +87,27 @@ class _Loading:
             return True
         none = isinstance(path[0], ast.Constant) and not isinstance(path[0].value, str | bytes)
         return not (none or words & self._foreign or any(map(_is_foreign, path)))
+
+
+def _is_jit(mark: ast.expr) -> bool:
+    found = names(mark)
+    return bool(found & JITS) or any(words <= found for words in QUALIFIED_JITS)
+
+
+def compiled_nodes(tree: ast.AST) -> set[int]:
+    """The syntax, by identity, that Helion compiles: loops over tiles in its kernels. What stands beside them runs."""
+    kernels = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and any("helion" in names(mark) for mark in node.decorator_list)
+    )
+    loops = (
+        node
+        for kernel in kernels
+        for node in ast.walk(kernel)
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and {"hl", "tile"} <= names(node.iter.func)
+    )
+    return {id(inner) for loop in loops for statement in loop.body for inner in ast.walk(statement)}
 
 
 def _makers(nodes: list[ast.AST]) -> set[str]:

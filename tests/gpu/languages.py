@@ -5,7 +5,7 @@ from typing import NamedTuple
 from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.verdict.verdicts import Candidate
-from tests.gpu.honest import ODD, PRODUCT, RELU
+from tests.gpu.honest import ODD, PRODUCT, RELU, TWO
 
 
 class Told(NamedTuple):
@@ -155,6 +155,56 @@ IN_FULL = """for d in T.serial(DEPTH):
                         total[i, j] += left[i, d] * right[d, j]"""
 
 
+HELION = """
+import helion
+import helion.language as hl
+import torch
+
+
+@helion.kernel(config=helion.Config(block_sizes={blocks}{more}), static_shapes=True{settings})
+def own({parameters}):
+    {body}
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, *inputs):
+        return {forward}
+"""
+
+
+def helion(value: str, forward: str = "own(inputs[0].contiguous())") -> str:
+    body = f"""y = torch.empty_like(x)
+    for r, c in hl.tile([x.size(0), x.size(1)]):
+        y[r, c] = {value}
+    return y"""
+    return HELION.format(blocks=[2, 512], more="", settings="", parameters="x", body=body, forward=forward)
+
+
+def helion_product(settings: str) -> str:
+    body = """y = torch.empty([a.size(0), b.size(1)], dtype=a.dtype, device=a.device)
+    for r, c in hl.tile([a.size(0), b.size(1)]):
+        total = hl.zeros([r, c], dtype=torch.float32)
+        for k in hl.tile(a.size(1)):
+            total = torch.addmm(total, a[r, k], b[k, c])
+        y[r, c] = total
+    return y"""
+    forward = "own(inputs[0].contiguous(), inputs[1].contiguous())"
+    return HELION.format(blocks=[64, 64, 32], more="", settings=settings, parameters="a, b", body=body, forward=forward)
+
+
+HELION_EXTREMES = HELION.format(
+    blocks=[4], more=", reduction_loops=[None]", settings="", parameters="x",
+    body="""low = torch.empty(x.size(0), dtype=x.dtype, device=x.device)
+    high = torch.empty(x.size(0), dtype=x.dtype, device=x.device)
+    for r in hl.tile(x.size(0)):
+        values = x[r, :]
+        low[r] = torch.amin(values, dim=1)
+        high[r] = torch.amax(values, dim=1)
+    return low, high""",
+    forward="own(inputs[0].contiguous())",
+)  # fmt: skip
+
+
 def tilelang(rows: int, columns: int, value: str, forward: str = "return self.run(x)") -> str:
     return TILELANG.format(rows=rows, columns=columns, value=value, forward=forward)
 
@@ -185,6 +235,12 @@ HONEST: dict[str, dict[str, Told]] = {
         "odd_sizes": Told(ODD, tilelang(1013, 997, "values[r, c] * 2.0 + 1.0")),
         "product_in_full": Told(PRODUCT, TILELANG_PRODUCT.format(product=IN_FULL)),
     },
+    "helion": {
+        "relu": Told(RELU, helion("torch.relu(x[r, c])")),
+        "odd_sizes": Told(ODD, helion("x[r, c] * 2 + 1")),
+        "product_in_full": Told(PRODUCT, helion_product(', dot_precision="ieee"')),
+        "two_outputs": Told(TWO, HELION_EXTREMES),
+    },
 }
 HOSTILE: dict[str, dict[str, Told]] = {
     "cutlass": {
@@ -199,6 +255,14 @@ HOSTILE: dict[str, dict[str, Told]] = {
             RELU,
             tilelang(2048, 4096, "T.max(values[r, c], 0.0)", ON_THE_SIDE),
             "changed|wrong|NaN|no answer",
+        ),
+    },
+    "helion": {
+        "one_tf32_product": Told(PRODUCT, helion_product(', dot_precision="tf32"'), "wrong"),
+        "the_first_result_for_ever": Told(
+            RELU,
+            helion("torch.relu(x[r, c])", "self.__dict__.setdefault('kept', own(inputs[0].contiguous()))"),
+            "wrong",
         ),
     },
 }

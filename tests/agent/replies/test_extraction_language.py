@@ -55,6 +55,10 @@ LANGUAGES = {
         "tilelang",
         "import torch\nfrom tilelang import compile\nk = compile(f)\nclass ModelNew: pass",
     ),
+    "Helion": (
+        "helion",
+        "import torch\nimport helion\n@helion.kernel()\ndef k(x):\n    pass\nclass ModelNew: pass",
+    ),
     "plain PyTorch": ("python", REFERENCE.replace("Model", "ModelNew")),
     "a torch.load is no loader": (
         "python",
