@@ -45,17 +45,17 @@ def test_prompt_is_the_golden_copy(name: str) -> None:
     assert text == path.read_text(encoding="utf-8"), "if the change is meant, run with KERNELWRIGHT_UPDATE_GOLDEN=1"
 
 
-CORNERS = {"propose-cuda", "propose-cuda-bfloat16", "propose-cuda-product", "propose-cuda-product-bfloat16"}
+CORNERS = ("propose-cuda", "propose-cuda-bfloat16", "propose-cuda-product", "propose-cuda-product-bfloat16")
 """Bound by memory and by arithmetic, in fp32 and in bf16."""
+
+
+def test_the_four_corners_are_among_them() -> None:
+    assert set(CORNERS) <= set(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_prompt_keeps_its_budget(name: str) -> None:
     assert render(CASES[name]).tokens < MOST_TOKENS
-
-
-def test_every_corner_has_a_golden_copy() -> None:
-    assert set(CASES) >= CORNERS
 
 
 def test_every_golden_copy_belongs_to_a_case() -> None:
