@@ -54,7 +54,7 @@ def standings(index: Index) -> list[Standing]:
     refused = {
         (row.facts.digest, row.facts.best.candidate_digest): Verified(row.again.measured, row.again.harness, "again")
         for row in index.rows
-        if row.facts.best and row.again and (not row.again.measured.passed or row.again.measured.is_impossible)
+        if row.facts.best and row.again and row.again.refused
     }
     found = []
     for dtype in dict.fromkeys(row.dtype for row in index.rows):
@@ -115,24 +115,18 @@ class After(NamedTuple):
 def after_each_answer(standing: Standing) -> list[After]:
     """What came of the first answer alone, of the first two, and so on."""
     tries = [[turn for turn in kept.tries if turn.counts] for kept, _ in standing.ranked]
-    return [_after(standing, tries, count) for count in range(1, max(map(len, tries), default=0) + 1)]
+    return [_after([made[:count] for made in tries], count) for count in range(1, max(map(len, tries), default=0) + 1)]
 
 
-def _after(standing: Standing, tries: Sequence[Sequence[Turn]], count: int) -> After:
+def _after(tries: Sequence[Sequence[Turn]], count: int) -> After:
     results = []
-    for (kept, cell), made in zip(standing.ranked, tries, strict=True):
-        right = [turn for turn in made[:count] if turn.standing is not None and counts(cell, turn)]
+    for made in tries:
+        right = [turn for turn in made if turn.standing is not None]
         best = max(right, key=lambda turn: turn.standing or 0.0, default=None)
-        speedup = best.speedup if best else None
-        results.append(Result(problem=kept.problem, family=kept.facts.family, compiled=bool(right), speedup=speedup))
+        results.append(Result(problem="", family="", compiled=bool(right), speedup=best.speedup if best else None))
     gains = [max(1.0, one.speedup or 1.0) for one in results]
     shares = metrics.fast_curve(results, (0.0, 1.0))
     return After(count, shares[0.0], shares[1.0], metrics.geometric_mean(gains).value)
-
-
-def counts(cell: Cell, turn: Turn) -> bool:
-    """Whether the kernel of a turn is none that stands in quarantine."""
-    return not (cell.status == "quarantined" and turn.candidate_digest == cell.candidate_digest)
 
 
 class RoleFigures(NamedTuple):

@@ -21,6 +21,7 @@ from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 RECORDS, AGAIN, INDEX, KERNELS = "records.jsonl.gz", "again.jsonl.gz", "index.json", "kernels"
+TAKEN_BACK = "refused by a later judge"
 WHY = 160
 """Letters of a reason that the index keeps; the records have all of it."""
 
@@ -56,6 +57,11 @@ class SecondJudging(Record):
     measured: Measured
     meets: bool
     """Whether it is right and its interval has a point in common with that of the run."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether it counts no more: wrong after all, or faster than anything can be."""
+        return not self.measured.passed or self.measured.is_impossible
 
 
 class Kept(Record):
@@ -149,6 +155,8 @@ def _ended(run: str, found: Sequence[Searched]) -> str:
 def _row(one: Searched, again: Sequence[Judgement]) -> Kept:
     best = one.facts.best
     attempts = tuple(answered.attempt for answered in one.attempts)
+    second = _second(one.facts, again)
+    refused = best.candidate_digest if best and second and second.refused else None
     tried, won = tally(View(problem=one.problem, attempts=attempts), one.header["config"]["search"]["gain"])
     return Kept(
         address=one.address,
@@ -160,9 +168,9 @@ def _row(one: Searched, again: Sequence[Judgement]) -> Kept:
         device=_device(one),
         kernel=kernel_file(one) if best else None,
         facts=one.facts,
-        tries=tuple(_turn(answered) for answered in one.attempts),
+        tries=tuple(_turn(answered, refused) for answered in one.attempts),
         ideas={idea: (count, won[idea]) for idea, count in sorted(tried.items())},
-        again=_second(one.facts, again),
+        again=second,
     )
 
 
@@ -181,19 +189,21 @@ def kernel_file(one: Searched) -> str:
     return f"{KERNELS}/{one.dtype}/{safe_name(one.address.replace('/', '-'))}.py"
 
 
-def _turn(answered: Answered) -> Turn:
+def _turn(answered: Answered, refused: str | None) -> Turn:
     attempt = answered.attempt
-    possible = attempt.ruling is not None and not measured(attempt.ruling).is_impossible
+    digest = attempt.candidate.digest if attempt.candidate else None
+    taken_back = digest is not None and digest == refused
+    counts = attempt.ruling is not None and not measured(attempt.ruling).is_impossible and not taken_back
     return Turn(
         number=attempt.number,
         role=attempt.ask.role,
         idea=attempt.ask.idea,
         parent=attempt.ask.parent,
-        outcome=attempt.outcome,
+        outcome=TAKEN_BACK if taken_back else attempt.outcome,
         why=_shortened(attempt.detail.strip().partition("\n")[0]),
-        speedup=attempt.speedup if possible else None,
-        standing=attempt.standing if possible else None,
-        candidate_digest=attempt.candidate.digest if attempt.candidate else None,
+        speedup=attempt.speedup if counts else None,
+        standing=attempt.standing if counts else None,
+        candidate_digest=digest,
         counts=attempt.counts,
         prompt_tokens=answered.prompt_tokens,
         reply_tokens=answered.reply_tokens,

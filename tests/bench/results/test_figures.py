@@ -113,6 +113,8 @@ def test_what_a_later_judge_refused_counts_as_a_failure(run):
     assert not index.rows[0].again.meets
     (one,) = standings(index)
     assert one.pairs[0][1].status == "quarantined" and one.row.correct == 1
+    assert [turn.outcome for turn in one.kept[0].tries] == ["passed", "refused by a later judge"]
+    assert "improve" in by_role(index.rows) and by_role(index.rows)["improve"].right == 0
     assert [after.right for after in after_each_answer(one)] == [pytest.approx(1 / 3), pytest.approx(2 / 3)]
 
 
