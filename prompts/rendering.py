@@ -45,6 +45,8 @@ SLOTS = (
     Slot(name="reference", stable=True),
     Slot(name="answer_format", stable=True),
     Slot(name="hardware"),
+    Slot(name="times"),
+    Slot(name="floor"),
     # Advice on speed distracts a repair from the cause of the failure.
     Slot(name="tuning", roles=frozenset({"propose", "improve"})),
     Slot(name="history"),
@@ -124,6 +126,7 @@ def _step_context(brief: Brief) -> dict[str, Any]:
     return {
         "role": brief.role,
         "device": brief.device,
+        "yardstick": brief.yardstick,
         "directive": brief.directive.strip(),
         "parent": brief.parent,
         "history": brief.history,

@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
-from prompt_briefs import BATCH_NORM, OLD_VERSIONS, PROBLEM, brief
+from prompt_briefs import BATCH_NORM, OLD_VERSIONS, PROBLEM, YARDSTICK, brief
 
 from kernelwright.prompts import render
 
 GOLDEN = Path(__file__).parent / "golden"
+MOST_TOKENS = 9000
 BACKWARD = PROBLEM.model_copy(update={"direction": "backward"})
 BFLOAT16 = PROBLEM.model_copy(update={"dtype": "bfloat16"})
 FREE = PROBLEM.model_copy(update={"direction": "both", "precision": "half", "operators": "no-library"})
@@ -27,6 +28,7 @@ CASES |= {
     "propose-cpp-backward": brief(problem=BACKWARD),
     "propose-cpp-batch-norm": brief(problem=BATCH_NORM),
     "propose-cuda-bfloat16": brief(target="cuda", problem=BFLOAT16),
+    "improve-cuda-measured": brief("improve", "cuda", yardstick=YARDSTICK),
     "propose-triton-both-half-no-library": brief(target="triton", problem=FREE),
 }
 
@@ -38,6 +40,11 @@ def test_prompt_is_the_golden_copy(name: str) -> None:
     if os.environ.get("KERNELWRIGHT_UPDATE_GOLDEN") == "1":
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8"), "if the change is meant, run with KERNELWRIGHT_UPDATE_GOLDEN=1"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prompt_keeps_its_budget(name: str) -> None:
+    assert render(CASES[name]).tokens < MOST_TOKENS
 
 
 def test_every_golden_copy_belongs_to_a_case() -> None:

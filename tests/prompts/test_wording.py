@@ -77,6 +77,31 @@ def test_contract_tells_the_size_of_what_the_judge_changes():
     assert [words for words in sizes if words not in contract] == []
 
 
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("cpp", "until every thread of the process stands still"),
+        ("cuda", "L2 cache flushed"),
+        ("triton", "do not synchro"),
+    ],
+)
+def test_contract_says_how_a_call_is_timed(target, words):
+    contract = text_of("contract", brief(target=target))
+    assert "One call at a time, each on fresh values" in contract
+    assert words in contract
+
+
+@pytest.mark.parametrize(("direction", "said"), [("forward", False), ("both", True), ("backward", True)])
+def test_contract_says_that_both_passes_are_timed_where_gradients_are_asked_for(direction, said):
+    assert ("through both passes" in text_of("contract", brief(problem=problem(direction=direction)))) == said
+
+
+def test_contract_says_when_weights_are_copied_and_that_each_process_has_others():
+    contract = text_of("contract", brief())
+    assert "in each process once, after your constructor and before the first call" in contract
+    assert "Each process has other weights: the constructor's, or these" in contract
+
+
 def test_contract_states_the_target_versions():
     contract = text_of("contract", brief(target="cuda", versions=OLD_VERSIONS))
     assert "Must run on Python 3.8 and PyTorch 1.13 with CUDA 11.7." in contract
