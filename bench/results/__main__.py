@@ -46,7 +46,7 @@ def keep(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs over the selection.")],
     folder: Folder = ROOT / "results",
 ) -> None:
-    """Take runs over: records, kept kernels and index. Exit code 1 while some of their problems wait for answers."""
+    """Take runs over: records, kept kernels and index. Exit code 1 while some problems are not at their end."""
     from bench.results.keeping import keep as keep_runs
 
     index = keep_runs(folder, runs)
@@ -55,7 +55,7 @@ def keep(
     )
     waiting = [f"{row.address} in {row.dtype}" for row in index.rows if row.stopped is None]
     if waiting:
-        print(f"not at their end yet: {', '.join(waiting)}")
+        print(f"not at their end yet, answer or resume: {', '.join(waiting)}")
         raise typer.Exit(FELL_SHORT)
 
 

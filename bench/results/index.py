@@ -78,6 +78,8 @@ class Kept(Record):
     kernel: str | None
     """The file of its best kernel, in the folder of results; None where nothing was right."""
     facts: ProblemFacts
+    reference: Measured | None
+    """PyTorch's times before the first answer, by a brief look; None where there was none."""
     tries: tuple[Turn, ...]
     ideas: dict[str, tuple[int, int]]
     """By idea, how often it was tried and won, as the search itself counts."""
@@ -168,6 +170,7 @@ def _row(one: Searched, again: Sequence[Judgement]) -> Kept:
         device=_device(one),
         kernel=kernel_file(one) if best else None,
         facts=one.facts,
+        reference=measured(one.measured.verdict) if one.measured and one.measured.verdict else None,
         tries=tuple(_turn(answered, refused) for answered in one.attempts),
         ideas={idea: (count, won[idea]) for idea, count in sorted(tried.items())},
         again=second,

@@ -94,27 +94,28 @@ def _line(kept: Kept, cell: Cell) -> Sequence[str]:
     found = cell.published
     tokens = sum(turn.prompt_tokens + turn.reply_tokens for turn in kept.tries)
     start = (f"{kept.address} {escaped(kept.title.partition('_')[2])}", _answers(kept), f"{tokens / 1000:.1f} k")
+    told = found if found is not None and found.passed else kept.reference
+    times = [number_text(ms, ".4g") for ms in _baseline_times(told)]
     if found is None or not found.passed:
-        return (*start, *["-"] * 5, cell.status, "-", _judged_again(kept))
-    times = [*_baseline_times(found), found.floor_ms]
+        return (*start, "-", *times, cell.status, "-", _judged_again(kept))
     speedup = f"{number_text(found.speedup)} [{number_text(found.low)}, {number_text(found.high)}]"
     if cell.status in ("quarantined", "provisional", "weak problem"):
         speedup += f" ({cell.status})"
     against = next(iter(found.speedups), "-")
     own = number_text(found.candidate_ms, ".4g")
-    return (*start, own, *(number_text(ms, ".4g") for ms in times), speedup, against, _judged_again(kept))
+    return (*start, own, *times, speedup, against, _judged_again(kept))
 
 
-def _baseline_times(found: Measured) -> list[float | None]:
-    """Strict eager, as shipped, the fastest compiled one; eager as shipped is eager where the switches change nothing.
+def _baseline_times(found: Measured | None) -> list[float | None]:
+    """Strict eager, as shipped, the fastest compiled one, the floor; None for one that is not known.
 
-    None for one that was not measured.
+    Eager as shipped is eager where torch's own switches change nothing.
     """
-    times = found.baselines_ms or {}
+    times = found.baselines_ms or {} if found else {}
     eager = times.get(EAGER)
-    shipped = times.get(AS_SHIPPED, eager if found.usual.get("shipped") is not None else None)
+    shipped = times.get(AS_SHIPPED, eager if found and found.usual.get("shipped") is not None else None)
     compiled = [ms for name, ms in times.items() if name not in (EAGER, AS_SHIPPED)]
-    return [eager, shipped, min(compiled, default=None)]
+    return [eager, shipped, min(compiled, default=None), found.floor_ms if found else None]
 
 
 def _answers(kept: Kept) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
+from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.header import Header
 from kernelwright.agent.log.records import Attempt, Usage
 from kernelwright.agent.log.run_log import RunLog
@@ -50,12 +51,14 @@ class Searched(Record):
     dtype: str
     """`float32` stands for as it comes."""
     stopped: str | None
-    """Why the search ended; None where answers are still to come."""
+    """Why the search ended; None where answers are still to come, or the machine failed and it is to be resumed."""
     facts: ProblemFacts
     header: dict[str, Any]
     """That of the run: everything chosen, device, versions, commit."""
     ended: AwareDatetime
     """Of the last event."""
+    measured: MeasuredProblem | None
+    """What PyTorch took before the first answer, by a brief look."""
     attempts: tuple[Answered, ...]
 
     @property
@@ -84,10 +87,11 @@ def _searched(log: RunLog, problem: Problem, facts: ProblemFacts) -> Searched:
         address=problem.origin.id if problem.origin else problem.name,
         title=problem.origin.title.removesuffix(".py") if problem.origin else problem.name,
         dtype=problem.dtype or "float32",
-        stopped=view.stopped,
+        stopped=None if view.fault == "machine" else view.stopped,
         facts=facts,
         header=_header(log.header),
         ended=view.last_event or log.header.started,
+        measured=view.measured,
         attempts=tuple(_answered(log, attempt) for attempt in view.attempts),
     )
 

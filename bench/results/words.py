@@ -19,7 +19,8 @@ SECTIONS = {
 Under "answers" stands what came of each: its speedup as the search knew it, or where it failed; tokens are those of
 prompts and answers together, by the provider where it tells them, else estimated from their lengths. The speedup is
 that of the best, judged afresh in full before it was named; "again" is that of [a later judge](#judged-a-second-time).
-The kernels lie in `results/kernels`, a folder a dtype.""",
+Where nothing is right PyTorch's times and the floor are those of a brief look before the first answer. The kernels lie
+in `results/kernels`, a folder a dtype.""",
     "curves": """\
 ## How many are faster, and than what
 

@@ -12,7 +12,7 @@ from bench.results.page import write_page
 from bench.results.records import Searched, read_lines, searched, write_lines
 from bench.results.selection import Chosen, table
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.events import Confirmed
+from kernelwright.agent.log.events import Confirmed, Stopped
 from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.figures.measured import measured
@@ -209,3 +209,15 @@ def test_one_table_is_of_one_model_and_one_device(run, results, tmp_path):
         Writer(log, made("level1/15").name, random.Random(1)).stop()
     with pytest.raises(ProblemError, match="played a made-up landscape"):
         keep(results, [tmp_path / "played"])
+
+
+def test_a_problem_that_the_machine_failed_at_or_that_waits_is_not_at_its_end(results, tmp_path):
+    with RunLog.create(tmp_path / "run", [made("level1/5"), made("level1/15")], setting()) as log:
+        for address in ("level1/5", "level1/15"):
+            writer = Writer(log, made(address).name, random.Random(1))
+            writer.attempt(passed(1.3))
+            writer.flush()
+        log.append(Stopped(problem=made("level1/5").name, reason="it was out of memory", fault="machine"))
+    assert [row.stopped for row in keep(results, [tmp_path / "run"]).rows] == [None, None]
+    page = write_page(results, tmp_path / "docs")[0].read_text()
+    assert "**Not at its end yet**, 3 of 3: level1/5 in float32, level1/15 in float32, level2/5 in float32." in page

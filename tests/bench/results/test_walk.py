@@ -38,7 +38,11 @@ def walk(tmp_path_factory):
             said.append(found.kernelwright("resume", run))
         while found.answer(run, most=1 if len(said) == 1 else 9):
             said.append(found.kernelwright("resume", run))
-    kept = found.bench("keep", found.runs / "float32", found.runs / "bfloat16")
+    both = found.runs / "float32", found.runs / "bfloat16"
+    kept = found.bench("keep", *both)
+    for run in both if kept.returncode == 1 else ():  # an overloaded machine may have failed at a last judging
+        found.kernelwright("resume", run)
+        kept = found.bench("keep", *both)
     assert kept.returncode == 0 and "4 problems of 2 runs, 2 kernels" in kept.stdout, kept.stderr
     return found
 
@@ -66,6 +70,7 @@ def test_every_answer_stands_in_the_index_with_what_came_of_it(walk):
     for dtype in ("float32", "bfloat16"):
         assert [turn.outcome for turn in rows["level1/15", dtype].tries] == ["no candidate (no_code)"] * 2
     assert all(row.facts.best.measured.effort == "rank" for row in rows.values() if row.kernel)
+    assert all(row.reference.baselines_ms["eager"] > 0 for row in rows.values())
     assert all(turn.prompt_tokens > 1000 for row in rows.values() for turn in row.tries)
 
 
