@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # One more than there are cores: much of a test is waiting for a child.
 TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: run example quick test prove corpus check demo doctor bench results docs setup clean
+.PHONY: run example example-card quick test prove corpus check demo doctor bench results docs setup clean
 
 run demo: setup
 	$(BIN)/kernelwright run --suite demo
@@ -23,6 +23,10 @@ example: setup
 	$(BIN)/python $(BIRDS)/use.py $(EXAMPLE)/run
 	$(BIN)/kernelwright compare $(BIRDS)/birds.py --run $(EXAMPLE)/run --picture $(EXAMPLE)/birds.svg
 	$(BIN)/kernelwright export $(EXAMPLE)/run --package $(EXAMPLE)/listener_kernels
+
+# The same on a card, with programs and answers for one: transformer blocks and ResNet-50, in some eight minutes.
+example-card: setup
+	$(BIN)/python -m bench program
 
 SIDE_BY_SIDE := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --ignore tests/hostile --ignore tests/honest
 

@@ -4,65 +4,24 @@ Needs torch alone: packages that are exported carry this file. A module stays th
 parameters and hooks; only its class becomes one derived from its own. A copy or a pickle of it is of the old class.
 """
 
-import ast
 import copyreg
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from kernelwright.programs.apply.call_sizes import CallSize, flat
+
 LOG = logging.getLogger(__name__)
-ALIGNED = 64
-"""Bytes: torch gives memory on such places, and a kernel may load vectors from there."""
 Make = Callable[[], nn.Module]
 
 
 class NoPlace(ValueError):
     """A kernel can not stand where it should; the module stays as it was."""
-
-
-class CallSize(NamedTuple):
-    """One kind of calls that a kernel was judged for."""
-
-    inputs: tuple[tuple[int, dict[str, Any]], ...]
-    """For each of the kernel's arguments which leaf of (args, kwargs) it is, and the tensor that was seen there."""
-    call: pytree.TreeSpec
-    others: dict[int, Any]
-    """The leaves that are no tensors."""
-    result: pytree.TreeSpec
-    result_leaves: tuple[int | None, ...]
-
-    @classmethod
-    def of(cls, size: dict[str, Any]) -> "CallSize":
-        """From a part's record."""
-        return cls(
-            inputs=tuple((one["leaf"], one["tensor"]) for one in size["inputs"]),
-            call=pytree.treespec_loads(size["call"]),
-            others={int(leaf): ast.literal_eval(text) for leaf, text in size["other_leaves"].items()},
-            result=pytree.treespec_loads(size["result"]),
-            result_leaves=tuple(size["result_leaves"]),
-        )
-
-    def why_not(self, leaves: list[Any]) -> str:
-        """What is another than was judged; empty where nothing is."""
-        for leaf, value in self.others.items():
-            if type(leaves[leaf]) is not type(value) or leaves[leaf] != value:
-                return "other arguments"
-        for leaf, seen in self.inputs:
-            if why := differs(leaves[leaf], seen):
-                return why
-        return ""
-
-    def put_together(self, outputs: Any) -> Any:
-        """What the module would return, of the kernel's outputs."""
-        if self.result.is_leaf():
-            return outputs
-        flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
-        return pytree.tree_unflatten([None if i is None else flat[i] for i in self.result_leaves], self.result)
 
 
 class TiedKernel:
@@ -74,6 +33,8 @@ class TiedKernel:
         `copies`: whether it keeps the memory of its results, so that they are copied.
         """
         self.part, self._make, self._copies = part, make, copies
+        steps = {name: own.split(".") for name, own in part["state"].items()}
+        self._paths = {name: (path[:-1], path[-1]) for name, path in steps.items()}
         self._made: tuple[Any, nn.Module] | None = None
 
     def anew(self, part: dict[str, Any] | None = None) -> "TiedKernel":
@@ -101,13 +62,15 @@ class TiedKernel:
 
     def _state(self, module: nn.Module) -> dict[str, torch.Tensor]:
         """By name in the problem, the module's own parameters and buffers."""
-        found = {}
-        for name, own in self.part["state"].items():
-            owner, _, last = own.rpartition(".")
+        found: dict[str, torch.Tensor] = {}
+        for name, (path, last) in self._paths.items():
+            owner = module
             try:
-                found[name] = getattr(module.get_submodule(owner), last)
-            except AttributeError:
-                raise NoPlace(f"the module has no {own}") from None
+                for step in path:
+                    owner = owner._modules[step]  # type: ignore[assignment]
+                found[name] = owner._parameters[last]  # type: ignore[assignment]
+            except KeyError:  # no parameter: a buffer, or what a parametrization computes
+                found[name] = _looked_up(module, path, last)
         return found
 
 
@@ -152,7 +115,7 @@ class Replacement:
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """By the kernel where it was judged for this call, else by the module's own code."""
-        leaves, structure = pytree.tree_flatten((args, kwargs))
+        leaves, structure = flat(args, kwargs)
         why = self._circumstances(module, leaves)
         if not why:
             try:
@@ -172,7 +135,7 @@ class Replacement:
         """What the module would return. `NoPlace` where the kernel was not judged for this call."""
         why = "other arguments"
         for size in self._sizes:
-            if size.call == structure and not (why := size.why_not(leaves)):
+            if (size.call is structure or size.call == structure) and not (why := size.why_not(leaves)):
                 outputs = self.kernels[0].call(module, [leaves[leaf] for leaf, _ in size.inputs])
                 return size.put_together(outputs)
         raise NoPlace(why)
@@ -226,31 +189,17 @@ def _derived(replacement: Replacement) -> type[nn.Module]:
     own = replacement.own
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return opaque(self, args, kwargs)  # a break in the graph
         return replacement.call(self, args, kwargs)
 
     def reduced(self: nn.Module, protocol: Any) -> Any:
         _, _, *rest = cast(tuple[Any, ...], own.__reduce_ex__(self, protocol))
         return copyreg._reconstructor, (own, object, None), *rest  # type: ignore[attr-defined]
 
-    opaque = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
-    members = {"forward": opaque, "__reduce_ex__": reduced, "_replacement": replacement}
+    opaque = torch.compiler.disable(replacement.call)  # type: ignore[no-untyped-call]
+    members = {"forward": forward, "__reduce_ex__": reduced, "_replacement": replacement}
     return type(own.__name__, (own,), members | {"__module__": own.__module__, "__doc__": own.__doc__})
-
-
-def differs(value: Any, seen: dict[str, Any]) -> str:
-    """In what a tensor is another than the one that was seen; empty where in nothing."""
-    if type(value) not in (torch.Tensor, nn.Parameter):
-        return "other arguments"
-    if value.shape != tuple(seen["shape"]):
-        return "another shape"
-    if str(value.dtype) != f"torch.{seen['dtype']}":
-        return "another dtype"
-    if value.device.type != torch.device(seen["device"]).type:
-        return "another device"
-    strides = zip(value.shape, value.stride(), seen["stride"], strict=True)
-    if any(size > 1 and one != other for size, one, other in strides) or value.is_conj() or value.is_neg():
-        return "another layout in memory"
-    return "memory that is not aligned" if value.numel() and value.data_ptr() % ALIGNED else ""
 
 
 def _requires_grad(tensors: list[torch.Tensor]) -> bool:
@@ -258,8 +207,8 @@ def _requires_grad(tensors: list[torch.Tensor]) -> bool:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _traced() -> str:
@@ -275,10 +224,17 @@ def _stream(tensor: torch.Tensor) -> str:
     """A kernel may launch on the default stream and the current device."""
     if not tensor.is_cuda:
         return ""
-    if tensor.device.index != torch.cuda.current_device():
+    if (index := tensor.get_device()) != torch._C._cuda_getDevice():
         return "another device"
-    on = torch.cuda.current_stream(tensor.device)
-    return "" if on == torch.cuda.default_stream(tensor.device) else "a stream of its own, or a graph that is captured"
+    stream = torch._C._cuda_getCurrentRawStream(index)  # as a number, since objects take longer; the default one is 0
+    return "a stream of its own, or a graph that is captured" if stream else ""
+
+
+def _looked_up(module: nn.Module, path: list[str], last: str) -> torch.Tensor:
+    try:
+        return cast(torch.Tensor, getattr(module.get_submodule(".".join(path)), last))
+    except AttributeError:
+        raise NoPlace(f"the module has no {'.'.join([*path, last])}") from None
 
 
 def _tie(kernel: nn.Module, state: dict[str, torch.Tensor]) -> None:

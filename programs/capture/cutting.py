@@ -1,8 +1,8 @@
 """What was watched, cut into parts: each tried, written down as a problem, with the sites where it occurs."""
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,11 @@ def cut(watch: CallWatch, tell: Callable[[str], None]) -> Cutting:
     for draft in drafts:
         if draft.ms >= LEAST_SHARE * program_ms:
             groups[draft.key].append(draft)
-    for group in sorted(groups.values(), key=lambda group: -sum(draft.ms for draft in group)):
+    names = _names(groups, list(map(id, watch.kinds.values())))
+    for key, group in sorted(groups.items(), key=lambda item: -sum(draft.ms for draft in item[1])):
         tell(f"trying {group[0].piece.title}")
         try:
-            _add(found, sorted(group, key=lambda draft: -draft.ms)[:MOST_SIZES])
+            _add(found, names[key], sorted(group, key=lambda draft: -draft.ms)[:MOST_SIZES])
         except CannotCut as error:
             found.uncut.append(_uncut_draft(group[0], str(error)))
     return found
@@ -130,7 +131,7 @@ def _uncut_draft(draft: Draft, why: str) -> Uncut:
     return Uncut(root=first.root, module=first.module, class_name=draft.kind.class_name, run=run, ms=draft.ms, why=why)
 
 
-def _add(found: Cutting, drafts: Sequence[Draft]) -> None:
+def _add(found: Cutting, name: str, drafts: Sequence[Draft]) -> None:
     """One part of the drafts of one key, tried at each size. `CannotCut` where the text computes something else."""
     first = drafts[0]
     plainly = not _agrees(first, first.text.plain)
@@ -142,7 +143,6 @@ def _add(found: Cutting, drafts: Sequence[Draft]) -> None:
         by_numbers[tuple(text.numbers)].append(index)
     chosen = [indices[0] for indices in by_numbers.values()]
     reference, constants = finished([texts[index] for index in chosen])
-    name = _name(first, found.parts)
     try:
         check_reference(reference, name)
     except ProblemError as error:
@@ -252,11 +252,20 @@ def _part(name: str, first: Draft, sizes: list[PartSize]) -> Part:
     )
 
 
-def _name(draft: Draft, parts: Sequence[Part]) -> str:
+def _names(groups: Mapping[Any, Sequence[Draft]], kinds: Sequence[int]) -> dict[Any, str]:
+    """Numbered as the program comes to them, which is the same on every machine; times are not."""
+    counts: Counter[str] = Counter()
+    names = {}
+    for key, drafts in sorted(groups.items(), key=lambda item: min(kinds.index(id(draft.kind)) for draft in item[1])):
+        stem = _stem(drafts[0])
+        counts[stem] += 1
+        names[key] = f"{stem}_{counts[stem]}"
+    return names
+
+
+def _stem(draft: Draft) -> str:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(draft.kind.module).__name__).lower()
-    stem = re.sub(r"\W", "_", words) + ("_run" if draft.run else "")
-    number = sum(part.id.rpartition("_")[0] == stem for part in parts) + 1
-    return f"{stem}_{number}"
+    return re.sub(r"\W", "_", words) + ("_run" if draft.run else "")
 
 
 def manifest(part: Part) -> str:

@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch._C._autograd import DeviceType
 from torch.autograd import Function
 
+LEAST_BUSY = 0.25
+"""Of a step's time under the profiler, which makes launching two or three times as dear as it is."""
 BACKWARD = "autograd::engine::evaluate_function: "
 
 
@@ -36,15 +39,16 @@ class StepTimes:
 
 def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
     """The times in a profile, where ranges of calls begin with `call`, and what `look` names does not count."""
-    events = list(events)
+    # A range stands there twice, the second time as what a GPU did meanwhile.
+    events = [event for event in events if event.device_type == DeviceType.CPU]
     clock = _clock(events)
     places: dict[int, PlaceTimes] = defaultdict(PlaceTimes)
-    enclosing = {event.id: _enclosing(event, call, look) for event in events}
+    enclosing = {id(event): _enclosing(event, call, look) for event in events}  # numbers of two sorts are in `event.id`
     custom = _custom_functions()
     by_sequence: dict[int, list[int]] = {}
     operators: dict[str, tuple[int, float]] = {}
     for event in sorted(events, key=lambda event: event.time_range.start):
-        inside = enclosing[event.id]
+        inside = enclosing[id(event)]
         if inside is None:
             continue
         if event.name.startswith(call):
@@ -96,7 +100,10 @@ def _take_off_looks(looks: list[Any], places: dict[int, PlaceTimes], call: str, 
 
 
 class _Clock(NamedTuple):
-    """Where the time of a step goes: on a processor that of the call, on a GPU that of the kernels that it started."""
+    """Where the time of a step goes: on a processor that of the call, on a GPU that of the kernels that it started.
+
+    Where a GPU mostly waits to be told what to do, the time is that of the calls, as on a processor.
+    """
 
     on_device: bool
 
@@ -110,7 +117,9 @@ class _Clock(NamedTuple):
 
 
 def _clock(events: list[Any]) -> _Clock:
-    return _Clock(any(event.self_device_time_total for event in events))
+    busy_us = sum(event.self_device_time_total for event in events)
+    starts, ends = ([getattr(event.time_range, end) for event in events] for end in ("start", "end"))
+    return _Clock(busy_us > LEAST_BUSY * (max(ends, default=0.0) - min(starts, default=0.0)))
 
 
 def _custom_functions() -> set[str]:

@@ -31,13 +31,17 @@ class KeptCall:
         self._inference = torch.is_inference_mode_enabled()
         self._autocast = {kind: torch.get_autocast_dtype(kind) for kind in _kinds() if torch.is_autocast_enabled(kind)}
 
-    def outputs(self, run: Callable[..., Any], arguments: Any = None) -> tuple[Any, list[torch.Tensor | None]]:
+    def outputs(
+        self, run: Callable[..., Any], arguments: Any = None, seeded: bool = True
+    ) -> tuple[Any, list[torch.Tensor | None]]:
         """Make the call again, with `run` in the root's place; its outputs, and the weights' gradients if any flowed.
 
-        What it draws is the same each time. Gradients come from ones in place of what the program's loss would send.
+        What it draws is the same each time, unless it is not `seeded` here (which takes as long as a few operators).
+        Gradients come from ones in place of what the program's loss would send.
         """
         args, kwargs = arguments or self.arguments
-        torch.manual_seed(SEED)
+        if seeded:
+            torch.manual_seed(SEED)
         with self._switches():
             outputs = run(*args, **kwargs)
             if not self.backward:

@@ -10,7 +10,7 @@ import torch
 
 from kernelwright.programs.apply.guarded import NoPlace, Replacement, replacements
 from kernelwright.programs.apply.kept import apply
-from kernelwright.programs.compare.calls import KeptCall
+from kernelwright.programs.compare.calls import SEED, KeptCall
 from kernelwright.programs.compare.comparison import ALONE, KERNELS
 from kernelwright.sandbox.timing.paired import BACKWARDS
 from kernelwright.sandbox.timing.paired_samples import PLACEBO
@@ -50,13 +50,14 @@ class Sides:
         alone = [name.removeprefix(ALONE)] if name.startswith(ALONE) else []
         self.switch(self.parts if name == KERNELS else alone)
         roots = self._compiled.get(name, {})
-        return lambda: [call.outputs(roots.get(id(call.root), call.root)) for call in self.calls]
+        return lambda: [call.outputs(roots.get(id(call.root), call.root), seeded=False) for call in self.calls]
 
     def sample_ms(self, name: str) -> float:
         """The time of all calls once."""
         run = self.made(name)
         for call in self.calls:
             call.forget_gradients()
+        torch.manual_seed(SEED)
         _wait()
         start = time.perf_counter()
         outputs = run()

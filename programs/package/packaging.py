@@ -14,7 +14,9 @@ from kernelwright.sandbox.verdict.in_words import speedup_words
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 OURS = Path(__file__).parents[1]
-CARRIED = ("apply/guarded", "apply/extensions", "apply/placing", "apply/spliced", "capture/graphs")
+CARRIED = (
+    *("apply/call_sizes", "apply/guarded", "apply/extensions", "apply/placing", "apply/spliced", "capture/graphs"),
+)
 """Modules of `programs` that need torch alone."""
 BUILT = (".so", "built.json", "platform.json")
 """How the files of a build end that are of use later."""

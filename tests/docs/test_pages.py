@@ -16,7 +16,7 @@ from tests.docs.pages import DOCS, NEEDS, PAGES, ROOT, inline, lines, name_of, p
 
 COMMAND = typer.main.get_command(app)
 BENCHES = {module.name for module in pkgutil.iter_modules(bench.__path__)} - MACHINERY
-TARGETS = set(re.findall(r"^([a-z]+)(?: [a-z]+)*:", (ROOT / "Makefile").read_text(), re.MULTILINE)) | {"demo"}
+TARGETS = set(re.findall(r"^([a-z-]+)(?: [a-z-]+)*:", (ROOT / "Makefile").read_text(), re.MULTILINE)) | {"demo"}
 SHELL = {"make", "kernelwright", "python", "export"}
 OTHERS = {"--include-dashboard", "--object-store-memory", "--array", "--privileged", "--fix"}
 """Options of other programs that the prose names."""

@@ -6,8 +6,10 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from kernelwright.programs.apply.guarded import NoPlace
+from kernelwright.programs.apply.call_sizes import flat
+from kernelwright.programs.apply.guarded import NoPlace, TiedKernel
 from kernelwright.programs.apply.placing import applied, apply, put_all_back
 from tests.programs.made import COLUMNS, KERNEL, ROWS, Network, kernels_folder
 
@@ -213,3 +215,25 @@ def test_torch_compile_around_it_takes_the_kernels(model, tmp_path):
         assert [one.taken for one in applied(model).kernels] == [2, 2]
         compiled(rows(ROWS + 1))
     assert reasons(model) == [{"another shape": 1}] * 2
+
+
+@pytest.mark.parametrize("args", [(), (torch.zeros(2),), (torch.zeros(2), torch.ones(3)), (torch.zeros(2), 1)])
+@pytest.mark.parametrize("kwargs", [{}, {"x": torch.zeros(1)}])
+def test_a_call_is_taken_apart_as_torch_does_it(args, kwargs):
+    leaves, structure = flat(args, kwargs)
+    theirs, their_structure = pytree.tree_flatten((args, kwargs))
+    assert structure == their_structure
+    assert all(one is other for one, other in zip(leaves, theirs, strict=True))
+
+
+def test_guards_follow_a_submodule_that_is_exchanged():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    kernel = TiedKernel({"state": {"weight": "0.weight"}, "written": []}, nn.Identity, False)
+    assert kernel._state(model)["weight"] is model[0].weight
+    model[0] = nn.Linear(2, 2)
+    assert kernel._state(model)["weight"] is model[0].weight
+    nn.utils.parametrizations.weight_norm(model[0])
+    assert torch.equal(kernel._state(model)["weight"], model[0].weight)
+    del model[0]
+    with pytest.raises(NoPlace, match=r"the module has no 0\.weight"):
+        kernel._state(model)

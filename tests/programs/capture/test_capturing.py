@@ -50,6 +50,13 @@ def test_a_module_becomes_a_problem_that_stands_alone(tmp_path):
     assert (part.direction, part.training, part.written) == ("forward", False, ())
 
 
+def test_parts_are_numbered_as_the_program_comes_to_them_and_not_by_their_times(tmp_path):
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 2048), nn.Linear(2048, 256)).eval()
+    _, record = captured(tmp_path, model, torch.randn(128, 64))
+    found = {part.id: part.sizes[0].sites[0].module for part in parts(record, "module", "Linear")}
+    assert found == {"linear_1": "0", "linear_2": "1", "linear_3": "2"}
+
+
 def test_a_problem_computes_what_the_module_does_on_the_users_weights(tmp_path):
     model = Block().eval()
     folder, record = captured(tmp_path, model, torch.randn(BIG))
