@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # One more than there are cores: much of a test is waiting for a child.
 TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: run example example-card quick test prove corpus check demo doctor bench docs setup clean
+.PHONY: run example example-card quick test prove corpus check demo doctor bench results docs setup clean
 
 run demo: setup
 	$(BIN)/kernelwright run --suite demo
@@ -59,6 +59,10 @@ doctor: setup
 # What our own machinery costs; measured side by side, so a busy machine hits both sides.
 bench: setup
 	$(BIN)/python -m bench
+
+# The page on what the search reached on a benchmark that is not ours, drawn from the folder results; needs no device.
+results: setup
+	$(BIN)/python -m bench.results draw
 
 # The pages in docs as a site in build/site; a link that leads nowhere fails it. Only the first time needs the network.
 docs: $(VENV)/.ready-docs

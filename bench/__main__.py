@@ -15,6 +15,7 @@ MACHINERY = {
     "comparison",
     "foreign",
     "recorded",
+    "results",
     "same_process",
     "serial_evaluator",
     "simulated",

@@ -24,6 +24,12 @@ class TargetLanguage(NamedTuple):
     """Where its kernels run, and so where inputs and outputs lie."""
     examples: tuple[ExampleChoice, ...]
     """Newest first: the first that the target versions can run is shown."""
+    modules: str = "torch"
+    """What an answer may import beside the standard library, as words."""
+    is_cuda: bool = False
+    """Whether kernels are written in CUDA C++, so that what is said of its instructions holds."""
+    compiled_by: Literal["load_inline", "asking", "calling"] = "load_inline"
+    """What compiles a kernel: torch's loader, a word of the language's own for it, or the first call."""
 
 
 # load_inline takes no_implicit_headers, which the raw-pointer examples rest on, from PyTorch 2.8 on.
@@ -37,11 +43,34 @@ TARGETS: dict[Target, TargetLanguage] = {
         words="CUDA C++",
         device="cuda",
         examples=(ExampleChoice(folder="cuda", torch="2.8"), ExampleChoice(folder="cuda_classic", torch="1.8")),
+        is_cuda=True,
+    ),
+    "cutlass": TargetLanguage(
+        words="CUDA C++ with the headers of CUTLASS and CuTe",
+        device="cuda",
+        examples=(ExampleChoice(folder="cutlass", torch="2.8"),),
+        is_cuda=True,
     ),
     "triton": TargetLanguage(
         words="Triton",
         device="cuda",
         examples=(ExampleChoice(folder="triton", torch="2.0"),),
+        modules="torch and triton",
+        compiled_by="calling",
+    ),
+    "tilelang": TargetLanguage(
+        words="TileLang",
+        device="cuda",
+        examples=(ExampleChoice(folder="tilelang", torch="2.4"),),
+        modules="torch and tilelang",
+        compiled_by="asking",
+    ),
+    "helion": TargetLanguage(
+        words="Helion",
+        device="cuda",
+        examples=(ExampleChoice(folder="helion", torch="2.9"),),
+        modules="torch and helion",
+        compiled_by="calling",
     ),
 }
 

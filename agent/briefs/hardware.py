@@ -13,7 +13,7 @@ FALLBACK_GPU = "H100"
 
 
 def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> DeviceSheet:
-    """The sheet for a target (`cpp`, `cuda`, `triton`), of the named device, or of this machine's own."""
+    """The sheet for a target (`cpp`, `cuda` and so on), of the named device, or of this machine's own."""
     if name is not None:
         found = device_sheet(name)
         if found is None:

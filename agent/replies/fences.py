@@ -20,7 +20,8 @@ MOST_ENDS = 8
 MOST_LINES = 10_000
 """Lines of a block in which later ends are looked for."""
 PROGRAM_LANGUAGES = frozenset(
-    {"python", "py", "python3", "py3", "pytorch", "torch", "triton", "cuda", "cu", "cpp", "c++", "cc", "c"}
+    {"python", "py", "python3", "py3", "pytorch", "torch", "triton", "tilelang", "helion", "cute"}
+    | {"cutlass", "cuda", "cu", "cpp", "c++", "cc", "c"}
 )
 OTHER_LANGUAGES = frozenset({"bash", "sh", "shell", "console", "text", "txt", "json", "diff", "markdown", "md", "yaml"})
 """Languages that no candidate is written in."""

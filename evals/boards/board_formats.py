@@ -27,23 +27,25 @@ def as_markdown(boards: Sequence[Board]) -> str:
     """A heading and two tables for each device: the rows, and every number with its record."""
     parts = ["# Leaderboard"]
     for board in boards:
-        parts.append(f"## {_md(board.device)}")
+        parts.append(f"## {escaped(board.device)}")
         if board.weak:
-            parts.append(f"{_md(unranked(board))}.")
-        parts.append(_md_table([_md(name) for name in headings(board)], [row_texts(row, board) for row in board.rows]))
+            parts.append(f"{escaped(unranked(board))}.")
+        parts.append(
+            _md_table([escaped(name) for name in headings(board)], [row_texts(row, board) for row in board.rows])
+        )
         for row in board.rows:
-            parts.append(f"### {row.rank}. {_md(row.model)}, {_md(row.strategy)}, {_md(row.target)}")
+            parts.append(f"### {row.rank}. {escaped(row.model)}, {escaped(row.strategy)}, {escaped(row.target)}")
             parts.append(_md_table(("", *GROUP_COLUMNS), group_texts(row)))
             parts.append(_md_table(tuple(CELL_COLUMNS), [cell_texts(cell) for cell in row.cells]))
     return "\n\n".join(parts) + "\n"
 
 
 def _md_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [names, ["---"] * len(names), *([_md(text) for text in row] for row in rows)]
+    lines = [names, ["---"] * len(names), *([escaped(text) for text in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _md(text: str) -> str:
+def escaped(text: str) -> str:
     """Text that stays text in a table: names come from configurations and files."""
     for mark in "\\|<>`*_[]":
         text = text.replace(mark, f"\\{mark}")

@@ -4,7 +4,7 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.definition import Foreign
 from kernelwright.problems.record.reference import read_text
 from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Passed
+from kernelwright.sandbox.machine.identity import ON_DEVICE
+from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Language, Passed
 
 FILE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(_kernel)?")
 EVALUATION = "eval_results.json"
+GENERATION = "generation_config.yaml"
 KNOWN_FILES = re.compile(
     r"eval_results\.json|pass_at_k_results\.json|analysis_results\.json|generation_config\.yaml|.*_prompt\.txt"
 )
@@ -28,6 +30,30 @@ BUILT = ("run", "check", "time")
 """The stages of a failed candidate that did compile."""
 FAULTS = {"scan": "compilation_error", "build": "compilation_error", "check": "correctness_issue"}
 """By stage, the key of their metadata that holds the reason; `runtime_error` for the others."""
+
+
+BACKENDS: dict[Language, str] = {
+    **{"cuda": "cuda", "cutlass": "cuda", "triton": "triton", "tilelang": "tilelang", "helion": "triton"}
+}
+"""By language, the `backend` that their evaluator takes a candidate under: it decides how a source is loaded, and in
+which dtype. They have none for Helion, which becomes Triton. What runs on a processor, and PyTorch, has none."""
+FOREIGN_BACKENDS = {
+    "hip": "it is for AMD GPUs, and candidates are judged on NVIDIA's",
+    "thunderkittens": "its headers come in no package; a candidate that brings them itself is one in cuda",
+}
+"""Theirs that no language of ours stands for, and why."""
+
+
+def language_of_backend(backend: str) -> Language:
+    """The language that answers for their backend are asked for in; `ProblemError` with the reason where none is."""
+    name = backend.lower()
+    if name in FOREIGN_BACKENDS:
+        raise ProblemError(f"KernelBench's backend {name!r} is not supported: {FOREIGN_BACKENDS[name]}")
+    found = next((language for language, theirs in BACKENDS.items() if theirs == name), None)
+    if found is None:
+        there = ", ".join(dict.fromkeys([*BACKENDS.values(), *FOREIGN_BACKENDS]))
+        raise ProblemError(f"KernelBench has no backend {backend!r}; there are: {there}")
+    return found
 
 
 class EvalResult(Foreign):
@@ -82,8 +108,19 @@ def read_run(folder: Path) -> Samples:
     strangers = [
         p for p in folder.iterdir() if p.is_file() and not FILE.fullmatch(p.stem) and not KNOWN_FILES.fullmatch(p.name)
     ]
-    notes = tuple(f"{path.name} is no kernel file of KernelBench" for path in sorted(strangers))
+    notes = (*_backend_notes(folder), *(f"{path.name} is no kernel file of KernelBench" for path in sorted(strangers)))
     return Samples(format="kernelbench", samples=tuple(_ordered(samples)), refused=tuple(refused), notes=notes)
+
+
+def _backend_notes(folder: Path) -> Iterator[str]:
+    """Why the candidates of a run can not be judged, where the run says that they were asked for so."""
+    path = folder / GENERATION
+    named = re.search(r"^backend: *['\"]?(\w+)", read_text(path), re.MULTILINE) if path.is_file() else None
+    try:
+        if named is not None:
+            language_of_backend(named[1])
+    except ProblemError as error:
+        yield str(error)
 
 
 def _ordered(samples: Iterable[Sample]) -> list[Sample]:
@@ -140,6 +177,8 @@ def eval_results(outcomes: Iterable[Outcome]) -> EvalResults:
 
 def _eval_result(outcome: Outcome) -> EvalResult:
     metadata: dict[str, Any] = {"hardware": outcome.device, "device": _place(outcome)}
+    if outcome.sample.candidate.language in BACKENDS:
+        metadata["backend"] = BACKENDS[outcome.sample.candidate.language]
     verdict = outcome.verdict
     if isinstance(verdict, Failed):
         metadata[FAULTS.get(verdict.stage, "runtime_error")] = verdict.reason
@@ -173,7 +212,7 @@ def _eval_result(outcome: Outcome) -> EvalResult:
 
 def _place(outcome: Outcome) -> str:
     """The device in torch's words: where kernels of the candidate's language run."""
-    return "cuda:0" if outcome.sample.candidate.language in ("cuda", "triton") else "cpu"
+    return "cuda:0" if outcome.sample.candidate.language in ON_DEVICE else "cpu"
 
 
 def stats_of(samples_ms: Sequence[float], outcome: Outcome) -> TimeStats:

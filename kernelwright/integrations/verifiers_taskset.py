@@ -28,7 +28,7 @@ class KernelTaskConfig(vf.TaskConfig):
 
 
 class KernelTasksetConfig(vf.TasksetConfig):
-    """Which problems, and what answers are written in: `cpp` on a processor, `cuda` or `triton` on a GPU."""
+    """Which problems, and what answers are written in: `cpp` on a processor, `cuda`, `triton` and so on on a GPU."""
 
     problems: list[str]
     target: Target = "cpp"

@@ -1,11 +1,20 @@
 """The language that a candidate's kernels are written in, told from its source."""
 
 import ast
+import re
+from collections.abc import Iterator
 
 from kernelwright.problems.record.syntax import parse_module
 from kernelwright.sandbox.verdict.verdicts import Candidate, Language
 
 _LOADERS = frozenset({"load_inline", "load"})
+_JITS: dict[Language, frozenset[str]] = {
+    "tilelang": frozenset({"jit", "compile", "prim_func"}),
+    "helion": frozenset({"kernel", "jit"}),
+    "triton": frozenset({"jit", "autotune"}),
+}
+"""Languages within Python, by the module that they are imported from, with names of which one makes a kernel."""
+_CUTLASS = re.compile(r"#\s*include\s*[<\"](?:cute|cutlass)/")
 
 
 def candidate_of(source: str) -> Candidate:
@@ -19,18 +28,20 @@ def candidate_of(source: str) -> Candidate:
 
 
 def language_of(tree: ast.Module) -> Language:
-    """`cuda` and `cpp` for what torch's extension loader compiles, `triton` for jitted kernels, else `python`.
+    """`cuda` and `cpp` for what torch's extension loader compiles, that of jitted kernels, else `python`.
 
-    CUDA text that is handed over as C++ counts as `cuda`: that is what its author wrote, right or wrong.
+    CUDA text that is handed over as C++ counts as `cuda`: that is what its author wrote, right or wrong. With headers
+    of CUTLASS or CuTe it is `cutlass`.
     """
     nodes = list(ast.walk(tree))
     loads = [node for node in nodes if isinstance(node, ast.Call) and _name(node.func) in _LOADERS]
     if not _imports(nodes, "cpp_extension"):
         loads = []
     if any(_takes_cuda(call) for call in loads) or (loads and _holds_cuda(nodes)):
-        return "cuda"
-    if _imports(nodes, "triton") and any(_name(node) in {"jit", "autotune"} for node in nodes):
-        return "triton"
+        return "cutlass" if any(_CUTLASS.search(text) for text in _texts(nodes)) else "cuda"
+    for language, marks in _JITS.items():
+        if _imports(nodes, language) and any(_name(node) in marks for node in nodes):
+            return language
     return "cpp" if loads else "python"
 
 
@@ -74,5 +85,9 @@ def _is_empty(value: ast.expr) -> bool:
 
 
 def _holds_cuda(nodes: list[ast.AST]) -> bool:
-    texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    texts = _texts(nodes)
     return any("__global__" in text or text.endswith(".cu") or text == "cuda_sources" for text in texts)
+
+
+def _texts(nodes: list[ast.AST]) -> Iterator[str]:
+    return (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))

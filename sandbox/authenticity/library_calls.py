@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kernelwright.sandbox.authenticity.call_graph import Reach
-from kernelwright.sandbox.authenticity.native import last
+from kernelwright.sandbox.authenticity.native import compiled_nodes, last
 
 OPERATORS = {
     *("matmul", "mm", "bmm", "addmm", "linear", "einsum", "conv1d", "conv2d", "conv3d", "tensordot", "dot", "mv"),
@@ -65,13 +65,15 @@ class LibraryCall(NamedTuple):
 def library_calls(found: Reach) -> list[LibraryCall]:
     """Operators of torch, numpy and scipy as functions, methods, references to them or `@`, and layers that are called.
 
-    A layer that only holds weights is none.
+    A layer that only holds weights is none, and an operator in a loop that a language compiles is no call.
     """
     reader = _Reader(found)
+    compiled = compiled_nodes(found.tree)
     constructing = _constructing(found.tree)
     return [
         LibraryCall(shown, operator, getattr(node, "lineno", 0), id(node) in constructing and reader.runs(node))
         for node in found.nodes
+        if id(node) not in compiled
         for shown, operator in reader.read(node)
     ]
 

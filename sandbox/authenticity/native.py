@@ -18,7 +18,13 @@ READERS = {"torch", "json", "numpy", "np", "pickle", "marshal", "yaml", "tomllib
 SPAWNERS = {"subprocess", "system", "popen", "posix_spawn", "execv", "execvp"}
 """Names by which a source may start a compiler itself."""
 JITS = {"jit", "autotune", "heuristics"}
-"""Decorators of Triton kernels."""
+"""Decorators of Triton kernels, and the one of functions that make those of TileLang."""
+QUALIFIED_JITS = ({"helion", "kernel"},)
+"""The same, where one word alone would say nothing."""
+KERNELS = {"prim_func"}
+"""Decorators of what becomes a kernel once it is compiled."""
+COMPILERS = {"tilelang"}
+"""Modules whose `compile` makes a kernel."""
 FOREIGN = {"torch", "numpy", "np", "scipy", "find_library", "modules"}
 """Names in a library's path that say that it was there before."""
 FOREIGN_FILE = re.compile(
@@ -39,12 +45,8 @@ def own_names(tree: ast.Module) -> tuple[set[str], bool]:
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     builds = any(_is_builder(call) for call in calls)
     compiles = builds or any(name in SPAWNERS for node in nodes for name in named(node))
-    loading = _Loading(assignments, compiles)
-    own = {
-        node.name
-        for node in nodes
-        if isinstance(node, ast.FunctionDef) and any(names(mark) & JITS for mark in node.decorator_list)
-    }
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list))}
+    loading = _Loading(assignments, compiles, makers=_makers(nodes))
     leads: dict[str, list[list[str]]] = defaultdict(list)
     for targets, value in assignments:
         holders, made = _chain(value, loading)
@@ -58,8 +60,8 @@ def own_names(tree: ast.Module) -> tuple[set[str], bool]:
 class _Loading:
     """Tells libraries that a source has built from those that were there before."""
 
-    def __init__(self, assignments: list[Assignment], compiles: bool) -> None:
-        self._compiles = compiles
+    def __init__(self, assignments: list[Assignment], compiles: bool, makers: set[str]) -> None:
+        self._compiles, self._makers = compiles, makers
         built, foreign = set(), set()
         leads: dict[str, list[list[str]]] = defaultdict(list)
         for targets, value in assignments:
@@ -74,7 +76,9 @@ class _Loading:
         self._foreign = _spread(foreign, leads)
 
     def is_own(self, call: ast.Call) -> bool:
-        """Whether a call opens a library that the source has built."""
+        """Whether a call opens a library that the source has built, or has a function of the source make a kernel."""
+        if last(call.func) in self._makers:
+            return True
         if last(call.func) not in LOADERS or not call.args or not self._compiles:
             return False
         path = list(ast.walk(call.args[0]))
@@ -85,6 +89,36 @@ class _Loading:
         return not (none or words & self._foreign or any(map(_is_foreign, path)))
 
 
+def _is_jit(mark: ast.expr) -> bool:
+    found = names(mark)
+    return bool(found & JITS) or any(words <= found for words in QUALIFIED_JITS)
+
+
+def compiled_nodes(tree: ast.AST) -> set[int]:
+    """The syntax, by identity, that Helion compiles: loops over tiles in its kernels. What stands beside them runs."""
+    kernels = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and any("helion" in names(mark) for mark in node.decorator_list)
+    )
+    loops = (
+        node
+        for kernel in kernels
+        for node in ast.walk(kernel)
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and {"hl", "tile"} <= names(node.iter.func)
+    )
+    return {id(inner) for loop in loops for statement in loop.body for inner in ast.walk(statement)}
+
+
+def _makers(nodes: list[ast.AST]) -> set[str]:
+    """Functions that hold the body of a kernel: what they return is one."""
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    bodies = {id(node) for node in functions if any(names(mark) & KERNELS for mark in node.decorator_list)}
+    return {
+        node.name for node in functions if any(id(inner) in bodies for inner in ast.walk(node) if inner is not node)
+    }
+
+
 def _is_foreign(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and bool(FOREIGN_FILE.search(node.value))
@@ -93,6 +127,8 @@ def _is_foreign(node: ast.AST) -> bool:
 
 def _is_builder(call: ast.Call) -> bool:
     holder = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if last(call.func) == "compile" and holder is not None and last(holder) in COMPILERS:
+        return True
     return last(call.func) in BUILDERS and (holder is None or last(holder) not in READERS)
 
 

@@ -11,6 +11,7 @@ from kernelwright.sandbox.calls.backend import architecture
 from kernelwright.sandbox.calls.import_timeout import ImportTimeout
 from kernelwright.sandbox.calls.sessions import Session, Unbuilt
 from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.machine.language_packages import versions_used
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
@@ -25,7 +26,7 @@ def build_key(source: str, tools: Toolchain | None, arguments: Values, settings:
     for raw in arguments.tensors:
         digest.update(repr((raw.dtype, raw.shape)).encode() + raw.on_host)
     more = {"arguments": digest.hexdigest()} | ({"device": architecture(settings)} if settings.gpu else {})
-    return BuildStore.key(source, tools, **more)
+    return BuildStore.key(source, tools, **more, **versions_used(source))
 
 
 @contextmanager

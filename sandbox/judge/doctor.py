@@ -19,6 +19,7 @@ from kernelwright.sandbox.judge.health_check import HealthCheck
 from kernelwright.sandbox.machine import child_package
 from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_writable
 from kernelwright.sandbox.machine.identity import compiler, processor_name
+from kernelwright.sandbox.machine.language_packages import PACKAGES, package_remedy, package_version
 from kernelwright.sandbox.machine.stale_temp_folders import sweep
 from kernelwright.sandbox.machine.workfolder import WorkFolder, temporary_place
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_bytes
@@ -54,6 +55,7 @@ def _findings() -> Iterator[HealthCheck]:
     yield _leftovers()
     yield _cache()
     yield from gpu_findings()
+    yield from languages()
     yield from _layers()
     yield from _child()
 
@@ -70,6 +72,15 @@ def _building() -> Iterator[HealthCheck]:
     yield _needed("Python headers", there, f"there is no {header}", remedy)
     ninja = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     yield _needed("ninja", ninja, "not found", "for cpp and cuda candidates: pip install ninja")
+
+
+def languages() -> Iterator[HealthCheck]:
+    """The packages of further languages; nothing else needs any of them."""
+    for language, package in PACKAGES.items():
+        version = package_version(language)
+        found = f"{package.distribution} {version}" if version else f"{package.distribution} is not installed"
+        remedy = "" if version else f"only for candidates in {language}: {package_remedy(language)}"
+        yield HealthCheck(name=f"language: {language}", state="ok" if version else "absent", found=found, remedy=remedy)
 
 
 def _space() -> HealthCheck:

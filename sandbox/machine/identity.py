@@ -7,6 +7,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+from kernelwright.sandbox.machine.language_packages import PACKAGES, require_package
 from kernelwright.sandbox.verdict.errors import MachineError
 
 
@@ -55,7 +56,7 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
-ON_DEVICE = ("cuda", "triton")
+ON_DEVICE = ("cuda", "cutlass", "triton", "tilelang", "helion")
 """Languages whose candidates run on a GPU and nowhere else."""
 
 
@@ -73,13 +74,15 @@ def require_tools(language: str) -> None:
     """Raise `MachineError`, with the remedy, where this machine can not build or run candidates of this language."""
     from kernelwright_child.gpu import driver
 
+    require_package(language)
     if language in ON_DEVICE and driver.device_count() == 0:
         raise MachineError(
             f"a candidate in {language} needs a CUDA device and this machine has none; use one that has, or target cpp"
         )
-    if language == "cuda" and driver.toolkit_compiler() is None:
+    package = PACKAGES.get(language)
+    if (language == "cuda" or (package and package.needs_nvcc)) and driver.toolkit_compiler() is None:
         raise MachineError("no CUDA compiler nvcc is found; install the CUDA toolkit, or set CUDA_HOME to it")
-    if language in ("cpp", "cuda") and compiler() is None:
+    if language in ("cpp", "cuda", "cutlass") and compiler() is None:
         wanted = os.environ.get("CXX", "g++")
         raise MachineError(f"no C++ compiler {wanted!r} is found; install one (Debian: apt-get install g++) or set CXX")
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernelwright.sandbox.machine.file_locks import try_lock
+from kernelwright.sandbox.machine.language_packages import language_environment
 from kernelwright.sandbox.verdict.errors import MachineError
 
 KEPT_VARIABLES = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CC", "CXX", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
@@ -158,6 +159,7 @@ class WorkFolder:
             "TMPDIR": str(self.path / "tmp"),
             "TORCH_EXTENSIONS_DIR": str(self.path / "build"),
             "TRITON_CACHE_DIR": str(self.path / "triton"),
+            **dict(language_environment(self.path / "triton")),
         }
 
     def close(self) -> None:

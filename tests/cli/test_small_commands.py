@@ -98,7 +98,7 @@ def test_prompt_takes_versions_and_direction(kernelwright):
     ("words", "said"),
     [
         (("prompt", "rms_norm", "--role", "fix"), "there are: propose, repair, improve"),
-        (("prompt", "rms_norm", "--target", "hip"), "there are: cpp, cuda, triton"),
+        (("prompt", "rms_norm", "--target", "hip"), "there are: cpp, cuda, cutlass, "),
         (("prompt", "rms_norm", "--role", "repair"), "needs a parent"),
         (("prompt", "rms_norm", "--evidence", "log.txt"), "name that with --parent"),
         (("judge", "rms_norm", "a.py", "--recheck", "record.json"), "leave rms_norm out, or leave out --recheck"),

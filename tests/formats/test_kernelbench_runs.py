@@ -6,8 +6,10 @@ import pytest
 
 from kernelwright.evals.formats import kernelbench
 from kernelwright.evals.formats import submissions as leaderboard
+from kernelwright.evals.formats.kernelbench import BACKENDS, language_of_backend, read_run
 from kernelwright.evals.formats.samples import sample_of
-from kernelwright.problems import load_problem
+from kernelwright.problems import ProblemError, load_problem
+from kernelwright.sandbox.machine.identity import ON_DEVICE
 from tests.formats.outcomes import CANDIDATE, DEVICE, failed, outcome, passed, tree_problems
 from tests.formats.reading_back import read_baselines, read_eval_results
 
@@ -146,3 +148,24 @@ def test_a_submission_holds_the_fastest_right_sample_of_each_problem(problems):
 
 def test_a_sample_knows_its_place_in_kernelbench():
     assert sample_of("level2/13", "x").bench_id == (2, 13) and sample_of("rms_norm", "x").bench_id is None
+
+
+def test_every_language_of_a_gpu_has_a_backend_of_theirs():
+    assert set(BACKENDS) == set(ON_DEVICE)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton", "tilelang"])
+def test_a_backend_of_theirs_leads_to_a_language_and_back(backend):
+    assert BACKENDS[language_of_backend(backend.upper())] == backend
+
+
+@pytest.mark.parametrize(("backend", "said"), [("hip", "for AMD GPUs"), ("thunderkittens", "in no package")])
+def test_a_backend_that_is_not_supported_is_told_with_the_reason(backend, said, tmp_path):
+    (tmp_path / "generation_config.yaml").write_text(f"backend: {backend}\nlevel: 1\n")
+    (note,) = read_run(tmp_path).notes
+    assert note.startswith(f"KernelBench's backend '{backend}' is not supported: ") and said in note
+
+
+def test_an_unknown_backend_is_told_with_those_that_there_are():
+    with pytest.raises(ProblemError, match=r"no backend 'opencl'; there are: cuda, triton.*hip, thunderkittens"):
+        language_of_backend("opencl")

@@ -23,6 +23,28 @@ def get_init_inputs():
 """
 
 PROBLEM = Problem(name="squared_relu", title="The square of a ReLU", family="activation", size="cpu", source=REFERENCE)
+MULTIPLIED = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, columns, outputs):
+        super().__init__()
+        self.linear = nn.Linear(columns, outputs)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def get_inputs():
+    return [torch.randn(4096, 4096)]
+
+
+def get_init_inputs():
+    return [4096, 4096]
+"""
+PRODUCT = Problem(name="product", title="A linear layer", family="matmul", size="gpu", source=MULTIPLIED)
 NORMALISED = """\
 import torch
 from torch import nn

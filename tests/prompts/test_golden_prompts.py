@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from prompt_briefs import BATCH_NORM, OLD_VERSIONS, PROBLEM, YARDSTICK, brief
+from prompt_briefs import BATCH_NORM, OLD_VERSIONS, PROBLEM, PRODUCT, YARDSTICK, brief
 
 from kernelwright.prompts import render
 
@@ -15,6 +15,7 @@ GOLDEN = Path(__file__).parent / "golden"
 MOST_TOKENS = 9000
 BACKWARD = PROBLEM.model_copy(update={"direction": "backward"})
 BFLOAT16 = PROBLEM.model_copy(update={"dtype": "bfloat16"})
+NARROW_PRODUCT = PRODUCT.model_copy(update={"dtype": "bfloat16"})
 FREE = PROBLEM.model_copy(update={"direction": "both", "precision": "half", "operators": "no-library"})
 
 CASES = {
@@ -29,6 +30,8 @@ CASES |= {
     "propose-cpp-batch-norm": brief(problem=BATCH_NORM),
     "propose-cuda-bfloat16": brief(target="cuda", problem=BFLOAT16),
     "improve-cuda-measured": brief("improve", "cuda", yardstick=YARDSTICK),
+    "propose-cuda-product": brief(target="cuda", problem=PRODUCT, yardstick=YARDSTICK),
+    "propose-cuda-product-bfloat16": brief(target="cuda", problem=NARROW_PRODUCT, yardstick=YARDSTICK),
     "propose-triton-both-half-no-library": brief(target="triton", problem=FREE),
 }
 
@@ -40,6 +43,14 @@ def test_prompt_is_the_golden_copy(name: str) -> None:
     if os.environ.get("KERNELWRIGHT_UPDATE_GOLDEN") == "1":
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8"), "if the change is meant, run with KERNELWRIGHT_UPDATE_GOLDEN=1"
+
+
+CORNERS = ("propose-cuda", "propose-cuda-bfloat16", "propose-cuda-product", "propose-cuda-product-bfloat16")
+"""Bound by memory and by arithmetic, in fp32 and in bf16."""
+
+
+def test_the_four_corners_are_among_them() -> None:
+    assert set(CORNERS) <= set(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)

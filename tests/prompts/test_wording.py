@@ -222,10 +222,12 @@ PRODUCT = PROBLEM.model_copy(update={"source": PROBLEM.source.replace("torch.rel
 
 @pytest.mark.parametrize(("asked", "shown"), [(PRODUCT, True), (PROBLEM, False)])
 def test_split_operands_are_explained_where_arithmetic_may_be_the_limit(asked, shown):
-    assert ("__half2float(h)" in text_of("tuning", brief(target="cuda", problem=asked))) == shown
+    asked = brief(target="cuda", problem=asked)
+    assert ("operands split into pieces" in text_of("tuning", asked)) == shown
+    assert ("__half2float(h[0])" in text_of("instructions", asked)) == shown
 
 
 @pytest.mark.parametrize(("device", "shown"), [("H200", True), ("RTX 4090", False)])
 def test_what_only_hopper_has_is_told_on_hopper_alone(device, shown):
-    tuning = text_of("tuning", brief(target="cuda", problem=PRODUCT, device=device_sheet(device)))
-    assert [word in tuning for word in ("cp.async.bulk", "__cluster_dims__", "sm_90a")] == [shown] * 3
+    told = render(brief(target="cuda", problem=PRODUCT, device=device_sheet(device))).text
+    assert [word in told for word in ("cp.async.bulk", "__cluster_dims__", "sm_90a")] == [shown] * 3

@@ -20,7 +20,7 @@ def check_tools(sanitize: bool, profile: bool, gpu: bool, local: bool = True) ->
         if asked and not gpu:
             raise UserMistake(
                 f"{option} looks at kernels on a GPU, and what is judged here runs on the processor; leave it out, or "
-                "judge candidates in cuda or triton"
+                "judge candidates that run there, such as cuda or triton"
             )
     if local:
         require_tools(sanitize, profile)

@@ -59,11 +59,12 @@ def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "li
     from kernelwright.evals.boards.leaderboard import boards
     from kernelwright.evals.boards.verifying import Verifier
     from kernelwright.sandbox.jail.own_process import become_a_judge
+    from kernelwright.sandbox.machine.identity import ON_DEVICE
     from kernelwright.sandbox.pool.harness import harness_digest
 
     if verify:
         become_a_judge()
-    gpu = {run.target for run in runs} & {"cuda", "triton"} if verify else set()
+    gpu = {run.target for run in runs} & set(ON_DEVICE) if verify else set()
     here = sheet_for("cuda" if gpu else "cpp").name if verify else ""
     if verify and here not in {run.device for run in runs}:
         devices = ", ".join(sorted({run.device for run in runs}))

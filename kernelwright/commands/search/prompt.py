@@ -11,7 +11,6 @@ from kernelwright.commands.options.files import read_text
 from kernelwright.commands.options.shared_options import DtypeOption, WithoutOption, size_option
 
 ROLES = ("propose", "repair", "improve", "plan", "critique", "reflect")
-TARGETS = ("cpp", "cuda", "triton")
 
 
 def prompt(
@@ -19,7 +18,9 @@ def prompt(
     role: Annotated[
         str, typer.Option(help="What is asked for: propose, repair, improve, plan, critique or reflect.")
     ] = "propose",
-    target: Annotated[str, typer.Option(help="What the answer is written in: cpp, cuda or triton.")] = "cpp",
+    target: Annotated[
+        str, typer.Option(help="What the answer is written in: cpp, cuda, cutlass, triton, tilelang or helion.")
+    ] = "cpp",
     size: Annotated[str | None, size_option("what fits the target")] = None,
     dtype: DtypeOption = None,
     parent: Annotated[
@@ -46,6 +47,7 @@ def prompt(
 ) -> None:
     """Print a prompt as the model will read it. A token estimate for each section goes to standard error."""
     from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
+    from kernelwright.prompts.targets import TARGETS
 
     if role not in ROLES:
         raise UserMistake(f"no role {role!r}; there are: {', '.join(ROLES)}")

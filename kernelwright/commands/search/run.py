@@ -67,7 +67,9 @@ def run(
     cache: Annotated[
         Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
     ] = None,
-    target: Annotated[str, typer.Option(help="What candidates are written in: cpp, cuda or triton.")] = "cpp",
+    target: Annotated[
+        str, typer.Option(help="What candidates are written in: cpp, cuda, cutlass, triton, tilelang or helion.")
+    ] = "cpp",
     size: Annotated[str | None, size_option("what fits the target", "catalog problems")] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,

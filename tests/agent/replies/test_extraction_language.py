@@ -31,6 +31,14 @@ LANGUAGES = {
         "cuda",
         FINAL.replace("import load_inline", "import load").replace("load_inline(", 'load(sources=["a.cu"], '),
     ),
+    "CUDA with headers of CuTe": (
+        "cutlass",
+        FINAL.replace("torch::Tensor relu", "#include <cute/tensor.hpp>\n__global__ void f() {}\ntorch::Tensor relu"),
+    ),
+    "CUDA that only speaks of CUTLASS": (
+        "cuda",
+        FINAL.replace("torch::Tensor relu", "// as cutlass/gemm\n__global__ void f() {}\ntorch::Tensor relu"),
+    ),
     "Triton": (
         "triton",
         "import torch\nimport triton\n@triton.jit\ndef k(x):\n    pass\nclass ModelNew: pass",
@@ -38,6 +46,18 @@ LANGUAGES = {
     "Triton, imported by name": (
         "triton",
         "import torch\nfrom triton import jit\n@jit\ndef k(x):\n    pass\nclass ModelNew: pass",
+    ),
+    "TileLang": (
+        "tilelang",
+        "import torch\nimport tilelang.language as T\n@T.prim_func\ndef k(x):\n    pass\nclass ModelNew: pass",
+    ),
+    "TileLang, compiled by a call": (
+        "tilelang",
+        "import torch\nfrom tilelang import compile\nk = compile(f)\nclass ModelNew: pass",
+    ),
+    "Helion": (
+        "helion",
+        "import torch\nimport helion\n@helion.kernel()\ndef k(x):\n    pass\nclass ModelNew: pass",
     ),
     "plain PyTorch": ("python", REFERENCE.replace("Model", "ModelNew")),
     "a torch.load is no loader": (

@@ -9,7 +9,32 @@ from kernelwright_child.observe import MOST_LINES, MOST_NAMES, observe
 
 LAYER = "class ModelNew:\n  def __init__(self): self.conv = nn.Conv2d(1, 1, 1)\n"
 KERNEL = "library = ctypes.CDLL(load_inline(name='x', cpp_sources=['']))\n"
+HELION = """import helion, torch
+import helion.language as hl
+@helion.kernel(config=helion.Config(block_sizes=[1]))
+def own(x):
+    out = {beside}
+    for row in hl.tile(x.size(0)):
+        out[row, :] = {inside}
+    return out
+class ModelNew:
+    def forward(self, x): return own(x)
+"""
 CASES = {
+    "PyTorch's operators in a loop that Helion compiles": (
+        HELION.format(beside="torch.empty_like(x)", inside="torch.softmax(x[row, :], 1)"),
+        "custom",
+    ),
+    "PyTorch's operators beside a loop that Helion compiles": (
+        HELION.format(beside="torch.softmax(x, 1)", inside="out[row, :] + 0"),
+        "mixed",
+    ),
+    "PyTorch's operators in a loop of one's own that is called like Helion's": (
+        HELION.replace("@helion.kernel(config=helion.Config(block_sizes=[1]))", "").format(
+            beside="torch.empty_like(x)", inside="torch.softmax(x[row, :], 1)"
+        ),
+        "library_only",
+    ),
     "an own kernel": (KERNEL + "class ModelNew:\n  def forward(s, x): return library.run(x)", "custom"),
     "an own kernel under another name": (
         KERNEL + "RUN = library.run\nclass ModelNew:\n  def forward(s, x): return RUN(x)",

@@ -1,0 +1,96 @@
+"""`python -m bench.results COMMAND`: see each; `make results` is `draw`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernelwright.commands.options.exit_codes import FELL_SHORT, with_exit_codes
+
+ROOT = Path(__file__).parents[2]
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, rich_markup_mode=None)
+Folder = Annotated[Path, typer.Option("--folder", help="The folder of results.")]
+Tree = Annotated[Path, typer.Argument(help="Checkout of KernelBench, or a folder of its levels.")]
+
+
+@app.command()
+@with_exit_codes
+def choose(tree: Tree, folder: Folder = ROOT / "results") -> None:
+    """Write the selection's table from its rule. Done once, before anything is run."""
+    from bench.results.selection import write_table
+
+    print(f"{write_table(folder, tree)} problems")
+
+
+@app.command()
+@with_exit_codes
+def select(
+    tree: Tree,
+    out: Annotated[Path, typer.Argument(help="New folder for the chosen files alone.")],
+    model: Annotated[str, typer.Option(help="Who answers: name and date, as they are to stand in the record.")],
+    runs: Annotated[Path, typer.Option(help="Where the runs are to lie.")] = Path("runs/results"),
+    folder: Folder = ROOT / "results",
+) -> None:
+    """Lay the chosen problems into a small tree of their own, and print the run of each dtype."""
+    from bench.results.selection import commands, copy_chosen, read_selection
+
+    selection = read_selection(folder)
+    copy_chosen(selection, tree, out)
+    for line in commands(selection, out, runs, model):
+        print(line)
+
+
+@app.command()
+@with_exit_codes
+def keep(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs over the selection.")],
+    folder: Folder = ROOT / "results",
+) -> None:
+    """Take runs over: records, kept kernels and index. Exit code 1 while some problems are not at their end."""
+    from bench.results.keeping import keep as keep_runs
+
+    index = keep_runs(folder, runs)
+    print(
+        f"{len(index.rows)} problems of {len(index.runs)} runs, {sum(bool(row.kernel) for row in index.rows)} kernels"
+    )
+    waiting = [f"{row.address} in {row.dtype}" for row in index.rows if row.stopped is None]
+    if waiting:
+        print(f"not at their end yet, answer or resume: {', '.join(waiting)}")
+        raise typer.Exit(FELL_SHORT)
+
+
+@app.command()
+@with_exit_codes
+def again(
+    tree: Tree,
+    minutes: Annotated[float, typer.Option(min=0, help="End in time; what is left goes on with the next call.")] = 1e6,
+    folder: Folder = ROOT / "results",
+) -> None:
+    """Judge every kept kernel a second time, and say which intervals meet. Exit code 1 unless all of them do."""
+    from bench.results.again import judge_again
+    from bench.results.index import read_index
+
+    left = judge_again(folder, tree, lambda line: print(line, flush=True), minutes)
+    kept = [row for row in read_index(folder).rows if row.kernel]
+    met = sum(row.again is not None and row.again.meets for row in kept)
+    for sentence in left:
+        print(f"not judged again: {sentence}")
+    print(f"the intervals of {met} of {len(kept)} kept kernels meet")
+    raise typer.Exit(0 if met == len(kept) else FELL_SHORT)
+
+
+@app.command()
+@with_exit_codes
+def draw(
+    folder: Folder = ROOT / "results",
+    docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = ROOT / "docs",
+) -> None:
+    """Draw the page and its pictures from the folder of results alone: no device, nothing judged, the same bytes."""
+    from bench.results.page import write_page
+
+    for path in write_page(folder, docs):
+        print(path)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,101 @@
+"""Every kept kernel judged a second time: another process, other seeds, another day's device; do the intervals meet?
+
+What is judged is in the file before the next begins, so it may be stopped at any time and goes on where it was.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.results.index import AGAIN, Kept, meet, read_index, write_index
+from bench.results.records import read_lines, write_lines
+from kernelwright.agent.briefs.hardware import sheet_for
+from kernelwright.evals.figures.measured import measured
+from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.problems import Problem, ProblemError, load_problem
+from kernelwright.problems.formats.collections import SEPARATOR
+from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.verdict.errors import SandboxError
+from kernelwright.sandbox.verdict.settings import Settings
+
+
+def judge_again(folder: Path, tree: Path, tell: Callable[[str], None], minutes: float = float("inf")) -> list[str]:
+    """Judge what has no second judging yet, in full, against the problems of a checkout; what could not be judged.
+
+    Raises `ProblemError` where this machine has another device than the run's, or the checkout another problem.
+    """
+    from kernelwright.sandbox.jail.own_process import become_a_judge
+
+    end = time.monotonic() + 60 * minutes
+    index = read_index(folder)
+    waiting = [row for row in index.rows if row.kernel and row.again is None]
+    problems = {row.kernel: problem_of(row, tree) for row in waiting}
+    become_a_judge()
+    left: list[str] = []
+    for at, row in enumerate(waiting):
+        if time.monotonic() > end:
+            left += [f"{one.address} in {one.dtype}: no time was left" for one in waiting[at:]]
+            break
+        header = index.runs[row.run]
+        _check_device(header["device"], index.run_facts(row).target)
+        settings = Settings.model_validate(header["config"]["judging"]).at("rank")
+        try:
+            done = _judged(row, problems[row.kernel], (folder / str(row.kernel)).read_text("utf-8"), settings)
+        except SandboxError as error:
+            left.append(f"{row.address} in {row.dtype}: {error}")
+            continue
+        known = list(read_lines(folder / AGAIN, Judgement.model_validate_json))
+        write_lines(folder / AGAIN, [*known, done])
+        tell(said(row, done))
+    write_index(folder)
+    return left
+
+
+def problem_of(row: Kept, tree: Path) -> Problem:
+    """The problem of a row, from a checkout. `ProblemError` where that has another one under its address."""
+    dtype = None if row.dtype == "float32" else row.dtype
+    problem = load_problem(f"{tree}{SEPARATOR}{row.address}", dtype=dtype)
+    if problem.digest != row.facts.digest:
+        raise ProblemError(f"{tree} has another {row.address} than the run; check out the selection's commit")
+    return problem
+
+
+def said(row: Kept, done: Judgement) -> str:
+    """One line on what came of it."""
+    first, second = row.facts.best, measured(done.verdict)
+    where = f"{row.address} in {row.dtype}"
+    if not second.passed or first is None:
+        return f"{where}: REFUSED at {second.stage}"
+    words = "the intervals meet" if meet(first.measured, second) else "THE INTERVALS DO NOT MEET"
+    return f"{where}: {_words(first.measured)}, now {_words(second)}: {words}"
+
+
+def _words(found: object) -> str:
+    speedup, low, high = (getattr(found, name) or 0.0 for name in ("speedup", "low", "high"))
+    return f"{speedup:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _judged(row: Kept, problem: Problem, source: str, settings: Settings) -> Judgement:
+    from kernelwright.sandbox.judge.judging import judge
+
+    candidate = candidate_of(source)
+    if row.facts.best is None or candidate.digest != row.facts.best.candidate_digest:
+        raise ProblemError(f"{row.kernel} is not the kernel that was measured; restore it, or keep the runs again")
+    device = sheet_for("cuda" if settings.gpu else "cpp", ordinal=settings.ordinal).name
+    return Judgement(
+        problem=problem.name,
+        problem_digest=problem.digest,
+        candidate=str(row.kernel),
+        candidate_digest=candidate.digest,
+        conditions=Conditions.here(device, settings.model_dump(mode="json")),
+        time=datetime.now(UTC),
+        verdict=judge(problem, candidate, settings),
+    )
+
+
+def _check_device(device: str, target: str) -> None:
+    here = sheet_for(target).name
+    if here != device:
+        raise ProblemError(f"this machine is {here!r} and the run was made on {device!r}; judge it again on such a one")

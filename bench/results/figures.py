@@ -1,0 +1,195 @@
+"""What the page says, from the index alone, by the metrics of `evals`. Pure."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bench.results.index import Index, Kept, Turn
+from kernelwright.evals.boards.cells import Cell
+from kernelwright.evals.boards.leaderboard import Board, Verified, boards
+from kernelwright.evals.boards.leaderboard import Row as BoardRow
+from kernelwright.evals.figures import metrics
+from kernelwright.evals.figures.metrics import Estimate, Result
+
+
+class Standing(NamedTuple):
+    """The board of one dtype with its only entrant, and the rows of the index that its cells are of."""
+
+    dtype: str
+    board: Board
+    row: BoardRow
+    kept: tuple[Kept, ...]
+
+    @property
+    def ranked(self) -> list[tuple[Kept, Cell]]:
+        """Those that count: weak problems are shown and not ranked."""
+        weak = set(self.board.weak)
+        return [(kept, cell) for kept, cell in self.pairs if cell.problem not in weak]
+
+    @property
+    def pairs(self) -> list[tuple[Kept, Cell]]:
+        """Every row with its cell, in the order of the index."""
+        cells = {cell.problem_digest: cell for cell in self.row.cells}
+        return [(kept, cells[kept.facts.digest]) for kept in self.kept]
+
+    def results(self) -> dict[str, list[Result]]:
+        """By baseline that a kernel was measured against, the samples that count; those against the fastest always."""
+        known = dict.fromkeys(("best", *self.row.fast))
+        return {name: [cell.result(name) for _, cell in self.ranked] for name in known}
+
+    @property
+    def levels(self) -> list[str]:
+        """In their order."""
+        return list(dict.fromkeys(level_of(kept) for kept in self.kept))
+
+
+def level_of(kept: Kept) -> str:
+    """`level1`, from the address."""
+    return kept.address.partition("/")[0]
+
+
+def standings(index: Index) -> list[Standing]:
+    """One for each dtype, as `kernelwright leaderboard` has it; what a later judge refused is in quarantine."""
+    refused = {
+        (row.facts.digest, row.facts.best.candidate_digest): Verified(row.again.measured, row.again.harness, "again")
+        for row in index.rows
+        if row.facts.best and row.again and row.again.refused
+    }
+    found = []
+    for dtype in dict.fromkeys(row.dtype for row in index.rows):
+        kept = tuple(row for row in index.rows if row.dtype == dtype)
+        harness = str(index.run_facts(kept[0]).harness)
+        (board,) = boards(
+            [index.run_facts(row) for row in kept], harness, lambda _, problem, kernel: refused.get((problem, kernel))
+        )
+        found.append(Standing(dtype, board, board.rows[0], kept))
+    return found
+
+
+class LevelFigures(NamedTuple):
+    """One level, or all of a dtype."""
+
+    problems: int
+    right: int
+    mean: Estimate | None
+    """Geometric mean of the speedups of right kernels against the fastest baseline."""
+    fast_1: dict[str, float]
+    """By baseline."""
+    of_floor: float | None
+    """Geometric mean of the share that the floor is of the time, where it is known."""
+
+
+def level_figures(pairs: Sequence[tuple[Kept, Cell]], baselines: Sequence[str]) -> LevelFigures:
+    """Failures stay in the denominator of the shares."""
+    results = {name: [cell.result(name) for _, cell in pairs] for name in baselines}
+    speedups = [one.speedup for one in results["best"] if one.speedup is not None]
+    shares = [share for _, cell in pairs if (share := floor_share(cell)) is not None]
+    return LevelFigures(
+        problems=len(pairs),
+        right=len(speedups),
+        mean=metrics.geometric_mean(speedups) if speedups else None,
+        fast_1={name: metrics.fast_p(found, 1.0) for name, found in results.items() if found},
+        of_floor=metrics.geometric_mean(shares).value if shares else None,
+    )
+
+
+def floor_share(cell: Cell) -> float | None:
+    """The floor over the time; None where it is not known, or nothing counts."""
+    found = cell.published
+    if cell.result().speedup is None or found is None or not found.floor_ms or not found.candidate_ms:
+        return None
+    return metrics.roofline_fraction(found.candidate_ms, found.floor_ms)
+
+
+class After(NamedTuple):
+    """Where all problems stood after so many answers each."""
+
+    answers: int
+    right: float
+    fast_1: float
+    mean: float
+    """Geometric mean over all problems of the best so far, 1 where there is none: PyTorch goes on being used."""
+
+
+def after_each_answer(standing: Standing) -> list[After]:
+    """What came of the first answer alone, of the first two, and so on."""
+    tries = [[turn for turn in kept.tries if turn.counts] for kept, _ in standing.ranked]
+    return [_after([made[:count] for made in tries], count) for count in range(1, max(map(len, tries), default=0) + 1)]
+
+
+def _after(tries: Sequence[Sequence[Turn]], count: int) -> After:
+    results = []
+    for made in tries:
+        right = [turn for turn in made if turn.standing is not None]
+        best = max(right, key=lambda turn: turn.standing or 0.0, default=None)
+        results.append(Result(problem="", family="", compiled=bool(right), speedup=best.speedup if best else None))
+    gains = [max(1.0, one.speedup or 1.0) for one in results]
+    shares = metrics.fast_curve(results, (0.0, 1.0))
+    return After(count, shares[0.0], shares[1.0], metrics.geometric_mean(gains).value)
+
+
+class RoleFigures(NamedTuple):
+    """What answers to one kind of question came to."""
+
+    asked: int
+    right: int
+    faster: int
+    """Right, and faster than what they started from; of drafts and repairs, which start from nothing, all that are."""
+    gain: float | None
+    """Median over right improvements of their speedup over that of their parent."""
+
+
+def by_role(rows: Sequence[Kept]) -> dict[str, RoleFigures]:
+    """In the order in which roles first come."""
+    found: dict[str, list[tuple[Turn, float | None]]] = {}
+    for row in rows:
+        speedups = {turn.number: turn.speedup for turn in row.tries}
+        for turn in row.tries:
+            found.setdefault(turn.role, []).append((turn, speedups.get(turn.parent or 0)))
+    return {role: _role(turns) for role, turns in found.items()}
+
+
+def _role(turns: Sequence[tuple[Turn, float | None]]) -> RoleFigures:
+    right = [(turn.speedup, parent) for turn, parent in turns if turn.speedup is not None]
+    gains = [speedup / parent for speedup, parent in right if parent]
+    faster = sum(parent is None or speedup > parent for speedup, parent in right)
+    return RoleFigures(len(turns), len(right), faster, statistics.median(gains) if gains else None)
+
+
+class IdeaFigures(NamedTuple):
+    """What one idea of the bank came to, over all problems."""
+
+    tried: int
+    won: int
+    gain: float | None
+    """Median over its right improvements of their speedup over that of their parent."""
+
+
+def by_idea(rows: Sequence[Kept]) -> dict[str, IdeaFigures]:
+    """The ideas by gain, those that improved nothing last. Tried and won are as the search itself counts them."""
+    tried: Counter[str] = Counter()
+    won: Counter[str] = Counter()
+    gains: dict[str, list[float]] = {}
+    for row in rows:
+        for idea, (times, wins) in row.ideas.items():
+            tried[idea] += times
+            won[idea] += wins
+        speedups = {turn.number: turn.speedup for turn in row.tries}
+        for turn in row.tries:
+            before = speedups.get(turn.parent or 0)
+            if turn.role == "improve" and turn.speedup and before:
+                gains.setdefault(turn.idea, []).append(turn.speedup / before)
+    middle = {idea: statistics.median(found) for idea, found in gains.items()}
+    order = sorted(tried, key=lambda idea: (-middle.get(idea, 0.0), -won[idea], -tried[idea], idea))
+    return {idea: IdeaFigures(tried[idea], won[idea], middle.get(idea)) for idea in order}
+
+
+def failures(rows: Sequence[Kept]) -> dict[str, list[tuple[Kept, Turn]]]:
+    """By outcome, every answer that came to nothing; the most frequent outcome first."""
+    found: dict[str, list[tuple[Kept, Turn]]] = {}
+    for row in rows:
+        for turn in row.tries:
+            if turn.counts and turn.outcome not in ("passed", "not answered yet", "not judged yet"):
+                found.setdefault(turn.outcome, []).append((row, turn))
+    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))

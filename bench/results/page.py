@@ -1,0 +1,242 @@
+"""docs/results.md: drawn from the folder of results alone, the same bytes on every machine."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from textwrap import fill
+
+from bench.results import figures, pictures
+from bench.results.figures import Standing, level_figures, level_of, standings
+from bench.results.index import Index, Kept, read_index
+from bench.results.selection import Selection, read_selection
+from bench.results.words import HEAD, JUDGED_TWICE, LIMITS, MADE, ROLES, SECTIONS
+from kernelwright.evals.boards.board_formats import escaped
+from kernelwright.evals.boards.cells import Cell
+from kernelwright.evals.boards.columns import estimate_text, number_text, share_text
+from kernelwright.evals.figures.measured import Measured
+from kernelwright.evals.figures.metrics import THRESHOLDS, fast_curve
+from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER
+
+PAGE = "results.md"
+AGAINST = {"best": "all", "eager": "strict eager", "shipped": "as shipped", "compile": "torch.compile"}
+MOST_REASONS = 12
+"""Of one kind of failure, how many are told with their reason."""
+
+
+def write_page(folder: Path, docs: Path) -> list[Path]:
+    """Write the page and its pictures; the files. Raises `ProblemError` where the folder holds no run."""
+    index, selection = read_index(folder), read_selection(folder)
+    found = standings(index)
+    texts = {docs / PAGE: page(index, selection, found)}
+    for one in found:
+        texts[docs / "pictures" / f"results-{one.dtype}.svg"] = pictures.speedups(one)
+        texts[docs / "pictures" / f"results-{one.dtype}-curves.svg"] = pictures.fast_curves(one)
+    (docs / "pictures").mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        write_atomically(path, text)
+    return list(texts)
+
+
+def page(index: Index, selection: Selection, found: Sequence[Standing]) -> str:
+    """The text of the page."""
+    parts = [_head(selection, found), *_missing(index, selection)]
+    parts.append(_table(SHORT, [row for one in found for row in _short(one)]))
+    parts.append(SECTIONS["problems"])
+    for one in found:
+        parts += [f"### In {one.dtype}", f"![{one.dtype}](pictures/results-{one.dtype}.svg)"]
+        parts.append(_table(EVERY, [_line(kept, cell) for kept, cell in one.pairs]))
+        parts += _unranked(one)
+    parts.append(SECTIONS["curves"])
+    for one in found:
+        parts.append(f"![fast_p in {one.dtype}](pictures/results-{one.dtype}-curves.svg)")
+        parts.append(_table(("against", *(f"fast_{p:g}" for p in THRESHOLDS)), _curve(one)))
+    parts += [SECTIONS["turns"], _turns(found), ROLES, _roles(index), SECTIONS["failures"], _failures(index)]
+    parts += [SECTIONS["ideas"], _ideas(index), _again(index), _commands(index, selection), _made(index), LIMITS]
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+SHORT = ("dtype", "level", "problems", "right", "geometric mean [95 %]", *AGAINST.values(), "of the floor")
+EVERY = (
+    "problem", "answers", "tokens", "kernel, ms", "eager, ms", "shipped, ms", "compiled, ms", "floor, ms",
+    "speedup [95 %]", "against", "again",
+)  # fmt: skip
+
+
+def _head(selection: Selection, found: Sequence[Standing]) -> str:
+    """Title and first paragraphs, with what differs from run to run put in."""
+    said = HEAD.format(
+        rule=f"{selection.rule} ({len(selection.problems)} problems, commit {selection.commit})",
+        model=", ".join(dict.fromkeys(one.row.model for one in found)),
+        device=", ".join(dict.fromkeys(kept.device for one in found for kept in one.kept)),
+    )
+    return "\n\n".join(fill(part, 120) for part in said.split("\n\n"))
+
+
+def _missing(index: Index, selection: Selection) -> list[str]:
+    """What was chosen and is not there: a page about a part says so first."""
+    there = {(row.address, row.dtype) for row in index.rows if row.stopped is not None}
+    asked = [(address, dtype) for dtype in selection.dtypes for address in selection.asked(dtype)]
+    left = [f"{address} in {dtype}" for address, dtype in asked if (address, dtype) not in there]
+    return [f"**Not at its end yet**, {len(left)} of {len(asked)}: {', '.join(left)}."] if left else []
+
+
+def _short(one: Standing) -> Iterable[Sequence[str]]:
+    groups = {level: [pair for pair in one.ranked if level_of(pair[0]) == level] for level in one.levels}
+    for name, pairs in [*groups.items(), ("all", one.ranked)]:
+        if pairs:
+            found = level_figures(pairs, list(one.results()))
+            shares = [share_text(found.fast_1.get(name)) for name in AGAINST]
+            counts = (str(found.problems), str(found.right))
+            yield (one.dtype, name, *counts, estimate_text(found.mean), *shares, share_text(found.of_floor))
+
+
+def _line(kept: Kept, cell: Cell) -> Sequence[str]:
+    found = cell.published
+    tokens = sum(turn.prompt_tokens + turn.reply_tokens for turn in kept.tries)
+    start = (f"{kept.address} {escaped(kept.title.partition('_')[2])}", _answers(kept), f"{tokens / 1000:.1f} k")
+    told = found if found is not None and found.passed else kept.reference
+    times = [number_text(ms, ".4g") for ms in _baseline_times(told)]
+    if found is None or not found.passed:
+        return (*start, "-", *times, cell.status, "-", _judged_again(kept))
+    speedup = f"{number_text(found.speedup)} [{number_text(found.low)}, {number_text(found.high)}]"
+    if cell.status in ("quarantined", "provisional", "weak problem"):
+        speedup += f" ({cell.status})"
+    against = next(iter(found.speedups), "-")
+    own = number_text(found.candidate_ms, ".4g")
+    return (*start, own, *times, speedup, against, _judged_again(kept))
+
+
+def _baseline_times(found: Measured | None) -> list[float | None]:
+    """Strict eager, as shipped, the fastest compiled one, the floor; None for one that is not known.
+
+    Eager as shipped is eager where torch's own switches change nothing.
+    """
+    times = found.baselines_ms or {} if found else {}
+    eager = times.get(EAGER)
+    shipped = times.get(AS_SHIPPED, eager if found and found.usual.get("shipped") is not None else None)
+    compiled = [ms for name, ms in times.items() if name not in (EAGER, AS_SHIPPED)]
+    return [eager, shipped, min(compiled, default=None), found.floor_ms if found else None]
+
+
+def _answers(kept: Kept) -> str:
+    """What came of each answer: its speedup, or where it failed."""
+    said = []
+    for turn in kept.tries:
+        if turn.counts:
+            said.append(f"{turn.speedup:.2f}" if turn.speedup is not None else turn.outcome.removeprefix("failed at "))
+    return ", ".join(said)
+
+
+def _judged_again(kept: Kept) -> str:
+    if kept.again is None:
+        return "-"
+    found = kept.again.measured
+    if not found.passed:
+        return f"refused at {found.stage}"
+    words = f"{number_text(found.speedup)} [{number_text(found.low)}, {number_text(found.high)}]"
+    return words if kept.again.meets else f"{words}, apart"
+
+
+def _unranked(one: Standing) -> list[str]:
+    said = [f"{kept.address}: {cell.why}" for kept, cell in one.pairs if cell.status in ("quarantined", "weak problem")]
+    return [f"Not counted: {escaped('; '.join(said))}."] if said else []
+
+
+def _curve(one: Standing) -> list[Sequence[str]]:
+    curves = {name: fast_curve(results) for name, results in one.results().items() if results}
+    return [(AGAINST[name], *map(share_text, curve.values())) for name, curve in curves.items()]
+
+
+def _turns(found: Sequence[Standing]) -> str:
+    heading = ("dtype", "after", "right", "faster than all", "geometric mean, failures as 1")
+    lines = [
+        (one.dtype, _count(after.answers), share_text(after.right), share_text(after.fast_1), f"{after.mean:.2f}")
+        for one in found
+        for after in figures.after_each_answer(one)
+    ]
+    return _table(heading, lines)
+
+
+def _count(answers: int) -> str:
+    return "1 answer" if answers == 1 else f"{answers} answers"
+
+
+def _roles(index: Index) -> str:
+    lines = [
+        (role, str(found.asked), str(found.right), str(found.faster), number_text(found.gain))
+        for role, found in figures.by_role(index.rows).items()
+    ]
+    return _table(("asked for", "answers", "right", "faster than before", "median gain"), lines)
+
+
+def _failures(index: Index) -> str:
+    found = figures.failures(index.rows)
+    unsolved = [f"{row.address} in {row.dtype}" for row in index.rows if row.kernel is None]
+    parts = [f"Without a right kernel: {', '.join(unsolved) or 'none'}.", *_unjudged(index)]
+    if found:
+        parts.append(_table(("outcome", "answers"), [(outcome, str(len(ones))) for outcome, ones in found.items()]))
+    for outcome, ones in found.items():
+        told = [f"- {row.address} in {row.dtype}, answer {turn.number}: {escaped(turn.why)}" for row, turn in ones]
+        more = [f"- and {len(told) - MOST_REASONS} more"] if len(told) > MOST_REASONS else []
+        parts.append("\n".join([f"**{outcome}**", "", *told[:MOST_REASONS], *more]))
+    return "\n\n".join(parts)
+
+
+def _unjudged(index: Index) -> list[str]:
+    """Problems whose search ended without any answer judged, with the reason."""
+    ended = [row for row in index.rows if row.stopped and not row.facts.attempts]
+    return [f"{row.address} in {row.dtype} was not judged: {escaped(str(row.stopped))}" for row in ended]
+
+
+def _ideas(index: Index) -> str:
+    lines = [
+        (escaped(idea), str(found.tried), str(found.won), number_text(found.gain))
+        for idea, found in figures.by_idea(index.rows).items()
+    ]
+    return _table(("idea", "tried", "won", "median gain of an improvement"), lines)
+
+
+def _again(index: Index) -> str:
+    kept = [row for row in index.rows if row.kernel]
+    done = [row.again for row in kept if row.again is not None]
+    met = sum(one.meets for one in done)
+    days = sorted({f"{one.time:%Y-%m-%d}" for one in done})
+    on = f", on {', '.join(days)}" if days else ""
+    told = (
+        f"{len(done)} of {len(kept)} kept kernels were judged a second time{on}; the intervals of {met} of them meet."
+    )
+    return f"{JUDGED_TWICE}\n\n{told}"
+
+
+def _commands(index: Index, selection: Selection) -> str:
+    """How a reader judges one of them again."""
+    row = next((row for row in index.rows if row.kernel), None)
+    if row is None:
+        return ""
+    cast = "" if row.dtype == "float32" else f" --dtype {row.dtype}"
+    judging = index.runs[row.run]["config"]["judging"]
+    compiled = "".join(f" --compile {mode}" for mode in judging["compiled"])
+    fetch = f"git clone {selection.source} && git -C KernelBench checkout {selection.commit}"
+    needs = "a GPU" if judging["device"] != "cpu" else "the network"
+    return (
+        f"{SECTIONS['commands']}\n\n```sh\n{fetch}    # needs the network\n"
+        f"kernelwright judge KernelBench::{row.address} results/{row.kernel}{cast}{compiled}    # needs {needs}\n```"
+    )
+
+
+def _made(index: Index) -> str:
+    lines = []
+    for name in dict.fromkeys(row.run for row in index.rows):
+        header = index.runs[name]
+        judging, versions = header["config"]["judging"], header["versions"]
+        of = ", ".join(f"{key} {versions[key]}" for key in sorted(versions) if key != "harness")
+        days = f"{header['started'][:10]} to {header['ended'][:10]}"
+        model = header["config"]["search"]["model"]
+        devices = ", ".join(dict.fromkeys(row.device for row in index.rows if row.run == name))
+        told = (name, model, days, devices, judging["jail"], of, str(header["commit"] or "-")[:12])
+        lines.append(tuple(escaped(each) for each in told))
+    return f"{MADE}\n\n{_table(('run', 'answers from', 'days', 'device', 'jail', 'versions', 'commit'), lines)}"
+
+
+def _table(names: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *lines])

@@ -1,0 +1,137 @@
+"""The page's pictures as SVG, drawn as those of the inspector are: from numbers alone, asking for nothing outside."""
+
+from collections.abc import Sequence
+from xml.sax.saxutils import escape, quoteattr
+
+from bench.results.figures import Standing, floor_share, level_of
+from bench.results.index import Kept
+from kernelwright.evals.boards.cells import Cell
+from kernelwright.evals.figures import metrics
+from kernelwright.evals.inspector.picture import LEFT, RIGHT, STYLE, WIDTH, Axis, axis_for
+
+HEAD, ROW, FOOT = 62, 24, 40
+CURVE_HEIGHT, SHIFT = 340, 250
+"""Curves have no names to their left, so they are moved there."""
+STEPS = 160
+CURVES = {
+    "best": ("#17803d", "against the fastest of all"),
+    "eager": ("#2f6fde", "against strict eager"),
+    "shipped": ("#b25b00", "against eager as shipped"),
+    "compile": ("#8a3ffc", "against torch.compile"),
+}
+"""By baseline, colour and words: each is legible on light and on dark ground."""
+OWN = """
+.floor { stroke: #b25b00; stroke-width: 2; } .curve { fill: none; stroke-width: 2; }
+.small { font-size: 11px; }
+"""
+
+
+def speedups(standing: Standing) -> str:
+    """A row for each problem: every right answer, the best with its interval, and where the floor would be."""
+    known = [turn.speedup for kept, _ in standing.pairs for turn in kept.tries if turn.speedup is not None]
+    floors = [place for _, cell in standing.pairs if (place := _floor_place(cell)) is not None]
+    axis = axis_for([*known, *floors])
+    height = HEAD + ROW * len(standing.kept) + FOOT
+    told = f"{standing.dtype}: speedup over the fastest baseline, {len(standing.kept)} problems"
+    legend = "open: right answers; filled: the best, with its interval; upright: the floor"
+    parts = [_text(20, 26, told, "head"), _text(20, 45, _circumstances(standing), "quiet"), _scale(axis, height)]
+    parts.append(_text(20, height - 7, legend, "quiet"))
+    parts += [_row(kept, cell, axis, HEAD + ROW * at) for at, (kept, cell) in enumerate(standing.pairs)]
+    return _svg((WIDTH, height), told, parts)
+
+
+def fast_curves(standing: Standing) -> str:
+    """The share of problems that are right and more than p times as fast, over p, against each baseline."""
+    found = {name: results for name, results in standing.results().items() if results}
+    speeds = [one.speedup for results in found.values() for one in results if one.speedup is not None]
+    axis = Axis(low=0.5, high=max(axis_for(speeds).high, 2.0))
+    told = f"{standing.dtype}: fast_p, the share of {len(standing.ranked)} problems more than p times as fast"
+    parts = [_scale(axis, CURVE_HEIGHT), _shares()]
+    for at, (name, results) in enumerate(found.items()):
+        colour, words = CURVES[name]
+        ps = [axis.low * (axis.high / axis.low) ** (step / STEPS) for step in range(STEPS + 1)]
+        points = " ".join(f"{axis.at(p)},{_height(metrics.fast_p(results, p))}" for p in ps)
+        parts.append(f'<polyline class="curve" stroke="{colour}" points="{points}"/>')
+        x, y = RIGHT + 16, HEAD + 18 + 20 * at
+        parts.append(f'<line class="curve" stroke="{colour}" x1="{x}" x2="{x + 24}" y1="{y - 4}" y2="{y - 4}"/>')
+        parts.append(_text(x + 32, y, words, "small"))
+    moved = f'<g transform="translate(-{SHIFT} 0)">{"".join(parts)}</g>'
+    heads = [_text(20, 26, told, "head"), _text(20, 45, _circumstances(standing), "quiet")]
+    return _svg((WIDTH - SHIFT, CURVE_HEIGHT), told, [*heads, moved])
+
+
+def _height(share: float) -> float:
+    return round(CURVE_HEIGHT - FOOT - share * (CURVE_HEIGHT - FOOT - HEAD - 8), 1)
+
+
+def _shares() -> str:
+    lines = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = _height(share)
+        lines.append(f'<line class="line" x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}"/>')
+        lines.append(_text(LEFT - 8, y + 4, f"{100 * share:.0f} %", "quiet", "end"))
+    return "\n".join(lines)
+
+
+def _row(kept: Kept, cell: Cell, axis: Axis, top: int) -> str:
+    y = top + ROW // 2
+    name = f"{kept.address}  {kept.title.partition('_')[2]}"
+    parts = [_text(20, y + 4, name if len(name) <= 46 else f"{name[:43]}...", "small")]
+    for turn in kept.tries:
+        if turn.speedup is not None:
+            parts.append(f'<circle class="right" cx="{axis.at(turn.speedup)}" cy="{y}" r="3"/>')
+    floor = _floor_place(cell)
+    if floor is not None:
+        parts.append(f'<line class="floor" x1="{axis.at(floor)}" x2="{axis.at(floor)}" y1="{y - 7}" y2="{y + 7}"/>')
+    return "\n".join([*parts, *_best(cell, axis, y)])
+
+
+def _best(cell: Cell, axis: Axis, y: int) -> list[str]:
+    found = cell.published
+    if cell.result().speedup is None or found is None or not found.speedup or not found.low or not found.high:
+        return [_text(RIGHT + 16, y + 4, cell.status, "quiet")]
+    ends = axis.at(found.low), axis.at(found.high)
+    return [
+        f'<line class="range" x1="{ends[0]}" x2="{ends[1]}" y1="{y}" y2="{y}"/>',
+        f'<circle class="best" cx="{axis.at(found.speedup)}" cy="{y}" r="5"/>',
+        _text(RIGHT + 16, y + 4, f"{found.speedup:.2f} x [{found.low:.2f}, {found.high:.2f}]", "small"),
+    ]
+
+
+def _floor_place(cell: Cell) -> float | None:
+    """How many times as fast as the baseline the floor would be."""
+    share = floor_share(cell)
+    found = cell.published
+    return found.speedup / share if share and found is not None and found.speedup else None
+
+
+def _scale(axis: Axis, height: int) -> str:
+    bottom = height - FOOT + 4
+    parts = []
+    for tick in axis.ticks:
+        x = axis.at(tick)
+        kind = "one" if tick == 1 else "line"
+        parts.append(f'<line class="{kind}" x1="{x}" x2="{x}" y1="{HEAD}" y2="{bottom}"/>')
+        parts.append(_text(x, bottom + 15, f"{tick:g}", "quiet", "middle"))
+    return "\n".join(parts)
+
+
+def _circumstances(standing: Standing) -> str:
+    row = standing.row
+    levels = ", ".join(
+        f"{sum(level_of(kept) == level for kept in standing.kept)} of {level}" for level in standing.levels
+    )
+    return f"{levels}; {row.target}, answers: {row.model}, strategy: {row.strategy}; {standing.board.device}"
+
+
+def _svg(sides: tuple[int, int], label: str, parts: Sequence[str]) -> str:
+    width, height = sides
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(label)}'
+    ground = f'<rect class="ground" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>'
+    body = "\n".join([f"<style>{STYLE}{OWN}</style>", ground, *parts])
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{body}\n</svg>\n'
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    plain = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return f'<text x="{x}" y="{y}" class="{kind}" text-anchor="{anchor}">{escape(plain)}</text>'

@@ -1,0 +1,223 @@
+"""The page's figures are those of the boards, and count nothing that the boards do not."""
+
+import random
+from datetime import UTC, datetime
+
+import pytest
+
+from bench.results.figures import after_each_answer, by_idea, by_role, failures, level_figures, standings
+from bench.results.index import indexed, meet, read_index, records_in
+from bench.results.keeping import keep
+from bench.results.page import write_page
+from bench.results.records import Searched, read_lines, searched, write_lines
+from bench.results.selection import Chosen, table
+from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.log.events import Confirmed, Stopped
+from kernelwright.agent.log.header import Setting
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.figures.measured import measured
+from kernelwright.evals.runs.running import Plan
+from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.problems import ProblemError
+from kernelwright.problems.record.problem import Origin
+from kernelwright.sandbox.pool.harness import Conditions
+from tests.bench.results.walk import ROOT, SETTINGS
+from tests.evals.made_run import Writer, evidence, failed, passed, problem
+
+CONDITIONS = Conditions(harness="h2", device="Example CPU", torch="2", settings="{}")
+ADDRESSES = ("level1/5", "level1/15", "level2/5")
+
+
+def made(address):
+    level, _, number = address.partition("/")
+    origin = Origin(format="kernelbench", id=address, title=f"{number}_Made.py")
+    return problem(f"{level}_{number}_Made", family=level, origin=origin)
+
+
+def setting(model="model-a", device="Example CPU"):
+    plan = Plan(search=SearchConfig(model=model, target="cpp"))
+    versions = {"python": "3.11", "harness": "h1"}
+    return Setting(config=plan.model_dump(mode="json"), device=device, versions=versions)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Three problems: one wins by an improvement, one fails twice, one is repaired and slower than all."""
+    with RunLog.create(tmp_path / "run", [made(address) for address in ADDRESSES], setting()) as log:
+        first, second, third = (Writer(log, made(address).name, random.Random(0)) for address in ADDRESSES)
+        first.attempt(passed(1.5, compiled=1.2, shipped=1.4))
+        first.attempt(passed(3.0, compiled=2.0, shipped=2.5), parent=1, role="improve")
+        first.put(Confirmed(problem=first.name, attempt=2, verdict=passed(2.9, compiled=1.9, shipped=2.4)))
+        second.attempt(failed("build"))
+        second.attempt(None, parent=1, role="repair")
+        third.attempt(failed("check"))
+        third.attempt(passed(0.8, compiled=0.7, shipped=0.8), parent=1, role="repair")
+        for writer in (first, second, third):
+            writer.stop()
+    return tmp_path / "run"
+
+
+def second_judging(row, verdict):
+    return Judgement(
+        problem=row.problem, problem_digest=row.facts.digest, candidate=row.kernel, conditions=CONDITIONS,
+        candidate_digest=row.facts.best.candidate_digest, time=datetime(2026, 2, 3, tzinfo=UTC), verdict=verdict,
+    )  # fmt: skip
+
+
+def test_a_row_has_the_numbers_of_the_verdict_that_counts(run):
+    first = indexed(searched(run), ()).rows[0]
+    assert first.facts.best.measured == measured(passed(2.9, compiled=1.9, shipped=2.4))
+    assert (first.address, first.title, first.dtype) == ("level1/5", "5_Made", "float32")
+    assert first.kernel == "kernels/float32/level1-5.py"
+    assert [turn.outcome for turn in first.tries] == ["passed", "passed"]
+    assert [turn.prompt_tokens for turn in first.tries] == [900, 900]
+
+
+def test_rates_have_the_failures_in_their_denominator_against_each_baseline(run):
+    (one,) = standings(indexed(searched(run), ()))
+    found = level_figures(one.ranked, list(one.results()))
+    assert (found.problems, found.right) == (3, 2)
+    assert found.fast_1 == dict.fromkeys(("best", "eager", "shipped", "compile"), pytest.approx(1 / 3))
+    assert found.mean == one.row.geometric_mean and found.mean.count == 2
+    level1 = level_figures([pair for pair in one.ranked if pair[0].address.startswith("level1")], ["best"])
+    assert (level1.problems, level1.right, level1.fast_1["best"]) == (2, 1, 0.5)
+
+
+def test_the_last_of_the_answers_comes_to_what_the_board_says(run):
+    (one,) = standings(indexed(searched(run), ()))
+    first, last = after_each_answer(one)
+    assert (first.right, first.fast_1) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert (last.right, last.fast_1) == (one.row.fast["best"][0.0], one.row.fast["best"][1.0])
+    assert last.mean > first.mean > 1
+
+
+def test_roles_and_ideas_tell_what_they_gained(run):
+    rows = indexed(searched(run), ()).rows
+    roles = by_role(rows)
+    assert {role: (found.asked, found.right, found.faster) for role, found in roles.items()} == {
+        "propose": (3, 1, 1), "improve": (1, 1, 1), "repair": (2, 1, 1),
+    }  # fmt: skip
+    assert roles["improve"].gain == pytest.approx(1.9 / 1.2, rel=0.05)
+    ideas = by_idea(rows)
+    assert next(iter(ideas)) == "idea 2" and ideas["idea 2"].gain == roles["improve"].gain
+    assert (ideas["idea 1"].tried, ideas["idea 1"].won, ideas["idea 1"].gain) == (3, 2, None)
+    assert {outcome: len(found) for outcome, found in failures(rows).items()} == {
+        "failed at build": 1, "failed at check": 1, "no candidate (refusal)": 1,
+    }  # fmt: skip
+
+
+def test_what_a_later_judge_refused_counts_as_a_failure(run):
+    found = searched(run)
+    first = indexed(found, ()).rows[0]
+    index = indexed(found, [second_judging(first, failed("check"))])
+    assert not index.rows[0].again.meets
+    (one,) = standings(index)
+    assert one.pairs[0][1].status == "quarantined" and one.row.correct == 1
+    assert [turn.outcome for turn in one.kept[0].tries] == ["passed", "refused by a later judge"]
+    assert "improve" in by_role(index.rows) and by_role(index.rows)["improve"].right == 0
+    assert [after.right for after in after_each_answer(one)] == [pytest.approx(1 / 3), pytest.approx(2 / 3)]
+
+
+def test_what_was_not_measured_in_full_counts_for_nothing(run):
+    quick = passed(9.0, spread=0.0)
+    quick = quick.model_copy(update={"evidence": evidence().model_copy(update={"effort": "search"})})
+    with RunLog.open(run) as log:
+        writer = Writer(log, made("level1/15").name, random.Random(0))
+        writer.count = 2
+        writer.attempt(quick, parent=1, role="repair")
+        writer.flush()
+    (one,) = standings(indexed(searched(run), ()))
+    assert {kept.address: cell.status for kept, cell in one.pairs}["level1/15"] == "provisional"
+    assert one.row.correct == 2
+
+
+@pytest.mark.parametrize(
+    ("again", "meets"), [(passed(1.905, spread=0.0), True), (passed(1.2, spread=0.0), False), (failed(), False)]
+)
+def test_intervals_meet_if_they_have_a_point_in_common(again, meets):
+    assert meet(measured(passed(1.9)), measured(again)) is meets
+
+
+def test_the_record_is_read_back_as_it_was_and_its_bytes_are_the_same_each_time(run, tmp_path):
+    found = searched(run)
+    for name in ("one", "two"):
+        write_lines(tmp_path / name, found)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert list(read_lines(tmp_path / "one", Searched.model_validate_json)) == found
+
+
+def test_a_record_that_was_cut_off_is_told_with_its_remedy(run, tmp_path):
+    write_lines(tmp_path / "one", searched(run))
+    (tmp_path / "one").write_bytes((tmp_path / "one").read_bytes()[:-20])
+    with pytest.raises(ProblemError, match=r"one can not be read \(EOFError\); restore it"):
+        list(read_lines(tmp_path / "one", Searched.model_validate_json))
+
+
+def test_the_page_says_what_was_chosen_and_is_not_there(run, tmp_path):
+    chosen = {address: Chosen(file="x", sha256="0", dtypes=("float32",)) for address in (*ADDRESSES, "level3/5")}
+    (tmp_path / "selection.toml").write_text(SETTINGS + table(chosen))
+    (tmp_path / "index.json").write_text(indexed(searched(run), ()).model_dump_json())
+    page = write_page(tmp_path, tmp_path / "docs")[0].read_text()
+    assert "**Not at its end yet**, 1 of 4: level3/5 in float32." in page
+    assert "Without a right kernel: level1/15 in float32." in page
+    assert "| level1/5 Made | 1.20, 1.90 |" in page and "| level1/15 Made | build, no candidate (refusal) |" in page
+
+
+def test_what_ships_is_derived_from_the_record_that_ships_and_drawn_from_it(tmp_path):
+    shipped, docs = ROOT / "results", ROOT / "docs"
+    if not (shipped / "index.json").exists():
+        assert not (docs / "results.md").exists(), "a page without a run"
+        assert not (shipped / "records.jsonl.gz").exists() and not list(docs.glob("pictures/results-*"))
+        return
+    again = list(read_lines(shipped / "again.jsonl.gz", Judgement.model_validate_json))
+    assert indexed(records_in(shipped), again) == read_index(shipped)
+    for path in write_page(shipped, tmp_path):
+        assert path.read_text() == (docs / path.relative_to(tmp_path)).read_text(), path.name
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A folder of results for which the made problems were chosen."""
+    chosen = {address: Chosen(file="x", sha256="0", dtypes=("float32",)) for address in ADDRESSES}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/selection.toml").write_text(SETTINGS + table(chosen))
+    return tmp_path / "results"
+
+
+def test_a_run_over_some_problems_takes_the_place_of_what_was_kept_of_them(run, results, tmp_path):
+    assert len(keep(results, [run]).rows) == 3
+    with RunLog.create(tmp_path / "later", [made("level1/15")], setting()) as log:
+        writer = Writer(log, made("level1/15").name, random.Random(1))
+        writer.attempt(passed(1.3))
+        writer.stop()
+    index = keep(results, [tmp_path / "later"])
+    assert [(row.address, row.run.split()[0]) for row in index.rows] == [
+        ("level1/5", "run"), ("level1/15", "later"), ("level2/5", "run"),
+    ]  # fmt: skip
+    assert {path.name for path in results.rglob("*.py")} == {"level1-5.py", "level1-15.py", "level2-5.py"}
+
+
+def test_one_table_is_of_one_model_and_one_device(run, results, tmp_path):
+    keep(results, [run])
+    with RunLog.create(tmp_path / "other", [made("level1/15")], setting(model="model-b")) as log:
+        Writer(log, made("level1/15").name, random.Random(1)).stop()
+    with pytest.raises(ProblemError, match=r"the runs in float32 differ \(model-a, .*; model-b, .*\); keep those"):
+        keep(results, [tmp_path / "other"])
+    with pytest.raises(ProblemError, match="two of the runs ask level1/5 in float32"):
+        keep(results, [run, run])
+    with RunLog.create(tmp_path / "played", [made("level1/15")], setting(device="simulated")) as log:
+        Writer(log, made("level1/15").name, random.Random(1)).stop()
+    with pytest.raises(ProblemError, match="played a made-up landscape"):
+        keep(results, [tmp_path / "played"])
+
+
+def test_a_problem_that_the_machine_failed_at_or_that_waits_is_not_at_its_end(results, tmp_path):
+    with RunLog.create(tmp_path / "run", [made("level1/5"), made("level1/15")], setting()) as log:
+        for address in ("level1/5", "level1/15"):
+            writer = Writer(log, made(address).name, random.Random(1))
+            writer.attempt(passed(1.3))
+            writer.flush()
+        log.append(Stopped(problem=made("level1/5").name, reason="it was out of memory", fault="machine"))
+    assert [row.stopped for row in keep(results, [tmp_path / "run"]).rows] == [None, None]
+    page = write_page(results, tmp_path / "docs")[0].read_text()
+    assert "**Not at its end yet**, 3 of 3: level1/5 in float32, level1/15 in float32, level2/5 in float32." in page

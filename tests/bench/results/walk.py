@@ -1,0 +1,90 @@
+"""A real small run as one of the benchmark is made: a tree of its kind, task files, answers that come later, verdicts.
+
+The problems are those of our catalog, under a benchmark's addresses; the answers are the ones that are recorded for
+them.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.results.selection import Chosen, digest_of, table
+from kernelwright.agent.providers.story import story_folder
+from kernelwright.problems import load_problem
+
+ROOT = Path(__file__).parents[3]
+PROBLEMS = {"level1/5": "max_rows", "level1/15": "sum_rows", "level2/5": "min_max"}
+DTYPES = {"level1/5": ("float32",), "level1/15": ("float32", "bfloat16"), "level2/5": ("float32",)}
+ANSWERS = {
+    "max_rows": ("01-propose.md", "02-improve.md"),
+    "sum_rows": (None, None),
+    "min_max": ("01-propose.md", "02-repair.md"),
+}
+"""By problem, the recorded answers that it gets; None is a refusal."""
+SETTINGS = """\
+source = "https://example.org/KernelBench"
+commit = "0000000"
+rule = "three problems for a test"
+options = [
+    "--target cpp", "--provider files", "--strategy refine", "--attempts 2",
+    "--set drafts=1", "--set tune=0", "--set share=false", "--set confirm=1", "--set learn=false",
+]
+
+"""
+
+
+class Walk:
+    """The folders of a walk below one root, and the commands that are run in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.tree, self.results, self.docs, self.runs = (
+            root / name for name in ("KernelBench", "results", "docs", "runs")
+        )
+
+    def lay_out(self) -> None:
+        """The tree, and a selection from it."""
+        self.results.mkdir(parents=True)
+        problems = {}
+        for address, name in PROBLEMS.items():
+            level, _, number = address.partition("/")
+            path = self.tree / level / f"{number}_{name}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(load_problem(name).source)
+            problems[address] = Chosen(file=path.name, sha256=digest_of(path), dtypes=DTYPES[address])
+        (self.results / "selection.toml").write_text(SETTINGS + table(problems))
+
+    def bench(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """`python -m bench.results`, on the folder of this walk."""
+        return self._call("bench.results", *words, "--folder", self.results)
+
+    def kernelwright(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """A command of ours."""
+        return self._call("kernelwright", *words)
+
+    def _call(self, module: str, *words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", module, *map(str, words)],
+            capture_output=True, text=True, cwd=self.root, timeout=600, check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def answer(self, run: Path, most: int = 9) -> int:
+        """Write answers to open tasks of a run, as many at most; how many were written."""
+        tasks = sorted((run / "tasks").glob("*.task.md"))
+        open_ones = [task for task in tasks if not _answer_to(task).exists()][:most]
+        for task in open_ones:
+            name = _problem_of(task)
+            file = ANSWERS[name]["ttempt 1" in task.read_text()]
+            words = "I can not help with that." if file is None else (story_folder(name, "cpp") / file).read_text()
+            _answer_to(task).write_text(words)
+        return len(open_ones)
+
+
+def _problem_of(task: Path) -> str:
+    return next(name for name in ANSWERS if load_problem(name).source.strip() in task.read_text())
+
+
+def _answer_to(task: Path) -> Path:
+    return task.with_name(task.name.replace(".task.md", ".answer.md"))

@@ -1,0 +1,61 @@
+"""The further languages on a device: honest candidates pass, hostile ones do not; each needs its language's package."""
+
+import pytest
+
+from kernelwright.sandbox.authenticity.evidence import read_authenticity
+from kernelwright.sandbox.authenticity.scan import refuse
+from kernelwright.sandbox.machine.language_packages import PACKAGES, package_version
+from kernelwright.sandbox.verdict.verdicts import Failed, Passed
+from kernelwright_child.gpu import driver
+from tests.gpu.harness import Judges
+from tests.gpu.languages import HONEST, HOSTILE
+
+EVERY = [(language, *item) for corpus in (HONEST, HOSTILE) for language in corpus for item in corpus[language].items()]
+ON_DEVICE = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device"),
+]
+
+
+@pytest.mark.parametrize(("language", "name", "told"), EVERY, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_candidate_is_a_program_in_its_language_that_calls_its_own_kernel(language, name, told):
+    assert not refuse(told.source)
+    assert told.candidate.language == language
+    assert read_authenticity(told.source).label == "custom"
+
+
+def test_every_language_with_a_package_has_honest_and_hostile_candidates():
+    assert set(HONEST) == set(HOSTILE) == set(PACKAGES)
+
+
+@pytest.fixture(scope="module")
+def judges():
+    with Judges() as judges:
+        yield judges
+
+
+def needs(language):
+    if package_version(language) is None:
+        pytest.skip(f"needs the package {PACKAGES[language].distribution}")
+
+
+def cases(corpus):
+    return [pytest.param(language, told, id=f"{language}-{name}", marks=ON_DEVICE)
+            for language in corpus for name, told in corpus[language].items()]  # fmt: skip
+
+
+@pytest.mark.parametrize(("language", "told"), cases(HONEST))
+def test_an_honest_candidate_passes(judges, language, told):
+    needs(language)
+    verdict = judges.judged(told.problem, told.source)
+    assert isinstance(verdict, Passed), verdict
+    assert verdict.evidence.authenticity.label == "custom"
+
+
+@pytest.mark.parametrize(("language", "told"), cases(HOSTILE))
+def test_a_hostile_candidate_fails_for_the_expected_reason(judges, language, told):
+    needs(language)
+    verdict = judges.judged(told.problem, told.source)
+    assert isinstance(verdict, Failed), verdict
+    assert any(words in verdict.reason for words in told.words.split("|")), verdict
