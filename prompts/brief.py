@@ -75,6 +75,15 @@ class Parent(Record):
         return self.outcome == "passed"
 
 
+class Yardstick(Record):
+    """What an answer is held against in time, on the brief's device: facts, one line each, with units."""
+
+    times: tuple[str, ...] = ()
+    """Of PyTorch: eager under the problem's policy and as it ships, torch.compile."""
+    floor: tuple[str, ...] = ()
+    """The least that bytes and operations take, and what a plain copy of as many bytes does."""
+
+
 class Brief(Record):
     """What to ask for, in one step of a search."""
 
@@ -83,6 +92,7 @@ class Brief(Record):
     role: Role
     device: DeviceSheet
     versions: TargetVersions = TargetVersions()
+    yardstick: Yardstick = Yardstick()
     directive: str = ""
     """The one thing to do in this step; empty for the role's default."""
     parent: Parent | None = None

@@ -56,7 +56,10 @@ class GpuFigures(Record):
 
     def _balance(self) -> str:
         flops_per_byte = self.tflops["fp32"] * 1000 / self.memory_gb_per_s
-        return f"below about {flops_per_byte:.0f} fp32 operations for each byte moved, memory is the limit"
+        narrow = self.tflops.get("bf16", self.tflops.get("fp16", 0)) * 1000 / self.memory_gb_per_s
+        with_tensor_cores = f" (of 16 bits on tensor cores about {narrow:.0f})" if narrow else ""
+        fp32 = f"{flops_per_byte:.0f} fp32 operations"
+        return f"below about {fp32}{with_tensor_cores} for each byte moved, memory is the limit"
 
     def _memory(self) -> str:
         return f"device memory {self.memory_gb} GB at {self.memory_gb_per_s} GB/s; L2 cache {self.l2_mb} MB"

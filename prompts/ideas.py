@@ -44,6 +44,8 @@ class When(Record):
     targets: tuple[Target, ...] = ()
     wide: bool = False
     """Only where the data has more than 16 bits."""
+    narrow: bool = False
+    """Only where weights and inputs are cast to 16 bits."""
 
 
 class Idea(Record):
@@ -90,7 +92,7 @@ def traits_of(problem: Problem, target: Target) -> Traits:
 
 def applicable(ideas: Iterable[Idea], traits: Traits) -> tuple[Idea, ...]:
     """Those whose predicates hold; what is not known of the problem excludes nothing."""
-    return tuple(idea for idea in ideas if _holds(idea.when, traits))
+    return tuple(idea for idea in ideas if holds(idea.when, traits))
 
 
 @cache
@@ -98,12 +100,14 @@ def _data() -> dict[str, Any]:
     return tomllib.loads(DATA.read_text(encoding="utf-8"))
 
 
-def _holds(when: When, traits: Traits) -> bool:
+def holds(when: When, traits: Traits) -> bool:
+    """Whether something applies to a problem of these traits."""
     return (
         (not when.operators or not traits.operators or bool(set(when.operators) & set(traits.operators)))
         and (not when.bounds or traits.bound is None or traits.bound in when.bounds)
         and (not when.targets or traits.target in when.targets)
         and not (when.wide and traits.narrow)
+        and not (when.narrow and not traits.narrow)
     )
 
 

@@ -1,5 +1,6 @@
 """`render`: from a `Brief` to a `Prompt`, by way of one template for each section."""
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +11,10 @@ from kernelwright.problems import VALUE_FAMILIES
 from kernelwright.prompts.brief import Brief, PromptError, Role, check_parent
 from kernelwright.prompts.half_precision import narrow_of
 from kernelwright.prompts.ideas import traits_of
+from kernelwright.prompts.instructions import crib, parts_for
 from kernelwright.prompts.markdown import cell, fenced, milliseconds, times, trimmed
 from kernelwright.prompts.modes import mode_of
-from kernelwright.prompts.prompt import Prompt, Section
+from kernelwright.prompts.prompt import Prompt, Section, estimated_tokens
 from kernelwright.prompts.targets import TARGETS, example_for
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -22,6 +24,10 @@ EVERY_ROLE = CODE_ROLES | WORD_ROLES
 WANTED = 3
 """So many ideas or rules are asked for at once."""
 CONTINUATION_LINES = 40
+MOST_TOKENS = 8_900
+"""Of a whole prompt: what the other sections leave of it is the room for explained instructions."""
+HEAD_TOKENS = 80
+"""Of that section besides its parts."""
 
 
 class Slot(NamedTuple):
@@ -37,6 +43,7 @@ class Slot(NamedTuple):
     roles: frozenset[Role] = EVERY_ROLE
 
 
+INSTRUCTIONS = Slot(name="instructions", roles=CODE_ROLES)
 SLOTS = (
     Slot(name="role", stable=True),
     Slot(name="contract", stable=True),
@@ -45,6 +52,9 @@ SLOTS = (
     Slot(name="reference", stable=True),
     Slot(name="answer_format", stable=True),
     Slot(name="hardware"),
+    Slot(name="times"),
+    Slot(name="floor"),
+    INSTRUCTIONS,
     # Advice on speed distracts a repair from the cause of the failure.
     Slot(name="tuning", roles=frozenset({"propose", "improve"})),
     Slot(name="history"),
@@ -65,11 +75,16 @@ def render(brief: Brief, *, without: frozenset[str] = frozenset(), templates: Pa
     """
     _check(brief, without)
     environment = _environment(templates)
-    slots = (slot for slot in SLOTS if _shown(slot, brief) and slot.name not in without)
-    sections = (
-        Section(name=slot.name, text=_section_text(environment, slot, brief), stable=slot.stable) for slot in slots
-    )
-    return Prompt(role=brief.role, target=brief.target, sections=tuple(section for section in sections if section.text))
+    slots = [slot for slot in SLOTS if _shown(slot, brief) and slot.name not in without]
+    stable = _stable_context(brief)
+    step = stable | _step_context(brief)
+    texts = {slot: _section_text(environment, slot, brief, stable if slot.stable else step) for slot in slots}
+    if INSTRUCTIONS in texts:  # empty so far: the others say how much room there is
+        room = MOST_TOKENS - HEAD_TOKENS - sum(estimated_tokens(text) for text in texts.values())
+        step |= {"parts": parts_for(brief, room)}
+        texts[INSTRUCTIONS] = _section_text(environment, INSTRUCTIONS, brief, step)
+    sections = (Section(name=slot.name, text=text, stable=slot.stable) for slot, text in texts.items() if text)
+    return Prompt(role=brief.role, target=brief.target, sections=tuple(sections))
 
 
 def continued(prompt: Prompt, reply_text: str) -> Prompt:
@@ -98,9 +113,8 @@ def _check(brief: Brief, without: frozenset[str]) -> None:
         raise PromptError(f"no section '{unknown[0]}' to leave out; there are: {', '.join(SECTION_NAMES)}")
 
 
-def _section_text(environment: Environment, slot: Slot, brief: Brief) -> str:
+def _section_text(environment: Environment, slot: Slot, brief: Brief, context: Mapping[str, Any]) -> str:
     names = [f"{slot.name}/{brief.target}.md.j2", f"{slot.name}/{brief.role}.md.j2", f"{slot.name}.md.j2"]
-    context = _stable_context(brief) if slot.stable else _stable_context(brief) | _step_context(brief)
     try:
         return environment.select_template(names).render(context).strip()
     except TemplateError as error:
@@ -124,6 +138,7 @@ def _step_context(brief: Brief) -> dict[str, Any]:
     return {
         "role": brief.role,
         "device": brief.device,
+        "yardstick": brief.yardstick,
         "directive": brief.directive.strip(),
         "parent": brief.parent,
         "history": brief.history,
@@ -132,6 +147,7 @@ def _step_context(brief: Brief) -> dict[str, Any]:
         "wanted": WANTED,
         "best_ms": brief.best_ms,
         "bound": traits_of(brief.problem, brief.target).bound,
+        "parts": (),
     }
 
 
@@ -145,5 +161,6 @@ def _environment(templates: Path | None) -> Environment:
         lstrip_blocks=True,
         autoescape=False,
     )
+    environment.globals["crib"] = crib
     environment.filters.update(cell=cell, fenced=fenced, milliseconds=milliseconds, times=times, trimmed=trimmed)
     return environment

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from kernelwright.agent.briefs.needs import as_judged
+from kernelwright.agent.briefs.needs import yardstick_of
 from kernelwright.agent.log.records import Ask, Attempt, Reply
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
@@ -54,8 +54,9 @@ class BriefMaker:
             problem=problem,
             target=ask.target,
             role=ask.role,
-            device=as_judged(self.device, view),
+            device=self.device,
             versions=self.versions,
+            yardstick=yardstick_of(view),
             directive=ask.directive,
             parent=None if parent is None else self._parent(parent),
             history=history,

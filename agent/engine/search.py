@@ -89,6 +89,7 @@ class _Search:
 
     async def run(self) -> View:
         self.equip()
+        await self.measure()
         self.keep_best()
         try:
             self.start_more()
@@ -110,6 +111,11 @@ class _Search:
             lore = self.parts.lore or IdeaStatistics(self.parts.log, self.parts.config)
             ideas = self.view.ideas or lore.ideas(self.problem)
             self.journal.write(Equipped(problem=self.problem.name, ideas=ideas, config=self.parts.config))
+
+    async def measure(self) -> None:
+        """Before the first ask; a search that goes on has it from the log, or was begun without."""
+        if self.parts.config.measure and self.view.measured is None and not self.view.attempts:
+            await self.steps.measure()
 
     def start_more(self) -> None:
         """Fill the free slots, first with what waits; with nothing once the search has stopped or met trouble."""

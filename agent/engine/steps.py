@@ -10,6 +10,7 @@ from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import (
     Confirmed,
     JudgedAttempt,
+    MeasuredProblem,
     ProviderFailed,
     Replied,
     RepliedAgain,
@@ -22,6 +23,7 @@ from kernelwright.agent.providers.provider import AnswerPending, Provider, Provi
 from kernelwright.agent.steering.tuning import with_setting
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt, continued
+from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 
 
@@ -44,6 +46,10 @@ class Evaluator(Protocol):
         """A quick time in ms of each, under like conditions; None where one failed."""
         ...
 
+    async def measure(self, problem: Problem) -> Verdict | None:
+        """A quick verdict on the problem's own reference, for PyTorch's times; None where nothing is really run."""
+        ...
+
 
 @dataclass
 class AttemptSteps:
@@ -56,6 +62,16 @@ class AttemptSteps:
     journal: Journal
     judging: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     """By identity of the candidate, so that the same one in two slots is judged once."""
+
+    async def measure(self) -> None:
+        """Log what PyTorch takes, or why that can not be told; candidates may be judged all the same."""
+        verdict, why_not = None, ""
+        try:
+            verdict = await self.evaluator.measure(self.problem)
+        except SandboxError as error:
+            why_not = str(error)
+        if verdict is not None or why_not:
+            self.journal.write(MeasuredProblem(problem=self.problem.name, verdict=verdict, why_not=why_not))
 
     async def finish(self, number: int) -> None:
         """Do what is left to do of one attempt."""

@@ -72,6 +72,8 @@ class SearchConfig(Record):
     """Sections that the prompts leave out."""
     history_tokens: int = Field(default=2000, ge=0)
     """The table of earlier attempts is cut to about this, the least telling rows first."""
+    measure: bool = True
+    """Whether the reference is judged once before the first ask, so that prompts tell what PyTorch takes."""
     prices: str | None = None
     """Path of a price table; None where what the provider says is all that is known."""
     learn: bool = True

@@ -48,6 +48,18 @@ class Equipped(OfProblem):
     config: SearchConfig
 
 
+class MeasuredProblem(OfProblem):
+    """What PyTorch takes, told by judging the reference as a candidate: once, before the first ask.
+
+    The prompts of the search have their times and the floor from here; nothing is measured again for one.
+    """
+
+    kind: Literal["measured"] = "measured"
+    verdict: Verdict | None = None
+    why_not: str = ""
+    """Why there is no verdict; the search goes on, and its prompts do without."""
+
+
 class Granted(OfProblem):
     """Attempts that another problem left unspent."""
 
@@ -175,6 +187,7 @@ class Resumed(OfProblem):
 Body = Annotated[
     RunStarted
     | Equipped
+    | MeasuredProblem
     | Granted
     | Asked
     | Replied

@@ -18,6 +18,7 @@ from kernelwright.agent.log.events import (
     Granted,
     JudgedAttempt,
     Kept,
+    MeasuredProblem,
     NoCandidate,
     Noted,
     OfAttempt,
@@ -53,6 +54,8 @@ class View(Record):
     """Those that apply to the problem, in the order in which to try them; empty before the search has begun."""
     config: SearchConfig | None = None
     """What the search was last started with; None before it has begun, and in records of older runs."""
+    measured: MeasuredProblem | None = None
+    """What was found of PyTorch's own times before the first ask; None where nobody looked."""
     granted: int = 0
     """Attempts beyond the problem's own budget, left over by other problems."""
     session_start: datetime | None = None
@@ -161,6 +164,8 @@ class _Folding:
                 fields = GOES_ON
             case Equipped(ideas=ideas, config=config):
                 fields = {"ideas": ideas, "config": config}
+            case MeasuredProblem() as measured:
+                fields = {"measured": measured}
             case Granted(attempts=more):
                 fields = GOES_ON | {"granted": self.fields["granted"] + more}
             case OfAttempt() as body:

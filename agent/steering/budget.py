@@ -38,7 +38,7 @@ def spent(view: View, prices: Prices) -> Spent:
     return Spent(
         tokens=_sum(tokens_of(attempt) for attempt in view.attempts),
         usd=_sum(usd_of(attempt, prices) for attempt in view.attempts),
-        judge_s=sum(_judge_s(attempt) for attempt in view.attempts),
+        judge_s=_judge_s(view),
         wall_s=view.wall_s,
     )
 
@@ -86,10 +86,11 @@ def near_floor(view: View, share: float) -> str | None:
     return f"the best takes {best.candidate_ms:.3g} ms, and the floor is {floor:.3g} ms"
 
 
-def _judge_s(attempt: Attempt) -> float:
-    """Seconds of both verdicts, where they are its own."""
-    own = (attempt.verdict, attempt.confirmed) if attempt.same_as is None else ()
-    return sum(sum(verdict.evidence.seconds.values()) for verdict in own if verdict is not None)
+def _judge_s(view: View) -> float:
+    """Seconds of all verdicts: on PyTorch itself, and both of each attempt where they are its own."""
+    verdicts = [view.measured.verdict if view.measured else None]
+    verdicts += [one for own in view.attempts if own.same_as is None for one in (own.verdict, own.confirmed)]
+    return sum(sum(verdict.evidence.seconds.values()) for verdict in verdicts if verdict is not None)
 
 
 def _sum(parts: Iterable[N | None], start: N = 0) -> N | None:

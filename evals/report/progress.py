@@ -13,6 +13,7 @@ from kernelwright.agent.log.events import (
     Confirmed,
     Event,
     JudgedAttempt,
+    MeasuredProblem,
     NoCandidate,
     ProviderFailed,
     Resumed,
@@ -22,6 +23,7 @@ from kernelwright.agent.log.view import View, fold
 from kernelwright.evals.report.summary import ending_words
 from kernelwright.sandbox.machine.escaping import escaped
 from kernelwright.sandbox.verdict.in_words import verdict_words
+from kernelwright.sandbox.verdict.verdicts import Passed
 
 
 class Progress:
@@ -74,6 +76,11 @@ def line_of(event: Event, view: View) -> str:  # noqa: PLR0911 - one return for 
     """One line for a person, or nothing for an event that says little."""
     body = event.body
     match body:
+        case MeasuredProblem(verdict=Passed() as verdict):
+            times = ", ".join(f"{name} {ms:.3g} ms" for name, ms in verdict.measurement.baselines_ms.items())
+            return f"{body.problem}: PyTorch takes {times}"
+        case MeasuredProblem(verdict=verdict, why_not=why_not):
+            return f"{body.problem}: PyTorch was not measured: {verdict_words(verdict) if verdict else why_not}"
         case Asked(ask=ask):
             start = f" of attempt {ask.parent}" if ask.parent else ""
             return f"{body.problem} attempt {ask.attempt}: {ask.role}{start}{': ' + ask.idea if ask.idea else ''}"

@@ -3,9 +3,10 @@
 from pydantic import BaseModel, ConfigDict
 
 from kernelwright.agent.briefs.hardware import sheet_for
-from kernelwright.agent.briefs.needs import as_remembered
+from kernelwright.agent.briefs.needs import remembered
 from kernelwright.problems import Problem, ProblemError, load_problem
 from kernelwright.prompts import Brief, Parent, Prompt, Role, Target, TargetVersions, render
+from kernelwright.prompts.brief import Yardstick
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -46,8 +47,9 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
         problem=problem,
         target=choice.target,
         role=choice.role,
-        device=sheet if choice.device else as_remembered(sheet, problem, Settings().threads),
+        device=sheet,
         versions=TargetVersions(**choice.versions),
+        yardstick=Yardstick() if choice.device else remembered(problem, sheet, Settings().threads),
         parent=parent,
     )
     return render(brief, without=without)
@@ -55,8 +57,9 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
 
 def first_prompt(problem: Problem, target: Target) -> Prompt:
     """What asks for a first draft of this problem, for the hardware of this machine."""
-    device = as_remembered(sheet_for(target, None), problem, Settings().threads)
-    return render(Brief(problem=problem, target=target, role="propose", device=device, versions=TargetVersions()))
+    sheet = sheet_for(target, None)
+    known = remembered(problem, sheet, Settings().threads)
+    return render(Brief(problem=problem, target=target, role="propose", device=sheet, yardstick=known))
 
 
 def default_size(problem: str, target: Target) -> str | None:

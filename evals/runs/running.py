@@ -12,7 +12,6 @@ from pydantic import Field, ValidationError
 
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.briefs.hardware import sheet_for
-from kernelwright.agent.briefs.needs import as_remembered
 from kernelwright.agent.engine.evaluator import Evaluating, evaluating
 from kernelwright.agent.engine.scheduling import Scheduler, views_of
 from kernelwright.agent.engine.search import Parts
@@ -35,13 +34,17 @@ from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import TargetVersions, device_sheet
 from kernelwright.prompts.targets import TARGETS
+from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import require_tools, versions
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
 from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.verdict.settings import Settings
 
 FOR_RECORDED: dict[str, object] = {"learn": False, "runner_up": 0, "tune": 0, "share": False, "confirm": 1}
-"""For recorded answers: they were written to ideas in the order of the bank, and each follows its own parent."""
+FOR_RECORDED |= {"measure": False}
+"""For recorded answers: they were written to ideas in the order of the bank, each follows its own parent, and nobody
+reads their prompts.
+"""
 
 
 class Plan(Record):
@@ -120,8 +123,6 @@ class Running:
             def parts_for(problem: Problem) -> Parts:
                 config = self._config_for(problem)
                 sheet = sheet_for(config.target, self.plan.device, self.plan.judging.ordinal)
-                if self.plan.device is None:
-                    sheet = as_remembered(sheet, problem, self.plan.judging.threads)
                 return Parts(
                     strategy=load_strategy(config.strategy, config),
                     provider=provider,
@@ -160,7 +161,9 @@ class Running:
         """What judges: for simulated answers the landscape that they come from."""
         if self.plan.provider.kind == "simulated":
             return nullcontext(SimulatedEvaluator(seconds=0.0))
-        return evaluating(self.plan.executor, self.plan.judging)
+        cache = self.plan.provider.cache  # whose answers are to prompts, which tell what was measured
+        kept = Store("measured", Path(cache)) if cache else None
+        return evaluating(self.plan.executor, self.plan.judging, kept)
 
 
 def new_folder(out: Path | None) -> Path:

@@ -65,6 +65,7 @@ class OnDevice:
         """Where outputs go that can not be mapped; a reference copies them to where they can."""
         self._events: tuple[Any, Any] | None = None
         self._nothing: torch.Tensor | None = None
+        self._woken: torch.Tensor | None = None
         self._kept: list[torch.Tensor] = []
         """Outputs that the judge may still look at."""
 
@@ -104,6 +105,7 @@ class OnDevice:
         self.worker.lent = self._borrowed.tensors
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._events = first, last
+        self._woken = torch.zeros(1, device="cuda")
         return {}
 
     def _give_back(self) -> None:
@@ -200,6 +202,8 @@ class OnDevice:
         assert self._events is not None
         start, end = self._events
         seed_draws(message)
+        if message.get("wake") and self._woken is not None:
+            self._woken.zero_()
         start.record()
         self.worker.results = run(arguments)
         end.record()

@@ -78,6 +78,8 @@ class CudaDevice:
         """Sizes for which that was learned since the device is held."""
         self._guests: set[int] = set()
         """Threads that use it as the one that holds it, which waits for them."""
+        self.wakes = False
+        """Whether a call begins with a tiny kernel, behind which its first event lies: see `DeviceTiming`."""
         self._turn = 0
         self._threads = threading.RLock()
         self._lock: DeviceTurn | None = None

@@ -282,7 +282,7 @@ class GpuSession(Session):
         self._outputs = ()
         known, before = self._allocations.count, self._cpu_ms()
         self.is_cold, self._is_showing = False, True
-        answer, looked, milliseconds, parts = self._clocked(question(op, values), timeout_s)
+        answer, looked, milliseconds, parts = self._clocked(self._question(op, values), timeout_s)
         told_ns = time.perf_counter_ns()
         clocks = self._device.clocks.sample()
         if "error" in answer:
@@ -304,6 +304,9 @@ class GpuSession(Session):
         device_ms = float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
         witnessed = Witnessed(device_ms, prepared, clocks, self._allocations.count > known, parts=parts)
         return Timed(output, milliseconds, cpu_ms, witnessed)
+
+    def _question(self, op: str, values: Values) -> dict[str, Any]:
+        return question(op, values) | ({"wake": True} if self._device.wakes else {})
 
     def _log(self, op: str, marks: tuple[int, ...]) -> None:
         if not LOG.isEnabledFor(logging.DEBUG):  # to ask for the memory takes as long as a call

@@ -43,7 +43,15 @@ template <class Vector> double chains(long rounds) {
     return 2.0 * rounds * CHAINS * sizeof(Vector) / sizeof(sum[0]);
 }
 
-struct Buffers { Floats *a, *b, *c; size_t count; };
+struct Buffers {
+    Floats *a, *b, *c;
+    size_t count;
+    // As many equal parts of the same memory as a way needs.
+    Buffers parted(int parts) const {
+        size_t each = count / parts / 8 * 8;
+        return {a, a + each, a + 2 * each, each};
+    }
+};
 
 static double reading(const Buffers& s) {
     Floats acc[8] = {};
@@ -69,13 +77,12 @@ struct Way { double (*run)(const Buffers&); int buffers; };
 static const Way WAYS[] = {{reading, 1}, {writing, 2}, {copying, 2}, {adding, 3}};
 
 static Buffers room(size_t bytes) {
-    size_t whole = (3 * bytes + (2u << 20)) & ~size_t((2u << 20) - 1);
-    char* base = (char*)mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    size_t whole = (bytes + (2u << 20)) & ~size_t((2u << 20) - 1);
+    void* base = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED) { fprintf(stderr, "no memory\n"); exit(1); }
     madvise(base, whole, MADV_HUGEPAGE);
     memset(base, 0, whole);
-    size_t part = bytes / WIDTH * WIDTH;
-    return {(Floats*)base, (Floats*)(base + part), (Floats*)(base + 2 * part), part / WIDTH};
+    return Buffers{(Floats*)base, nullptr, nullptr, bytes / WIDTH}.parted(1);
 }
 
 // One core alone: the rate of what every core has for itself.
@@ -83,10 +90,7 @@ static double alone(size_t bytes) {
     Buffers whole = room(bytes);
     double best = 0;
     for (const Way& way : WAYS) {
-        Buffers part = whole;
-        part.count = bytes / way.buffers / WIDTH / 8 * 8;
-        part.b = part.a + part.count;
-        part.c = part.b + part.count;
+        const Buffers part = whole.parted(way.buffers);
         int passes = int(1 + 4e6 / bytes);
         for (int burst = 0; burst < 100; ++burst) {
             double moved = 0, start = now();
@@ -98,9 +102,12 @@ static double alone(size_t bytes) {
             best = rate > best ? rate : best;
         }
     }
-    munmap(whole.a, 3 * bytes);
+    munmap(whole.a, bytes);
     return best;
 }
+
+// Long bursts on much memory end after so long, if each way had two; many short ones fill it.
+constexpr double ENOUGH_S = 2.0;
 
 // All threads at once, each on its part of what is shared. From the first start to the last end.
 static double together(int threads, size_t bytes, int bursts, double* copied = nullptr) {
@@ -108,6 +115,7 @@ static double together(int threads, size_t bytes, int bursts, double* copied = n
     double best = 0;
     const int rounds = bursts * 4;
     std::atomic<int> generation{0}, arrived{0};
+    std::atomic<bool> enough{false};
     auto meet = [&]() {
         int mine = generation.load();
         if (arrived.fetch_add(1) + 1 == threads) { arrived.store(0); generation.fetch_add(1); }
@@ -116,12 +124,10 @@ static double together(int threads, size_t bytes, int bursts, double* copied = n
     auto loop = [&](int me) {
         size_t share = bytes / threads;
         Buffers whole = room(share);
-        for (int r = 0; r < rounds; ++r) {
+        const double begun = now();
+        for (int r = 0; r < rounds && !enough; ++r) {
             const Way& way = WAYS[r % 4];
-            Buffers part = whole;
-            part.count = share / way.buffers / WIDTH / 8 * 8;
-            part.b = part.a + part.count;
-            part.c = part.b + part.count;
+            const Buffers part = whole.parted(way.buffers);
             meet();
             starts[me] = now();
             moved[me] = way.run(part);
@@ -137,10 +143,11 @@ static double together(int threads, size_t bytes, int bursts, double* copied = n
                 double rate = sum / (last - first);
                 best = rate > best ? rate : best;
                 if (copied && way.run == copying) *copied = rate > *copied ? rate : *copied;
+                enough = r >= 7 && now() - begun > ENOUGH_S;
             }
             meet();
         }
-        munmap(whole.a, 3 * share);
+        munmap(whole.a, share);
     };
     std::vector<std::thread> all;
     for (int t = 1; t < threads; ++t) all.emplace_back(loop, t);

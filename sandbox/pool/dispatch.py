@@ -60,6 +60,7 @@ class _Job:
     stage: Stage
     future: "asyncio.Future[DeviceVerdict]"
     on_step: Callable[[Step], None] | None = None
+    settles: bool = True
     since: float = 0.0
     """When it began to wait for a device, in the loop's seconds."""
     product: Product = field(default_factory=lambda: Product(""))
@@ -108,13 +109,18 @@ class Dispatcher:
         await self.executor.close()
 
     async def judge(
-        self, work: Work, stage: Stage = "time", on_step: Callable[[Step], None] | None = None
+        self,
+        work: Work,
+        stage: Stage = "time",
+        on_step: Callable[[Step], None] | None = None,
+        settles: bool = True,
     ) -> DeviceVerdict:
         """Build, and then check or time. Raises `Unjudged`, and `ExecutorError` once no device is left.
 
+        `settles`: whether a problem that can not be judged with this candidate is refused to all that come later.
         Whoever is cancelled while it waits for this takes the work back; a stage that has begun comes to its end.
         """
-        job = _Job(work, stage, asyncio.get_running_loop().create_future(), on_step)
+        job = _Job(work, stage, asyncio.get_running_loop().create_future(), on_step, settles)
         self._to_build.append(job)
         self._go_on()
         return await job.future
@@ -225,7 +231,7 @@ class Dispatcher:
             return
         why = answer.trouble or "the worker gave no reason"
         error = Unjudged(why, answer.broken_problem, answer.machine_lacks, answer.unsupported)
-        if error.whole_problem and self._remembers_broken:
+        if error.whole_problem and job.settles and self._remembers_broken:
             self._broken[job.work.problem.digest] = error
         _fail(job, error)
 

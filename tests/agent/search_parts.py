@@ -147,6 +147,9 @@ class ReadingEvaluator:
         judgement = self.afresh.get(judgement, judgement) if fresh else judgement
         return failed(judgement) if judgement.isalpha() else passed(float(judgement))
 
+    async def measure(self, problem: Problem) -> Verdict | None:
+        return None
+
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
         self.screened += [judgement_in(candidate.source) for candidate in candidates]
         return [None if one.isalpha() else 1 / float(one) for one in self.screened[-len(candidates) :]]

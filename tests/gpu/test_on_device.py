@@ -8,12 +8,18 @@ import time
 import pytest
 import torch
 
+from kernelwright.agent.briefs.needs import yardstick_of
+from kernelwright.agent.engine.evaluator import measuring
+from kernelwright.agent.log.events import MeasuredProblem
+from kernelwright.agent.log.view import View
+from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.buffers import Lent, Shown, fetch, poison, seen
 from kernelwright.sandbox.judge.cuda_toolkit import program
 from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.machine.timing_locks import device_holder
 from kernelwright.sandbox.tensors.values import RawTensor
+from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from kernelwright_child.gpu import driver
 from tests.gpu import faulty
@@ -26,6 +32,33 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device"),
 ]
+CONVOLVED = Problem(
+    name="convolved",
+    title="A convolution, for which PyTorch allows TF32 as it ships",
+    family="test",
+    size="gpu",
+    source="""
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(64, 64, 3)
+
+    def forward(self, x):
+        return self.convolution(x)
+
+
+def get_inputs():
+    return [torch.randn(32, 64, 64, 64)]
+
+
+def get_init_inputs():
+    return []
+""",
+)
 BUSY = """
 import sys, time, torch
 x = torch.zeros(1, device="cuda")
@@ -167,6 +200,18 @@ def test_torch_compile_is_a_baseline_on_the_device(device):
     settings = SETTINGS.model_copy(update={"compiled": ("default",)})
     verdict = judge(RELU, Candidate(source=HONEST["triton_relu"].source), settings)
     assert [pairing.baseline for pairing in verdict.measurement.pairings] == ["eager", "torch.compile default"]
+
+
+def test_what_pytorch_takes_is_told_as_it_ships_under_the_policy_and_compiled(device):
+    work = measuring(CONVOLVED, ("default",))
+    verdict = judge(work.problem, work.candidate, Settings.model_validate(SETTINGS.model_dump() | work.asks))
+    event = MeasuredProblem(problem=CONVOLVED.name, verdict=verdict)
+    told = yardstick_of(View(problem=CONVOLVED.name, measured=event))
+    named = {fact.partition(":")[0] for fact in told.times}
+    assert {"eager", "eager as shipped", "torch.compile default"} <= named
+    assert [words in fact for words, fact in zip(("to read", "a plain copy", "FLOP"), told.floor, strict=True)] == [
+        True
+    ] * 3
 
 
 def test_gradients_are_judged_on_the_device(device):

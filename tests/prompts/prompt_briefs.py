@@ -2,6 +2,7 @@
 
 from kernelwright.problems import Problem
 from kernelwright.prompts import Brief, Parent, PastAttempt, Role, Target, TargetVersions, cpu_sheet, device_sheet
+from kernelwright.prompts.brief import Yardstick
 
 REFERENCE = """\
 import torch
@@ -22,6 +23,28 @@ def get_init_inputs():
 """
 
 PROBLEM = Problem(name="squared_relu", title="The square of a ReLU", family="activation", size="cpu", source=REFERENCE)
+MULTIPLIED = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, columns, outputs):
+        super().__init__()
+        self.linear = nn.Linear(columns, outputs)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def get_inputs():
+    return [torch.randn(4096, 4096)]
+
+
+def get_init_inputs():
+    return [4096, 4096]
+"""
+PRODUCT = Problem(name="product", title="A linear layer", family="matmul", size="gpu", source=MULTIPLIED)
 NORMALISED = """\
 import torch
 from torch import nn
@@ -49,6 +72,10 @@ BATCH_NORM = Problem(
 )
 CPU = cpu_sheet("Example CPU", 2, ["sse2", "avx2", "fma", "avx512f"], {"L1d": 48 << 10, "L2": 1 << 20, "L3": 32 << 20})
 GPU = device_sheet("NVIDIA H200")
+YARDSTICK = Yardstick(
+    times=("eager: 0.122 ms, at the precision policy above", "eager as shipped: 0.119 ms"),
+    floor=("256 kB to read and 256 kB to write, each once: 0.0300 ms", "a plain copy that moves as many: 0.0390 ms"),
+)
 OLD_VERSIONS = TargetVersions(python="3.8", torch="1.13", cuda="11.7")
 
 SOURCE = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return RETURNED\n"

@@ -36,6 +36,10 @@ def test_balance_of_the_h200_is_its_fp32_rate_over_its_bandwidth():
     assert any("below about 14 fp32 operations" in fact for fact in device_sheet("H200").facts)
 
 
+def test_balance_of_16_bits_is_that_of_tensor_cores():
+    assert any("(of 16 bits on tensor cores about 206) for each byte" in fact for fact in device_sheet("H200").facts)
+
+
 def test_processor_is_described_by_its_widest_vectors():
     facts = cpu_sheet("x", 2, ["sse2", "avx", "avx2", "avx512f"], {}).facts
     assert [fact.split(":")[0] for fact in facts] == ["2 cores to use", "AVX-512"]

@@ -7,13 +7,15 @@ import os
 from pathlib import Path
 
 import pytest
-from prompt_briefs import BATCH_NORM, OLD_VERSIONS, PROBLEM, brief
+from prompt_briefs import BATCH_NORM, OLD_VERSIONS, PROBLEM, PRODUCT, YARDSTICK, brief
 
 from kernelwright.prompts import render
 
 GOLDEN = Path(__file__).parent / "golden"
+MOST_TOKENS = 9000
 BACKWARD = PROBLEM.model_copy(update={"direction": "backward"})
 BFLOAT16 = PROBLEM.model_copy(update={"dtype": "bfloat16"})
+NARROW_PRODUCT = PRODUCT.model_copy(update={"dtype": "bfloat16"})
 FREE = PROBLEM.model_copy(update={"direction": "both", "precision": "half", "operators": "no-library"})
 
 CASES = {
@@ -27,6 +29,9 @@ CASES |= {
     "propose-cpp-backward": brief(problem=BACKWARD),
     "propose-cpp-batch-norm": brief(problem=BATCH_NORM),
     "propose-cuda-bfloat16": brief(target="cuda", problem=BFLOAT16),
+    "improve-cuda-measured": brief("improve", "cuda", yardstick=YARDSTICK),
+    "propose-cuda-product": brief(target="cuda", problem=PRODUCT),
+    "propose-cuda-product-bfloat16": brief(target="cuda", problem=NARROW_PRODUCT),
     "propose-triton-both-half-no-library": brief(target="triton", problem=FREE),
 }
 
@@ -38,6 +43,19 @@ def test_prompt_is_the_golden_copy(name: str) -> None:
     if os.environ.get("KERNELWRIGHT_UPDATE_GOLDEN") == "1":
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8"), "if the change is meant, run with KERNELWRIGHT_UPDATE_GOLDEN=1"
+
+
+CORNERS = ("propose-cuda", "propose-cuda-bfloat16", "propose-cuda-product", "propose-cuda-product-bfloat16")
+"""Bound by memory and by arithmetic, in fp32 and in bf16."""
+
+
+def test_the_four_corners_are_among_them() -> None:
+    assert set(CORNERS) <= set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prompt_keeps_its_budget(name: str) -> None:
+    assert render(CASES[name]).tokens < MOST_TOKENS
 
 
 def test_every_golden_copy_belongs_to_a_case() -> None:

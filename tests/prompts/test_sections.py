@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from prompt_briefs import CPU, HISTORY, PROBLEM, brief
+from prompt_briefs import CPU, FAILED, HISTORY, PASSED, PROBLEM, YARDSTICK, brief
 
 from kernelwright.prompts import SECTION_NAMES, DeviceSheet, PromptError, estimated_tokens, render
 
@@ -83,6 +83,25 @@ def test_section_without_content_is_left_out():
     assert "history" not in names(render(brief(history=())))
 
 
+PARENTS = {"propose": None, "repair": FAILED, "improve": PASSED, "plan": PASSED, "critique": FAILED, "reflect": None}
+
+
+@pytest.mark.parametrize("role", PARENTS)
+def test_every_role_is_told_what_pytorch_takes_and_what_is_needed_at_least(role):
+    asked = brief(yardstick=YARDSTICK).model_copy(update={"role": role, "parent": PARENTS[role]})
+    prompt = render(asked)
+    assert [fact for fact in YARDSTICK.times if f"- {fact}\n" not in section(prompt, "times") + "\n"] == []
+    assert [fact for fact in YARDSTICK.floor if f"- {fact}\n" not in section(prompt, "floor") + "\n"] == []
+
+
+def test_what_nobody_has_measured_takes_no_room():
+    assert not {"times", "floor"} & set(names(render(brief())))
+
+
+def test_stable_digest_ignores_what_was_measured():
+    assert render(brief(yardstick=YARDSTICK)).stable_digest == render(brief()).stable_digest
+
+
 def test_section_can_be_left_out_on_request():
     prompt = render(brief(), without=frozenset({"hardware", "example"}))
     assert not {"hardware", "example"} & set(names(prompt))
@@ -104,7 +123,7 @@ def test_undefined_variable_is_an_error_that_names_section_and_variable(tmp_path
         render(brief(), templates=tmp_path)
 
 
-@pytest.mark.parametrize("variable", ["device", "role", "history", "parent", "directive", "best_ms"])
+@pytest.mark.parametrize("variable", ["device", "yardstick", "role", "history", "parent", "directive", "best_ms"])
 def test_stable_section_cannot_read_what_changes_between_attempts(tmp_path: Path, variable: str):
     (tmp_path / "contract.md.j2").write_text("{{ " + variable + " }}")
     with pytest.raises(PromptError, match=f"section 'contract' cannot be rendered: '{variable}' is undefined"):

@@ -77,6 +77,31 @@ def test_contract_tells_the_size_of_what_the_judge_changes():
     assert [words for words in sizes if words not in contract] == []
 
 
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("cpp", "until every thread of the process stands still"),
+        ("cuda", "L2 cache flushed"),
+        ("triton", "do not synchro"),
+    ],
+)
+def test_contract_says_how_a_call_is_timed(target, words):
+    contract = text_of("contract", brief(target=target))
+    assert "One call at a time, each on fresh values" in contract
+    assert words in contract
+
+
+@pytest.mark.parametrize(("direction", "said"), [("forward", False), ("both", True), ("backward", True)])
+def test_contract_says_that_both_passes_are_timed_where_gradients_are_asked_for(direction, said):
+    assert ("through both passes" in text_of("contract", brief(problem=problem(direction=direction)))) == said
+
+
+def test_contract_says_when_weights_are_copied_and_that_each_process_has_others():
+    contract = text_of("contract", brief())
+    assert "in each process once, after your constructor and before the first call" in contract
+    assert "Each process has other weights: the constructor's, or these" in contract
+
+
 def test_contract_states_the_target_versions():
     contract = text_of("contract", brief(target="cuda", versions=OLD_VERSIONS))
     assert "Must run on Python 3.8 and PyTorch 1.13 with CUDA 11.7." in contract
@@ -197,10 +222,12 @@ PRODUCT = PROBLEM.model_copy(update={"source": PROBLEM.source.replace("torch.rel
 
 @pytest.mark.parametrize(("asked", "shown"), [(PRODUCT, True), (PROBLEM, False)])
 def test_split_operands_are_explained_where_arithmetic_may_be_the_limit(asked, shown):
-    assert ("__half2float(h)" in text_of("tuning", brief(target="cuda", problem=asked))) == shown
+    asked = brief(target="cuda", problem=asked)
+    assert ("operands split into pieces" in text_of("tuning", asked)) == shown
+    assert ("__half2float(h[0])" in text_of("instructions", asked)) == shown
 
 
 @pytest.mark.parametrize(("device", "shown"), [("H200", True), ("RTX 4090", False)])
 def test_what_only_hopper_has_is_told_on_hopper_alone(device, shown):
-    tuning = text_of("tuning", brief(target="cuda", problem=PRODUCT, device=device_sheet(device)))
-    assert [word in tuning for word in ("cp.async.bulk", "__cluster_dims__", "sm_90a")] == [shown] * 3
+    told = render(brief(target="cuda", problem=PRODUCT, device=device_sheet(device))).text
+    assert [word in told for word in ("cp.async.bulk", "__cluster_dims__", "sm_90a")] == [shown] * 3

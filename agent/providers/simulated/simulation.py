@@ -125,6 +125,9 @@ class SimulatedEvaluator:
     def release(self, problem: Problem) -> None:
         """Nothing is held for a problem."""
 
+    async def measure(self, problem: Problem) -> None:
+        """See `Evaluator`: nothing is run, so there are no times."""
+
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
         """Simulated candidates declare no constants, so none is ever screened."""
         raise AssertionError("simulated candidates declare no constants")

@@ -1,18 +1,20 @@
-"""What a prompt is told of a problem's floor, before and after a verdict tells it."""
+"""What a prompt is told of the time that a problem takes, from the log of its search or from what is remembered."""
 
 import pytest
 
-from kernelwright.agent.briefs.hardware import sheet_in
-from kernelwright.agent.briefs.needs import as_judged, as_remembered
+from kernelwright.agent.briefs.needs import remembered, yardstick_of
+from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View, fold
-from kernelwright.prompts import TargetVersions, cpu_sheet, render
-from kernelwright.prompts.brief import Brief
+from kernelwright.prompts import cpu_sheet
+from kernelwright.prompts.brief import Yardstick
 from kernelwright.sandbox.floor import processor
-from kernelwright.sandbox.machine.fact_store import TRACE, Store
+from kernelwright.sandbox.machine.fact_store import TRACE, Store, baseline_key
 from kernelwright.sandbox.machine.identity import versions
+from kernelwright.sandbox.timing.baseline_times import BaselineTime
 from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
-from tests.agent.search_parts import PROBLEM, new_log, searched
+from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed
+from tests.agent.search_parts import EVIDENCE, PROBLEM, failed, new_log, searched
 
 SHEET = cpu_sheet("Example CPU", 2, ["avx2"], {})
 WORK = NecessaryWork(read_bytes=12_600_000, written_bytes=4_000, flops={"float32": 2_500_000_000})
@@ -22,22 +24,86 @@ PEAKS = Peaks(
     flops_per_s={"float32": 100e9},
 )
 FLOOR = Floor(work=WORK, memory_ms=0.5, direct_ms=0.25, least_ms=0.1, copy_ms=0.625)
-NEEDS = "this problem: 12.6 MB to read and 4 kB to write, "
+NEEDED = (
+    "12.6 MB to read and 4 kB to write, each once: 0.500 ms on this device at the very least",
+    "a plain copy that moves as many bytes: 0.625 ms (20.2 GB/s)",
+    "2.5 GFLOP in float32 the reference's way: 0.250 ms at the device's highest rate",
+)
 
 
 @pytest.fixture(scope="module")
-def without_floor(tmp_path_factory):
+def searched_view(tmp_path_factory):
+    """Of a search in which nobody looked what PyTorch takes, and no verdict had a floor."""
     with new_log(tmp_path_factory.mktemp("needs") / "run") as log:
         searched(log)
         return fold(PROBLEM.name, log.events(PROBLEM.name))
 
 
-@pytest.fixture(scope="module")
-def with_floor(without_floor):
-    second = without_floor.attempt(2)
+def with_floor(view):
+    """The first two attempts; the second passed with a floor."""
+    second = view.attempt(2)
     measurement = second.verdict.measurement.model_copy(update={"floor": FLOOR})
     judged = second.model_copy(update={"verdict": second.verdict.model_copy(update={"measurement": measurement})})
-    return View(problem=PROBLEM.name, attempts=(without_floor.attempt(1), judged))
+    return View(problem=PROBLEM.name, attempts=(view.attempt(1), judged))
+
+
+def measured_as(floor=FLOOR, clock="bound", **baselines_ms):
+    """The event of PyTorch's times."""
+    pairings = [
+        Pairing(baseline=name.replace("_", " "), candidate_ms=(4.0,), baseline_ms=(ms,))
+        for name, ms in baselines_ms.items()
+    ]
+    measurement = Measurement(pairings=pairings, threads=2, floor=floor, clock=clock, protocol_ms=(0.05,))
+    return MeasuredProblem(problem=PROBLEM.name, verdict=Passed(measurement=measurement, evidence=EVIDENCE))
+
+
+def told(event, **fields):
+    return yardstick_of(View(problem=PROBLEM.name, measured=event, **fields))
+
+
+def test_pytorchs_times_are_told_the_fastest_first_with_what_each_of_them_is():
+    times = told(measured_as(eager=5.55, eager_as_shipped=2.34, **{"torch.compile_default": 1.9}, clock="events")).times
+    assert times == (
+        "torch.compile default: 1.90 ms",
+        "eager as shipped: 2.34 ms, under PyTorch's own precision switches",
+        "eager: 5.55 ms, at the precision policy above",
+    )
+
+
+def test_where_nothing_is_switched_eager_is_what_ships_and_what_the_clock_itself_takes_is_told():
+    assert told(measured_as(eager=5.55)).times == (
+        "eager: 5.55 ms, at the precision policy above, which is also PyTorch as it ships here",
+        "a call that does nothing: 0.0500 ms, part of all of these",
+    )
+
+
+def test_the_floor_is_told_with_the_time_of_a_plain_copy_and_its_rate():
+    assert told(measured_as(eager=5.55)).floor == NEEDED
+
+
+def test_without_a_floor_the_times_alone_are_told():
+    yardstick = told(measured_as(eager=5.55, floor=None))
+    assert (len(yardstick.times), yardstick.floor) == (2, ())
+
+
+def test_later_verdicts_change_nothing(searched_view):
+    event = measured_as(eager=5.55, floor=None)
+    assert told(event, attempts=with_floor(searched_view).attempts) == told(event)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        None,
+        MeasuredProblem(problem=PROBLEM.name, why_not="too large"),
+        MeasuredProblem(problem=PROBLEM.name, verdict=failed()),
+    ],
+)
+def test_where_nothing_was_found_at_the_start_the_first_right_verdict_with_a_floor_tells(searched_view, event):
+    assert told(event, attempts=searched_view.attempts) == Yardstick()
+    yardstick = told(event, attempts=with_floor(searched_view).attempts)
+    assert yardstick.times[0].startswith("eager: 1.20 ms, ")
+    assert yardstick.floor == NEEDED
 
 
 @pytest.fixture
@@ -48,47 +114,28 @@ def works(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def known(works):
-    """A folder that holds the processor's peaks too."""
+def test_what_earlier_judgings_left_is_known_without_a_search(works):
     Store("peaks", works).put(processor._key(2), PEAKS.model_dump(mode="json"))
-    return works
-
-
-def test_a_verdict_tells_bytes_operations_floor_and_the_time_of_pytorch(with_floor):
-    *others, told = as_judged(SHEET, with_floor).facts
-    arithmetic = "2.5 GFLOP in float32 the reference's way, 0.250 ms at its highest rate"
-    copied = "0.500 ms on this device at the very least (0.625 ms for a plain copy of as many)"
-    assert told == f"{NEEDS}{copied}; {arithmetic}; eager takes 1.20 ms"
-    assert tuple(others) == SHEET.facts
-
-
-def test_verdicts_without_a_floor_leave_the_sheet_as_it_is(without_floor):
-    assert as_judged(SHEET, without_floor) == SHEET
-
-
-def test_a_sheet_read_from_a_prompt_becomes_the_same_sheet_again(with_floor):
-    sheet = as_judged(SHEET, with_floor)
-    brief = Brief(problem=PROBLEM, target="cpp", role="propose", device=sheet, versions=TargetVersions())
-    shown = next(section.text for section in render(brief).sections if section.name == "hardware")
-    assert as_judged(sheet_in(shown, "cpp"), with_floor) == sheet
-
-
-def test_work_that_was_counted_before_is_known_before_the_first_verdict(known):
-    facts = as_remembered(SHEET, PROBLEM, 2, known).facts
-    assert facts[-2] == "measured here: memory 20 GB/s, float32 100 GFLOP/s"
-    assert facts[-1].startswith(NEEDS)
+    place = "Example CPU, 2 threads"
+    for device, ms in ((place, 1.5), ("Another CPU, 2 threads", 9.0)):
+        known = BaselineTime(
+            baseline="eager", device=device, versions=versions(), median_ms=ms, low_ms=ms, high_ms=ms, samples=20,
+            clock="bound", measured_at="2026-01-01T00:00:00+00:00",
+        )  # fmt: skip
+        key = baseline_key(PROBLEM.digest, device, versions(), "eager")
+        Store(f"baselines/{PROBLEM.digest}", works).put(key, known.model_dump(mode="json"))
+    found = remembered(PROBLEM, SHEET, 2, works)
+    assert found.times == ("eager: 1.50 ms, at the precision policy above",)
+    assert [fact.partition(":")[0] for fact in found.floor] == [
+        NEEDED[0].partition(":")[0],
+        NEEDED[2].partition(":")[0],
+    ]
 
 
 def test_peaks_that_nobody_has_measured_are_not_measured_for_a_prompt(works):
-    assert as_remembered(SHEET, PROBLEM, 2, works) == SHEET
+    assert remembered(PROBLEM, SHEET, 2, works) == Yardstick()
     assert [path.name for path in works.iterdir()] == ["works"]
 
 
-def test_a_verdict_takes_the_place_of_what_was_remembered(known, with_floor):
-    remembered = as_remembered(SHEET, PROBLEM, 2, known)
-    assert [fact.startswith(NEEDS) for fact in as_judged(remembered, with_floor).facts].count(True) == 1
-
-
 def test_of_a_problem_never_judged_nothing_is_remembered(tmp_path):
-    assert as_remembered(SHEET, PROBLEM, 2, tmp_path) == SHEET
+    assert remembered(PROBLEM, SHEET, 2, tmp_path) == Yardstick()

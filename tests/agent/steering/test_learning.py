@@ -81,6 +81,14 @@ def test_operands_are_not_split_where_they_have_16_bits():
     assert "split products on tensor cores" not in names(**traits, narrow=True)
 
 
+def test_what_16_bits_allow_is_tried_only_there():
+    traits = {"operators": ("matmul",), "bound": "compute", "target": "cuda"}
+    assert names(**traits, narrow=True) - names(**traits) == {
+        "tensor cores fed ahead",
+        "nothing but products in the inner loop",
+    }
+
+
 def test_names_of_ideas_are_unique():
     bank = [idea.name for idea in idea_bank()]
     assert len(set(bank)) == len(bank)
@@ -144,5 +152,9 @@ def test_without_prices_the_bandit_goes_by_gain_and_tries_all():
 
 @pytest.mark.parametrize("idea", idea_bank(), ids=lambda idea: idea.name)
 def test_every_idea_is_offered_for_some_problem_of_the_catalog(idea):
-    asked = [(load_problem(name, default_size(name, target)), target) for name in catalog_names() for target in TARGETS]
+    asked = [
+        (load_problem(name, default_size(name, target), "bfloat16" if idea.when.narrow else None), target)
+        for name in catalog_names()
+        for target in TARGETS
+    ]
     assert any(applicable([idea], traits_of(problem, target)) for problem, target in asked)

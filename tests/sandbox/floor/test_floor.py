@@ -63,6 +63,19 @@ def test_bytes_beyond_the_cache_pass_at_the_rate_of_the_memory():
     assert PEAKS.memory_ms(110_000_000) == pytest.approx(10 / HEADROOM)
 
 
+def test_a_cache_that_was_measured_under_load_is_no_slower_than_the_memory_behind_it():
+    near, far = (PEAKS.levels[0].model_copy(update={"bytes_per_s": 1e9}), PEAKS.levels[-1])
+    slow = PEAKS.model_copy(update={"levels": (near, far)})
+    assert slow.memory_ms(8_000_000) == pytest.approx(1e3 * 8_000_000 / far.bytes_per_s / HEADROOM)
+
+
+def test_no_floor_is_above_the_time_of_a_plain_copy():
+    copied = PEAKS.model_copy(update={"copy_bytes_per_s": 100 * PEAKS.levels[0].bytes_per_s})
+    for count in (8_000_000, 110_000_000):
+        floor = floor_of(NecessaryWork(read_bytes=count, written_bytes=0), copied, "strict")
+        assert floor.memory_ms < floor.copy_ms
+
+
 @pytest.mark.parametrize(("policy", "rate"), [("strict", 16e12 / 3), ("tf32", 16e12), ("half", 16e12)])
 def test_float32_may_use_the_units_that_its_policy_allows(policy, rate):
     assert PEAKS.rate("float32", policy) == pytest.approx(rate)

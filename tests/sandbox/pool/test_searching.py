@@ -1,18 +1,23 @@
 """The search's view of an executor, and what a run remembers of its choice."""
 
+import asyncio
+
 import pytest
 
 from bench.simulated.clock import run_simulated
 from bench.simulated.executor import VERDICT, SimulatedExecutor, Times
-from kernelwright.agent.engine.evaluator import ExecutorEvaluator
+from kernelwright.agent.engine.evaluator import ExecutorEvaluator, evaluating
 from kernelwright.problems import Problem
+from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for, settled
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
+from kernelwright.sandbox.pool.remote.job_settings import JobSettings
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.verdict.verdicts import Candidate
+from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed
+from tests.sandbox.pool.parts import QUICK, SUM
 
 PROBLEM = Problem(name="p", title="", family="simulated", size="cpu", source="p")
 CANDIDATES = [Candidate(source=str(number)) for number in range(3)]
@@ -59,6 +64,102 @@ def test_the_engine_hears_that_a_sound_problem_asks_for_too_much():
 
 def test_a_candidate_that_fails_a_check_has_no_time():
     assert evaluated(Answer(verdict=VERDICT), screen=True) == [None, None, None]
+
+
+class Noting(Saying):
+    """Keeps what it was asked, and can judge no problem while `broken`."""
+
+    def __init__(self, broken=False):
+        super().__init__(Times(), 1, 1)
+        self.asked, self.released = [], []
+        self.answer = Answer(trouble="too large", broken_problem=True, unsupported=True) if broken else self.answer
+
+    async def run(self, stage, work, product, device):
+        self.asked.append((stage, work))
+        return await super().run(stage, work, product, device)
+
+    def release(self, problem):
+        self.released.append(problem)
+
+
+def measured(executor, problem=PROBLEM, compiled=(), after=None, kept=None):
+    async def go():
+        async with Dispatcher(executor) as dispatcher:
+            evaluator = ExecutorEvaluator(dispatcher, compiled, kept)
+            try:
+                return await evaluator.measure(problem)
+            finally:
+                if after is not None:
+                    await after(evaluator)
+
+    return run_simulated(go())
+
+
+def test_pytorch_is_measured_by_one_screening_of_the_reference_whatever_candidates_may_use():
+    executor = Noting()
+    assert measured(executor, PROBLEM.model_copy(update={"operators": "custom-only"})) == VERDICT
+    ((stage, work),) = executor.asked
+    assert (stage, work.effort, work.asks) == ("time", "screen", {})
+    assert work.candidate.source == "p\n\nModelNew = Model\n"
+    assert work.problem == PROBLEM  # whose policy is `any`
+    assert executor.released == [work.problem]
+
+
+def test_where_torch_compile_is_a_baseline_it_is_measured_too_and_as_briefly():
+    executor = Noting()
+    measured(executor, compiled=("default", "max-autotune"))
+    ((_, work),) = executor.asked
+    settings = Settings.model_validate(Settings().model_dump() | work.asks)
+    settings = settings.at(settings.effort)
+    assert settings.compiled == ("default", "max-autotune")
+    screening = Settings().at("screen")
+    brief = ("worker_pairs", "min_pairs", "max_pairs", "sanitize", "profile")
+    assert [getattr(settings, name) for name in brief] == [getattr(screening, name) for name in brief]
+
+
+def test_a_service_takes_what_is_asked_for_where_torch_compile_is_measured():
+    executor = Noting()
+    measured(executor, compiled=("default",))
+    assert JobSettings.model_validate(executor.asked[0][1].asks).compiled == ("default",)
+
+
+def test_what_was_measured_is_kept_where_a_folder_is_named_under_the_same_conditions(tmp_path):
+    executor = Noting()
+    right = Passed(
+        measurement=Measurement(
+            pairings=(Pairing(baseline="eager", candidate_ms=(1.0,), baseline_ms=(2.0,)),), threads=1
+        ),
+        evidence=VERDICT.evidence,
+    )
+    executor.answer = Answer(verdict=right)
+    kept = Store("measured", tmp_path)
+    assert [measured(executor, kept=kept) for _ in range(2)] == [right, right]
+    assert len(executor.asked) == 1
+    measured(executor, PROBLEM.model_copy(update={"precision": "tf32"}), kept=kept)
+    measured(executor)
+    assert len(executor.asked) == 3
+
+
+def test_a_reference_that_can_not_be_measured_does_not_keep_candidates_from_being_judged():
+    executor = Noting(broken=True)
+
+    async def judge_one(evaluator):
+        executor.answer = Answer(verdict=VERDICT)
+        assert await evaluator.evaluate(PROBLEM, CANDIDATES[0]) == VERDICT
+
+    with pytest.raises(UnsupportedProblem, match="too large"):
+        measured(executor, after=judge_one)
+
+
+@pytest.mark.slow
+def test_the_workers_of_this_machine_measure_the_reference():
+    async def go():
+        async with evaluating(ExecutorChoice(), QUICK) as evaluator:
+            return await evaluator.measure(SUM)
+
+    verdict = asyncio.run(go())
+    assert isinstance(verdict, Passed)
+    assert (list(verdict.measurement.baselines_ms), verdict.evidence.effort) == (["eager"], "screen")
 
 
 def test_a_run_remembers_the_kind_of_device_that_it_began_on():

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from kernelwright import Judging, JudgingError, Settings, judge_all
+from kernelwright.agent.engine.evaluator import evaluating
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.protocol import ExecutorError
@@ -109,6 +110,15 @@ def test_an_executor_of_the_service_has_its_conditions_and_gives_its_verdicts(se
     assert {one.kind for one in devices} == {"turned"} and len(devices) == 6
     settings = json.loads(devices[0].conditions.settings)
     assert settings == json.loads(theirs["conditions"]["settings"]) | FEW
+
+
+def test_what_pytorch_takes_can_be_asked_of_a_service(service):
+    async def go():
+        async with evaluating(ExecutorChoice(server=address(service)), QUICK) as evaluator:
+            service.go()
+            return await evaluator.measure(right(1).problem)
+
+    assert asyncio.run(go()).reason == "wrong"  # the device of this test says so of everything
 
 
 def test_a_service_of_another_version_or_without_the_device_is_not_asked(service, monkeypatch):

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.agent.engine.evaluator import ExecutorEvaluator
 from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.protocol import Product, Work
 from kernelwright.sandbox.pool.ray.executor import RayExecutor
 from kernelwright.sandbox.verdict.verdicts import Candidate
@@ -38,6 +40,15 @@ def test_ray_and_local_give_the_same_verdicts():
     there, tally = asyncio.run(judged(executor("fake", "fake"), batch()))
     assert [outcome(one.verdict) for one in there] == [outcome(one.verdict) for one in here]
     assert len(tally.busy_s) == 2
+
+
+def test_what_pytorch_takes_can_be_asked_of_a_cluster():
+    async def go():
+        async with Dispatcher(executor("fake")) as dispatcher:
+            return await ExecutorEvaluator(dispatcher).measure(NEGATED)
+
+    verdict = asyncio.run(go())
+    assert (list(verdict.measurement.baselines_ms), verdict.evidence.effort) == (["eager"], "screen")
 
 
 def children_of(name):
