@@ -7,7 +7,7 @@ from kernelwright.sandbox.authenticity.scan import refuse
 from kernelwright.sandbox.machine.language_packages import PACKAGES, package_version
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 from kernelwright_child.gpu import driver
-from tests.gpu.harness import Judges
+from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.languages import HONEST, HOSTILE
 
 EVERY = [(language, *item) for corpus in (HONEST, HOSTILE) for language in corpus for item in corpus[language].items()]
@@ -31,7 +31,7 @@ def test_every_language_with_a_package_has_honest_and_hostile_candidates():
 
 @pytest.fixture(scope="module")
 def judges():
-    with Judges() as judges:
+    with Judges(SETTINGS.model_copy(update={"call_timeout_s": 60})) as judges:  # a first call may compile
         yield judges
 
 
