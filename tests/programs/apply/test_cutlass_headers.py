@@ -11,9 +11,15 @@ SOURCE = """
 import ctypes
 from torch.utils import cpp_extension
 
+TEXT = '''
+#if __has_include(<cute/tensor.hpp>)
+extern "C" int found() { return 1; }
+#else
+extern "C" int found() { return 0; }
+#endif
+'''
 path = cpp_extension.load_inline(
-    name="found", cpp_sources=['extern "C" int found() { return __has_include(<cute/tensor.hpp>); }'],
-    no_implicit_headers=True, is_python_module=False,
+    name="found", cpp_sources=[TEXT], no_implicit_headers=True, is_python_module=False
 )
 FOUND = ctypes.CDLL(path).found()
 """
