@@ -1,10 +1,9 @@
+import cutlass
 import torch
 from cuda.bindings.driver import CUstream
+from cutlass import cute
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream
 from torch import nn
-
-import cutlass
-from cutlass import cute
 
 ROWS, WARPS = 512, 4
 
