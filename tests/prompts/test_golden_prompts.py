@@ -31,8 +31,8 @@ CASES |= {
     "propose-cpp-batch-norm": brief(problem=BATCH_NORM),
     "propose-cuda-bfloat16": brief(target="cuda", problem=BFLOAT16),
     "improve-cuda-measured": brief("improve", "cuda", yardstick=YARDSTICK),
-    "propose-cuda-product": brief(target="cuda", problem=PRODUCT),
-    "propose-cuda-product-bfloat16": brief(target="cuda", problem=NARROW_PRODUCT),
+    "propose-cuda-product": brief(target="cuda", problem=PRODUCT, yardstick=YARDSTICK),
+    "propose-cuda-product-bfloat16": brief(target="cuda", problem=NARROW_PRODUCT, yardstick=YARDSTICK),
     "propose-triton-both-half-no-library": brief(target="triton", problem=FREE),
 }
 

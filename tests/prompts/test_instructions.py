@@ -1,7 +1,7 @@
 """Which parts of the programs a prompt shows, and how many tokens all of it may take."""
 
 import pytest
-from prompt_briefs import CPU, GPU, OLD_VERSIONS, PASSED, PROBLEM, PRODUCT, brief
+from prompt_briefs import CPU, GPU, OLD_VERSIONS, PASSED, PROBLEM, PRODUCT, YARDSTICK, brief
 
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.prompts import Prompt, device_sheet, render
@@ -113,5 +113,5 @@ def test_no_prompt_of_the_catalog_has_nine_thousand_tokens(name):
         size = "cpu" if language.device == "cpu" else "gpu"
         for dtype in (None, "bfloat16"):
             for role in ("propose", "improve"):
-                prompt = render(brief(role, target, problem=load_problem(name, size, dtype)))
+                prompt = render(brief(role, target, problem=load_problem(name, size, dtype), yardstick=YARDSTICK))
                 assert prompt.tokens < MOST, (target, dtype, role)

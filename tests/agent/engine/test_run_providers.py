@@ -47,7 +47,8 @@ def test_a_batch_goes_from_prompts_to_verdicts(called, model_server):
 
 @pytest.mark.slow
 def test_a_batch_opens_the_asks_of_every_problem_at_once(called):
-    started = called("run", "problem.py", "other.py", "--provider", "batch", "--model", "m", "--out", "out")
+    words = ["--provider", "batch", "--model", "m", "--set", "measure=false", "--out", "out"]
+    started = called("run", "problem.py", "other.py", *words)
     assert started.returncode == 1, started.stderr
     exported = called("batch", "export", "out", "asks.jsonl", "--json")
     assert json.loads(exported.stdout)["requests"] == 6  # three drafts each
@@ -88,7 +89,7 @@ def test_a_simulated_run_is_played_without_a_judge_and_kept_out_of_rankings(call
 def test_roles_and_further_models_are_reached_from_the_command_line(called, model_server, tmp_path):
     server = model_server("I am sorry, I can not help with that.")
     words = ["--model", "small", "--base-url", server.base_url, "--attempts", 3, "--out", "out"]
-    words += ["--set", "advisers=plan,reflect", "--set", "models=strong", "--set", "stall=2"]
+    words += ["--set", "measure=false", "--set", "advisers=plan,reflect", "--set", "models=strong", "--set", "stall=2"]
     assert called("run", "problem.py", *words).returncode == 1
     with RunLog.open(tmp_path / "out") as log:
         asks = [attempt.ask for attempt in fold("problem", log.events("problem")).attempts]
