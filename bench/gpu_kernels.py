@@ -1,8 +1,9 @@
 """Every recorded CUDA answer through the judge: verdict, speedup with its interval, share of the floor.
 
 `python -m bench gpu_kernels` judges the last answer of each story for target cuda, at size gpu, each problem in a
-process of its own with a time limit; `KERNELWRIGHT_BENCH=NAME,NAME` picks problems. `python -m bench.gpu_kernels` takes
-them as arguments, and `--all` for every answer of a story, `--backward` for the gradients too, `--limit` for the
+process of its own with a time limit; `KERNELWRIGHT_BENCH=NAME,NAME` picks problems, `KERNELWRIGHT_TARGET=cutlass` (or
+any other target that runs on a device) the answers for that. `python -m bench.gpu_kernels` takes
+problems as arguments, and `--all` for every answer of a story, `--backward` for the gradients too, `--limit` for the
 seconds of an answer. The speedup is against eager, or with `--compiled MODE`, which may be repeated, against the best
 of eager and these modes of torch.compile; they are compiled, one problem after the other, while the answers are built
 and before anything is judged.
@@ -19,13 +20,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from bench.recorded import recorded_source
 from kernelwright.agent.providers.story import read_story, recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
+from kernelwright.prompts import Target
 from kernelwright.sandbox.calls.backend import device_held
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.timing.compiled import compiled_reference
@@ -39,6 +41,7 @@ LIMIT_S = 60
 COMPILING_S = 600
 """For a problem's compiled baselines, where they are not known."""
 CALLS = 5
+TARGET = cast(Target, os.environ.get("KERNELWRIGHT_TARGET", "cuda"))
 
 
 class Answer(NamedTuple):
@@ -69,8 +72,8 @@ def run() -> Report:
 
 
 def with_story() -> list[str]:
-    """The problems that have recorded answers for target cuda."""
-    return [name for name in catalog_names() if "cuda" in recorded_targets(name)]
+    """The problems that have recorded answers for the target."""
+    return [name for name in catalog_names() if TARGET in recorded_targets(name)]
 
 
 def answers(
@@ -79,7 +82,7 @@ def answers(
     """The last answer of each story, or all."""
     found = []
     for name in names:
-        last = len(read_story(name, "cuda").entries)
+        last = len(read_story(name, TARGET).entries)
         found += [Answer(name, n, backward, compiled) for n in range(1 if every else last, last + 1)]
     return found
 
@@ -134,7 +137,7 @@ def compile_baselines(answer: Answer) -> None:
 
 def build_or_judge(answer: Answer, judge_it: bool) -> None:
     """In the child: compile, so that the store of builds has it, or judge and print the facts as JSON."""
-    source = recorded_source(answer.problem, "cuda", answer.number - 1)
+    source = recorded_source(answer.problem, TARGET, answer.number - 1)
     with Judge(answer.asked, SETTINGS.model_copy(update={"compiled": answer.compiled})) as judge:
         built = judge.build(Candidate(source=source))
         if not judge_it:

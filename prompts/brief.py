@@ -11,7 +11,7 @@ from kernelwright.prompts.devices import DeviceSheet
 Role = Literal["propose", "repair", "improve", "tune", "plan", "critique", "reflect"]
 """What a step does. The first three ask for a candidate. `tune` asks nobody: it changes constants that a candidate
 declares. The last three ask for words: ideas to try, what is wrong with an attempt, what the attempts teach."""
-Target = Literal["cpp", "cuda", "cutlass", "triton", "tilelang", "helion"]
+Target = Literal["cpp", "cuda", "cutlass", "triton", "tilelang", "helion", "cute"]
 
 VERSION = r"^\d+\.\d+(\.\d+)?$"
 

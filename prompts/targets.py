@@ -72,6 +72,13 @@ TARGETS: dict[Target, TargetLanguage] = {
         modules="torch and helion",
         compiled_by="calling",
     ),
+    "cute": TargetLanguage(
+        words="CuTe's Python language (CUTLASS 4)",
+        device="cuda",
+        examples=(ExampleChoice(folder="cute", torch="2.4"),),
+        modules="torch, cuda.bindings and cutlass",
+        compiled_by="asking",
+    ),
 }
 
 

@@ -111,6 +111,6 @@ def _other_files(zone: ZoneReader, found: Program) -> list[str]:
     """Files that the reply gives as blocks of their own, as far as the source shows that it needs them."""
     if len(zone.blocks) < 2:
         return []
-    imported = sorted(found.module.imports - {"torch", "triton", "tilelang", "helion"})
+    imported = sorted(found.module.imports - {"torch", "triton", "tilelang", "helion", "cutlass", "cuda"})
     beside = [f"{name}.py" for name in imported if f"{name}.py" in zone.zone.text]
     return beside + sorted(set(re.findall(r"[\"']([\w./-]{1,80}\.(?:cu|cpp))[\"']", found.module.source)))

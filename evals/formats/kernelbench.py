@@ -33,7 +33,8 @@ FAULTS = {"scan": "compilation_error", "build": "compilation_error", "check": "c
 
 
 BACKENDS: dict[Language, str] = {
-    **{"cuda": "cuda", "cutlass": "cuda", "triton": "triton", "tilelang": "tilelang", "helion": "triton"}
+    **{"cuda": "cuda", "cutlass": "cuda", "triton": "triton", "tilelang": "tilelang", "helion": "triton"},
+    "cute": "cute",
 }
 """By language, the `backend` that their evaluator takes a candidate under: it decides how a source is loaded, and in
 which dtype. They have none for Helion, which becomes Triton. What runs on a processor, and PyTorch, has none."""

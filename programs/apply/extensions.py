@@ -22,6 +22,8 @@ from torch.utils import cpp_extension
 
 NOTE = "built.json"
 PLATFORM = "platform.json"
+INCLUDED = "CPLUS_INCLUDE_PATH"
+"""Where g++ and nvcc look for headers, behind what a command line names."""
 INSTRUCTIONS = ("avx", "amx", "fma", "bmi", "f16c", "sse4", "sve", "asimd", "popcnt", "gfni", "vaes", "sha_ni")
 """How flags of processors begin that `-march=native` may use."""
 
@@ -96,12 +98,28 @@ def _looking(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
         with contextlib.suppress(OSError):
             return _loaded(place, json.loads((place / NOTE).read_text(encoding="utf-8")))
         place.mkdir(parents=True, exist_ok=True)
-        built = function(**given, build_directory=str(place))
+        with _cutlass_included():
+            built = function(**given, build_directory=str(place))
         path = built if isinstance(built, str) else built.__file__
         _write(place / NOTE, {"file": Path(path).name, "module": None if isinstance(built, str) else built.__name__})
         return built
 
     return call
+
+
+@contextlib.contextmanager
+def _cutlass_included() -> Iterator[None]:
+    """The headers of the package nvidia-cutlass, where it is, lie on the compilers' path meanwhile, as in the jail."""
+    spec, before = importlib.util.find_spec("cutlass_library"), os.environ.get(INCLUDED)
+    if spec is not None and spec.origin is not None:
+        headers = Path(spec.origin).parent / "source" / "include"
+        os.environ[INCLUDED] = f"{before}{os.pathsep}{headers}" if before else str(headers)
+    try:
+        yield
+    finally:
+        os.environ.pop(INCLUDED, None)
+        if before is not None:
+            os.environ[INCLUDED] = before
 
 
 def _content(value: Any) -> Any:

@@ -11,6 +11,7 @@ _LOADERS = frozenset({"load_inline", "load"})
 _JITS: dict[Language, frozenset[str]] = {
     "tilelang": frozenset({"jit", "compile", "prim_func"}),
     "helion": frozenset({"kernel", "jit"}),
+    "cute": frozenset({"kernel", "jit"}),
     "triton": frozenset({"jit", "autotune"}),
 }
 """Languages within Python, by the module that they are imported from, with names of which one makes a kernel."""

@@ -19,11 +19,11 @@ SPAWNERS = {"subprocess", "system", "popen", "posix_spawn", "execv", "execvp"}
 """Names by which a source may start a compiler itself."""
 JITS = {"jit", "autotune", "heuristics"}
 """Decorators of Triton kernels, and the one of functions that make those of TileLang."""
-QUALIFIED_JITS = ({"helion", "kernel"},)
+QUALIFIED_JITS = ({"helion", "kernel"}, {"cute", "kernel"})
 """The same, where one word alone would say nothing."""
 KERNELS = {"prim_func"}
 """Decorators of what becomes a kernel once it is compiled."""
-COMPILERS = {"tilelang"}
+COMPILERS = {"tilelang", "cute"}
 """Modules whose `compile` makes a kernel."""
 FOREIGN = {"torch", "numpy", "np", "scipy", "find_library", "modules"}
 """Names in a library's path that say that it was there before."""

@@ -30,7 +30,9 @@ exec {python} -I -S -c 'import sys; sys.path.insert(0, {root})
 from kernelwright_child.building.compiling import main; main(sys.argv[1:])' {kind} "$@"
 """
 INCLUDES_PYTHON = re.compile(
-    r"#\s*include\s*[<\"](?:torch/(?:extension|python)\.h|pybind11/|Python\.h)|^\s*(?:import|from) triton\b", re.M
+    r"#\s*include\s*[<\"](?:torch/(?:extension|python)\.h|pybind11/|Python\.h)"
+    r"|^\s*(?:import|from) (?:triton|helion)\b",
+    re.M,
 )
 
 
@@ -141,7 +143,7 @@ def require_python_header(what: str, header: Path | None = None) -> None:
 
 
 def _includes_python(source: str) -> bool:
-    """By its own words, since `load_inline` adds torch/extension.h unasked, or since Triton compiles its launcher."""
+    """By its own words: `load_inline` adds torch/extension.h unasked, and Triton, as Helion, compiles a launcher."""
     unasked = "load_inline" in source and "no_implicit_headers" not in source
     return unasked or bool(INCLUDES_PYTHON.search(source))
 

@@ -20,6 +20,7 @@ from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.judge.standing import AT_ONCE, Spare, get_ready
 from kernelwright.sandbox.machine.identity import needs_device, versions
+from kernelwright.sandbox.machine.language_packages import versions_used
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.timing.background import in_background
 from kernelwright.sandbox.timing.baselines import Baselines
@@ -319,7 +320,7 @@ class Judge:
             problem_status=self._baselines.known_status,
             exact=self._baselines.exact_ways,
             device=self.settings.device,
-            versions=versions(),
+            versions=versions() | versions_used(built.candidate.source),
             deterministic=built.deterministic,
             builds=built.ways,
             hidden_builds=tuple(failed.line for failed in built.failed_builds),

@@ -56,7 +56,7 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
-ON_DEVICE = ("cuda", "cutlass", "triton", "tilelang", "helion")
+ON_DEVICE = ("cuda", "cutlass", "triton", "tilelang", "helion", "cute")
 """Languages whose candidates run on a GPU and nowhere else."""
 
 

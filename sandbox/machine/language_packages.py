@@ -28,6 +28,9 @@ class LanguagePackage(NamedTuple):
 PACKAGES = {
     "cutlass": LanguagePackage("nvidia-cutlass", "cutlass_library", re.compile(r"[<\"](?:cute|cutlass)/"), True),
     "tilelang": LanguagePackage("tilelang", "tilelang", re.compile(r"\btilelang\b"), True),
+    "cute": LanguagePackage(
+        "nvidia-cutlass-dsl", "cutlass", re.compile(r"^\s*(?:from|import) cutlass\b", re.MULTILINE), False
+    ),
     "helion": LanguagePackage("helion", "helion", re.compile(r"\bhelion\b"), False),
 }
 """By language; those that are not here need no package of their own."""
@@ -83,5 +86,6 @@ def language_environment(kept: Path) -> Iterator[tuple[str, str]]:
         yield "CPLUS_INCLUDE_PATH", str(headers)  # both g++ and nvcc look there, behind what a command line names
     yield "TILELANG_CACHE_DIR", str(kept / "tilelang")
     yield "TILELANG_PRINT_ON_COMPILATION", "0"
+    yield "CUTE_DSL_CACHE_DIR", str(kept / "cute")
     yield "HELION_CACHE_DIR", str(kept / "helion")
     yield "HELION_AUTOTUNE_EFFORT", "none"  # a search for a configuration takes minutes, and would be timed

@@ -17,7 +17,7 @@ from kernelwright.sandbox.verdict.worker_intervals import KnownSpread, worker_in
 
 Stage = Literal["scan", "build", "load", "run", "check", "time"]
 Comparison = Literal["faster", "same", "slower", "too_noisy"]
-Language = Literal["cpp", "cuda", "cutlass", "triton", "tilelang", "helion", "python"]
+Language = Literal["cpp", "cuda", "cutlass", "triton", "tilelang", "helion", "cute", "python"]
 JAIL_OFF = "JAIL OFF by request"
 """The layer that stands in the evidence where the user did without a jail."""
 NOISE_LIMIT = 0.25

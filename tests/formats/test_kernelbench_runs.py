@@ -154,7 +154,7 @@ def test_every_language_of_a_gpu_has_a_backend_of_theirs():
     assert set(BACKENDS) == set(ON_DEVICE)
 
 
-@pytest.mark.parametrize("backend", ["cuda", "triton", "tilelang"])
+@pytest.mark.parametrize("backend", ["cuda", "triton", "tilelang", "cute"])
 def test_a_backend_of_theirs_leads_to_a_language_and_back(backend):
     assert BACKENDS[language_of_backend(backend.upper())] == backend
 

@@ -205,6 +205,55 @@ HELION_EXTREMES = HELION.format(
 )  # fmt: skip
 
 
+CUTE = """
+import cutlass
+import torch
+from cuda.bindings.driver import CUstream
+from cutlass import cute
+from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream
+
+THREADS = 256
+
+
+@cute.kernel
+def own_kernel(x: cute.Tensor, y: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    i = block * THREADS + thread
+    if i < x.shape[0]:
+        value = x[i]
+        y[i] = {value}
+
+
+@cute.jit
+def own(x: cute.Tensor, y: cute.Tensor, stream: CUstream):
+    blocks = cute.ceil_div(x.shape[0]{part}, THREADS)
+    own_kernel(x, y).launch(grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream)
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        flat = make_fake_compact_tensor(cutlass.Float32, ({count},), assumed_align=16)
+        self.run = cute.compile(own, flat, flat, make_fake_stream())
+
+    def forward(self, *inputs):
+        x = inputs[0].contiguous()
+        y = torch.empty_like(x)
+        flat = [from_dlpack(one.view(-1), assumed_align=16) for one in (x, y)]
+        {stream}
+        self.run(*flat, CUstream(stream.cuda_stream))
+        return y
+"""
+LATE_STREAM = """stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)"""
+
+
+def cute(count: int, value: str, part: str = "", stream: str = "stream = torch.cuda.current_stream()") -> str:
+    return CUTE.format(count=count, value=value, part=part, stream=stream)
+
+
 def tilelang(rows: int, columns: int, value: str, forward: str = "return self.run(x)") -> str:
     return TILELANG.format(rows=rows, columns=columns, value=value, forward=forward)
 
@@ -241,6 +290,10 @@ HONEST: dict[str, dict[str, Told]] = {
         "product_in_full": Told(PRODUCT, helion_product(', dot_precision="ieee"')),
         "two_outputs": Told(TWO, HELION_EXTREMES),
     },
+    "cute": {
+        "relu": Told(RELU, cute(2048 * 4096, "cutlass.max(value, 0.0)")),
+        "odd_sizes": Told(ODD, cute(1013 * 997, "value * 2.0 + 1.0")),
+    },
 }
 HOSTILE: dict[str, dict[str, Told]] = {
     "cutlass": {
@@ -263,6 +316,12 @@ HOSTILE: dict[str, dict[str, Told]] = {
             RELU,
             helion("torch.relu(x[r, c])", "self.__dict__.setdefault('kept', own(inputs[0].contiguous()))"),
             "wrong",
+        ),
+    },
+    "cute": {
+        "half_of_the_rows": Told(RELU, cute(2048 * 4096, "cutlass.max(value, 0.0)", " // 2"), "wrong|NaN"),
+        "a_stream_that_nobody_waits_for": Told(
+            RELU, cute(2048 * 4096, "cutlass.max(value, 0.0)", stream=LATE_STREAM), "changed|wrong|NaN|no answer"
         ),
     },
 }

@@ -2,12 +2,16 @@
 
 import pytest
 
+from bench.recorded import recorded_source
+from kernelwright.agent.providers.story import recorded_targets
+from kernelwright.problems import catalog_names
 from kernelwright.sandbox.authenticity.evidence import read_authenticity
+from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.authenticity.scan import refuse
 from kernelwright.sandbox.machine.language_packages import PACKAGES, package_version
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 from kernelwright_child.gpu import driver
-from tests.gpu.harness import Judges
+from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.languages import HONEST, HOSTILE
 
 EVERY = [(language, *item) for corpus in (HONEST, HOSTILE) for language in corpus for item in corpus[language].items()]
@@ -29,9 +33,18 @@ def test_every_language_with_a_package_has_honest_and_hostile_candidates():
     assert set(HONEST) == set(HOSTILE) == set(PACKAGES)
 
 
+@pytest.mark.parametrize("language", PACKAGES)
+def test_every_language_with_a_package_has_recorded_answers_for_four_problems(language):
+    answered = [name for name in catalog_names() if language in recorded_targets(name)]
+    assert len(answered) >= 4
+    for name in answered:
+        assert candidate_of(recorded_source(name, language)).language == language
+        assert read_authenticity(recorded_source(name, language)).label == "custom", name
+
+
 @pytest.fixture(scope="module")
 def judges():
-    with Judges() as judges:
+    with Judges(SETTINGS.model_copy(update={"call_timeout_s": 60})) as judges:  # a first call may compile
         yield judges
 
 

@@ -47,7 +47,7 @@ def test_an_answer_is_one_that_the_scan_lets_through_and_its_story_names_it(path
     assert path.name in [entry.file for entry in read_story(path.parents[2].name, "cuda", path.parents[3]).entries]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc is installed")
 @pytest.mark.parametrize("path", ANSWERS, ids=lambda path: f"{path.parts[-4]}-{path.stem}")
 def test_an_answer_builds_for_a_card_and_has_the_weights_of_its_part(path, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.prompts.targets import EXAMPLES, TARGETS
+from kernelwright.sandbox.machine.language_packages import PACKAGES, language_environment, package_version
 
 FOLDERS = sorted(choice.folder for language in TARGETS.values() for choice in language.examples)
 
@@ -69,12 +70,16 @@ def test_cuda_example_compiles(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["cuda", "cuda_classic", "triton"])
+@pytest.mark.parametrize("folder", sorted(set(FOLDERS) - {"cpp", "cpp_classic"}))
 def test_gpu_example_computes_what_its_reference_computes(folder, tmp_path, monkeypatch):
     import torch
 
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    if folder in PACKAGES and package_version(folder) is None:
+        pytest.skip(f"needs the package {PACKAGES[folder].distribution}")
+    for name, value in language_environment(tmp_path):
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     reference = runpy.run_path(str(EXAMPLES / folder / "reference.py"))

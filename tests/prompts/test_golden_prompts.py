@@ -23,6 +23,7 @@ CASES = {
     for role in ("propose", "repair", "improve")
     for target in ("cpp", "cuda", "triton")
 }
+CASES |= {f"propose-{target}": brief(target=target) for target in ("cutlass", "tilelang", "helion", "cute")}
 CASES |= {
     "propose-cpp-torch-1.13": brief(versions=OLD_VERSIONS),
     "propose-cuda-torch-1.13": brief(target="cuda", versions=OLD_VERSIONS),

@@ -19,7 +19,7 @@ def prompt(
         str, typer.Option(help="What is asked for: propose, repair, improve, plan, critique or reflect.")
     ] = "propose",
     target: Annotated[
-        str, typer.Option(help="What the answer is written in: cpp, cuda, cutlass, triton, tilelang or helion.")
+        str, typer.Option(help="What the answer is written in: cpp, cuda, cutlass, triton, tilelang, helion or cute.")
     ] = "cpp",
     size: Annotated[str | None, size_option("what fits the target")] = None,
     dtype: DtypeOption = None,

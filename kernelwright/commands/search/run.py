@@ -68,7 +68,7 @@ def run(
         Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
     ] = None,
     target: Annotated[
-        str, typer.Option(help="What candidates are written in: cpp, cuda, cutlass, triton, tilelang or helion.")
+        str, typer.Option(help="What candidates are written in: cpp, cuda, cutlass, triton, tilelang, helion or cute.")
     ] = "cpp",
     size: Annotated[str | None, size_option("what fits the target", "catalog problems")] = None,
     device: DeviceOption = None,

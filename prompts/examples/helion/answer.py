@@ -1,8 +1,7 @@
+import helion
 import helion.language as hl
 import torch
 from torch import nn
-
-import helion
 
 
 # A tile of rows a program, whole rows in registers: out[r][c] = x[r][c] * scale[c] + sum of row r.

@@ -1,8 +1,7 @@
+import tilelang
 import tilelang.language as T
 import torch
 from torch import nn
-
-import tilelang
 
 
 # One block a row: out[r][c] = x[r][c] * scale[c] + sum of row r. Fragments are powers of two wide; what lies outside of

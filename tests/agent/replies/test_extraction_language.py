@@ -59,6 +59,10 @@ LANGUAGES = {
         "helion",
         "import torch\nimport helion\n@helion.kernel()\ndef k(x):\n    pass\nclass ModelNew: pass",
     ),
+    "CuTe's Python language": (
+        "cute",
+        "import torch\nimport cutlass.cute as cute\n@cute.kernel\ndef k(x):\n    pass\nclass ModelNew: pass",
+    ),
     "plain PyTorch": ("python", REFERENCE.replace("Model", "ModelNew")),
     "a torch.load is no loader": (
         "python",

@@ -20,7 +20,7 @@ from kernelwright.evals.runs.running import Running
 from kernelwright.evals.scores.judgements import Judgement
 from tests.bench.results.walk import ROOT, Walk
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ WANTING = {
     "torch's header": f'S = "#include <torch/extension.h>"\n{PLAIN}',
     "pybind's header": f'S = "# include <pybind11/pybind11.h>"\n{PLAIN}',
     "Triton's launcher": "import triton\nimport triton.language as tl",
+    "Triton's launcher under Helion": "import helion\nimport helion.language as hl",
 }
 CONTENT = {"a plain library": PLAIN, "no extension": "import torch\nclass ModelNew: pass"}
 

@@ -18,7 +18,12 @@ from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 
 EACH = pytest.mark.parametrize("language", PACKAGES)
-USES = {"cutlass": "#include <cute/tensor.hpp>", "tilelang": "import tilelang.language as T", "helion": "import helion"}
+USES = {
+    "cutlass": "#include <cute/tensor.hpp>",
+    "tilelang": "import tilelang.language as T",
+    "helion": "import helion",
+    "cute": "from cutlass import cute",
+}
 
 
 @pytest.fixture
@@ -73,7 +78,7 @@ def test_what_a_language_has_compiled_stays_in_the_folder_that_ends_with_the_can
     folder = WorkFolder()
     try:
         told = folder.environment(1)
-        places = [told[name] for name in ("TILELANG_CACHE_DIR", "HELION_CACHE_DIR")]
+        places = [told[name] for name in ("TILELANG_CACHE_DIR", "HELION_CACHE_DIR", "CUTE_DSL_CACHE_DIR")]
         assert all(place.startswith(f"{folder.path}/triton/") for place in places)
     finally:
         folder.close()
