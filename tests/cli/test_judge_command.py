@@ -205,7 +205,10 @@ class ModelNew(nn.Module):
 }
 
 
-@pytest.mark.parametrize("stage", MISTAKEN_CONVOLUTIONS)
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param(stage, marks=pytest.mark.long) if stage == "run" else stage for stage in MISTAKEN_CONVOLUTIONS],
+)
 def test_the_mistakes_of_real_answers_fail_at_their_stage(kernelwright, tmp_path, stage):
     _, source, words = MISTAKEN_CONVOLUTIONS[stage]
     (tmp_path / "candidate.py").write_text(source)

@@ -39,7 +39,19 @@ def test_the_repair_prompt_holds_the_verdict(kernelwright, files, model_server):
 
 def test_a_run_that_finds_nothing_right_ends_with_1(kernelwright, files, model_server):
     server = model_server("I am sorry, I can not help with that.")
-    done = kernelwright("run", "problem.py", "--model", "m", "--base-url", server.base_url, "--attempts", 2, "--json")
+    done = kernelwright(
+        "run",
+        "problem.py",
+        "--set",
+        "measure=false",
+        "--model",
+        "m",
+        "--base-url",
+        server.base_url,
+        "--attempts",
+        2,
+        "--json",
+    )
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["failures"] == {"no candidate (refusal)": 2}
 
@@ -87,7 +99,20 @@ main()
 
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(kernelwright, files, model_server):
     server = model_server(fenced(WRONG))
-    words = ["run", "problem.py", "--model", "m", "--base-url", server.base_url, "--attempts", "9", "--out", "out"]
+    words = [
+        "run",
+        "problem.py",
+        "--set",
+        "measure=false",
+        "--model",
+        "m",
+        "--base-url",
+        server.base_url,
+        "--attempts",
+        "9",
+        "--out",
+        "out",
+    ]
     with subprocess.Popen(
         [sys.executable, "-c", HEARING_CTRL_C, *words], cwd=files, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -105,7 +130,7 @@ MISTAKES = {
     "no recorded answers": (("run", "problem.py"), "name a model"),
     "no key": (("run", "problem.py", "--model", "m"), "OPENAI_API_KEY"),
     "an unreachable server": (
-        ("run", "problem.py", "--model", "m", "--base-url", "http://127.0.0.1:9/v1"),
+        ("run", "problem.py", "--set", "measure=false", "--model", "m", "--base-url", "http://127.0.0.1:9/v1"),
         "cannot be reached",
     ),
     "an unknown strategy": (
@@ -147,7 +172,7 @@ def test_an_html_answer_is_told_with_its_remedy(kernelwright, files):
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        done = kernelwright("run", "problem.py", "--model", "m", "--base-url", url)
+        done = kernelwright("run", "problem.py", "--set", "measure=false", "--model", "m", "--base-url", url)
         server.shutdown()
     assert done.returncode == 2
     assert "did you forget /v1?" in done.stderr

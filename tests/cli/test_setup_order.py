@@ -80,7 +80,7 @@ def test_a_command_that_judges_is_set_up_before_it_imports_torch(watched, name):
 @pytest.fixture
 def asking(model_server):
     server = model_server(fenced(RIGHT))
-    return ("--model", "m", "--base-url", server.base_url, "--attempts", 1, "--out", "out")
+    return ("--set", "measure=false", "--model", "m", "--base-url", server.base_url, "--attempts", 1, "--out", "out")
 
 
 @pytest.mark.long

@@ -75,6 +75,7 @@ def test_a_tree_is_told_line_by_line_and_summed_up_by_reason(tree):
     assert done.stderr.endswith(said)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_a_file_has_is_not_checked_again_until_it_changes(tree):
     words = ("tree", "--device", "cpu", "--out", "checked.jsonl", "--json")
@@ -88,6 +89,7 @@ def test_what_a_file_has_is_not_checked_again_until_it_changes(tree):
     assert lines_of((tree / "checked.jsonl").read_text()) == again
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_another_dtype_is_checked_for_itself(tree):
     words = ("tree/level1/1_Sum.py", "--device", "cpu", "--out", "checked.jsonl", "--json")

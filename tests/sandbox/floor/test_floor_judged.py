@@ -92,6 +92,8 @@ def test_a_floor_above_the_reference_itself_is_none(keeper, own_cache):
 
 
 def test_the_work_of_a_problem_is_traced_once(keeper, own_cache):
+    peaks = Peaks(device="known", levels=(Level(name="memory", inside_bytes=0, bytes_per_s=1e10),), flops_per_s={})
+    Store("peaks").put(_key(SETTINGS.threads), peaks.model_dump(mode="json"))
     Floors(DOUBLED, SETTINGS).of(keeper.reference)
     kept = Store("works").get({"trace": TRACE, "problem": DOUBLED.digest, "torch": versions()["torch"]})
     assert kept["read_bytes"] == 4 * MIB
