@@ -5,8 +5,8 @@ VENV ?= .venv
 PINS := requirements-dev.txt
 KERNELWRIGHT_TORCH ?= $(shell grep '^torch==' $(PINS))
 BIN := $(VENV)/bin
-# One more than there are cores: much of a test is waiting for a child.
-TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
+# Two more than there are cores: much of a test is waiting for a child.
+TEST_WORKERS ?= $(shell expr $$(nproc) + 2)
 
 .PHONY: run example example-card quick test prove corpus check demo doctor bench results docs setup clean
 
@@ -28,7 +28,7 @@ example: setup
 example-card: setup
 	$(BIN)/python -m bench program
 
-SIDE_BY_SIDE := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --ignore tests/hostile --ignore tests/honest
+SIDE_BY_SIDE := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/hostile --ignore tests/honest
 
 # What one runs while working: nothing that judges or builds for seconds.
 quick: setup

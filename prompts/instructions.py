@@ -1,4 +1,4 @@
-"""What a prompt says of single instructions: parts of the programs in `cribs`, which are compiled, run and checked.
+"""What a prompt says of single instructions: parts of the programs in `cribs`, which check themselves on a GPU.
 
 A part is what stands between `// crib: begin NAME` and `// crib: end`, word for word; `data/cribs.toml` says which
 problem, device and step are shown it.

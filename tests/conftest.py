@@ -2,6 +2,7 @@ import contextlib
 import os
 import tempfile
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,6 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    """Files with slow tests come first, so that at the end no worker is left alone with one."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Files with the most slow tests come first, so that at the end no worker is left alone with one."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
