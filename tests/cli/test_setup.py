@@ -75,6 +75,7 @@ def test_a_missing_compiler_is_told_before_the_download(setup):
     assert "no C++ compiler /nowhere/g++ is found" in said[0] and "fetching torch" in said[1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_python_without_its_headers_is_told_which_kernels_need_them(setup):
     blind = f'#!/bin/sh\ncase "$*" in *Python.h*) exit 1;; esac\nexec "{sys.executable}" "$@"\n'

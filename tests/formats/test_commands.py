@@ -218,6 +218,7 @@ def test_the_best_kernel_is_verified_by_the_command_that_its_readme_names(kept):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_someone_elses_run_folder_is_imported_scored_and_handed_back(tmp_path):
     write_tree(tmp_path / "KernelBench")

@@ -11,7 +11,10 @@ pytestmark = pytest.mark.slow
 KILLS = 50
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.long) if name == "one slot" else name for name in CONFIGS],
+)
 def killed(request, tmp_path_factory):
     return killed_searches(tmp_path_factory.mktemp("killed"), CONFIGS[request.param], KILLS)
 

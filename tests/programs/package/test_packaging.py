@@ -65,6 +65,7 @@ def test_a_package_installs_runs_and_tests_itself_without_us(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.long
 def test_a_kernel_that_is_wrong_makes_no_package(tmp_path):
     wrong = run_over_gates(tmp_path / "run", kernel=KERNEL.replace("1 + torch.exp", "1.01 + torch.exp"))
     with pytest.raises(ProblemError, match=r"does not work here(.|\n)*not less than or equal to"):

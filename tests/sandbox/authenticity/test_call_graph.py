@@ -39,7 +39,10 @@ def test_many_functions_of_one_name_are_each_read_once():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["x = " + "-" * 5000 + "1", "x = " + "(" * 150 + "1", "x = 1\n" * MOST_NODES])
+@pytest.mark.parametrize(
+    "text",
+    ["x = " + "-" * 5000 + "1", "x = " + "(" * 150 + "1", pytest.param("x = 1\n" * MOST_NODES, marks=pytest.mark.long)],
+)
 def test_a_source_that_can_not_be_read_is_unknown_and_refused_where_only_own_kernels_count(text):
     with pytest.raises(Unreadable):
         reach(text)

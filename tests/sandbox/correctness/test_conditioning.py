@@ -160,6 +160,7 @@ def test_of_what_is_wrong_beyond_doubt_it_is_asked_once_how_far_rounding_moves_i
     assert len(asked) == times
 
 
+@pytest.mark.long
 def test_how_far_one_element_moves_by_chance_decides_nothing_early():
     """Elements of one size each, of which many hardly move in a single draw: no candidate that is right ends there."""
     x = alternating()
