@@ -25,7 +25,6 @@ def peaks(store):
     return processor_peaks(torch.get_num_threads(), store)
 
 
-@pytest.mark.long
 def test_measured_peaks_are_remembered(peaks, store):
     assert processor_peaks(torch.get_num_threads(), store) == peaks
 
