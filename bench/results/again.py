@@ -5,18 +5,17 @@ What is judged is in the file before the next begins, so it may be stopped at an
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.results.index import AGAIN, Kept, meet, read_index, write_index
 from bench.results.records import read_lines, write_lines
 from kernelwright.agent.briefs.hardware import sheet_for
+from kernelwright.evals.boards.verifying import judged_here
 from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import Problem, ProblemError, load_problem
 from kernelwright.problems.formats.collections import SEPARATOR
 from kernelwright.sandbox.authenticity.languages import candidate_of
-from kernelwright.sandbox.pool.harness import Conditions
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -78,21 +77,11 @@ def _words(found: object) -> str:
 
 
 def _judged(row: Kept, problem: Problem, source: str, settings: Settings) -> Judgement:
-    from kernelwright.sandbox.judge.judging import judge
-
     candidate = candidate_of(source)
     if row.facts.best is None or candidate.digest != row.facts.best.candidate_digest:
         raise ProblemError(f"{row.kernel} is not the kernel that was measured; restore it, or keep the runs again")
     device = sheet_for("cuda" if settings.gpu else "cpp", ordinal=settings.ordinal).name
-    return Judgement(
-        problem=problem.name,
-        problem_digest=problem.digest,
-        candidate=str(row.kernel),
-        candidate_digest=candidate.digest,
-        conditions=Conditions.here(device, settings.model_dump(mode="json")),
-        time=datetime.now(UTC),
-        verdict=judge(problem, candidate, settings),
-    )
+    return judged_here(problem, candidate, settings, device, str(row.kernel))
 
 
 def _check_device(device: str, target: str) -> None:

@@ -17,9 +17,11 @@ from kernelwright.evals.boards.leaderboard import Board, Verified, boards
 from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.runs.facts import RunFacts
 from kernelwright.evals.scores.judgements import Judgement, Judgements
+from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.pool.harness import Conditions, harness_digest
 from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 VERIFIED = "verified.db"
 UNSETTLED = ("unverified", "provisional")
@@ -67,7 +69,6 @@ class Verifier:
                     self._verify(cell)
 
     def _verify(self, cell: Cell) -> None:
-        from kernelwright.sandbox.judge.judging import judge
         from kernelwright.sandbox.machine.identity import needs_device
 
         folder = Path(str(cell.folder))
@@ -78,15 +79,7 @@ class Verifier:
         if "device" not in settings.model_fields_set:
             device = "cuda" if needs_device(candidate.language, problem.size) else "cpu"
             settings = settings.model_copy(update={"device": device})
-        judgement = Judgement(
-            problem=problem.name,
-            problem_digest=problem.digest,
-            candidate=f"{cell.run} attempt {cell.attempt}",
-            candidate_digest=candidate.digest,
-            conditions=Conditions.here(self.device, settings.model_dump(mode="json")),
-            time=datetime.now(UTC),
-            verdict=judge(problem, candidate, settings),
-        )
+        judgement = judged_here(problem, candidate, settings, self.device, f"{cell.run} attempt {cell.attempt}")
         with Judgements(folder / VERIFIED) as store:
             store.add(judgement)
         self._found.pop(str(cell.folder), None)
@@ -100,6 +93,21 @@ def _by_kernel(path: Path) -> dict[tuple[str, str], Judgement]:
     for judgement in sorted(Judgements.read(path), key=_recency):
         found[judgement.problem_digest, judgement.candidate_digest] = judgement
     return found
+
+
+def judged_here(problem: Problem, candidate: Candidate, settings: Settings, device: str, named: str) -> Judgement:
+    """A candidate judged on this machine's `device`, as a record; `named` is where it came from."""
+    from kernelwright.sandbox.judge.judging import judge
+
+    return Judgement(
+        problem=problem.name,
+        problem_digest=problem.digest,
+        candidate=named,
+        candidate_digest=candidate.digest,
+        conditions=Conditions.here(device, settings.model_dump(mode="json")),
+        time=datetime.now(UTC),
+        verdict=judge(problem, candidate, settings),
+    )
 
 
 def _recency(judgement: Judgement) -> tuple[bool, datetime]:
