@@ -15,7 +15,12 @@ from kernelwright.sandbox.verdict.verdicts import Passed
 
 OURS = Path(__file__).parents[1]
 CARRIED = (
-    *("apply/call_sizes", "apply/guarded", "apply/extensions", "apply/placing", "apply/spliced", "capture/graphs"),
+    "apply/call_sizes",
+    "apply/guarded",
+    "apply/extensions",
+    "apply/placing",
+    "apply/spliced",
+    "capture/graphs",
 )
 """Modules of `programs` that need torch alone."""
 BUILT = (".so", "built.json", "platform.json")
