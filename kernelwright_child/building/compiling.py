@@ -167,7 +167,10 @@ def _preprocessing(words: list[str]) -> list[str]:
 
 
 def _glue(words: list[str]) -> list[str]:
-    """What the object files of a link have to be linked with, since they were compiled with a light header."""
+    """What the object files of a link have to be linked with, since they were compiled with a light header.
+
+    Each object once, though nvcc's files and the C++ compiler's may ask for it at two levels of optimisation.
+    """
     found: list[str] = []
     for word in words:
         try:
@@ -175,7 +178,7 @@ def _glue(words: list[str]) -> list[str]:
                 found += file.read().split("\n")
         except OSError:
             continue
-    return list(dict.fromkeys(found))
+    return list({os.path.basename(path): path for path in sorted(found, reverse=True)}.values())  # noqa: PTH119
 
 
 def _note_glue(words: list[str], objects: list[str]) -> None:

@@ -1,11 +1,11 @@
 """A user's program run once, and the calls of its outermost modules kept, so that they can be made again."""
 
 import contextlib
-import runpy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -76,14 +76,19 @@ class KeptCall:
 
 
 def calls_of(script: Path, arguments: Sequence[str]) -> list[KeptCall]:
-    """Run the script as a program of its own; the calls of its outermost modules, one of each kind."""
+    """Run the script as a program of its own; the calls of its outermost modules, one of each kind.
+
+    It stays this process's `__main__`: torch.compile looks up there what the script's functions name.
+    """
     kept: dict[Any, KeptCall] = {}
     before = sys.argv, sys.path[:]
     sys.argv, sys.path[0:0] = [str(script), *arguments], [str(script.parent)]
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    main.__file__ = str(script)
     torch.manual_seed(SEED)
     try:
         with _kept_in(kept), contextlib.suppress(SystemExit):
-            runpy.run_path(str(script), run_name="__main__")
+            exec(compile(script.read_bytes(), script, "exec"), main.__dict__)
     finally:
         sys.argv, sys.path[:] = before
     return list(kept.values())

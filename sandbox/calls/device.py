@@ -18,6 +18,8 @@ from kernelwright_child.gpu import driver
 
 FLUSH = 2
 """Times the L2 cache's size: as much is written between calls, so that nothing of them is left in it."""
+COVER = 8
+"""Times that it is written before the judge's own work is timed, which is issued meanwhile, by a slow host too."""
 CALIBRATIONS = 20
 LATE_MS, LATE_SHARE = 0.03, 0.25
 """How much longer than on an idle device the judge's own work may take: the larger of a time and a share."""
@@ -199,7 +201,8 @@ class CudaDevice:
         self._context.reset_persisting_l2()
         self._turn += 1
         # The device is at this while all that follows is issued: how fast the host is shall not be in the time.
-        self.stream.fill(self._flush, -self._turn % 2**32, self._flush_bytes // 4)
+        for _ in range(COVER):
+            self.stream.fill(self._flush, -self._turn % 2**32, self._flush_bytes // 4)
         self.stream.record(start)
         lent.reveal(self.stream)
         self.stream.fill(self._flush, self._turn, self._flush_bytes // 4)

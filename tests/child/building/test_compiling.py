@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ STOCK = "int light_name = 1; int stock_name = 2;"
 USES_LIGHT = "#include <torch/extension.h>\nint f() { return light_name; }"
 USES_STOCK = "#include <torch/extension.h>\nint f() { return stock_name; }"
 WRONG = "#include <torch/extension.h>\nint f() { return no_name; }"
-CORE = "int light_name = 1; int glue(); inline int use_glue() { return glue(); }"
+CORE = "static int light_name = 1; int glue(); inline int use_glue() { return glue(); }"
 MODULE = """#define TORCH_EXTENSION_NAME ext
 #define PYBIND11_MODULE(name, m) struct Module { void def(const char*, int (*)(), const char*); }; void bind(Module m)
 namespace torch { inline int (*wrap_pybind_function(int (&f)()))() { return &f; } }
@@ -89,6 +90,19 @@ def test_an_object_with_the_light_header_is_linked_with_what_belongs_to_it(plan,
         == 0
     )
     assert (tmp_path / "main.o.glue").read_text().split() == [f"{plan['light']}/plain/factories.o"]
+
+
+def test_objects_of_two_levels_of_optimisation_are_linked_with_it_once(plan, tmp_path):
+    plain = Path(plan["light"], "plain")
+    shutil.copytree(plain, plain.with_name("optimised"))
+    for number, more in enumerate([(), ("-O2",)]):
+        text = USES_LIGHT.replace("f() { return light_name;", f"f{number}() {{ return use_glue();")
+        assert compile_text(plan, tmp_path, text, *more).returncode == 0
+        for name in ("main.o", "main.o.glue"):
+            (tmp_path / name).rename(tmp_path / name.replace("main", f"part{number}"))
+    objects = [str(tmp_path / f"part{number}.o") for number in range(2)]
+    done = run(plan, *objects, "-shared", "-Wl,--no-undefined", "-o", str(tmp_path / "a.so"))
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_program_is_linked_with_it_too(plan, tmp_path):
