@@ -40,7 +40,8 @@ def summary(rows: list[dict[str, Any]]) -> str:
     gains = [strict / ms for ms, strict in shipped if ms and strict and strict / ms >= FASTER]
     seconds = statistics.median(row["seconds"] for row in rows if "H100" in row["device"])
     weak = sum(bool(row.get("weak")) for row in rows)
-    said = f"{len(rows)} of {ALL} problems have been judged so far: {counts}; {weak} of them weak. "
+    judged = f"All {ALL} problems are" if len(rows) == ALL else f"So far {len(rows)} of {ALL} problems are"
+    said = f"{judged} judged: {counts}; {weak} of them weak. "
     said += f"Against itself: {min(ratios):.3f} to {max(ratios):.3f}, median {statistics.median(ratios):.3f}. "
     said += f"At most {max(row['gib'] for row in rows):.1f} GiB of the device; {seconds:.1f} s a problem on an H100 "
     said += f"(median). Eager as PyTorch ships is faster than strict eager by 5 % or more in {len(gains)} of them"

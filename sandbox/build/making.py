@@ -117,7 +117,8 @@ class Making:
             (light / "kernelwright" / "standard.h").write_text(standard)
             core = light / "kernelwright" / "core.h"
             module = light / "kernelwright" / "module.h"
-            have = _defined(self._run([*command, "-isystem", str(light), "-include", str(core), str(module)]))
+            first = self._command("-E", "-dM", "-x", "c++", before=("-isystem", str(light)))
+            have = _defined(self._run([*first, "-include", str(core), str(module)]))
             _readable(light)
         with _aside(path) as made:
             made.write_text("\n".join(sorted(macros - have)))
@@ -126,13 +127,14 @@ class Making:
     def _compile(self, path: Path) -> None:
         source = GLUE / f"{path.stem}.cpp"
         with _aside(path) as made:
-            words = self._command(LEVELS[path.parent.name], "-c", str(source), "-o", str(made))
-            self._run([words[0], "-isystem", str(LIGHT), *words[1:]])
+            level, light = LEVELS[path.parent.name], ("-isystem", str(LIGHT))
+            self._run(self._command(level, "-c", str(source), "-o", str(made), before=light))
             made.chmod(0o644)
 
-    def _command(self, *words: str) -> list[str]:
+    def _command(self, *words: str, before: tuple[str, ...] = ()) -> list[str]:
+        """The compiler with these words; `before` are folders that are looked at before those of torch."""
         includes = [word for path in self._toolchain.include_folders for word in ("-isystem", path)]
-        return [self._toolchain.compiler, *includes, *self._toolchain.own_flags, *words]
+        return [self._toolchain.compiler, *before, *includes, *self._toolchain.own_flags, *words]
 
     def _run(self, command: list[str]) -> str:
         environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}

@@ -64,8 +64,9 @@ class Toolchain(NamedTuple):
 
     @property
     def light(self) -> Path:
-        """Where the light header lies, which changes with our own part of it."""
-        texts = [path.read_bytes() for top in (LIGHT, GLUE) for path in sorted(top.rglob("*.*"))]
+        """Where the light header lies, which changes with our own part of it and with how it is made."""
+        parts = [path for top in (LIGHT, GLUE) for path in sorted(top.rglob("*.*"))]
+        texts = [path.read_bytes() for path in (*parts, Path(__file__).with_name("making.py"))]
         return self.folder / f"light-{hashlib.sha256(b''.join(texts)).hexdigest()[:8]}"
 
     def plan(self, memory_bytes: int, light: bool = True, cuda_architectures: str = "") -> dict[str, Any]:

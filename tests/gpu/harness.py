@@ -35,10 +35,17 @@ class Judges:
         return self.of(problem).judge(Candidate(source=source))
 
     def all_judged(self, pairs):
-        """By name, the verdict for each problem and source: all are built side by side, then timed in turn."""
+        """By name, the verdict for each problem and source: all are built side by side, then timed in turn.
+
+        No worker is started ahead: dozens at once keep the processor so busy that the device answers late.
+        """
         for _, problem, _ in pairs:
             _ = self.of(problem).reference
+
+        def built(problem, source):
+            return self.of(problem).build(Candidate(source=source), ahead=False)
+
         with ThreadPoolExecutor(BUILDERS) as pool:
-            builds = [pool.submit(self.of(problem).build, Candidate(source=source)) for _, problem, source in pairs]
+            builds = [pool.submit(built, problem, source) for _, problem, source in pairs]
             for (name, problem, _), build in zip(pairs, builds, strict=True):
                 yield name, self.of(problem).evaluate(build.result())

@@ -15,6 +15,8 @@ LABEL = re.compile(r"(?:\.(?:LC|L|LANCHOR)\d+|\.(?:rodata|text|data|bss)[\w.$]*)
 RELATIVE = re.compile(r"-?0x[0-9a-f]+\(%rip\)(?=.*# <)")
 FILLING = re.compile(r"(?:data16 |cs )*(?:nop\w*\b|xchg\s+%ax,%ax$)")
 """Between functions and loops, for their alignment."""
+RELOCATED = re.compile(r"^\s*[0-9a-f]+: R_X86_64_")
+"""A line on what the linker will put there; until then the instruction before it shows what lies there by chance."""
 TARGET = re.compile(r"\b[0-9a-f]+ <(.*?)(?:\+0x[0-9a-f]+)?>")
 KERNEL = re.compile(r"\b(?:kernel|twice<.*)\(|_omp_fn")
 OWN = re.compile(r"^(?:run|one|two|three|part|kernel|void twice<.*>)\(")
@@ -66,6 +68,8 @@ def functions(path, pattern):
         elif line.startswith("Disassembly"):
             current = None
         elif current is not None and line.strip():
+            if RELOCATED.match(line) and current:
+                current[-1] = re.sub(r" <.*>$", "", current[-1])
             words = RELATIVE.sub("(%rip)", TARGET.sub(r"<\1>", LABEL.sub("L", ADDRESS.sub("", line)))).strip()
             if not FILLING.match(words):
                 current.append(words)

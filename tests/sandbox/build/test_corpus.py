@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.sandbox.build import HeaderShelf, toolchain
+from kernelwright.sandbox.build import toolchain
 from tests.sandbox.build.corpus import CORPUS
 from tests.sandbox.build.outcomes import KERNEL, OWN, first_error, functions, is_equal, outcome_of
 
@@ -11,9 +11,8 @@ UNOPTIMISED = {name for name, case in CORPUS.items() if "-O" not in case.build}
 
 
 @pytest.fixture(scope="session")
-def plan():
+def plan(shelf):
     """A plan with the light header."""
-    assert HeaderShelf(toolchain()).prepare()
     return toolchain().plan(2**33)
 
 

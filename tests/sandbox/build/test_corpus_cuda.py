@@ -2,17 +2,22 @@
 
 import pytest
 
-from kernelwright.sandbox.build import HeaderShelf, toolchain
+from kernelwright.sandbox.build import toolchain
+from kernelwright_child.gpu import driver
 from tests.sandbox.build.corpus_cuda import CUDA
 from tests.sandbox.build.outcomes import device_code, first_error, is_equal, outcome_of, ways_of
 
-pytestmark = [pytest.mark.gpu, pytest.mark.corpus, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.corpus,
+    pytest.mark.slow,
+    pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device"),
+]
 
 
 @pytest.fixture(scope="session")
-def both(tmp_path_factory):
+def both(shelf, tmp_path_factory):
     """The two folders and outcomes of a case, built once."""
-    assert HeaderShelf(toolchain()).prepare()
     plan = toolchain().plan(2**33)
     top = tmp_path_factory.mktemp("corpus")
 
