@@ -21,6 +21,8 @@ FLAG = re.compile(r"(?<!\w)-O\w*")
 MACROS = "macros"
 """The file with the macros that the light header lacks; where it is, the headers are."""
 OBJECTS = tuple(sorted(f"{path.stem}.o" for path in GLUE.glob("*.cpp")))
+WITHOUT = re.compile(r"no_implicit_headers\s*=\s*True")
+"""Words by which `load_inline` includes nothing of its own."""
 EVERYTHING = (MACROS, *(f"{level}/{name}" for level in LEVELS for name in OBJECTS))
 
 
@@ -38,7 +40,8 @@ class HeaderShelf:
 
     def missing(self, source: str) -> list[str]:
         """What of the shelf a candidate's extensions may be built with and is not there, by its name."""
-        if "load_inline" not in source and "torch/extension.h" not in source:
+        implied = "load_inline" in source and not WITHOUT.search(source)
+        if not implied and "torch/extension.h" not in source:
             return []
         with contextlib.suppress(OSError):
             os.utime(self._folder)  # it is in use, so others go before it where space is short

@@ -63,6 +63,8 @@ def test_the_macros_that_only_the_stock_one_defines_are_noted(tools):
         (PLAIN + ' extra_cflags=["-O0"]', {"macros", "plain/binding.o", "plain/factories.o"}),
         (PLAIN + ' cuda_sources=C, extra_cuda_cflags=["-O3"]', set(EVERYTHING)),
         ('load("m", [F])  # torch/extension.h', {"macros", "plain/factories.o"}),
+        (PLAIN + " no_implicit_headers=True", set()),
+        (PLAIN + " no_implicit_headers=True  # torch/extension.h", {"macros", "plain/binding.o", "plain/factories.o"}),
         ("import triton", set()),
     ],
 )
