@@ -1,0 +1,83 @@
+"""What sections of a prompt, turns and ideas were worth to a language model: from the record of real runs that ships.
+
+`python -m bench sections` prints the tables of docs/search.md. `python -m bench sections RUN...` takes the folders of
+runs into the record first: runs over the same problems that differ in what was left out of their prompts (`kernelwright
+run --without SECTION`), and of which one leaves out nothing. Only what a first prompt brings is compared: the first
+attempt at each problem.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.gpu_facts import Report
+from bench.results.figures import by_idea, by_role
+from bench.results.index import Kept, indexed
+from bench.results.records import Searched, read_lines, searched, write_lines
+
+RECORD = Path(__file__).parent / "records" / "real-answers.jsonl.gz"
+HEAD = "| left out | tokens of the prompt | first answers right | speedup of those | over the whole prompt's |"
+TURNS = "| turn | asked | right | faster than its parent | median gain |"
+IDEAS = "| idea | tried | won | median gain of an improvement |"
+
+
+def run(*folders: str) -> Report:
+    """Take runs over, where some are named; then the tables. Nothing is judged."""
+    if folders:
+        fresh = [one for folder in folders for one in searched(Path(folder))]
+        fresh.sort(key=lambda one: (left_out(one), one.problem))
+        write_lines(RECORD, fresh)
+    return Report("\n\n".join(tables(list(read_lines(RECORD, Searched.model_validate_json)))))
+
+
+def tables(found: Sequence[Searched]) -> list[str]:
+    """Three, in Markdown: by what was left out, by turn, by idea."""
+    rows = [(one, indexed([one], []).rows[0]) for one in found]
+    parts: dict[str, dict[str, tuple[Searched, Kept]]] = {}
+    for one, row in sorted(rows, key=lambda pair: left_out(pair[0])):
+        parts.setdefault(left_out(one), {})[one.problem] = one, row
+    whole = parts.get("", {})
+    turns = [
+        f"| {role} | {told.asked} | {told.right} | {told.faster} | {_times(told.gain)} |"
+        for role, told in by_role([row for _, row in whole.values()]).items()
+    ]
+    ideas = [
+        f"| {idea} | {told.tried} | {told.won} | {_times(told.gain)} |"
+        for idea, told in by_idea([row for _, row in whole.values()]).items()
+    ]
+    sections = [_section(name, part, whole) for name, part in parts.items()]
+    return [_table(HEAD, sections), _table(TURNS, turns), _table(IDEAS, ideas)]
+
+
+def left_out(one: Searched) -> str:
+    """The sections that a run's prompts did without, as the table names them; empty for none."""
+    return ", ".join(one.header["config"]["search"]["without"])
+
+
+def _section(name: str, part: dict[str, tuple[Searched, Kept]], whole: dict[str, tuple[Searched, Kept]]) -> str:
+    first = {problem: _first(pair) for problem, pair in part.items()}
+    right = [speedup for speedup in first.values() if speedup]
+    pairs = [(speedup, _first(whole[problem])) for problem, speedup in first.items() if problem in whole]
+    ratios = [mine / theirs for mine, theirs in pairs if mine and theirs]
+    tokens = statistics.mean(one.attempts[0].prompt_tokens for one, _ in part.values())
+    over = f"{_geometric(ratios):.2f} ({len(ratios)} problems)" if name and ratios else ""
+    cells = name or "nothing", f"{tokens:.0f}", f"{len(right)} of {len(first)}", _times(_geometric(right)), over
+    return f"| {' | '.join(cells)} |"
+
+
+def _first(pair: tuple[Searched, Kept]) -> float | None:
+    """The speedup of the first answer; None where it was not right."""
+    return pair[1].tries[0].speedup if pair[1].tries else None
+
+
+def _geometric(values: Sequence[float]) -> float | None:
+    return math.exp(statistics.mean(map(math.log, values))) if values else None
+
+
+def _times(value: float | None) -> str:
+    return f"{value:.2f}" if value is not None else ""
+
+
+def _table(head: str, lines: Sequence[str]) -> str:
+    return "\n".join([head, "|---" * head.count(" | ") + "|---|", *lines])
