@@ -11,20 +11,23 @@ from kernelwright.sandbox.jail import layers as jail
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine.workfolder import remove
 from kernelwright.sandbox.verdict.settings import Settings
+from tests.efforts import at_asked_effort
 from tests.hostile.attacks import PROBLEM
 from tests.hostile.surroundings import Surroundings
 
-TIGHT = Settings(
-    threads=2,
-    warm_up=1,
-    min_pairs=4,
-    max_pairs=4,
-    call_timeout_s=4,
-    build_timeout_s=60,
-    memory_bytes=2**30,
-    processes=128,
-    folder_bytes=64 * 2**20,
-    file_bytes=32 * 2**20,
+TIGHT = at_asked_effort(
+    Settings(
+        threads=2,
+        warm_up=1,
+        min_pairs=4,
+        max_pairs=4,
+        call_timeout_s=4,
+        build_timeout_s=60,
+        memory_bytes=2**30,
+        processes=128,
+        folder_bytes=64 * 2**20,
+        file_bytes=32 * 2**20,
+    )
 )
 """Few pairs and low limits, so that every attack reaches its limit soon."""
 SETTINGS = {"namespaces": TIGHT, "alone": TIGHT.model_copy(update={"jail_without": ("namespaces",)})}

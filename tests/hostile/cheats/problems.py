@@ -8,17 +8,20 @@ from kernelwright.problems import Problem, load_problem
 from kernelwright.problems.record.sizes import put_sizes
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
+from tests.efforts import at_asked_effort
 
-CORPUS = Settings(
-    threads=2,
-    warm_up=1,
-    worker_pairs=2,
-    min_pairs=16,
-    max_pairs=16,
-    call_timeout_s=4,
-    build_timeout_s=120,
-    memory_bytes=2 * 2**30,
-    processes=128,
+CORPUS = at_asked_effort(
+    Settings(
+        threads=2,
+        warm_up=1,
+        worker_pairs=2,
+        min_pairs=16,
+        max_pairs=16,
+        call_timeout_s=4,
+        build_timeout_s=120,
+        memory_bytes=2 * 2**30,
+        processes=128,
+    )
 )
 """Few pairs, but enough for every family of values to come up."""
 
