@@ -15,11 +15,13 @@ from bench.gpu_facts import Report
 from bench.results.figures import by_idea, by_role
 from bench.results.index import Kept, indexed
 from bench.results.records import Searched, read_lines, searched, write_lines
+from kernelwright.sandbox.verdict.verdicts import Passed
 
+RECORDED = "recorded"
 RECORD = Path(__file__).parent / "records" / "real-answers.jsonl.gz"
 HEAD = "| left out | tokens of the prompt | first answers right | speedup of those | over the whole prompt's |"
-TURNS = "| turn | asked | right | faster than its parent | median gain |"
-IDEAS = "| idea | tried | won | median gain of an improvement |"
+TURNS = "| answers of | turn | asked | right | faster than its parent | median gain |"
+IDEAS = "| answers of | idea | tried | won | median gain of an improvement |"
 
 
 def run(*folders: str) -> Report:
@@ -32,22 +34,35 @@ def run(*folders: str) -> Report:
 
 
 def tables(found: Sequence[Searched]) -> list[str]:
-    """Three, in Markdown: by what was left out, by turn, by idea."""
-    rows = [(one, indexed([one], []).rows[0]) for one in found]
+    """Three, in Markdown: by what was left out of a language model's prompts; by turn and by idea, whose answers beside.
+
+    Of the last two only runs count whose prompts were whole.
+    """
     parts: dict[str, dict[str, tuple[Searched, Kept]]] = {}
-    for one, row in sorted(rows, key=lambda pair: left_out(pair[0])):
-        parts.setdefault(left_out(one), {})[one.problem] = one, row
-    whole = parts.get("", {})
+    whole: dict[str, list[Kept]] = {}
+    for one in sorted(found, key=left_out):
+        row, model = indexed([one], []).rows[0], answered_by(one)
+        if not left_out(one):
+            whole.setdefault(model, []).append(row)
+        if model != RECORDED:
+            parts.setdefault(left_out(one), {})[one.problem] = one, row
     turns = [
-        f"| {role} | {told.asked} | {told.right} | {told.faster} | {_times(told.gain)} |"
-        for role, told in by_role([row for _, row in whole.values()]).items()
+        f"| {model} | {role} | {told.asked} | {told.right} | {told.faster} | {_times(told.gain)} |"
+        for model, rows in sorted(whole.items())
+        for role, told in by_role(rows).items()
     ]
     ideas = [
-        f"| {idea} | {told.tried} | {told.won} | {_times(told.gain)} |"
-        for idea, told in by_idea([row for _, row in whole.values()]).items()
+        f"| {model} | {idea} | {told.tried} | {told.won} | {_times(told.gain)} |"
+        for model, rows in sorted(whole.items())
+        for idea, told in by_idea(rows).items()
     ]
-    sections = [_section(name, part, whole) for name, part in parts.items()]
+    sections = [_section(name, part, parts.get("", {})) for name, part in parts.items()]
     return [_table(HEAD, sections), _table(TURNS, turns), _table(IDEAS, ideas)]
+
+
+def answered_by(one: Searched) -> str:
+    """The model's name as the run was told it; `recorded` for the answers that ship."""
+    return str(one.header["config"]["search"]["model"])
 
 
 def left_out(one: Searched) -> str:
@@ -67,8 +82,9 @@ def _section(name: str, part: dict[str, tuple[Searched, Kept]], whole: dict[str,
 
 
 def _first(pair: tuple[Searched, Kept]) -> float | None:
-    """The speedup of the first answer; None where it was not right."""
-    return pair[1].tries[0].speedup if pair[1].tries else None
+    """The speedup of the first answer by its first verdict, at one effort in all runs; None where it was not right."""
+    found = pair[0].attempts[0].attempt.verdict if pair[0].attempts else None
+    return found.measurement.speedup if isinstance(found, Passed) else None
 
 
 def _geometric(values: Sequence[float]) -> float | None:
