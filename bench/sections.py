@@ -34,7 +34,7 @@ def run(*folders: str) -> Report:
 
 
 def tables(found: Sequence[Searched]) -> list[str]:
-    """Three, in Markdown: by what was left out of a language model's prompts; by turn and by idea, whose answers beside.
+    """Three, in Markdown: by what was left out of a model's prompts; by turn and by idea, with whose answers they were.
 
     Of the last two only runs count whose prompts were whole.
     """
