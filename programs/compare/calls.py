@@ -88,7 +88,7 @@ def calls_of(script: Path, arguments: Sequence[str]) -> list[KeptCall]:
     torch.manual_seed(SEED)
     try:
         with _kept_in(kept), contextlib.suppress(SystemExit):
-            exec(compile(script.read_bytes(), script, "exec"), main.__dict__)
+            exec(compile(script.read_bytes(), script, "exec", dont_inherit=True), main.__dict__)
     finally:
         sys.argv, sys.path[:] = before
     return list(kept.values())
