@@ -31,7 +31,7 @@ def test_the_page_and_the_service_name_the_same_answers():
     assert refusals <= told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_the_commands_of_curl_work(tmp_path):
     service = Service(tmp_path)

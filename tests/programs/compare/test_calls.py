@@ -34,7 +34,7 @@ torch.testing.assert_close(compiled, same)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_torch_compile_traces_finds_what_the_script_names_at_its_top(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
