@@ -6,7 +6,6 @@ run --without SECTION`), and of which one leaves out nothing. Only what a first 
 attempt at each problem.
 """
 
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,8 @@ from bench.gpu_facts import Report
 from bench.results.figures import by_idea, by_role
 from bench.results.index import Kept, indexed
 from bench.results.records import Searched, read_lines, searched, write_lines
+from kernelwright.evals.boards.columns import number_text
+from kernelwright.evals.figures.metrics import geometric_mean
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 RECORDED = "recorded"
@@ -38,21 +39,21 @@ def tables(found: Sequence[Searched]) -> list[str]:
 
     Of the last two only runs count whose prompts were whole.
     """
-    parts: dict[str, dict[str, tuple[Searched, Kept]]] = {}
+    parts: dict[str, dict[str, Searched]] = {}
     whole: dict[str, list[Kept]] = {}
-    for one in sorted(found, key=left_out):
-        row, model = indexed([one], []).rows[0], answered_by(one)
+    for one in found:
+        model = answered_by(one)
         if not left_out(one):
-            whole.setdefault(model, []).append(row)
+            whole.setdefault(model, []).append(indexed([one], []).rows[0])
         if model != RECORDED:
-            parts.setdefault(left_out(one), {})[one.problem] = one, row
+            parts.setdefault(left_out(one), {})[one.problem] = one
     turns = [
-        f"| {model} | {role} | {told.asked} | {told.right} | {told.faster} | {_times(told.gain)} |"
+        f"| {model} | {role} | {told.asked} | {told.right} | {told.faster} | {number_text(told.gain)} |"
         for model, rows in sorted(whole.items())
         for role, told in by_role(rows).items()
     ]
     ideas = [
-        f"| {model} | {idea} | {told.tried} | {told.won} | {_times(told.gain)} |"
+        f"| {model} | {idea} | {told.tried} | {told.won} | {number_text(told.gain)} |"
         for model, rows in sorted(whole.items())
         for idea, told in by_idea(rows).items()
     ]
@@ -70,29 +71,22 @@ def left_out(one: Searched) -> str:
     return ", ".join(one.header["config"]["search"]["without"])
 
 
-def _section(name: str, part: dict[str, tuple[Searched, Kept]], whole: dict[str, tuple[Searched, Kept]]) -> str:
-    first = {problem: _first(pair) for problem, pair in part.items()}
+def _section(name: str, part: dict[str, Searched], whole: dict[str, Searched]) -> str:
+    first = {problem: _first(one) for problem, one in part.items()}
     right = [speedup for speedup in first.values() if speedup]
     pairs = [(speedup, _first(whole[problem])) for problem, speedup in first.items() if problem in whole]
     ratios = [mine / theirs for mine, theirs in pairs if mine and theirs]
-    tokens = statistics.mean(one.attempts[0].prompt_tokens for one, _ in part.values())
-    over = f"{_geometric(ratios):.2f} ({len(ratios)} problems)" if name and ratios else ""
-    cells = name or "nothing", f"{tokens:.0f}", f"{len(right)} of {len(first)}", _times(_geometric(right)), over
+    tokens = statistics.mean(one.attempts[0].prompt_tokens for one in part.values())
+    speedups = number_text(geometric_mean(right).value if right else None)
+    over = f"{geometric_mean(ratios).value:.2f} ({len(ratios)} problems)" if name and ratios else ""
+    cells = name or "nothing", f"{tokens:.0f}", f"{len(right)} of {len(first)}", speedups, over
     return f"| {' | '.join(cells)} |"
 
 
-def _first(pair: tuple[Searched, Kept]) -> float | None:
+def _first(one: Searched) -> float | None:
     """The speedup of the first answer by its first verdict, at one effort in all runs; None where it was not right."""
-    found = pair[0].attempts[0].attempt.verdict if pair[0].attempts else None
+    found = one.attempts[0].attempt.verdict if one.attempts else None
     return found.measurement.speedup if isinstance(found, Passed) else None
-
-
-def _geometric(values: Sequence[float]) -> float | None:
-    return math.exp(statistics.mean(map(math.log, values))) if values else None
-
-
-def _times(value: float | None) -> str:
-    return f"{value:.2f}" if value is not None else ""
 
 
 def _table(head: str, lines: Sequence[str]) -> str:

@@ -41,7 +41,12 @@ from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.verdict.settings import Settings
 
 FOR_RECORDED: dict[str, object] = {
-    **{"learn": False, "runner_up": 0, "tune": 0, "share": False, "confirm": 1, "measure": False},
+    "learn": False,
+    "runner_up": 0,
+    "tune": 0,
+    "share": False,
+    "confirm": 1,
+    "measure": False,
 }
 """For recorded answers: they were written to ideas in the order of the bank, each follows its own parent, and nobody
 reads their prompts.
