@@ -1,0 +1,121 @@
+"""Verdicts in a running judge on the device, builds kept: the whole catalog, right and wrong, and placebos by effort.
+
+For each problem with a recorded CUDA answer, at size gpu: the last answer and one that is wrong by a tenth, judged at
+effort `search`; the first verdict of each, which builds it and starts the references, is not counted. Then the
+reference against itself at every effort: how often does the judge claim a difference that is not there?
+`KERNELWRIGHT_BENCH=NAME,NAME` picks problems, `KERNELWRIGHT_PLACEBOS=0` leaves out the placebos; as a number it is how
+many of each problem (1).
+"""
+
+import os
+import statistics
+import time
+from typing import NamedTuple, get_args
+
+from bench.chosen import chosen
+from bench.gpu_facts import NO_DEVICE, Report
+from bench.placebo import Placebo, Placebos, itself
+from bench.recorded import recorded_source
+from kernelwright.agent.providers.story import recorded_targets
+from kernelwright.problems import Problem, catalog_names, load_problem
+from kernelwright.sandbox.pool.judges import Judges
+from kernelwright.sandbox.verdict.errors import SandboxError
+from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
+from kernelwright_child.gpu import driver
+
+ROUNDS = 3
+MOST_RIGHT_S, MOST_WRONG_S, LEAST_A_MINUTE = 2.0, 1.0, 25.0
+WRONG = '''
+
+_Right = ModelNew
+
+
+class ModelNew(_Right):
+    """Off by a tenth, or by one where the result is of whole numbers."""
+
+    def forward(self, *args):
+        out = super().forward(*args)
+        return out + (0.1 if out.is_floating_point() else 1)
+'''
+
+
+class Timed(NamedTuple):
+    """One problem's verdicts in a running judge, in seconds."""
+
+    right_s: tuple[float, ...]
+    wrong_s: tuple[float, ...]
+
+
+def run() -> Report:
+    """A line a problem, then medians and placebos; ten minutes."""
+    if driver.device_count() == 0:
+        return NO_DEVICE
+    names = chosen(name for name in catalog_names() if "cuda" in recorded_targets(name))
+    found: dict[str, Timed] = {}
+    failed: list[str] = []
+    with Judges(Settings(device="cuda", effort="search")) as judges:
+        for name in names:
+            try:
+                found[name] = _timed(judges, name)
+            except (SandboxError, AssertionError) as error:
+                failed.append(name)
+                print(f"  {name:36} {error}", flush=True)
+                continue
+            right, wrong = found[name]
+            print(f"  {name:36} right {_spread(right)}, wrong {_spread(wrong)}", flush=True)
+    lines, holds = _told(found, failed)
+    for effort, placebos in _placebos(chosen(catalog_names())).items():
+        lines += [f"  placebos at {effort}:", str(placebos)]
+        holds = holds and placebos.said["faster"] == 0
+    return Report("\n".join(lines), holds)
+
+
+def _timed(judges: Judges, name: str) -> Timed:
+    problem, source = load_problem(name, "gpu"), recorded_source(name, "cuda")
+    right = [_seconds(judges, problem, source, "passed") for _ in range(1 + ROUNDS)]
+    wrong = [_seconds(judges, problem, source + WRONG, "failed") for _ in range(1 + ROUNDS)]
+    return Timed(tuple(right[1:]), tuple(wrong[1:]))
+
+
+def _seconds(judges: Judges, problem: Problem, source: str, outcome: str) -> float:
+    start = time.perf_counter()
+    verdict: Verdict = judges.judge(problem, Candidate(source=source, language="cuda"))
+    assert verdict.outcome == outcome, f"{verdict.outcome}: {getattr(verdict, 'reason', '')[:300]}"
+    return time.perf_counter() - start
+
+
+def _told(found: dict[str, Timed], failed: list[str]) -> tuple[list[str], bool]:
+    right = [statistics.median(one.right_s) for one in found.values()]
+    wrong = [statistics.median(one.wrong_s) for one in found.values()]
+    if not found:
+        return [f"  not as expected: {', '.join(failed)}"], False
+    right_s, wrong_s, a_minute = statistics.median(right), statistics.median(wrong), 60 / statistics.fmean(right)
+    lines = [
+        f"  {len(found)} problems at search, builds kept: a right one {right_s:.2f} s in the median (promised: "
+        f"{MOST_RIGHT_S:g}), {a_minute:.1f} a minute (promised: {LEAST_A_MINUTE:g}); a wrong one {wrong_s:.2f} s "
+        f"(promised: {MOST_WRONG_S:g}); not as expected: {', '.join(failed) or 'none'}"
+    ]
+    return lines, right_s <= MOST_RIGHT_S and wrong_s <= MOST_WRONG_S and a_minute >= LEAST_A_MINUTE and not failed
+
+
+def _placebos(names: list[str]) -> dict[JudgingEffort, Placebos]:
+    each = int(os.environ.get("KERNELWRIGHT_PLACEBOS", "1"))
+    found: dict[JudgingEffort, list[Placebo]] = {effort: [] for effort in get_args(JudgingEffort)}
+    with Judges(Settings(device="cuda", effort="search"), kept=3) as judges:
+        for name in names if each else ():
+            problem = load_problem(name, "gpu")
+            for effort, placebos in found.items():
+                placebos += [_placebo(judges, problem, effort) for _ in range(each)]
+            print(f"  {name:36} {', '.join(placebos[-1].said for placebos in found.values())}", flush=True)
+    return {effort: Placebos(tuple(placebos)) for effort, placebos in found.items() if placebos}
+
+
+def _placebo(judges: Judges, problem: Problem, effort: JudgingEffort) -> Placebo:
+    start = time.perf_counter()
+    verdict = judges.judge(problem, Candidate(source=itself(problem.source)), asks={"effort": effort})
+    return Placebo.of(verdict.measurement if isinstance(verdict, Passed) else None, time.perf_counter() - start)
+
+
+def _spread(times: tuple[float, ...]) -> str:
+    return f"{statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f})"
