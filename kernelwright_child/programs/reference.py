@@ -84,6 +84,9 @@ class Reference(ModelRunner):
         # threads of this process compile the kernels that there are to choose from.
         config.compile_threads = 1
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(COMPILING_THREADS, torch.get_num_threads()))
+        # A kernel that was compiled by another child notes its choice of launch where that child's folder was, which
+        # this one must not make. So none is noted: each child chooses at its first call.
+        config.autotune_local_cache = False
         self.run = torch.compile(self.model, mode=message["mode"], dynamic=False)
         return {}
 

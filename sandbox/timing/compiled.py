@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kernelwright.sandbox.timing")
 LIMIT_BYTES = 2 * 2**30
 BOUNDS = Bounds(bytes=2**29, files=8192, depth=8)
-FORMAT = "1"
+FORMAT = "2"
 
 
 class CompilerFolder(WorkFolder):

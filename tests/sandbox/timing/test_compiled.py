@@ -20,6 +20,7 @@ from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from kernelwright_child.gpu import driver
+from kernelwright_child.programs.reference import Reference
 
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, compiled=("default",))
 SCALED = Problem(
@@ -172,6 +173,37 @@ def test_on_a_device_too_a_second_process_compiles_nothing(cache, mode):
     first, second = found
     assert first.made >= 1
     assert second.made == 0 < second.found
+
+
+LONG = SCALED.model_copy(update={"name": "long", "source": SCALED.source.replace("64, 64", "4096, 4096")})
+"""Of a kernel for so many elements there are several launches to choose from."""
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device")
+def test_on_a_device_a_later_process_writes_nothing_to_where_an_earlier_one_was(cache, monkeypatch):
+    """In a folder for temporary files that is the judge's own, as in the one that all share."""
+    with tempfile.TemporaryDirectory() as own:
+        Path(own).chmod(0o755)
+        monkeypatch.setattr(tempfile, "tempdir", own)
+        for _ in range(2):
+            session = compiled_reference(LONG, SETTINGS.model_copy(update={"device": "cuda"}), "default")
+            session.close()
+        assert session.compilation == CompiledGraphs(made=0, found=1)
+        assert not list(Path(own).glob("*/compiler"))
+
+
+def test_no_choice_of_a_launch_is_noted_where_another_child_would_look_for_it(monkeypatch):
+    from torch._inductor import config
+
+    for name in ("autotune_local_cache", "compile_threads"):
+        monkeypatch.setattr(config, name, getattr(config, name))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    runner = Reference()
+    runner.model = torch.nn.ReLU()
+    runner.compile({"mode": "default"}, [])
+    assert config.autotune_local_cache is False
 
 
 @pytest.mark.slow
