@@ -147,7 +147,7 @@ class GpuSession(Session):
         self._exchange(message, self._settings.start_timeout_s, room.fd)
 
     def rest(self) -> None:
-        """Have a trusted child give back all device memory that it keeps for its next call; its results go too."""
+        """Have the child give back all device memory that it keeps for its next call; its results go too."""
         if self._is_showing:
             return
         self._device.make_current()

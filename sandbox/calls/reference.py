@@ -274,6 +274,19 @@ class ReferenceSession:
             assert isinstance(worker, type(self._on_device))
             worker.admit(self.layout, self.needs.result)
 
+    def lend_again(self, worker: Session) -> None:
+        """Where a burst has left a candidate's worker with memory for other inputs, give it memory like this child's.
+
+        What it has kept of the device's memory is given back first.
+        """
+        if self._on_device is None:
+            return
+        assert isinstance(worker, type(self._on_device))
+        if worker.inputs is not None and not worker.inputs.is_for(self.layout):
+            worker.rest()
+            worker.lend_layout(self.layout)
+            worker.expect(self.needs.result)
+
     def equip(self, worker: Session) -> None:
         """Prepare it once its model stands and has its weights: lend it memory, or move the model to the device."""
         if self._on_device is None:

@@ -147,7 +147,7 @@ class Child:
         if self.pid not in self._tree():
             raise ChildGone("the first word came from a process that is not the child's")
         # Nothing of the candidate has run: whatever is there is the jail's.
-        self._own = frozenset(self._tree())
+        self._own = frozenset(self._tree()) | frozenset(self._jail.members() or ())
 
     def send(self, message: dict[str, Any], *fds: int) -> None:
         """Send one message. Anything that the child said unasked is a breach of the protocol."""
@@ -204,6 +204,9 @@ class Child:
 
     def offspring(self) -> list[int]:
         """Processes that the child has started and that still live; the jail's own are none of them."""
+        members = self._jail.members()
+        if members is not None:
+            return self._alien(members)
         # The whole of /proc takes a while to read, in which one could still finish its work.
         seen = self._alien(quick_processes_of(self._root, self._starter))
         return seen or self._alien(self._tree())

@@ -80,6 +80,15 @@ class Jail(NamedTuple):
         numbers = [",".join(map(str, groups)), str(lifeline), str(status)]
         return [*self.prefix, sys.executable, "-I", "-S", "-c", START, *numbers, plan, *inner]
 
+    def members(self) -> list[int] | None:
+        """The processes in the control group; None where there is none, or it can not be read."""
+        if self.group is None:
+            return None
+        try:
+            return self.group.members()
+        except OSError:
+            return None
+
     def end(self) -> None:
         """Kill whatever is left in the control group: for a tree whose keeper does not answer."""
         if self.group is not None:

@@ -195,8 +195,8 @@ class Judge:
     def _measure(self, built: Built, beat: float | None) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
         with self._timing(beat) as timing:
-            if self.settings.side_by_side and self._is_observed:
-                timing.at_the_end = lambda: self._start_ahead(built)
+            if self.settings.side_by_side:
+                timing.at_the_end = lambda: self._start_ahead(built, timing)
             is_enough = False
             while not is_enough:
                 session = built.worker or self._next_worker(built)
@@ -211,8 +211,9 @@ class Judge:
                     is_enough = timing.is_enough
                     if is_enough:
                         self._meet_the_rest(built, timing, session)
-                built.worker = None
-                timing.retire(session)
+                built.worker = session if is_enough and self._is_observed_last else None
+                if built.worker is None:
+                    timing.retire(session)
         return timing.samples.measurement(self.settings)
 
     def _meet_the_rest(self, built: Built, timing: Timing, session: Session) -> None:
@@ -223,17 +224,27 @@ class Judge:
             timing.meet_the_rest(session)
 
     @property
+    def _at_once(self) -> int:
+        return AT_ONCE[self.settings.effort]
+
+    @property
     def _is_observed(self) -> bool:
-        """Whether another worker shows what runs in a call; a screen wants it only where the problem has a policy."""
+        """Whether it is seen what runs in a call; a screen wants it only where the problem has a policy."""
         return self.settings.effort != "screen" or self.problem.operators != "any"
 
-    def _start_ahead(self, built: Built) -> None:
-        """Start the worker that comes next: to be timed, or else to be observed."""
-        built.stand.start(self.settings, 1)
+    @property
+    def _is_observed_last(self) -> bool:
+        """Whether in the worker that was timed last, after all else; where it holds much memory, a fresh one serves."""
+        return self._is_observed and not (self.settings.gpu and self._baselines.first.needs.is_large)
+
+    def _start_ahead(self, built: Built, timing: Timing) -> None:
+        """Start the worker that comes next, if any does."""
+        if timing.number + 1 < self.settings.worker_pairs:
+            built.stand.start(self.settings, 1)
 
     def _next_worker(self, built: Built) -> Session:
         """One that stands already, or else is started now; it has greeted."""
-        room = 1 if built.stand.sessions else self._baselines.standing(AT_ONCE)
+        room = 1 if built.stand.sessions else self._baselines.standing(self._at_once)
         built.worker = session = built.stand.take(self.settings, room)
         session.greet()
         self._layers = session.layers
@@ -243,11 +254,12 @@ class Judge:
         """Have those that stand ready side by side, as many as memory holds."""
         first = [] if built.worker is None else [built.worker]
         with built.stage("load"):
-            get_ready([*first, *built.stand.sessions][: self._baselines.standing(AT_ONCE)], self.settings)
+            get_ready([*first, *built.stand.sessions][: self._baselines.standing(self._at_once)], self.settings)
 
     def _spare_made(self) -> AbstractContextManager[None]:
         """Meanwhile workers for the next candidate are started, where there will be one and memory holds them."""
-        if self.spare is None or not self.spare.is_lasting or self._baselines.standing(2 * AT_ONCE) < 2 * AT_ONCE:
+        wanted = 2 * self._at_once
+        if self.spare is None or not self.spare.is_lasting or self._baselines.standing(wanted) < wanted:
             return nullcontext()
         return in_background(self.spare.make)
 
@@ -263,15 +275,18 @@ class Judge:
         return self._floors.of(self._baselines.first)
 
     def _observe(self, built: Built) -> None:
-        """See what runs in a call, in a process that is not timed; refuse what the problem's policy forbids."""
+        """See what runs in a call, in a process that is not timed any more; refuse what the policy forbids."""
         if not self.settings.side_by_side:
-            _ = self._baselines.status  # before a worker has memory of the device
+            _ = self._baselines.status  # before a worker has memory of the device, or while there is enough for both
         reference, gradients = self._baselines.first, self.problem.direction != "forward"
-        session = self._next_worker(built)
-        values = reference.draw()
+        is_loaded = built.worker is not None
+        session, values = built.worker or self._next_worker(built), reference.draw()
         try:
             with self._spare_made(), built.stage("check"):
-                self._load(built, session, reference)
+                if is_loaded:
+                    reference.lend_again(session)
+                else:
+                    self._load(built, session, reference)
                 with in_background(lambda: self._baselines.status, beside=self.settings.side_by_side):
                     observed = Observed.read(session.observe(values, gradients))
         except StageFailed as stop:

@@ -14,14 +14,11 @@ from kernelwright.sandbox.calls.backend import all_at_once, open_session
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import SandboxError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 
 LOG = logging.getLogger("kernelwright.sandbox.judge")
-AT_ONCE = 3
-"""So many are started together on a device, where each takes half a second by itself: what a verdict needs at least."""
-
-OBSERVED = 1
-"""The worker that is looked at and not timed."""
+AT_ONCE: dict[JudgingEffort, int] = {"screen": 1, "search": 2, "rank": 3}
+"""So many are started together on a device, where each takes half a second by itself: what most verdicts need."""
 MEASURING = {
     *("effort", "warm_up", "worker_pairs", "min_pairs", "max_pairs", "time_budget_s", "interval_target"),
     *("compiled", "sanitize", "profile"),
@@ -40,13 +37,13 @@ class Stand:
 
     def start_first(self, settings: Settings) -> None:
         """Start what any candidate needs and does not stand; on a processor each more would be heard."""
-        wanted = min(AT_ONCE, settings.worker_pairs + OBSERVED) if settings.gpu else 1
+        wanted = min(AT_ONCE[settings.effort], settings.worker_pairs) if settings.gpu else 1
         self.start(settings, wanted - len(self.sessions))
 
     def take(self, settings: Settings, room: int) -> Session:
         """The next one; where none stands, some are started: as many as are still needed and `room` allows."""
         if not self.sessions:
-            self.start(settings, max(1, min(room, settings.worker_pairs + OBSERVED - self.started)))
+            self.start(settings, max(1, min(room, settings.worker_pairs - self.started)))
             get_ready(self.sessions, settings)
         return self.sessions.pop(0)
 
@@ -104,7 +101,7 @@ class Spare:
             return
         stand = Stand()
         try:
-            stand.start(self._settings, AT_ONCE)
+            stand.start(self._settings, AT_ONCE[self._settings.effort])
             stand.come_up()
         except BaseException:
             stand.close()

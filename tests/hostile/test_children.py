@@ -140,6 +140,39 @@ def test_a_process_that_the_child_has_started_is_seen(worker):
     assert len(session._child.offspring()) == 1
 
 
+DETACHED = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while True: time.sleep(60)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_was_handed_on_to_another_parent_is_seen_with_and_without_a_control_group(worker):
+    session = worker(DETACHED)
+    child, jail = session._child, session._child._jail
+    found = child.offspring()
+    assert len(found) == 1
+    child._jail = jail._replace(group=None)
+    try:
+        assert child.offspring() == found
+    finally:
+        child._jail = jail
+
+
+@pytest.mark.slow
+def test_a_process_that_has_ended_and_was_not_waited_for_is_none_of_a_group(worker):
+    session = worker("import os\nif os.fork() == 0: os._exit(0)")
+    if session._child._jail.group is None:
+        pytest.skip("no control group can be made here")
+    time.sleep(0.2)
+    assert session._child.offspring() == []
+
+
 @pytest.mark.slow
 def test_a_child_that_does_not_read_can_not_block_the_judge(folder):
     child = Child("worker", folder, TIGHT)

@@ -1,10 +1,12 @@
 """What each effort does, through real children; how its intervals hold is tried in `verdict/test_worker_intervals`."""
 
 import json
+import logging
 
 import pytest
 
 from kernelwright.problems.record.value_families import FAMILIES
+from kernelwright.sandbox.authenticity.evidence import OBSERVED_CAVEAT
 from kernelwright.sandbox.judge.judging import UNOBSERVED, Judge, judge
 from kernelwright.sandbox.timing.baselines import AS_CONSTRUCTED, Baselines
 from kernelwright.sandbox.verdict.recheck import recheck
@@ -33,6 +35,15 @@ def test_a_screen_of_a_problem_with_a_policy_sees_what_runs():
     strict = NORM.model_copy(update={"operators": "custom-only"})
     verdict = judge(strict, Candidate(source=HONEST), SCREEN)
     assert verdict.outcome == "failed" and "custom-only" in verdict.reason
+
+
+def test_what_runs_is_seen_in_the_worker_that_was_timed_last(caplog):
+    """No process is started for it."""
+    caplog.set_level(logging.DEBUG, "kernelwright.sandbox.calls")
+    settings = Settings(warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
+    verdict = judge(NORM, Candidate(source=HONEST), settings)
+    assert OBSERVED_CAVEAT in verdict.evidence.authenticity.evidence
+    assert caplog.messages.count("worker has greeted") == 1
 
 
 def test_a_search_meets_every_family_and_takes_no_more_workers_than_a_ranking():
