@@ -1,7 +1,7 @@
 """What really runs in one call of a candidate: operators with their time, native functions, lines of its source.
 
-It is looked at in a process that is not timed any more, so nothing here changes a timing, and what is seen is what the
-timed calls of that process had come to. The candidate shares this process and can lie in it: what comes out is evidence,
+It is looked at in a process that is not timed any more, so nothing here changes a timing, and what is seen is what
+the timed calls had come to. The candidate shares this process and can lie in it: what comes out is evidence,
 never proof.
 """
 
