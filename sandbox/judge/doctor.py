@@ -1,5 +1,6 @@
 """What the machine offers to judging, each thing tried rather than asked for its version."""
 
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -19,7 +20,7 @@ from kernelwright.sandbox.judge.health_check import HealthCheck
 from kernelwright.sandbox.machine import child_package
 from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_writable
 from kernelwright.sandbox.machine.identity import compiler, processor_name
-from kernelwright.sandbox.machine.language_packages import PACKAGES, package_remedy, package_version
+from kernelwright.sandbox.machine.language_packages import PACKAGES, package_remedy, package_version, too_new
 from kernelwright.sandbox.machine.stale_temp_folders import sweep
 from kernelwright.sandbox.machine.workfolder import WorkFolder, temporary_place
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_bytes
@@ -79,8 +80,9 @@ def languages() -> Iterator[HealthCheck]:
     for language, package in PACKAGES.items():
         version = package_version(language)
         found = f"{package.distribution} {version}" if version else f"{package.distribution} is not installed"
-        remedy = "" if version else f"only for candidates in {language}: {package_remedy(language)}"
-        yield HealthCheck(name=f"language: {language}", state="ok" if version else "absent", found=found, remedy=remedy)
+        why = too_new(package, version, importlib.metadata.version("torch")) if version else package_remedy(language)
+        remedy = f"only for candidates in {language}: {why}" if why else ""
+        yield HealthCheck(name=f"language: {language}", state="absent" if why else "ok", found=found, remedy=remedy)
 
 
 def _space() -> HealthCheck:

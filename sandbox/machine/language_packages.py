@@ -23,6 +23,8 @@ class LanguagePackage(NamedTuple):
     used: re.Pattern[str]
     """What in a source says that the package's version can change what comes of it."""
     needs_nvcc: bool
+    torch_since: tuple[str, str] | None = None
+    """From which of its versions on it needs which torch, where it does not tell pip so."""
 
 
 PACKAGES = {
@@ -31,7 +33,7 @@ PACKAGES = {
     "cute": LanguagePackage(
         "nvidia-cutlass-dsl", "cutlass", re.compile(r"^\s*(?:from|import) cutlass\b", re.MULTILINE), False
     ),
-    "helion": LanguagePackage("helion", "helion", re.compile(r"\bhelion\b"), False),
+    "helion": LanguagePackage("helion", "helion", re.compile(r"\bhelion\b"), False, ("1.5", "2.12")),
 }
 """By language; those that are not here need no package of their own."""
 
@@ -53,12 +55,32 @@ def package_remedy(language: str) -> str:
     return f"pip install 'kernelwright[{language}]'"
 
 
+def too_new(package: LanguagePackage, version: str, torch: str) -> str:
+    """Why this version of the package does not run with this torch, and the remedy; empty where it does."""
+    if package.torch_since is None:
+        return ""
+    since, needed = package.torch_since
+    if _numbers(version) < _numbers(since) or _numbers(torch) >= _numbers(needed):
+        return ""
+    name = package.distribution
+    return f"{name} {version} needs torch {needed} and this is {torch}; pip install '{name}<{since}', or a newer torch"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:2]))
+
+
 def require_package(language: str) -> None:
-    """Raise `MachineError`, with the remedy, where the language's package is not installed."""
-    if language in PACKAGES and package_version(language) is None:
-        name = PACKAGES[language].distribution
-        raise MachineError(f"candidates in {language} need the package {name}, which is not installed; "
+    """Raise `MachineError`, with the remedy, where the language's package is not installed, or not for this torch."""
+    if language not in PACKAGES:
+        return
+    package, version = PACKAGES[language], package_version(language)
+    if version is None:
+        raise MachineError(f"candidates in {language} need the package {package.distribution}, which is not installed; "
                            f"{package_remedy(language)}")  # fmt: skip
+    refusal = too_new(package, version, importlib.metadata.version("torch"))
+    if refusal:
+        raise MachineError(refusal)
 
 
 def versions_used(source: str) -> dict[str, str]:

@@ -15,6 +15,8 @@ class Told(NamedTuple):
     source: str
     words: str = ""
     """What the reason of its refusal holds; several, divided by `|`. Empty where it must pass."""
+    may_be_waited_for: bool = False
+    """Whether the device may also be done with it within the judge's clock: then it is right, and slow as it is."""
 
     @property
     def candidate(self) -> Candidate:
@@ -299,7 +301,10 @@ HOSTILE: dict[str, dict[str, Told]] = {
     "cutlass": {
         "one_tf32_product": Told(PRODUCT, product("OpMultiplyAdd"), "wrong"),
         "a_stream_that_nobody_waits_for": Told(
-            RELU, pointwise("(__nanosleep(1000000), from(i) > 0 ? from(i) : 0.0f)", SLOW_SIDE), "changed|wrong|NaN"
+            RELU,
+            pointwise("(__nanosleep(1000000), from(i) > 0 ? from(i) : 0.0f)", SLOW_SIDE),
+            "changed|wrong|NaN",
+            may_be_waited_for=True,
         ),
     },
     "tilelang": {
@@ -308,6 +313,7 @@ HOSTILE: dict[str, dict[str, Told]] = {
             RELU,
             tilelang(2048, 4096, "T.max(values[r, c], 0.0)", ON_THE_SIDE),
             "changed|wrong|NaN|no answer",
+            may_be_waited_for=True,
         ),
     },
     "helion": {
@@ -321,7 +327,10 @@ HOSTILE: dict[str, dict[str, Told]] = {
     "cute": {
         "half_of_the_rows": Told(RELU, cute(2048 * 4096, "cutlass.max(value, 0.0)", " // 2"), "wrong|NaN"),
         "a_stream_that_nobody_waits_for": Told(
-            RELU, cute(2048 * 4096, "cutlass.max(value, 0.0)", stream=LATE_STREAM), "changed|wrong|NaN|no answer"
+            RELU,
+            cute(2048 * 4096, "cutlass.max(value, 0.0)", stream=LATE_STREAM),
+            "changed|wrong|NaN|no answer",
+            may_be_waited_for=True,
         ),
     },
 }

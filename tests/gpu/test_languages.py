@@ -67,8 +67,11 @@ def test_an_honest_candidate_passes(judges, language, told):
 
 
 @pytest.mark.parametrize(("language", "told"), cases(HOSTILE))
-def test_a_hostile_candidate_fails_for_the_expected_reason(judges, language, told):
+def test_a_hostile_candidate_gains_nothing(judges, language, told):
     needs(language)
     verdict = judges.judged(told.problem, told.source)
+    if told.may_be_waited_for and isinstance(verdict, Passed):
+        assert verdict.measurement.interval.high < 1, verdict
+        return
     assert isinstance(verdict, Failed), verdict
     assert any(words in verdict.reason for words in told.words.split("|")), verdict

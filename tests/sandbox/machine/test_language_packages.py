@@ -12,6 +12,7 @@ from kernelwright.sandbox.machine.language_packages import (
     cutlass_headers,
     package_version,
     require_package,
+    too_new,
     versions_used,
 )
 from kernelwright.sandbox.machine.workfolder import WorkFolder
@@ -51,6 +52,17 @@ def test_doctor_says_which_version_there_is_or_how_to_get_one(language):
         assert line.state == "ok" and str(package_version(language)) in line.found
     else:
         assert line.state == "absent" and f"kernelwright[{language}]" in line.remedy
+
+
+@pytest.mark.parametrize(
+    ("version", "torch", "fits"),
+    [("1.4.0", "2.11.0+cu130", True), ("1.5.1", "2.11.0+cu130", False), ("1.5.1", "2.12.0", True), ("1.10", "2.9", False)],
+)
+def test_a_package_that_needs_a_newer_torch_is_refused_with_the_remedy(version, torch, fits):
+    said = too_new(PACKAGES["helion"], version, torch)
+    wanted = f"helion {version} needs torch 2.12 and this is {torch}; pip install 'helion<1.5', or a newer torch"
+    assert said == ("" if fits else wanted)
+    assert too_new(PACKAGES["tilelang"], version, torch) == ""
 
 
 def test_a_missing_package_is_no_fault_of_the_machine(nothing_installed, monkeypatch):
