@@ -56,7 +56,7 @@ def test_doctor_says_which_version_there_is_or_how_to_get_one(language):
 
 @pytest.mark.parametrize(
     ("version", "torch", "fits"),
-    [("1.4.0", "2.11.0+cu130", True), ("1.5.1", "2.11.0+cu130", False), ("1.5.1", "2.12.0", True), ("1.10", "2.9", False)],
+    [("1.4.0", "2.11.0+cu130", True), ("1.5.1", "2.11.0", False), ("1.5.1", "2.12.0", True), ("1.10", "2.9", False)],
 )
 def test_a_package_that_needs_a_newer_torch_is_refused_with_the_remedy(version, torch, fits):
     said = too_new(PACKAGES["helion"], version, torch)
