@@ -2,7 +2,8 @@
 
 `python -m bench gpu_kernels` judges the last answer of each story for target cuda, at size gpu, each problem in a
 process of its own with a time limit; `KERNELWRIGHT_BENCH=NAME,NAME` picks problems, `KERNELWRIGHT_TARGET=cutlass` (or
-any other target that runs on a device) the answers for that. `python -m bench.gpu_kernels` takes
+any other target that runs on a device) the answers for that, `KERNELWRIGHT_DTYPE=bfloat16` those for the problems cast
+to that dtype. `python -m bench.gpu_kernels` takes
 problems as arguments, and `--all` for every answer of a story, `--backward` for the gradients too, `--limit` for the
 seconds of an answer. The speedup is against eager, or with `--compiled MODE`, which may be repeated, against the best
 of eager and these modes of torch.compile; they are compiled, one problem after the other, while the answers are built
@@ -42,6 +43,7 @@ COMPILING_S = 600
 """For a problem's compiled baselines, where they are not known."""
 CALLS = 5
 TARGET = cast(Target, os.environ.get("KERNELWRIGHT_TARGET", "cuda"))
+DTYPE = os.environ.get("KERNELWRIGHT_DTYPE")
 
 
 class Answer(NamedTuple):
@@ -62,7 +64,7 @@ class Answer(NamedTuple):
     @property
     def asked(self) -> Problem:
         """The problem, at the size for a device."""
-        problem = load_problem(self.problem, "gpu")
+        problem = load_problem(self.problem, "gpu", DTYPE)
         return problem.model_copy(update={"direction": "both"}) if self.backward else problem
 
 
@@ -73,7 +75,7 @@ def run() -> Report:
 
 def with_story() -> list[str]:
     """The problems that have recorded answers for the target."""
-    return [name for name in catalog_names() if TARGET in recorded_targets(name)]
+    return [name for name in catalog_names() if TARGET in recorded_targets(name, dtype=DTYPE)]
 
 
 def answers(
@@ -82,7 +84,7 @@ def answers(
     """The last answer of each story, or all."""
     found = []
     for name in names:
-        last = len(read_story(name, TARGET).entries)
+        last = len(read_story(name, TARGET, dtype=DTYPE).entries)
         found += [Answer(name, n, backward, compiled) for n in range(1 if every else last, last + 1)]
     return found
 
@@ -137,7 +139,7 @@ def compile_baselines(answer: Answer) -> None:
 
 def build_or_judge(answer: Answer, judge_it: bool) -> None:
     """In the child: compile, so that the store of builds has it, or judge and print the facts as JSON."""
-    source = recorded_source(answer.problem, TARGET, answer.number - 1)
+    source = recorded_source(answer.problem, TARGET, answer.number - 1, DTYPE)
     with Judge(answer.asked, SETTINGS.model_copy(update={"compiled": answer.compiled})) as judge:
         built = judge.build(Candidate(source=source))
         if not judge_it:

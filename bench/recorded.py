@@ -5,9 +5,9 @@ from kernelwright.agent.replies import Extraction, extract
 from kernelwright.prompts import Target
 
 
-def recorded_source(problem: str, target: Target, index: int = -1) -> str:
+def recorded_source(problem: str, target: Target, index: int = -1, dtype: str | None = None) -> str:
     """That of a story's entry, counted from 0; of the last one by default."""
-    entry = read_story(problem, target).entries[index]
-    found = extract((story_folder(problem, target) / entry.file).read_text(encoding="utf-8"))
+    entry = read_story(problem, target, dtype=dtype).entries[index]
+    found = extract((story_folder(problem, target, dtype=dtype) / entry.file).read_text(encoding="utf-8"))
     assert isinstance(found, Extraction), found
     return found.source

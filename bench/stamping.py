@@ -1,7 +1,7 @@
 """Writing into the stories that ship which prompts their answers were written to, from a run that played them back.
 
     python -m bench.stamping runs/TIME
-    python -m bench.stamping --drafts cuda H200
+    python -m bench.stamping --drafts cuda H200 [bfloat16]
 
 For maintainers, after a story was written or the prompts changed and the answers were checked against them. The second
 form needs neither a run nor the device that it names: it is for the stories of a target that are a first draft alone,
@@ -41,16 +41,21 @@ def stamp(folder: Path) -> list[Path]:
     with Running.resume(folder) as running:
         views = [fold(problem.name, running.log.events(problem.name)) for problem in running.problems]
         target, catalog = running.plan.search.target, stories(running.plan.provider.folder)
-        return [_stamp_story(view, story_folder(view.problem, target, catalog)) for view in views]  # type: ignore[arg-type]
+        folders = [story_folder(one.name, target, catalog, one.dtype) for one in running.problems]  # type: ignore[arg-type]
+        return [_stamp_story(view, folder) for view, folder in zip(views, folders, strict=True)]
 
 
-def stamp_drafts(target: Target, device: str) -> list[Path]:
+def stamp_drafts(target: Target, device: str, dtype: str | None = None) -> list[Path]:
     """Put the digests of the prompts rendered now into each story of the target that is one first draft."""
     written = []
     for problem in catalog_names():
-        if target in recorded_targets(problem) and len(entries := read_story(problem, target).entries) == 1:
-            prompt = show_prompt(PromptChoice(problem=problem, role="propose", target=target, device=device))
-            written.append(_stamped(story_folder(problem, target) / STORY, {entries[0].file: prompt}))
+        if target not in recorded_targets(problem, dtype=dtype):
+            continue
+        entries = read_story(problem, target, dtype=dtype).entries
+        if len(entries) == 1:
+            choice = PromptChoice(problem=problem, role="propose", target=target, device=device, dtype=dtype)
+            path = story_folder(problem, target, dtype=dtype) / STORY
+            written.append(_stamped(path, {entries[0].file: show_prompt(choice)}))
     return written
 
 
@@ -80,5 +85,5 @@ def _stamped(path: Path, prompts: Mapping[str | None, Digested]) -> Path:
 
 if __name__ == "__main__":
     drafts = sys.argv[1] == "--drafts"
-    for story in stamp_drafts(sys.argv[2], sys.argv[3]) if drafts else stamp(Path(sys.argv[1])):  # type: ignore[arg-type]
+    for story in stamp_drafts(*sys.argv[2:5]) if drafts else stamp(Path(sys.argv[1])):  # type: ignore[arg-type]
         print(story)

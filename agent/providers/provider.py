@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kernelwright.agent.log.events import Event
 from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.prompts import Prompt
+
+if TYPE_CHECKING:
+    from kernelwright.problems import Problem
 
 
 class ProviderError(Exception):
@@ -53,4 +56,8 @@ class RunRecord(Protocol):
 
     def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]:
         """Those of one problem, in order."""
+        ...
+
+    def problem(self, name: str) -> "Problem":
+        """A problem of the run, by its name."""
         ...

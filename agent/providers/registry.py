@@ -9,12 +9,16 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernelwright.agent.log.events import Event
 from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.agent.providers.provider import Provider, ProviderError, RunRecord
 from kernelwright.agent.providers.reply_cache import CachedProvider, ReplyCache
 from kernelwright.agent.strategies.plugins import function_in
+
+if TYPE_CHECKING:
+    from kernelwright.problems import Problem
 
 GROUP = "kernelwright.providers"
 KINDS = Path(__file__).with_name("kinds")
@@ -28,6 +32,9 @@ class _NotStarted:
 
     def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]:
         return ()
+
+    def problem(self, name: str) -> "Problem":
+        raise ProviderError(f"there is no run yet, and so no problem {name!r} in it; ask once it has started")
 
 
 def providers() -> dict[str, EntryPoint]:

@@ -1,6 +1,7 @@
 """A story: recorded answers to one problem for one target, as they lie in a catalog folder.
 
-`recorded/TARGET/` holds `story.toml` and one Markdown file for each reply.
+`recorded/TARGET/` holds `story.toml` and one Markdown file for each reply; `recorded/TARGET-DTYPE/` the same for the
+problem cast to another dtype, such as `cuda-bfloat16`.
 """
 
 from pathlib import Path
@@ -60,23 +61,24 @@ def stories(folder: str | None) -> Path:
     return CATALOG if folder is None else Path(folder)
 
 
-def story_folder(problem: str, target: Target, catalog: Path = CATALOG) -> Path:
-    """Where the recorded answers for the problem and target are, if there are any."""
-    return catalog / problem / "recorded" / target
+def story_folder(problem: str, target: Target, catalog: Path = CATALOG, dtype: str | None = None) -> Path:
+    """Where the recorded answers for the problem and target are, if there are any; `dtype`: what it is cast to."""
+    return catalog / problem / "recorded" / (target if dtype is None else f"{target}-{dtype}")
 
 
-def recorded_targets(problem: str, catalog: Path = CATALOG) -> tuple[Target, ...]:
+def recorded_targets(problem: str, catalog: Path = CATALOG, dtype: str | None = None) -> tuple[Target, ...]:
     """The targets that the problem of that name has recorded answers for; none for a problem from elsewhere."""
-    return tuple(target for target in TARGETS if (story_folder(problem, target, catalog) / STORY).is_file())
+    return tuple(target for target in TARGETS if (story_folder(problem, target, catalog, dtype) / STORY).is_file())
 
 
-def read_story(problem: str, target: Target, catalog: Path = CATALOG) -> Story:
+def read_story(problem: str, target: Target, catalog: Path = CATALOG, dtype: str | None = None) -> Story:
     """The story of a problem for a target; `ProviderError` where there is none or it is malformed."""
-    path = story_folder(problem, target, catalog) / STORY
+    path = story_folder(problem, target, catalog, dtype) / STORY
     if not path.is_file():
-        there = ", ".join(recorded_targets(problem, catalog)) or "none"
+        there = ", ".join(recorded_targets(problem, catalog, dtype)) or "none"
+        cast = f" in {dtype}" if dtype else ""
         raise ProviderError(
-            f"there are no recorded answers for problem {problem!r} and target {target!r} (targets that have some: "
-            f"{there}); name a model to ask"
+            f"there are no recorded answers for problem {problem!r}{cast} and target {target!r} (targets that have "
+            f"some: {there}); name a model to ask"
         )
     return read_table(path, Story, "the story", ProviderError)

@@ -86,7 +86,7 @@ class Running:
             require_tools(plan.search.target)
         if plan.provider.kind == "recorded":
             for problem in problems:
-                read_story(problem.name, plan.search.target, stories(plan.provider.folder))
+                read_story(problem.name, plan.search.target, stories(plan.provider.folder), problem.dtype)
         check_provider(plan.provider)
         load_strategy(plan.search.strategy, plan.search)
         executor = settled(plan.executor, plan.judging)
@@ -158,7 +158,7 @@ class Running:
             config = config.model_copy(update={"attempts": self.plan.attempts[problem.name]})
         if self.plan.provider.kind != "recorded":
             return config
-        story = read_story(problem.name, config.target, stories(self.plan.provider.folder))
+        story = read_story(problem.name, config.target, stories(self.plan.provider.folder), problem.dtype)
         length = len(story.entries)
         limits = {"drafts": story.drafts, "patience": length, "attempts": min(config.attempts, length)}
         return config.model_copy(update=limits)

@@ -42,11 +42,11 @@ class LeftOut(Record):
     fault: AtFault
 
 
-def suite(name: str, target: str) -> tuple[str, ...]:
-    """The problems of a suite, in order; `ProblemError` for an unknown name."""
+def suite(name: str, target: str, dtype: str | None = None) -> tuple[str, ...]:
+    """The problems of a suite, in order; `ProblemError` for an unknown name. `dtype`: what they are to be cast to."""
     if name in ("demo", "recorded"):
-        told = tuple(problem for problem in catalog_names() if target in recorded_targets(problem))
-        return DEMO.get(target, told) if name == "demo" else told
+        told = tuple(problem for problem in catalog_names() if target in recorded_targets(problem, dtype=dtype))
+        return DEMO.get(target, told) if name == "demo" and dtype is None else told
     if name == "catalog":
         return catalog_names()
     if name == "seeds":

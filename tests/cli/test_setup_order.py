@@ -42,13 +42,13 @@ def watched(kernelwright, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    def call(*words):
+    def call(*words, code=0):
         seen = tmp_path / "imports"
         seen.write_text("")
         root = str(Path(__file__).parent.parent.parent)
         path = os.pathsep.join([str(tmp_path / "watch"), root, os.environ.get("PYTHONPATH", "")])
         done = kernelwright(*words, PYTHONPATH=path, TORCH_IMPORTS=str(seen))
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
         return [json.loads(line) for line in seen.read_text().splitlines()]
 
     return call
@@ -84,10 +84,18 @@ def asking(model_server):
 
 
 @pytest.mark.long
-def test_a_run_is_set_up_before_it_imports_torch_and_so_is_what_goes_on_with_it(watched, asking):
+def test_a_run_is_set_up_before_it_imports_torch_and_so_is_a_leaderboard_that_judges_again(watched, asking):
     stood_ready(watched("run", "problem.py", *asking))
-    stood_ready(watched("resume", "out"))
     stood_ready(watched("leaderboard", "out", "--verify", 1))
+
+
+@pytest.mark.long
+def test_what_goes_on_with_a_run_is_set_up_before_it_imports_torch(watched, tmp_path):
+    waiting = ("--set", "measure=false", "--provider", "files", "--model", "m", "--attempts", 1, "--out", "later")
+    watched("run", "problem.py", *waiting, code=1)
+    (task,) = (tmp_path / "later" / "tasks").glob("*.task.md")
+    task.with_name(task.name.replace(".task.", ".answer.")).write_text(fenced(RIGHT))
+    stood_ready(watched("resume", "later"))
 
 
 @pytest.mark.long

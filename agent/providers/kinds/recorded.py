@@ -33,7 +33,7 @@ class RecordedProvider:
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """The first unused answer of that role that follows the parent's answer, else the first of that role."""
-        story = read_story(ask.problem, ask.target, self._catalog)
+        story = read_story(ask.problem, ask.target, self._catalog, self._run.problem(ask.problem).dtype)
         entry = self._entry(story, ask)
         self._given[ask.problem, ask.attempt] = entry.file
         return Reply(
@@ -69,7 +69,8 @@ class RecordedProvider:
         return reply.provider_request_id if reply and reply.provider == self.name else None
 
     def _text(self, ask: Ask, entry: RecordedAnswer) -> str:
-        path = story_folder(ask.problem, ask.target, self._catalog) / entry.file
+        dtype = self._run.problem(ask.problem).dtype
+        path = story_folder(ask.problem, ask.target, self._catalog, dtype) / entry.file
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

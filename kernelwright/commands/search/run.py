@@ -128,10 +128,11 @@ def run(
         raise UserMistake(f"no target {target!r}; there are: {', '.join(TARGETS)}")
     if bool(problems) == bool(suite):
         raise UserMistake("name problems or a --suite, one of the two; `kernelwright problems list` shows the problems")
-    named = list(problems or problems_of(str(suite), target))
+    named = list(problems or problems_of(str(suite), target, dtype))
     names, attempts_of = with_parts(named, top, attempts)
     if not names:
-        raise UserMistake(f"suite {suite!r} has no problem for target {target!r}; try --target cpp")
+        cast = f" in {dtype}" if dtype else ""
+        raise UserMistake(f"suite {suite!r} has no problem for target {target!r}{cast}; try --target cpp")
     choice = executor_choice(executor, address, devices, kind, server=server)
     where = _device(device, target, choice.is_here)
     check_together(device, devices, executor)

@@ -1,14 +1,17 @@
 """The provider of recorded answers, on a catalog of its own."""
 
+import asyncio
+
 import pytest
 
+from kernelwright.agent.engine.search import search
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.kinds.recorded import RecordedProvider
 from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.story import read_story, recorded_targets
-from tests.agent.search_parts import PROBLEM, Scripted, new_log, outline, reply_with, searched
+from tests.agent.search_parts import PROBLEM, SETTING, Scripted, new_log, outline, parts_of, reply_with, searched
 
 CONFIG = SearchConfig(model="recorded", attempts=9, drafts=1)
 STORY = """\
@@ -142,6 +145,18 @@ def test_a_pending_ask_at_the_end_of_the_story_is_asked_again_later(log, catalog
 
 def test_the_targets_with_recorded_answers_are_named(catalog):
     assert (recorded_targets(PROBLEM.name, catalog), recorded_targets("other", catalog)) == (("cpp",), ())
+
+
+def test_a_problem_that_is_cast_has_a_story_of_its_own(tmp_path, catalog):
+    cast = PROBLEM.model_copy(update={"dtype": "bfloat16"})
+    with pytest.raises(ProviderError, match=r"for problem 'doubled' in bfloat16 and target 'cpp' .*: none"):
+        read_story(PROBLEM.name, "cpp", catalog, "bfloat16")
+    (catalog / PROBLEM.name / "recorded" / "cpp").rename(catalog / PROBLEM.name / "recorded" / "cpp-bfloat16")
+    assert recorded_targets(PROBLEM.name, catalog) == ()
+    assert recorded_targets(PROBLEM.name, catalog, "bfloat16") == ("cpp",)
+    with RunLog.create(tmp_path / "cast", [cast], SETTING) as log:
+        view = asyncio.run(search(cast, parts_of(log, provider=RecordedProvider(log, catalog), config=CONFIG)))
+    assert files(view) == ["01-propose.md", "02-repair.md", "03-improve.md", "04-improve.md"]
 
 
 def test_the_number_of_drafts_is_known(catalog):

@@ -9,7 +9,14 @@ from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK
 
-STORIES = [(problem, target) for problem in catalog_names() for target in recorded_targets(problem, CATALOG)]
+DTYPES = (None, "bfloat16")
+STORIES = [
+    (problem, target, dtype)
+    for dtype in DTYPES
+    for problem in catalog_names()
+    for target in recorded_targets(problem, CATALOG, dtype)
+]
+EACH = pytest.mark.parametrize(("problem", "target", "dtype"), STORIES)
 FIRST_FAILURE = {
     "activation_chain": "build",
     "argmax_rows": "run",
@@ -23,8 +30,9 @@ FIRST_FAILURE = {
 """The stage at which the first answer of each story for target cpp fails."""
 
 
-def files(problem, target):
-    return [story_folder(problem, target) / entry.file for entry in read_story(problem, target).entries]
+def files(problem, target, dtype=None):
+    folder = story_folder(problem, target, dtype=dtype)
+    return [folder / entry.file for entry in read_story(problem, target, dtype=dtype).entries]
 
 
 def candidate(path):
@@ -49,42 +57,42 @@ def told(request):
 
 @pytest.mark.parametrize(("target", "count"), [("cpp", 12), ("cuda", 23)])
 def test_so_many_problems_at_least_have_a_story(target, count):
-    assert len([problem for problem, told in STORIES if told == target]) >= count
+    assert len([problem for problem, told, _ in STORIES if told == target]) >= count
 
 
-@pytest.mark.parametrize(("problem", "target"), STORIES)
-def test_a_story_names_every_answer_in_its_folder_and_no_other(problem, target):
-    assert files(problem, target) == sorted(story_folder(problem, target).glob("*.md"))
+@EACH
+def test_a_story_names_every_answer_in_its_folder_and_no_other(problem, target, dtype):
+    assert files(problem, target, dtype) == sorted(story_folder(problem, target, dtype=dtype).glob("*.md"))
 
 
-@pytest.mark.parametrize(("problem", "target"), STORIES)
-def test_every_answer_holds_a_candidate(problem, target):
-    found = [extract(path.read_text(encoding="utf-8")) for path in files(problem, target)]
+@EACH
+def test_every_answer_holds_a_candidate(problem, target, dtype):
+    found = [extract(path.read_text(encoding="utf-8")) for path in files(problem, target, dtype)]
     assert all(isinstance(one, Extraction) for one in found), found
 
 
-@pytest.mark.parametrize(("problem", "target"), STORIES)
-def test_no_two_answers_hold_the_same_candidate(problem, target):
-    digests = [candidate(path).digest for path in files(problem, target)]
+@EACH
+def test_no_two_answers_hold_the_same_candidate(problem, target, dtype):
+    digests = [candidate(path).digest for path in files(problem, target, dtype)]
     assert len(set(digests)) == len(digests)
 
 
-@pytest.mark.parametrize(("problem", "target"), STORIES)
-def test_the_file_of_an_answer_says_its_number_and_role(problem, target):
-    entries = read_story(problem, target).entries
+@EACH
+def test_the_file_of_an_answer_says_its_number_and_role(problem, target, dtype):
+    entries = read_story(problem, target, dtype=dtype).entries
     named = [entry.file for entry in entries]
     assert named == [f"{number:02}-{entry.role}.md" for number, entry in enumerate(entries, start=1)]
 
 
-@pytest.mark.parametrize(("problem", "target"), STORIES)
-def test_a_first_draft_has_no_parent_and_all_else_has_one(problem, target):
-    entries = read_story(problem, target).entries
+@EACH
+def test_a_first_draft_has_no_parent_and_all_else_has_one(problem, target, dtype):
+    entries = read_story(problem, target, dtype=dtype).entries
     assert [entry.parent is None for entry in entries] == [entry.role == "propose" for entry in entries]
 
 
-@pytest.mark.parametrize(("problem", "target"), STORIES)
-def test_no_answer_is_both_repaired_and_improved(problem, target):
-    entries = read_story(problem, target).entries
+@EACH
+def test_no_answer_is_both_repaired_and_improved(problem, target, dtype):
+    entries = read_story(problem, target, dtype=dtype).entries
     repaired, improved = ({entry.parent for entry in entries if entry.role == role} for role in ("repair", "improve"))
     assert not repaired & improved
 
@@ -110,7 +118,9 @@ def test_the_last_answer_of_a_story_passes(told):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("problem", [name for name, target in STORIES if target == "cpp" and name not in FIRST_FAILURE])
+@pytest.mark.parametrize(
+    "problem", [name for name, target, _ in STORIES if target == "cpp" and name not in FIRST_FAILURE]
+)
 def test_every_answer_of_a_story_outside_the_demo_passes(problem):
     with Judge(load_problem(problem, "cpu"), QUICK) as judge:
         verdicts = [judge.judge(candidate(path)) for path in files(problem, "cpp")]
