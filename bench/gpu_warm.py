@@ -67,21 +67,22 @@ def run() -> Report:
     lines, holds = _told(found, failed)
     for effort, placebos in _placebos(chosen(catalog_names())).items():
         lines += [f"  placebos at {effort}:", str(placebos)]
-        holds = holds and placebos.said["faster"] == 0
+        holds = holds and placebos.said["faster"] == placebos.said["failed"] == 0
     return Report("\n".join(lines), holds)
 
 
 def _timed(judges: Judges, name: str) -> Timed:
     problem, source = load_problem(name, "gpu"), recorded_source(name, "cuda")
     right = [_seconds(judges, problem, source, "passed") for _ in range(1 + ROUNDS)]
-    wrong = [_seconds(judges, problem, source + WRONG, "failed") for _ in range(1 + ROUNDS)]
+    wrong = [_seconds(judges, problem, source + WRONG, "failed at check") for _ in range(1 + ROUNDS)]
     return Timed(tuple(right[1:]), tuple(wrong[1:]))
 
 
 def _seconds(judges: Judges, problem: Problem, source: str, outcome: str) -> float:
     start = time.perf_counter()
     verdict: Verdict = judges.judge(problem, Candidate(source=source, language="cuda"))
-    assert verdict.outcome == outcome, f"{verdict.outcome}: {getattr(verdict, 'reason', '')[:300]}"
+    said = verdict.outcome if isinstance(verdict, Passed) else f"failed at {verdict.stage}"
+    assert said == outcome, f"{said}: {getattr(verdict, 'reason', '')[:300]}"
     return time.perf_counter() - start
 
 
@@ -113,7 +114,11 @@ def _placebos(names: list[str]) -> dict[JudgingEffort, Placebos]:
 
 def _placebo(judges: Judges, problem: Problem, effort: JudgingEffort) -> Placebo:
     start = time.perf_counter()
-    verdict = judges.judge(problem, Candidate(source=itself(problem.source)), asks={"effort": effort})
+    try:
+        verdict = judges.judge(problem, Candidate(source=itself(problem.source)), asks={"effort": effort})
+    except SandboxError as error:
+        print(f"  {problem.name:36} {error}", flush=True)
+        return Placebo.of(None, time.perf_counter() - start)
     return Placebo.of(verdict.measurement if isinstance(verdict, Passed) else None, time.perf_counter() - start)
 
 

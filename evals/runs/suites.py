@@ -43,10 +43,14 @@ class LeftOut(Record):
 
 
 def suite(name: str, target: str, dtype: str | None = None) -> tuple[str, ...]:
-    """The problems of a suite, in order; `ProblemError` for an unknown name. `dtype`: what they are to be cast to."""
+    """The problems of a suite, in order; `ProblemError` for an unknown name.
+
+    `dtype`: what they are to be cast to; where no answer is recorded for that, they are the same as without.
+    """
     if name in ("demo", "recorded"):
-        told = tuple(problem for problem in catalog_names() if target in recorded_targets(problem, dtype=dtype))
-        return DEMO.get(target, told) if name == "demo" and dtype is None else told
+        told = tuple(problem for problem in catalog_names() if target in recorded_targets(problem))
+        cast = tuple(problem for problem in told if target in recorded_targets(problem, dtype=dtype))
+        return DEMO.get(target, told) if name == "demo" else cast or told
     if name == "catalog":
         return catalog_names()
     if name == "seeds":

@@ -25,6 +25,18 @@ COMPILING_THREADS = 4
 """Each takes memory of its own, which the jail limits."""
 
 
+def note_no_launches() -> None:
+    """From now on no choice among a Triton kernel's launches is noted: each child chooses at its first call.
+
+    A kernel that another child has compiled would be noted where that child's folder was, which this one must not make.
+    What `max-autotune` chooses among whole kernels is noted elsewhere, and goes on to be: the compiler's own switch is
+    the same for both (`autotune_local_cache`), so it is not that one.
+    """
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+
+    AutotuneCache._setup_local_cache = lambda *_: None  # type: ignore[method-assign]
+
+
 class Reference(ModelRunner):
     """A runner that can also draw inputs and compute in float64."""
 
@@ -84,9 +96,7 @@ class Reference(ModelRunner):
         # threads of this process compile the kernels that there are to choose from.
         config.compile_threads = 1
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(COMPILING_THREADS, torch.get_num_threads()))
-        # A kernel that was compiled by another child notes its choice of launch where that child's folder was, which
-        # this one must not make. So none is noted: each child chooses at its first call.
-        config.autotune_local_cache = False
+        note_no_launches()
         self.run = torch.compile(self.model, mode=message["mode"], dynamic=False)
         return {}
 

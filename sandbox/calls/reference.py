@@ -275,14 +275,14 @@ class ReferenceSession:
             worker.admit(self.layout, self.needs.result)
 
     def lend_again(self, worker: Session) -> None:
-        """Where a burst has left a candidate's worker with memory for other inputs, give it memory like this child's.
+        """Where a burst has left a candidate's worker with memory for other inputs or none, lend it like this child's.
 
         What it has kept of the device's memory is given back first.
         """
         if self._on_device is None:
             return
         assert isinstance(worker, type(self._on_device))
-        if worker.inputs is not None and not worker.inputs.is_for(self.layout):
+        if worker.inputs is None or not worker.inputs.is_for(self.layout):
             worker.rest()
             worker.lend_layout(self.layout)
             worker.expect(self.needs.result)

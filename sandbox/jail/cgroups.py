@@ -54,7 +54,7 @@ class ControlGroup:
         return [str(folder / "cgroup.procs") for folder in self._folders]
 
     def members(self) -> list[int]:
-        """All processes of the group, however they came to be: none can leave it, nor be started outside of it.
+        """All processes of the group, however they came to be: who may not write to other groups can not leave it.
 
         Dead ones that nobody has waited for are none. A hundredth of the time that a look through /proc takes.
         """

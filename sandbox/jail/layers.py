@@ -81,8 +81,12 @@ class Jail(NamedTuple):
         return [*self.prefix, sys.executable, "-I", "-S", "-c", START, *numbers, plan, *inner]
 
     def members(self) -> list[int] | None:
-        """The processes in the control group; None where there is none, or it can not be read."""
-        if self.group is None:
+        """The processes in the control group; None where there is none, it can not be read, or one could leave it.
+
+        That takes writing to the group above, which namespaces, landlock and a user of its own keep a child from.
+        """
+        is_fenced = bool(self.prefix) or bool(self.plan["landlock"]) or self.plan["user"] is not None
+        if self.group is None or not is_fenced:
             return None
         try:
             return self.group.members()

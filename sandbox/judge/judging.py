@@ -234,8 +234,15 @@ class Judge:
 
     @property
     def _is_observed_last(self) -> bool:
-        """Whether in the worker that was timed last, after all else; where it holds much memory, a fresh one serves."""
-        return self._is_observed and not (self.settings.gpu and self._baselines.first.needs.is_large)
+        """Whether in the worker that was timed last, after all else.
+
+        On a device a fresh one serves where that one may hold much memory, or where the problem's status is still to be
+        found, for which none must be missing.
+        """
+        if not self.settings.gpu:
+            return self._is_observed
+        is_known = self._baselines.known_status is not None
+        return self._is_observed and is_known and not self._baselines.first.needs.is_large
 
     def _start_ahead(self, built: Built, timing: Timing) -> None:
         """Start the worker that comes next, if any does."""
@@ -258,8 +265,10 @@ class Judge:
 
     def _spare_made(self) -> AbstractContextManager[None]:
         """Meanwhile workers for the next candidate are started, where there will be one and memory holds them."""
-        wanted = 2 * self._at_once
-        if self.spare is None or not self.spare.is_lasting or self._baselines.standing(wanted) < wanted:
+        if self.spare is None or not self.spare.is_lasting:
+            return nullcontext()
+        wanted = self._at_once + self.spare.count
+        if self._baselines.standing(wanted) < wanted:
             return nullcontext()
         return in_background(self.spare.make)
 
@@ -277,7 +286,7 @@ class Judge:
     def _observe(self, built: Built) -> None:
         """See what runs in a call, in a process that is not timed any more; refuse what the policy forbids."""
         if not self.settings.side_by_side:
-            _ = self._baselines.status  # before a worker has memory of the device, or while there is enough for both
+            _ = self._baselines.status  # before a worker has memory of the device, or known already
         reference, gradients = self._baselines.first, self.problem.direction != "forward"
         is_loaded = built.worker is not None
         session, values = built.worker or self._next_worker(built), reference.draw()

@@ -91,6 +91,11 @@ class Spare:
         self._forget: Callable[[], None] | None = None
         self._is_closed = False
 
+    @property
+    def count(self) -> int:
+        """How many workers stand in it."""
+        return AT_ONCE[self._settings.effort]
+
     def fits(self, settings: Settings) -> bool:
         """Whether what stands here is what these settings would start: they may differ in how much is measured."""
         return settings.model_dump(exclude=MEASURING) == self._settings.model_dump(exclude=MEASURING)
@@ -101,7 +106,7 @@ class Spare:
             return
         stand = Stand()
         try:
-            stand.start(self._settings, AT_ONCE[self._settings.effort])
+            stand.start(self._settings, self.count)
             stand.come_up()
         except BaseException:
             stand.close()

@@ -131,8 +131,7 @@ def run(
     named = list(problems or problems_of(str(suite), target, dtype))
     names, attempts_of = with_parts(named, top, attempts)
     if not names:
-        cast = f" in {dtype}" if dtype else ""
-        raise UserMistake(f"suite {suite!r} has no problem for target {target!r}{cast}; try --target cpp")
+        raise UserMistake(f"suite {suite!r} has no problem for target {target!r}; try --target cpp")
     choice = executor_choice(executor, address, devices, kind, server=server)
     where = _device(device, target, choice.is_here)
     check_together(device, devices, executor)

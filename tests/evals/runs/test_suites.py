@@ -23,3 +23,8 @@ def test_the_demo_on_a_processor_is_a_part_of_what_is_recorded():
 
 def test_every_seed_has_a_story_for_a_gpu():
     assert all("cuda" in recorded_targets(name) for name in SEEDS)
+
+
+def test_a_suite_is_that_of_the_dtype_where_answers_are_recorded_for_it_and_else_the_same():
+    assert suite("demo", "cpp", "bfloat16") == DEMO["cpp"]
+    assert suite("recorded", "cpp", "float64") == suite("recorded", "cpp")

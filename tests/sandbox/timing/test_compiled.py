@@ -20,7 +20,7 @@ from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from kernelwright_child.gpu import driver
-from kernelwright_child.programs.reference import Reference
+from kernelwright_child.programs.reference import note_no_launches
 
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, compiled=("default",))
 SCALED = Problem(
@@ -194,16 +194,16 @@ def test_on_a_device_a_later_process_writes_nothing_to_where_an_earlier_one_was(
         assert not list(Path(own).glob("*/compiler"))
 
 
-def test_no_choice_of_a_launch_is_noted_where_another_child_would_look_for_it(monkeypatch):
-    from torch._inductor import config
+def test_no_choice_of_a_launch_is_noted_where_another_child_would_look_for_it(tmp_path, monkeypatch):
+    """In the compiler's own words: it offers a place for each kernel with several launches, until told not to."""
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
 
-    for name in ("autotune_local_cache", "compile_threads"):
-        monkeypatch.setattr(config, name, getattr(config, name))
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    runner = Reference()
-    runner.model = torch.nn.ReLU()
-    runner.compile({"mode": "default"}, [])
-    assert config.autotune_local_cache is False
+    monkeypatch.setattr(AutotuneCache, "_setup_local_cache", AutotuneCache._setup_local_cache)
+    switches = {"autotune_local_cache": True, "autotune_remote_cache": False, "is_fbcode": False}
+    asked = switches, str(tmp_path / "k.py"), ""
+    assert AutotuneCache.create(*asked) is not None
+    note_no_launches()
+    assert AutotuneCache.create(*asked) is None
 
 
 @pytest.mark.slow
