@@ -3,11 +3,10 @@
 `python -m bench gpu_kernels` judges the last answer of each story for target cuda, at size gpu, each problem in a
 process of its own with a time limit; `KERNELWRIGHT_BENCH=NAME,NAME` picks problems, `KERNELWRIGHT_TARGET=cutlass` (or
 any other target that runs on a device) the answers for that, `KERNELWRIGHT_DTYPE=bfloat16` those for the problems cast
-to that dtype. `python -m bench.gpu_kernels` takes
-problems as arguments, and `--all` for every answer of a story, `--backward` for the gradients too, `--limit` for the
-seconds of an answer. The speedup is against eager, or with `--compiled MODE`, which may be repeated, against the best
-of eager and these modes of torch.compile; they are compiled, one problem after the other, while the answers are built
-and before anything is judged.
+to that dtype. `python -m bench.gpu_kernels` takes problems as arguments, and `--all` for every answer of a story,
+`--backward` for the gradients too, `--limit` for the seconds of an answer. The speedup is against eager, or with
+`--compiled MODE`, which may be repeated, against the best of eager and these modes of torch.compile; they are compiled,
+one problem after the other, while the answers are built and before anything is judged.
 Each verdict is printed when it is there; as a line of JSON it goes to `gpu_kernels.jsonl` where `KERNELWRIGHT_OUT`
 names a folder.
 """

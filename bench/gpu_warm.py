@@ -14,14 +14,15 @@ from typing import NamedTuple, get_args
 
 from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
-from bench.placebo import Placebo, Placebos, itself
+from bench.placebo import Placebo, Placebos, judged
 from bench.recorded import recorded_source
+from bench.warm import spread
 from kernelwright.agent.providers.story import recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
-from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 from kernelwright_child.gpu import driver
 
 ROUNDS = 3
@@ -38,6 +39,10 @@ class ModelNew(_Right):
         out = super().forward(*args)
         return out + (0.1 if out.is_floating_point() else 1)
 '''
+
+
+class Unexpected(Exception):
+    """A verdict that is not the one that the candidate must get."""
 
 
 class Timed(NamedTuple):
@@ -58,12 +63,12 @@ def run() -> Report:
         for name in names:
             try:
                 found[name] = _timed(judges, name)
-            except (SandboxError, AssertionError) as error:
+            except (SandboxError, Unexpected) as error:
                 failed.append(name)
                 print(f"  {name:36} {error}", flush=True)
                 continue
             right, wrong = found[name]
-            print(f"  {name:36} right {_spread(right)}, wrong {_spread(wrong)}", flush=True)
+            print(f"  {name:36} right {spread(right)}, wrong {spread(wrong)}", flush=True)
     lines, holds = _told(found, failed)
     for effort, placebos in _placebos(chosen(catalog_names())).items():
         lines += [f"  placebos at {effort}:", str(placebos)]
@@ -80,10 +85,12 @@ def _timed(judges: Judges, name: str) -> Timed:
 
 def _seconds(judges: Judges, problem: Problem, source: str, outcome: str) -> float:
     start = time.perf_counter()
-    verdict: Verdict = judges.judge(problem, Candidate(source=source, language="cuda"))
+    verdict = judges.judge(problem, Candidate(source=source, language="cuda"))
+    seconds = time.perf_counter() - start
     said = verdict.outcome if isinstance(verdict, Passed) else f"failed at {verdict.stage}"
-    assert said == outcome, f"{said}: {getattr(verdict, 'reason', '')[:300]}"
-    return time.perf_counter() - start
+    if said != outcome:
+        raise Unexpected(f"{said}: {'' if isinstance(verdict, Passed) else verdict.reason[:300]}")
+    return seconds
 
 
 def _told(found: dict[str, Timed], failed: list[str]) -> tuple[list[str], bool]:
@@ -115,12 +122,7 @@ def _placebos(names: list[str]) -> dict[JudgingEffort, Placebos]:
 def _placebo(judges: Judges, problem: Problem, effort: JudgingEffort) -> Placebo:
     start = time.perf_counter()
     try:
-        verdict = judges.judge(problem, Candidate(source=itself(problem.source)), asks={"effort": effort})
+        return judged(lambda candidate: judges.judge(problem, candidate, asks={"effort": effort}), problem)
     except SandboxError as error:
         print(f"  {problem.name:36} {error}", flush=True)
         return Placebo.of(None, time.perf_counter() - start)
-    return Placebo.of(verdict.measurement if isinstance(verdict, Passed) else None, time.perf_counter() - start)
-
-
-def _spread(times: tuple[float, ...]) -> str:
-    return f"{statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f})"

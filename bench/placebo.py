@@ -9,14 +9,15 @@ import os
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 from bench.chosen import chosen
-from kernelwright.problems import load_problem
+from kernelwright.problems import Problem, load_problem
 from kernelwright.sandbox.jail.own_process import keep_freed_memory
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Passed
+from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Passed, Verdict
 
 PROBLEMS = (
     "activation_chain",
@@ -123,15 +124,16 @@ def run() -> Placebos:
     for name in names:
         problem = load_problem(name, "cpu")
         with Judge(problem, settings) as judge:
-            here = [_judged(judge, Candidate(source=itself(problem.source))) for _ in range(each)]
+            here = [judged(judge.judge, problem) for _ in range(each)]
         print(f"  {name}: {dict(Counter(one.said for one in here))}", flush=True)
         found += here
     return Placebos(tuple(found))
 
 
-def _judged(judge: Judge, candidate: Candidate) -> Placebo:
+def judged(judge: Callable[[Candidate], Verdict], problem: Problem) -> Placebo:
+    """What comes of a problem's reference as a candidate for itself, and how long that takes."""
     start = time.perf_counter()
-    verdict = judge.judge(candidate)
+    verdict = judge(Candidate(source=itself(problem.source)))
     return Placebo.of(verdict.measurement if isinstance(verdict, Passed) else None, time.perf_counter() - start)
 
 

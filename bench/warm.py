@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,10 +47,10 @@ class Warm(NamedTuple):
 
     def __str__(self) -> str:
         lines = [
-            f"  {name} at {effort}, in a running judge: {_spread(times)}"
+            f"  {name} at {effort}, in a running judge: {spread(times)}"
             for (name, effort), times in self.running_s.items()
         ]
-        lines += [f"  {name} from the shell: {_spread(times)}" for name, times in self.shell_s.items()]
+        lines += [f"  {name} from the shell: {spread(times)}" for name, times in self.shell_s.items()]
         lines.append(
             f"  {self.a_minute:.1f} verdicts a minute at search (promised: {LEAST_A_MINUTE}); from the shell promised: "
             f"under {MOST_SHELL_S:g} s"
@@ -91,5 +92,6 @@ def _from_the_shell(name: str) -> list[float]:
     return found
 
 
-def _spread(times: list[float]) -> str:
+def spread(times: Sequence[float]) -> str:
+    """The median of some seconds, and from where to where they go."""
     return f"{statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f})"

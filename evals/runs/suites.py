@@ -47,10 +47,10 @@ def suite(name: str, target: str, dtype: str | None = None) -> tuple[str, ...]:
 
     `dtype`: what they are to be cast to; where no answer is recorded for that, they are the same as without.
     """
-    if name in ("demo", "recorded"):
-        told = tuple(problem for problem in catalog_names() if target in recorded_targets(problem))
-        cast = tuple(problem for problem in told if target in recorded_targets(problem, dtype=dtype))
-        return DEMO.get(target, told) if name == "demo" else cast or told
+    if name == "demo":
+        return DEMO.get(target) or _answered(target)
+    if name == "recorded":
+        return _answered(target, dtype) or _answered(target)
     if name == "catalog":
         return catalog_names()
     if name == "seeds":
@@ -58,6 +58,10 @@ def suite(name: str, target: str, dtype: str | None = None) -> tuple[str, ...]:
     if _is_foreign(name):
         return addresses(name)
     raise ProblemError(f"no suite {name!r}; there are: {', '.join(SUITES)}")
+
+
+def _answered(target: str, dtype: str | None = None) -> tuple[str, ...]:
+    return tuple(problem for problem in catalog_names() if target in recorded_targets(problem, dtype=dtype))
 
 
 def left_out(name: str) -> tuple[LeftOut, ...]:

@@ -1,6 +1,5 @@
 """What the machine offers to judging, each thing tried rather than asked for its version."""
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -20,7 +19,13 @@ from kernelwright.sandbox.judge.health_check import HealthCheck
 from kernelwright.sandbox.machine import child_package
 from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_writable
 from kernelwright.sandbox.machine.identity import compiler, processor_name
-from kernelwright.sandbox.machine.language_packages import PACKAGES, package_remedy, package_version, too_new
+from kernelwright.sandbox.machine.language_packages import (
+    PACKAGES,
+    major_minor,
+    package_remedy,
+    package_version,
+    refused_by_torch,
+)
 from kernelwright.sandbox.machine.stale_temp_folders import sweep
 from kernelwright.sandbox.machine.workfolder import WorkFolder, temporary_place
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_bytes
@@ -80,7 +85,7 @@ def languages() -> Iterator[HealthCheck]:
     for language, package in PACKAGES.items():
         version = package_version(language)
         found = f"{package.distribution} {version}" if version else f"{package.distribution} is not installed"
-        why = too_new(package, version, importlib.metadata.version("torch")) if version else package_remedy(language)
+        why = refused_by_torch(language) if version else package_remedy(language)
         remedy = f"only for candidates in {language}: {why}" if why else ""
         yield HealthCheck(name=f"language: {language}", state="absent" if why else "ok", found=found, remedy=remedy)
 
@@ -113,8 +118,7 @@ def _cache() -> HealthCheck:
 def _torch() -> Iterator[HealthCheck]:
     import torch
 
-    numbers = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    yield _judged("torch", numbers >= (2, 9), torch.__version__, "pip install 'torch>=2.9'")
+    yield _judged("torch", major_minor(torch.__version__) >= (2, 9), torch.__version__, "pip install 'torch>=2.9'")
 
 
 def _layers() -> Iterator[HealthCheck]:

@@ -245,7 +245,7 @@ class Judge:
         return self._is_observed and is_known and not self._baselines.first.needs.is_large
 
     def _start_ahead(self, built: Built, timing: Timing) -> None:
-        """Start the worker that comes next, if any does."""
+        """Start another worker while fewer were timed than are wanted; whether it is needed is not known yet."""
         if timing.number + 1 < self.settings.worker_pairs:
             built.stand.start(self.settings, 1)
 

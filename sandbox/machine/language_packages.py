@@ -60,27 +60,33 @@ def too_new(package: LanguagePackage, version: str, torch: str) -> str:
     if package.torch_since is None:
         return ""
     since, needed = package.torch_since
-    if _numbers(version) < _numbers(since) or _numbers(torch) >= _numbers(needed):
+    if major_minor(version) < major_minor(since) or major_minor(torch) >= major_minor(needed):
         return ""
     name = package.distribution
     return f"{name} {version} needs torch {needed} and this is {torch}; pip install '{name}<{since}', or a newer torch"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def major_minor(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version, to be compared."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:2]))
+
+
+def refused_by_torch(language: str) -> str:
+    """Why the language's package that is installed does not run with this torch; empty where it does, or is not."""
+    version = package_version(language)
+    return too_new(PACKAGES[language], version, importlib.metadata.version("torch")) if version else ""
 
 
 def require_package(language: str) -> None:
     """Raise `MachineError`, with the remedy, where the language's package is not installed, or not for this torch."""
     if language not in PACKAGES:
         return
-    package, version = PACKAGES[language], package_version(language)
-    if version is None:
-        raise MachineError(f"candidates in {language} need the package {package.distribution}, which is not installed; "
+    if package_version(language) is None:
+        name = PACKAGES[language].distribution
+        raise MachineError(f"candidates in {language} need the package {name}, which is not installed; "
                            f"{package_remedy(language)}")  # fmt: skip
-    refusal = too_new(package, version, importlib.metadata.version("torch"))
-    if refusal:
-        raise MachineError(refusal)
+    if why := refused_by_torch(language):
+        raise MachineError(why)
 
 
 def versions_used(source: str) -> dict[str, str]:

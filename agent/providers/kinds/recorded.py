@@ -33,11 +33,12 @@ class RecordedProvider:
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """The first unused answer of that role that follows the parent's answer, else the first of that role."""
-        story = read_story(ask.problem, ask.target, self._catalog, self._run.problem(ask.problem).dtype)
+        dtype = self._run.problem(ask.problem).dtype
+        story = read_story(ask.problem, ask.target, self._catalog, dtype)
         entry = self._entry(story, ask)
         self._given[ask.problem, ask.attempt] = entry.file
         return Reply(
-            text=self._text(ask, entry),
+            text=_text(story_folder(ask.problem, ask.target, self._catalog, dtype) / entry.file),
             finish_reason=entry.finish_reason,
             model=self.name,
             usage=Usage(),
@@ -68,13 +69,12 @@ class RecordedProvider:
         reply = attempt.reply
         return reply.provider_request_id if reply and reply.provider == self.name else None
 
-    def _text(self, ask: Ask, entry: RecordedAnswer) -> str:
-        dtype = self._run.problem(ask.problem).dtype
-        path = story_folder(ask.problem, ask.target, self._catalog, dtype) / entry.file
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ProviderError(f"cannot read the recorded answer {path}: {error}; restore it") from error
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProviderError(f"cannot read the recorded answer {path}: {error}; restore it") from error
 
 
 def _parent_file(story: Story, entry: RecordedAnswer) -> str | None:
