@@ -103,20 +103,24 @@ def describe(tensor: torch.Tensor, spill: Spill | None = None) -> tuple[dict[str
         return _placed(copied), copied
 
 
-_handles: dict[tuple[int, int], str] = {}
-"""By first address and size: naming an allocation takes a system call, which belongs to no later call's time."""
+_handles: dict[int, str] = {}
+"""By allocation: naming one takes a system call, which belongs to no later call's time.
+
+Not by its place: memory that was given back and taken again lies where it lay before, and has another name.
+"""
 
 
 def forget() -> None:
-    """Memory is given back: what comes next may lie at the same places under other names."""
+    """Memory is given back: its names are of no use any more."""
     _handles.clear()
 
 
 def _placed(tensor: torch.Tensor) -> dict[str, Any]:
-    base, size = sharing.address_range(tensor.data_ptr())
-    if (base, size) not in _handles:
-        _handles[base, size] = sharing.ipc_handle(base).hex()
-    return _said(tensor, _handles[base, size], tensor.data_ptr() - base)
+    base, _ = sharing.address_range(tensor.data_ptr())
+    number = sharing.allocation_id(base)
+    if number not in _handles:
+        _handles[number] = sharing.ipc_handle(base).hex()
+    return _said(tensor, _handles[number], tensor.data_ptr() - base)
 
 
 def _said(tensor: torch.Tensor, handle: str, offset: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from kernelwright_child.gpu import driver
 PINNED, POSIX_FD, ON_DEVICE, READ_AND_WRITE = 1, 1, 1, 3
 MINIMUM_GRANULARITY, LAZY_PEER_ACCESS = 0, 1
 HANDLE_BYTES = 64
+BUFFER_ID = 7
 
 
 class _Location(ctypes.Structure):
@@ -108,6 +109,13 @@ def address_range(address: int) -> tuple[int, int]:
     base, size = c_uint64(), c_size_t()
     driver.call("cuMemGetAddressRange_v2", byref(base), byref(size), c_uint64(address))
     return base.value, size.value
+
+
+def allocation_id(address: int) -> int:
+    """Number of the allocation that holds an address: no other of this process has it, nor ever had."""
+    number = c_uint64()
+    driver.call("cuPointerGetAttribute", byref(number), c_int(BUFFER_ID), c_uint64(address))
+    return number.value
 
 
 def ipc_handle(base: int) -> bytes:
