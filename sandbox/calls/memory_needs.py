@@ -65,12 +65,9 @@ def references_kept(needs: Needs, wanted: int, free_bytes: int, own: ProcessByte
     return next(fitting, 0)
 
 
-def standing_kept(needs: Needs, references: int, wanted: int, free_bytes: int, own: ProcessBytes) -> int:
-    """How many workers may stand, and have nothing but their process, beside that: at least the one that is used."""
-    if needs.is_large:
-        return 1
-    room = free_bytes - taken_bytes(needs, references, own)
-    return max(1, min(wanted, 1 + room // own.child))
+def holds_another(needs: Needs, references: int, free_bytes: int, own: ProcessBytes) -> bool:
+    """Whether beside that a worker may stand that has nothing but its process."""
+    return not needs.is_large and taken_bytes(needs, references, own) + own.child <= free_bytes
 
 
 def child_bytes(needs: Needs) -> int:

@@ -18,7 +18,7 @@ from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.judge.candidate_builds import build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.judge.standing import AT_ONCE, Spare, get_ready
+from kernelwright.sandbox.judge.standing import Spare
 from kernelwright.sandbox.machine.identity import needs_device, versions
 from kernelwright.sandbox.machine.language_packages import versions_used
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
@@ -224,10 +224,6 @@ class Judge:
             timing.meet_the_rest(session)
 
     @property
-    def _at_once(self) -> int:
-        return AT_ONCE[self.settings.effort]
-
-    @property
     def _is_observed(self) -> bool:
         """Whether it is seen what runs in a call; a screen wants it only where the problem has a policy."""
         return self.settings.effort != "screen" or self.problem.operators != "any"
@@ -251,24 +247,21 @@ class Judge:
 
     def _next_worker(self, built: Built) -> Session:
         """One that stands already, or else is started now; it has greeted."""
-        room = 1 if built.stand.sessions else self._baselines.standing(self._at_once)
-        built.worker = session = built.stand.take(self.settings, room)
-        session.greet()
+        built.worker = session = built.stand.take(self.settings)
         self._layers = session.layers
         return session
 
     def _get_ready(self, built: Built) -> None:
-        """Have those that stand ready side by side, as many as memory holds."""
-        first = [] if built.worker is None else [built.worker]
-        with built.stage("load"):
-            get_ready([*first, *built.stand.sessions][: self._baselines.standing(self._at_once)], self.settings)
+        """Have the first worker ready, which came up while the candidate was built."""
+        if built.worker is not None:
+            with built.stage("load"):
+                built.worker.greet()
 
     def _spare_made(self) -> AbstractContextManager[None]:
-        """Meanwhile workers for the next candidate are started, where there will be one and memory holds them."""
+        """Meanwhile workers for the next candidate are started, where there will be one and memory holds it."""
         if self.spare is None or not self.spare.is_lasting:
             return nullcontext()
-        wanted = self._at_once + self.spare.count
-        if self._baselines.standing(wanted) < wanted:
+        if not self._baselines.has_room_for_two:
             return nullcontext()
         return in_background(self.spare.make)
 

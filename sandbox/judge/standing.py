@@ -14,11 +14,14 @@ from kernelwright.sandbox.calls.backend import all_at_once, open_session
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import SandboxError
-from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
+from kernelwright.sandbox.verdict.settings import Settings
 
 LOG = logging.getLogger("kernelwright.sandbox.judge")
-AT_ONCE: dict[JudgingEffort, int] = {"screen": 1, "search": 2, "rank": 3}
-"""So many are started together on a device, where each takes half a second by itself: what most verdicts need."""
+AHEAD = 2
+"""So many processes are started together on a device, what most verdicts need. Only the first gets ready before it is
+due: the driver makes contexts one after the other, half a second each, however many wait for theirs, and what is wrong
+needs but one.
+"""
 MEASURING = {
     *("effort", "warm_up", "worker_pairs", "min_pairs", "max_pairs", "time_budget_s", "interval_target"),
     *("compiled", "sanitize", "profile"),
@@ -37,15 +40,20 @@ class Stand:
 
     def start_first(self, settings: Settings) -> None:
         """Start what any candidate needs and does not stand; on a processor each more would be heard."""
-        wanted = min(AT_ONCE[settings.effort], settings.worker_pairs) if settings.gpu else 1
+        wanted = min(AHEAD, settings.worker_pairs) if settings.gpu else 1
         self.start(settings, wanted - len(self.sessions))
 
-    def take(self, settings: Settings, room: int) -> Session:
-        """The next one; where none stands, some are started: as many as are still needed and `room` allows."""
+    def take(self, settings: Settings) -> Session:
+        """The next one, which greets; where none stands, it is started."""
         if not self.sessions:
-            self.start(settings, max(1, min(room, settings.worker_pairs - self.started)))
-            get_ready(self.sessions, settings)
-        return self.sessions.pop(0)
+            self.start(settings, 1)
+        session = self.sessions.pop(0)
+        try:
+            session.greet()
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def start(self, settings: Settings, count: int) -> None:
         """Begin to start so many more; on a device nothing is done yet."""
@@ -65,12 +73,6 @@ class Stand:
             close_all(ending)
         finally:
             self.folder.close()
-
-
-def get_ready(sessions: Sequence[Session], settings: Settings) -> None:
-    """Have all ready for a candidate side by side; on a device each takes a while, in which it is held."""
-    if settings.gpu:
-        all_at_once(settings, [session.greet for session in sessions])
 
 
 def close_all(sessions: Sequence[Session]) -> None:
@@ -93,8 +95,8 @@ class Spare:
 
     @property
     def count(self) -> int:
-        """How many workers stand in it."""
-        return AT_ONCE[self._settings.effort]
+        """How many workers are started for it."""
+        return min(AHEAD, self._settings.worker_pairs)
 
     def fits(self, settings: Settings) -> bool:
         """Whether what stands here is what these settings would start: they may differ in how much is measured."""
@@ -114,12 +116,13 @@ class Spare:
         self._keep(stand)
 
     def get_ready(self) -> None:
-        """Have them ready; hold the device. It is given up where memory runs short."""
+        """Have the first of them ready; hold the device. It is given up where memory runs short."""
         stand = self.take()
         if stand is None:
             return
         try:
-            get_ready(stand.sessions, self._settings)
+            if self._settings.gpu:
+                all_at_once(self._settings, [stand.sessions[0].greet])
         except BaseException:
             stand.close()
             raise

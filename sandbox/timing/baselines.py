@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import all_at_once
-from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, references_kept, standing_kept
+from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, holds_another, references_kept
 from kernelwright.sandbox.calls.reference import Form, ReferenceSession
 from kernelwright.sandbox.correctness.domain import Domain
 from kernelwright.sandbox.machine.fact_store import Store, status_key
@@ -141,10 +141,11 @@ class Baselines:
                 LOG.info("%s: memory holds %d of %d references at once", self.problem.name, self._kept, wanted)
         return self._kept
 
-    def standing(self, wanted: int) -> int:
-        """How many workers of candidates may be ready at once; hold the device. On a processor one, when it is due."""
+    @property
+    def has_room_for_two(self) -> bool:
+        """Whether on a device another worker may be ready beside the one at work, which has nothing but its process."""
         needs, there = self._needs_and_room() if self._settings.gpu else (None, 0)
-        return 1 if needs is None else standing_kept(needs, self.kept, wanted, there, ON_DEVICE)
+        return needs is not None and holds_another(needs, self.kept, there, ON_DEVICE)
 
     def _needs_and_room(self) -> tuple[Needs | None, int]:
         if not self._settings.gpu:

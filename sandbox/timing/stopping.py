@@ -17,7 +17,10 @@ FEWEST = 4
 SHARE_OF_DISTANCE = 1 / 6
 """The half width, as a share of the distance of the logarithm from 0: 1 lies at least six half widths away."""
 TO_CHOOSE = 0.05
-"""The half width that is enough of what is clearly the best so far: it is judged again before it is published."""
+"""The half width that is enough of what is clearly the best so far: it is judged again before it is published. Where it
+is better by far, `SHARE_OF_DISTANCE` is, up to `FAR_BETTER`.
+"""
+FAR_BETTER = 0.1
 STUDENT = {4: 3.182, 5: 2.776}
 """By number of worker pairs, the 97.5 % point of Student's t with one degree less."""
 
@@ -48,4 +51,6 @@ def is_enough_to_choose(measurement: Measurement, beat: float | None, target: fl
         return False
     if interval.high < threshold / (1 + SAME_WITHIN) or interval.half_width < target:
         return True
-    return interval.low > threshold * (1 + SAME_WITHIN) and interval.half_width < TO_CHOOSE
+    distance = math.log(interval.low / threshold) if interval.low > threshold else 0.0
+    enough = min(FAR_BETTER, max(TO_CHOOSE, SHARE_OF_DISTANCE * distance))
+    return interval.low > threshold * (1 + SAME_WITHIN) and interval.half_width < enough

@@ -10,9 +10,9 @@ from kernelwright.sandbox.calls.memory_needs import (
     Needs,
     child_bytes,
     child_refusal,
+    holds_another,
     references_kept,
     refusal,
-    standing_kept,
     taken_bytes,
 )
 
@@ -92,15 +92,12 @@ def test_a_child_that_is_too_small_is_told_with_the_option_that_gives_more():
 SMALL = Needs(2**20, 2**20, 2**21, 2**20, 0)
 
 
-def test_workers_stand_where_they_fit_beside_what_is_planned_to_the_byte():
-    just = taken_bytes(SMALL, 5, ON_DEVICE) + 2 * ON_DEVICE.child
-    assert standing_kept(SMALL, 5, 6, just, ON_DEVICE) == 3
-    assert standing_kept(SMALL, 5, 6, just - 1, ON_DEVICE) == 2
-    assert standing_kept(SMALL, 5, 6, 80 * GIB, ON_DEVICE) == 6
+def test_another_worker_stands_where_it_fits_beside_what_is_planned_to_the_byte():
+    just = taken_bytes(SMALL, 5, ON_DEVICE) + ON_DEVICE.child
+    assert holds_another(SMALL, 5, just, ON_DEVICE)
+    assert not holds_another(SMALL, 5, just - 1, ON_DEVICE)
 
 
-@given(NEEDS, st.integers(1, 8), st.integers(1, 8), SIZES)
-def test_the_worker_that_is_used_is_always_there_and_a_large_problem_has_no_other(needs, references, wanted, free):
-    kept = standing_kept(needs, references, wanted, free, ON_DEVICE)
-    assert 1 <= kept <= wanted
-    assert kept == 1 or not needs.is_large
+@given(NEEDS, st.integers(1, 8), SIZES)
+def test_beside_a_large_problem_stands_no_other_worker(needs, references, free):
+    assert not (holds_another(needs, references, free, ON_DEVICE) and needs.is_large)

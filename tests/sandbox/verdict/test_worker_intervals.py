@@ -114,6 +114,15 @@ def test_what_is_clearly_slower_or_clearly_below_the_best_ends_at_the_first_look
         assert sum(len(set(one.closest.workers)) == 1 for one in found) > 90
 
 
+def test_what_is_better_by_far_needs_no_narrow_interval():
+    """Before anything is known of the machine: twice as fast is enough after two pairs, a tenth faster is not."""
+    machine, unknown = Machine(0.005, "normal", seed=6), known_spread([], LOOKS)
+    far, near = ([searched(machine, speedup, unknown) for _ in range(50)] for speedup in (2.0, 1.1))
+    assert all(len(set(one.closest.workers)) == 2 for one in far)
+    assert all(len(set(one.closest.workers)) > 2 for one in near)
+    assert sum(one.interval.low <= 2.0 <= one.interval.high for one in far) >= 49
+
+
 def test_what_is_near_the_best_goes_on_until_it_is_told_apart_or_known_as_well_as_may_be():
     machine = Machine(0.02, "normal", seed=5)
     known = machine.known(LOOKS)

@@ -1,0 +1,38 @@
+"""Outputs whose memory was given back and taken again: they lie where others lay, and are not those."""
+
+import pytest
+
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright_child.gpu import driver
+from tests.gpu.harness import SETTINGS, Judges
+from tests.gpu.honest import RELU
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device"),
+]
+GIVES_BACK = """
+import torch
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        torch.cuda.empty_cache()
+        return torch.clamp(x, min=0)
+"""
+
+
+def test_a_reference_that_is_measured_shows_its_own_results_afterwards():
+    session = ReferenceSession(RELU, SETTINGS)
+    try:
+        values = session.draw()
+        before = session.keep(session.show(values).output)
+        assert session.needs.result  # for which the child gives back all that it keeps
+        assert session.keep(session.show(values).output) == before
+    finally:
+        session.close()
+
+
+def test_a_candidate_that_gives_memory_back_in_each_call_is_right():
+    with Judges() as judges:
+        verdict = judges.judged(RELU, GIVES_BACK)
+    assert verdict.outcome == "passed", verdict
