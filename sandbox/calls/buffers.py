@@ -144,6 +144,10 @@ class Shown(NamedTuple):
         return self.bytes == math.prod(self.shape) * item_bytes
 
 
+SPARE_PLACES = 16
+"""Allocations that stay mapped beside those of the last call: results take turns with what lies between."""
+
+
 class Allocations:
     """Allocations of one child that it has shown. Each is mapped once: later calls find it at no cost. Close it."""
 
@@ -181,14 +185,24 @@ class Allocations:
         return len(self._mapped)
 
     def _map(self, handle: bytes) -> tuple[int, int]:
-        if handle not in self._mapped:
+        place = self._mapped.pop(handle, None)
+        if place is None:
             try:
                 base = sharing.ipc_open(handle)
-                _, size = sharing.address_range(base)
+                place = base, sharing.address_range(base)[1]
             except (driver.CudaError, ValueError) as error:
                 raise MemoryReadError(f"the memory of an output can not be mapped: {error}") from None
-            self._mapped[handle] = base, size
-        return self._mapped[handle]
+        self._mapped[handle] = place  # the last is what was shown last
+        return place
+
+    def trim(self, used: int) -> None:
+        """Unmap what was not shown for longest, beyond the `used` ones of the last call and some.
+
+        What a child frees stays on the device while it is mapped here: one that takes new memory for each call would
+        soon have all of it.
+        """
+        for handle in list(self._mapped)[: max(0, len(self._mapped) - used - SPARE_PLACES)]:
+            sharing.ipc_close(self._mapped.pop(handle)[0])
 
     def forget(self) -> None:
         """Unmap all: memory that a child has freed goes only when nobody maps it any more."""

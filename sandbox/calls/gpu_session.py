@@ -298,11 +298,14 @@ class GpuSession(Session):
             raise Misbehaved("the candidate keeps processes of its own running after a call")
         if self._watches("input_check") and self._inputs.changed():
             raise Misbehaved("the call changed an input in place")
+        is_anew = self._allocations.count > known
+        if is_anew:
+            self._allocations.trim(len(looked))
         self._inputs.stage_nothing()
         self._log(op, (start_ns, prepared_ns, told_ns, read_ns))
         said = answer.get("device_ms")
         device_ms = float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
-        witnessed = Witnessed(device_ms, prepared, clocks, self._allocations.count > known, parts=parts)
+        witnessed = Witnessed(device_ms, prepared, clocks, is_anew, parts=parts)
         return Timed(output, milliseconds, cpu_ms, witnessed)
 
     def _question(self, op: str, values: Values) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 import pytest
 
+from kernelwright.sandbox.calls.buffers import SPARE_PLACES
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright_child.gpu import driver
 from tests.gpu.harness import SETTINGS, Judges
-from tests.gpu.honest import RELU
+from tests.gpu.honest import RELU, problem
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device"),
 ]
+GIVING = problem("giving", "torch.cuda.empty_cache(); return inputs[0] * 2", "torch.randn(2048, 4096)")
 GIVES_BACK = """
 import torch
 
@@ -28,6 +30,17 @@ def test_a_reference_that_is_measured_shows_its_own_results_afterwards():
         before = session.keep(session.show(values).output)
         assert session.needs.result  # for which the child gives back all that it keeps
         assert session.keep(session.show(values).output) == before
+    finally:
+        session.close()
+
+
+def test_what_takes_new_memory_for_each_call_is_not_kept_from_giving_it_back():
+    session = ReferenceSession(GIVING, SETTINGS)
+    try:
+        values = session.draw()
+        for _ in range(3 * SPARE_PLACES):
+            session.call_ms(values)
+        assert session._on_device.places_known <= 1 + SPARE_PLACES
     finally:
         session.close()
 
