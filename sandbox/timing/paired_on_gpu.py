@@ -41,7 +41,7 @@ LONG_MS = 1.0
 """A single call that takes so long is told from its events by what the protocol takes in the reference's."""
 PROTOCOLS = 5
 ANEW, MOST_ANEW = "an output lay in memory that was not seen before", 2 * PAIRS_A_WORKER
-"""After so many a candidate is timed as it is: who takes new memory for each call pays for the judge's looking it up."""
+"""After so many a candidate is timed as it is: who takes new memory for each call pays for its being looked up."""
 WAKING_MS = 1.0
 """Where the reference takes so long, every side's call begins with a tiny kernel of ours, and its events behind that.
 
