@@ -36,6 +36,7 @@ from kernelwright.prompts import TargetVersions, device_sheet
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import require_tools, versions
+from kernelwright.sandbox.pool.front.elsewhere import as_far_as_there
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
 from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.verdict.settings import Settings
@@ -169,7 +170,7 @@ class Running:
             return nullcontext(SimulatedEvaluator(seconds=0.0))
         cache = self.plan.provider.cache  # whose answers are to prompts, which tell what was measured
         kept = Store("measured", Path(cache)) if cache else None
-        return evaluating(self.plan.executor, self.plan.judging, kept)
+        return evaluating(*as_far_as_there(self.plan.executor, self.plan.judging), kept)
 
 
 def new_folder(out: Path | None) -> Path:

@@ -19,8 +19,9 @@ from kernelwright.sandbox.correctness.repeats import draws
 from kernelwright.sandbox.correctness.weights import changed
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.tensors.merging import alone
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
@@ -135,9 +136,9 @@ class ReferenceSession:
         made = self._session.fetch(self._session.ask(message, limit))
         arguments, weights, changing = made.tree["l"]
         self._changing = {item["v"] for item in changing["l"]}
-        self.arguments = _own(arguments, made)
+        self.arguments = alone(arguments, made)
         self.weight_names = [name for name, _ in weights["d"]]
-        self.weights = _own(weights, made)
+        self.weights = alone(weights, made)
         if self.form.changed_weights and self.weights.tensors:
             self.weights = self._session.fetch(self._take(self._other_weights()))
 
@@ -593,22 +594,3 @@ def _both_clocks(timed: Timed) -> tuple[float, float]:
 
 def _seed() -> int:
     return secrets.randbits(63)
-
-
-def _own(tree: dict[str, object], made: Values) -> Values:
-    """A part of a bigger value with only its own tensors, renumbered."""
-    tensors: list[RawTensor] = []
-    return Values(_renumbered(tree, made, tensors), tuple(tensors))
-
-
-def _renumbered(node: dict[str, object], made: Values, tensors: list[RawTensor]) -> dict[str, object]:
-    """The node over `tensors`, to which those that it has of `made` are added."""
-    ((kind, body),) = node.items()
-    if kind == "t":
-        tensors.append(made.tensors[int(str(body))])
-        return {"t": len(tensors) - 1}
-    if kind in ("l", "p") and isinstance(body, list):
-        return {kind: [_renumbered(item, made, tensors) for item in body]}
-    if kind == "d" and isinstance(body, list):
-        return {"d": [[key, _renumbered(item, made, tensors)] for key, item in body]}
-    return node

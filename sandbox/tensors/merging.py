@@ -1,4 +1,4 @@
-"""Several calls as one burst, and its result as theirs again. Pure."""
+"""Several values as one and parts of one by themselves: the calls of a burst, what a child tells at once. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +25,12 @@ def parted(output: Values, calls: int) -> list[Values]:
     return [Values(tree, output.tensors) for tree in parts]
 
 
+def alone(tree: dict[str, Any], made: Values) -> Values:
+    """A part of a bigger value with only its own tensors, renumbered."""
+    tensors: list[RawTensor] = []
+    return Values(_renumbered(tree, made, tensors), tuple(tensors))
+
+
 def _shifted(tree: dict[str, Any], by: int) -> dict[str, Any]:
     """The same structure over tensors that come `by` later."""
     ((kind, body),) = tree.items()
@@ -35,3 +41,16 @@ def _shifted(tree: dict[str, Any], by: int) -> dict[str, Any]:
     if kind == "d":
         return {"d": [[key, _shifted(item, by)] for key, item in body]}
     return tree
+
+
+def _renumbered(node: dict[str, Any], made: Values, tensors: list[RawTensor]) -> dict[str, Any]:
+    """The node over `tensors`, to which those that it has of `made` are added."""
+    ((kind, body),) = node.items()
+    if kind == "t":
+        tensors.append(made.tensors[int(str(body))])
+        return {"t": len(tensors) - 1}
+    if kind in ("l", "p") and isinstance(body, list):
+        return {kind: [_renumbered(item, made, tensors) for item in body]}
+    if kind == "d" and isinstance(body, list):
+        return {"d": [[key, _renumbered(item, made, tensors)] for key, item in body]}
+    return node

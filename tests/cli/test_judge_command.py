@@ -51,6 +51,15 @@ def test_a_wrong_candidate_ends_with_1_and_names_stage_and_pattern(kernelwright,
     assert done.stdout.startswith("failed at check: the output is wrong")
 
 
+def test_a_models_whole_reply_is_judged_by_the_source_in_it(kernelwright, files):
+    reply = f"<think>A fence first.</think>\n\nIt adds up.\n\n```python\n{(files / 'wrong.py').read_text()}```\n\nDone."
+    (files / "reply.md").write_text(reply)
+    done = kernelwright("judge", "problem.py", "reply.md", "--effort", "screen")
+    assert done.returncode == 1
+    assert done.stdout.startswith("failed at check: the output is wrong")
+    assert "reply.md is a whole reply" in done.stderr
+
+
 def test_files_from_anywhere_are_judged(kernelwright, files, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("with a space")
     (elsewhere / "level1_7_Sum.py").write_text(PROBLEM)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -30,12 +31,17 @@ if TYPE_CHECKING:
     from kernelwright.sandbox.verdict.settings import Settings
     from kernelwright.sandbox.verdict.verdicts import Language
 
+FENCE = "```"
+
 
 def judge(
     problem: Annotated[
         str | None, typer.Argument(help="Catalog name, path of a .py file in the KernelBench convention, or PATH::ID.")
     ] = None,
-    candidate: Annotated[str | None, typer.Argument(help="File that defines ModelNew; - for standard input.")] = None,
+    candidate: Annotated[
+        str | None,
+        typer.Argument(help="File that defines ModelNew, or a model's reply with one; - for standard input."),
+    ] = None,
     size: Annotated[str | None, size_option("what fits the candidate")] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
@@ -70,7 +76,7 @@ def judge(
     from kernelwright.problems import load_problem
     from kernelwright.sandbox.machine.identity import require_tools
 
-    source = read_text(candidate, "candidate file")
+    source = _source_in(read_text(candidate, "candidate file"), candidate)
     language = _language(source)
     where = device_for(device, language, load_problem(problem, size).size, local=server is None)
     found = load_problem(problem, size_for(problem, size, where), dtype)
@@ -142,6 +148,23 @@ def _recheck(path: str, as_json: bool) -> NoReturn:
     else:
         print(f"the record agrees with its {len(found['samples'][0]['candidate_ms'])} samples: {_success(found)}")
     raise typer.Exit(FELL_SHORT if differences else DONE)
+
+
+def _source_in(text: str, name: str) -> str:
+    """The text, or where it is no Python but a model's whole reply with fenced code, the source in that."""
+    try:
+        parse_module(text)
+        return text
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        if FENCE not in text:
+            return text
+    from kernelwright.agent.replies import Extraction, extract
+
+    found = extract(text)
+    if not isinstance(found, Extraction):
+        return text
+    print(f"kernelwright: {name} is a whole reply; what is judged: {found.how}", *found.warnings, file=sys.stderr)
+    return found.source
 
 
 def _language(source: str) -> "Language":

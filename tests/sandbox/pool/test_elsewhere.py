@@ -1,0 +1,41 @@
+"""A run that goes on on another machine than it began on."""
+
+import pytest
+
+from kernelwright.sandbox.pool.front.elsewhere import as_far_as_there
+from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice
+from kernelwright.sandbox.pool.protocol import ExecutorError
+from kernelwright.sandbox.pool.workers.devices import own_cores
+from kernelwright.sandbox.verdict.memory import child_limit_bytes
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child.gpu import driver
+
+BEYOND = 4096
+"""No machine of ours has so many cores."""
+MANY = tuple(range(BEYOND))
+
+
+def test_where_all_is_there_nothing_changes_and_nothing_is_said(capsys):
+    choice, settings = ExecutorChoice(devices=1), Settings()
+    assert as_far_as_there(choice, settings) == (choice, settings)
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_gpu_cores_and_memory_of_another_machine_become_those_of_this_one(capsys):
+    began = Settings(device="cuda", cores=MANY, threads=BEYOND, memory_bytes=2**60)
+    choice, settings = as_far_as_there(ExecutorChoice(devices=BEYOND), began)
+    assert settings.cores == own_cores() and settings.threads == len(own_cores())
+    assert settings.memory_bytes == child_limit_bytes()
+    assert choice.devices == (driver.device_count() or BEYOND)
+    said = capsys.readouterr().err
+    assert f"going on with {len(own_cores())} core" in said and f"the run began with {BEYOND} cores" in said
+
+
+def test_what_is_measured_on_other_cores_is_not_measured_on_these():
+    with pytest.raises(ExecutorError, match=r"lacks \d+ of them .*start a new run here"):
+        as_far_as_there(ExecutorChoice(), Settings(cores=MANY))
+
+
+def test_what_a_service_judges_is_its_own_affair():
+    choice, settings = ExecutorChoice(server="unix:/nowhere"), Settings(cores=MANY)
+    assert as_far_as_there(choice, settings) == (choice, settings)
