@@ -1,6 +1,7 @@
 """By how much processes of a problem's reference differ from each other on this device, kept between runs.
 
-From a single worker pair it can not be seen; what was seen of the reference's own processes says what to expect.
+From a single worker pair it can not be seen; what was seen of the reference's own processes says what to expect, and
+before that what was seen of all references here.
 """
 
 import logging
@@ -19,8 +20,10 @@ from kernelwright.sandbox.verdict.verdicts import Pairing
 from kernelwright.sandbox.verdict.worker_intervals import KnownSpread, known_spread
 
 LOG = logging.getLogger("kernelwright.sandbox.timing")
-KEPT = 32
-"""The latest ratios; older ones are of a machine as it was."""
+KEPT, KEPT_OF_ALL = 32, 96
+"""The latest ratios of one problem, and of all together; older ones are of a machine as it was."""
+ALL = "*"
+"""In place of a problem's digest: of all problems."""
 
 
 class Spreads:
@@ -31,25 +34,33 @@ class Spreads:
         self._store = store or Store("spreads")
 
     @cached_property
-    def _key(self) -> Key | None:
+    def _place(self) -> tuple[str, dict[str, str]] | None:
         """Found when it is needed: to name a GPU takes a context on it."""
         try:
-            return baseline_key(self._problem.digest, *place_of(self._settings), PLACEBO)
+            return place_of(self._settings)
         except MachineError:
             LOG.info("what is seen of %s is not kept: the device can not be named", self._problem.name)
             return None
 
     def known(self) -> KnownSpread:
         """What a worker pair is expected to differ by from another."""
-        return known_spread(self._ratios(), self._settings.worker_pairs)
+        return known_spread(self._ratios(self._problem.digest), self._settings.worker_pairs, self._ratios(ALL))
 
     def keep(self, ratios: Sequence[float]) -> None:
         """Keep logarithms of ratios, each of two processes that have not been compared before."""
-        if ratios and self._key is not None:
-            self._store.put(self._key, [*self._ratios(), *ratios][-KEPT:])
+        if not ratios:
+            return
+        for problem, most in ((self._problem.digest, KEPT), (ALL, KEPT_OF_ALL)):
+            key = self._key(problem)
+            if key is not None:
+                self._store.put(key, [*self._ratios(problem), *ratios][-most:])
 
-    def _ratios(self) -> list[float]:
-        found = self._store.get(self._key) if self._key is not None else None
+    def _key(self, problem: str) -> Key | None:
+        return None if self._place is None else baseline_key(problem, *self._place, PLACEBO)
+
+    def _ratios(self, problem: str) -> list[float]:
+        key = self._key(problem)
+        found = self._store.get(key) if key is not None else None
         if not isinstance(found, list):
             return []
         return [ratio for ratio in found if isinstance(ratio, float) and math.isfinite(ratio)]

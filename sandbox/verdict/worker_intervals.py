@@ -20,6 +20,12 @@ LEAST = 0.01
 """No spread is taken to be smaller: a candidate may differ more from process to process than the reference does."""
 MEDIAN_WORTH = 3
 """So many observations are worth one where only their median is used."""
+OTHERS = 24
+"""Ratios of other problems' references that tell what is usual on a device."""
+USUAL, USUAL_POINT = 0.75, 1.1503
+"""Three of four of those are nearer to 0 than what is taken for usual, so that the problems that differ most count; and
+where so many are of a normal variable, in standard deviations.
+"""
 
 
 class KnownSpread(Record):
@@ -33,20 +39,23 @@ class KnownSpread(Record):
     """How often it may be decided whether to go on: after each of so many worker pairs."""
 
 
-def known_spread(ratios: Sequence[float], looks: int) -> KnownSpread:
+def known_spread(ratios: Sequence[float], looks: int, others: Sequence[float] = ()) -> KnownSpread:
     """From the logarithms of ratios of pairs of the reference's own processes, whose mean is 0 by symmetry.
 
     What was seen and what is assumed, each with its weight, as with a conjugate prior (Gelman and others, Bayesian Data
     Analysis, section 2.6). Of what was seen the median distance from 0 counts, 0.6745 standard deviations of a normal
     variable, so that an hour in which the machine was busy does not widen all intervals to come; for variances a median
     is worth a third of its observations (Rousseeuw and Croux 1993). It errs upwards, since these ratios come from fewer
-    calls than a candidate's.
+    calls than a candidate's. `others` are such ratios of other problems on the same device: where there are enough of
+    them and they are usually smaller than what is assumed, that is assumed.
     """
+    usual = sorted(abs(ratio) for ratio in others)[int(USUAL * len(others))] if len(others) >= OTHERS else math.inf
+    unknown = min(UNKNOWN, usual / USUAL_POINT)
     worth = len(ratios) // MEDIAN_WORTH
     seen = statistics.median(abs(ratio) for ratio in ratios) / 0.6745 if worth else 0.0
     assumed = max(1, UNKNOWN_DEGREES - worth)
     degrees = assumed + worth
-    sd = math.sqrt((assumed * UNKNOWN**2 + worth * seen**2) / degrees)
+    sd = math.sqrt((assumed * unknown**2 + worth * seen**2) / degrees)
     return KnownSpread(sd=max(LEAST, sd), degrees=degrees, looks=looks)
 
 

@@ -24,6 +24,14 @@ def test_what_is_kept_is_what_is_expected_of_the_next_candidate(spreads, tmp_pat
     assert again.known().sd < before.sd and again.known().degrees >= before.degrees
 
 
+def test_what_was_seen_of_other_problems_here_is_what_a_new_one_begins_with(spreads, tmp_path):
+    new = Spreads(NORM.model_copy(update={"source": NORM.source + "\n"}), Settings(worker_pairs=5), spreads._store)
+    before = new.known()
+    spreads.keep([0.01, -0.01] * 15)
+    after = new.known()
+    assert after.sd < before.sd and after.degrees == before.degrees
+
+
 def test_the_latest_alone_are_kept(spreads):
     spreads.keep([0.5] * KEPT)
     spreads.keep([0.001] * KEPT)

@@ -106,6 +106,33 @@ def test_where_nothing_is_known_of_the_reference_it_holds_too(between):
     assert sum(searched(machine, 1.0, nothing).comparison == "faster" for _ in range(TRIALS)) <= 0.01 * TRIALS
 
 
+@pytest.mark.parametrize(
+    "problems", [[0.003, 0.005, 0.01, 0.01, 0.02, 0.03, 0.05], [0.005] * 9 + [0.06]], ids=["mixed", "one that is bad"]
+)
+def test_what_is_usual_of_other_problems_may_be_assumed_of_a_new_one(problems):
+    """Whichever of the problems the new one is like: it is hardly ever called faster than itself."""
+    rng = random.Random(7)
+
+    def machine():
+        return Machine(rng.choice(problems), "heavy tails", seed=rng.random())
+
+    def usual():
+        others = [math.log(math.prod(machine().worker(1.0, 2))) / 2 for _ in range(96)]
+        return known_spread([], LOOKS, others)
+
+    found = [searched(machine(), 1.0, usual()) for _ in range(TRIALS)]
+    assert sum(one.comparison == "faster" for one in found) <= 0.01 * TRIALS
+    assert misses(found, 1.0) <= WRONG * TRIALS
+
+
+def test_on_a_device_where_processes_hardly_differ_one_pair_shows_what_is_better_by_far():
+    usual = known_spread([], LOOKS, [0.01 * (-1) ** at for at in range(40)])
+    machine = Machine(0.005, "normal", seed=8)
+    found = [searched(machine, 2.2, usual) for _ in range(50)]
+    assert sum(len(set(one.closest.workers)) == 1 for one in found) > 45
+    assert misses(found, 2.2) == 0
+
+
 def test_what_is_clearly_slower_or_clearly_below_the_best_ends_at_the_first_look():
     machine = Machine(0.01, "normal", seed=4)
     known = machine.known(LOOKS)
@@ -160,6 +187,8 @@ def test_a_spread_is_expected_before_it_is_seen_and_then_it_is_what_was_seen():
     seen = known_spread([rng.gauss(0, 0.02) for _ in range(32)], 5)
     assert seen.sd == pytest.approx(0.02, rel=0.4) and seen.degrees > 10
     assert known_spread([0.0] * 32, 5).sd == LEAST
+    assert known_spread([], 5, [0.001] * 10).sd == UNKNOWN == known_spread([], 5, [0.2] * 40).sd
+    assert known_spread([], 5, [0.001] * 40) == KnownSpread(sd=LEAST, degrees=4, looks=5)
 
 
 def test_an_hour_of_a_busy_machine_does_not_widen_all_that_follows():
