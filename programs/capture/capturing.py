@@ -136,7 +136,7 @@ def _record(watch: CallWatch, wishes: Wishes, cutting: Cutting) -> CapturedProgr
         versions=versions(),
         steps=len(steps),
         steps_seen=watch.steps_seen,
-        program_ms=sum(step.wall_ms for step in steps),
+        program_ms=sum(step.ms for step in steps),
         modules=_modules(watch),
         operators=tuple(OperatorSeen(name=name, calls=calls, ms=ms) for name, (calls, ms) in listed),
         parts=tuple(cutting.parts),

@@ -75,7 +75,7 @@ def cut(watch: CallWatch, tell: Callable[[str], None]) -> Cutting:
     """Cut what takes its share of the program's time."""
     steps = counted_steps(watch)
     times = times_of(steps)
-    program_ms = sum(step.wall_ms for step in steps)
+    program_ms = sum(step.ms for step in steps)
     found = Cutting()
     drafts: list[Draft] = []
     for trial in _trials(watch, times, program_ms):

@@ -35,6 +35,13 @@ class StepTimes:
     places: dict[int, PlaceTimes]
     operators: dict[str, tuple[int, float]]
     """By name: calls, and the milliseconds of their own."""
+    outermost: frozenset[int] = frozenset()
+    """The places that no other place calls."""
+
+    @property
+    def ms(self) -> float:
+        """Of all calls together, by the clock of the places."""
+        return sum(self.places[place].forward_ms + self.places[place].backward_ms for place in self.outermost)
 
 
 def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
@@ -45,6 +52,7 @@ def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
     places: dict[int, PlaceTimes] = defaultdict(PlaceTimes)
     enclosing = {id(event): _enclosing(event, call, look) for event in events}  # numbers of two sorts are in `event.id`
     custom = _custom_functions()
+    outermost: set[int] = set()
     by_sequence: dict[int, list[int]] = {}
     operators: dict[str, tuple[int, float]] = {}
     for event in sorted(events, key=lambda event: event.time_range.start):
@@ -55,6 +63,8 @@ def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
             times = places[int(event.name.removeprefix(call))]
             times.calls += 1
             times.forward_ms += clock.ms(event)
+            if not inside:
+                outermost.add(int(event.name.removeprefix(call)))
             continue
         if event.name.startswith("aten::"):
             calls, ms = operators.get(event.name, (0, 0.0))
@@ -70,7 +80,7 @@ def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
         if event.name.startswith(BACKWARD) and event.sequence_nr in by_sequence:
             for place in set(by_sequence[event.sequence_nr]):
                 places[place].backward_ms += clock.ms(event)
-    return StepTimes(dict(places), operators)
+    return StepTimes(dict(places), operators, frozenset(outermost))
 
 
 def _enclosing(event: Any, call: str, look: str) -> list[int] | None:

@@ -63,7 +63,7 @@ def _row(captured: CapturedProgram, one: Chosen, top: int, hue: str) -> list[str
 
 
 def _pixels(ms: float, program_ms: float) -> float:
-    return (RIGHT - LEFT) * min(1.0, ms / program_ms) if program_ms else 0.0
+    return (RIGHT - LEFT) * ms / program_ms if program_ms else 0.0
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:

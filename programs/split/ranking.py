@@ -114,14 +114,13 @@ def _sites(part: Part) -> Iterator[tuple[PartSize, CallSite]]:
 
 
 def _chosen(one: _Left, program_ms: float, peaks: Peaks | None) -> Chosen:
-    """By clocks of their own a part's calls may take longer than the program: no more than all of it is said."""
     return Chosen(
         part=one.part.id,
         ms=one.ms,
-        share=min(1.0, one.ms / program_ms) if program_ms else 0.0,
+        share=one.ms / program_ms if program_ms else 0.0,
         floor_ms=one.floor_ms(peaks),
         compiled_ms=one.ms / one.speedup if one.speedup else None,
-        gain_ms=min(one.gain_ms(peaks), program_ms),
+        gain_ms=one.gain_ms(peaks),
         sites=tuple(dict.fromkeys((site.root, site.module) for _, site in one.sites)),
     )
 

@@ -5,6 +5,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from kernelwright.programs.capture.profile_reading import read_step
+from kernelwright.programs.capture.watching import SeenStep
 
 
 def event(number, name, start, end, device=DeviceType.CPU, kernels=()):
@@ -26,5 +27,7 @@ def test_on_a_gpu_a_call_counts_once_with_the_time_of_its_kernels_or_of_launchin
     assert {place: times.calls for place, times in found.places.items()} == {0: 1, 1: 1}
     assert found.places[1].forward_ms == pytest.approx(inner_ms)
     assert found.places[0].forward_ms == pytest.approx(outer_ms)
+    assert found.outermost == {0} and found.ms == pytest.approx(outer_ms)
+    assert SeenStep(0.01, found).ms == found.ms and SeenStep(7.0, found).ms == 7.0
     assert found.places[1].operators == 1
     assert found.operators["aten::mm"][0] == 1
