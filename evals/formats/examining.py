@@ -6,7 +6,8 @@ from kernelwright.evals.formats.checking import Examined
 from kernelwright.problems import Problem
 from kernelwright.problems.record.lint import lint_source
 from kernelwright.sandbox.calls.backend import device_held
-from kernelwright.sandbox.calls.reference import PartOfReference, ReferenceSession
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.calls.reference_part import PartOfReference
 from kernelwright.sandbox.correctness.compare import tolerance_of
 from kernelwright.sandbox.correctness.lint import Finding, TimedResult, examine, status_of
 from kernelwright.sandbox.jail.own_process import give_back_freed_memory

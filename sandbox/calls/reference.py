@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,9 +10,9 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import device_held, open_session
 from kernelwright.sandbox.calls.memory_needs import LARGE_BYTES, Needs
 from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, require_room
+from kernelwright.sandbox.calls.reference_part import PartOfReference
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.calls.timed_call import Timed
-from kernelwright.sandbox.correctness.chunking import Cut, part
 from kernelwright.sandbox.correctness.compare import tolerance_of
 from kernelwright.sandbox.correctness.lint import quick_status
 from kernelwright.sandbox.correctness.repeats import draws
@@ -542,49 +542,6 @@ class ReferenceSession:
             if self._own_inputs and self._shared is not None:
                 self._shared.close()
             self._folder.close()
-
-
-class PartOfReference:
-    """A reference that is called on fewer indices of the first axis: enough to see which lazy answers pass.
-
-    A `sandbox.correctness.lint.Subject`; its child sees memory for so many, and `turn` shows it that for whole inputs.
-    """
-
-    def __init__(self, reference: ReferenceSession, turn: Callable[[], None], cut: Cut, step: int) -> None:
-        self._reference, self._turn, self._cut, self._step = reference, turn, cut, step
-        self.weights = reference.weights
-
-    def draw(self) -> Values:
-        """Fresh inputs, cut."""
-        self._turn()
-        try:
-            return part(self._reference.draw(), self._cut, 0, self._step).copied()
-        finally:
-            self._turn()
-
-    def call(self, values: Values) -> Timed:
-        """As of the whole."""
-        return self._reference.call(values)
-
-    def call_ms(self, values: Values) -> float:
-        """As of the whole."""
-        return self._reference.call_ms(values)
-
-    def exact(self, values: Values) -> Values:
-        """In float64."""
-        return self._reference.exact_part(values)
-
-    def keep(self, output: Values) -> Values:
-        """As of the whole."""
-        return self._reference.keep(output)
-
-    def reweighted(self) -> AbstractContextManager[None]:
-        """As of the whole."""
-        return self._reference.reweighted()
-
-    def nothing_ms(self) -> float:
-        """As of the whole."""
-        return self._reference.nothing_ms()
 
 
 def _both_clocks(timed: Timed) -> tuple[float, float]:

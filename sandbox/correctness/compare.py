@@ -14,7 +14,17 @@ from typing import NamedTuple
 import torch
 
 from kernelwright.problems import Problem, Tolerance
-from kernelwright.sandbox.correctness.distance import Bound, Factors, Moved, Size, apart, finite, measure, worst
+from kernelwright.sandbox.correctness.distance import (
+    Bound,
+    Factors,
+    Moved,
+    Size,
+    all_within,
+    apart,
+    finite,
+    measure,
+    worst,
+)
 from kernelwright.sandbox.correctness.patterns import describe_pattern, where
 from kernelwright.sandbox.tensors.trees import flatten, show
 from kernelwright.sandbox.tensors.values import RawTensor, Values
@@ -141,6 +151,9 @@ def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
     if not near.is_floating_point():
         return False
     unit = _floor(near, tolerance)
+    # What holds of every element holds of every size: each grows with any element's magnitude, and in proportion.
+    if unit <= LARGEST_UNIT and all_within(got, near, unit / max(2, USUAL_SHARE)):
+        return True
     error, size = apart(got, near)
     if not (unit <= LARGEST_UNIT and error.is_finite and size.is_finite):
         return False

@@ -15,8 +15,8 @@ SMALLEST_SLICE = 64
 """Elements that a slice along the first axis needs, so that the reference's error in it is no matter of luck."""
 SLICE_SLACK = 1e-3
 """A slice may always be off by this share of an average slice's bound, for kernels that mix rows."""
-PIECE = 2**14
-"""Elements: three pieces in float64 stay in a core's cache, and below 2**15 torch does not spread work over threads,
+PIECE = 2**15
+"""Elements: three pieces in float64 stay in a core's cache, and up to 2**15 torch does not spread work over threads,
 which costs up to a hundred times more where the cores are busy with something else."""
 MOVES = 3.5
 """What an element is allowed, over the root mean square of a few draws, which may be small by chance."""
@@ -176,6 +176,17 @@ def worst(got: torch.Tensor, want: torch.Tensor) -> tuple[int, ...]:
             most, place = float(value), before + int(index)
         before += errors.numel()
     return tuple(int(axis) for axis in torch.unravel_index(torch.tensor(place), want.shape))
+
+
+def all_within(got: torch.Tensor, near: torch.Tensor, share: float) -> bool:
+    """Whether each element is finite and off by at most so small a share of `near`'s; ends at the first that is not."""
+    exact = torch.promote_types(near.dtype, torch.float32)
+    for mine, true in _flat_pieces(got, near):
+        errors = mine.to(exact).sub(true.to(exact)).abs_()
+        bounds = true.to(exact).abs().mul_(share * (1 - 1e-6))
+        if not (bool((errors <= bounds).all()) and math.isfinite(float(errors.max()))):
+            return False
+    return True
 
 
 def apart(got: torch.Tensor, near: torch.Tensor) -> tuple[Size, Size]:

@@ -21,6 +21,10 @@ TO_CHOOSE = 0.05
 is better by far, `SHARE_OF_DISTANCE` is, up to `FAR_BETTER`.
 """
 FAR_BETTER = 0.1
+AT_LEAST, FAR_FROM_IT = 2, 1.5
+"""Worker pairs before it is given up to become as sure as that, where the last one would leave a half width of so many
+times what is wanted.
+"""
 STUDENT = {4: 3.182, 5: 2.776}
 """By number of worker pairs, the 97.5 % point of Student's t with one degree less."""
 
@@ -53,4 +57,8 @@ def is_enough_to_choose(measurement: Measurement, beat: float | None, target: fl
         return True
     distance = math.log(interval.low / threshold) if interval.low > threshold else 0.0
     enough = min(FAR_BETTER, max(TO_CHOOSE, SHARE_OF_DISTANCE * distance))
-    return interval.low > threshold * (1 + SAME_WITHIN) and interval.half_width < enough
+    if interval.low <= threshold * (1 + SAME_WITHIN):
+        return False
+    groups, known = len(set(measurement.closest.workers)), measurement.known_spread
+    in_the_end = interval.half_width * math.sqrt(groups / known.looks) if known else 0.0
+    return interval.half_width < enough or (groups >= AT_LEAST and in_the_end > FAR_FROM_IT * enough)

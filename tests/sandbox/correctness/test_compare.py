@@ -394,6 +394,8 @@ def test_another_order_of_summation_needs_no_exact_result_and_a_lower_precision_
         (torch.tensor([1, 2]), torch.tensor([1, 3])),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, float("nan")])),
         (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, 2.0])),
+        (torch.tensor([1.0, float("inf")]), torch.tensor([1.0 + 1e-6, float("inf")])),
+        (torch.tensor([1.0, 3e38]), torch.tensor([1.0, float("inf")])),
         (torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 2.0]])),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0], dtype=torch.float64)),
         (torch.tensor([0.0, 1e-30]), torch.tensor([0.0, 0.0])),

@@ -8,7 +8,7 @@ import torch
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness import compare, distance
 from kernelwright.sandbox.correctness.compare import Checks, mismatch
-from kernelwright.sandbox.correctness.distance import MOVES, Moved, finite, measure, worst
+from kernelwright.sandbox.correctness.distance import MOVES, Moved, all_within, finite, measure, worst
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 SHAPES = [(), (1,), (7,), (3, 50), (5, 4, 30), (2, 3, 4, 100)]
@@ -23,7 +23,7 @@ def judged(got, want, near=None, checks=None):
     return mismatch(values(got), values(want), values(near), Tolerance(), checks or Checks())
 
 
-@pytest.fixture(params=[1, 7, 64, 2**14])
+@pytest.fixture(params=[1, 7, 64, 2**15])
 def piece(request, monkeypatch):
     """Pieces of so many elements."""
     monkeypatch.setattr(distance, "PIECE", request.param)
@@ -187,3 +187,20 @@ def test_a_small_output_is_described_whole(parts):
     got = want.float()
     got[2, 2] += 3
     assert "of the part from" not in judged(got, want).details
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_elements_that_are_all_near_are_found_by_pieces_and_one_that_is_not_too(piece, shape, dtype):
+    near = torch.randn(shape).to(dtype)
+    got = (near.double() * 1.01).to(dtype)
+    assert all_within(got, near, 0.02)
+    assert not all_within(got, near, 0.002)
+    got.view(-1)[-1] = near.view(-1)[-1] * 1.1
+    assert not all_within(got, near, 0.02)
+
+
+@pytest.mark.parametrize(("got", "near"), [("inf", "inf"), ("nan", "nan"), ("1", "inf"), ("inf", "1"), ("1e-30", "0")])
+def test_what_is_not_finite_is_near_nothing_and_what_is_not_zero_is_not_near_zero(got, near):
+    assert not all_within(torch.tensor([1.0, float(got)]), torch.tensor([1.0, float(near)]), 0.5)
+    assert all_within(torch.zeros(3), torch.zeros(3), 0.5)
