@@ -41,7 +41,8 @@ LONG_MS = 1.0
 """A single call that takes so long is told from its events by what the protocol takes in the reference's."""
 PROTOCOLS = 5
 ANEW, MOST_ANEW = "an output lay in memory that was not seen before", 2 * PAIRS_A_WORKER
-"""After so many a candidate is timed as it is: who takes new memory for each call pays for its being looked up."""
+"""After so many a candidate that takes new memory for each call is timed as it is, and pays for its being looked up; a
+baseline never does, whose time would only be longer."""
 WAKING_MS = 1.0
 """Where the reference takes so long, every side's call begins with a tiny kernel of ours, and its events behind that.
 
@@ -213,7 +214,7 @@ class DeviceTiming(Timing):
         if self._has("timed_check"):
             self._check(done[CANDIDATE], done[EAGER], values, family)
         self.baseline.let_go()
-        fault = self._fault([timed.device for timed in done.values() if timed.device is not None])
+        fault = self._fault({name: timed.device for name, timed in done.items() if timed.device is not None})
         if fault:
             self.samples.dropped[fault] += 1
             return False
@@ -267,11 +268,12 @@ class DeviceTiming(Timing):
         self.samples.baselines[name].append(timed.milliseconds)
         self.samples.events[name].append(_events(timed))
 
-    def _fault(self, sides: Sequence[Witnessed]) -> str:
+    def _fault(self, named: dict[str, Witnessed]) -> str:
         """Why a pair does not count; empty where it does."""
+        sides, anew = list(named.values()), {name for name, side in named.items() if side.mapped_anew}
         if any(side.made_twice for side in sides):
             return "memory was missing, and the call was made once more on the same values"
-        if any(side.mapped_anew for side in sides) and self.samples.dropped[ANEW] < MOST_ANEW:
+        if anew - {CANDIDATE} or (anew and self.samples.dropped[ANEW] < MOST_ANEW):
             return ANEW
         if not all(side.prepared.was_idle for side in sides):
             return "the device was not idle before the call"
