@@ -61,4 +61,7 @@ def is_enough_to_choose(measurement: Measurement, beat: float | None, target: fl
         return False
     groups, known = len(set(measurement.closest.workers)), measurement.known_spread
     in_the_end = interval.half_width * math.sqrt(groups / known.looks) if known else 0.0
-    return interval.half_width < enough or (groups >= AT_LEAST and in_the_end > FAR_FROM_IT * enough)
+    # What is too noisy for a claim goes on as long as more might make it one.
+    is_claimed = interval.half_width < NOISE_LIMIT or in_the_end > NOISE_LIMIT
+    gives_up = groups >= AT_LEAST and in_the_end > FAR_FROM_IT * enough and is_claimed
+    return interval.half_width < enough or gives_up
