@@ -19,7 +19,7 @@ from kernelwright.sandbox.correctness.repeats import draws
 from kernelwright.sandbox.correctness.weights import changed
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.merging import alone
+from kernelwright.sandbox.tensors.merging import alone, merged
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
@@ -385,7 +385,6 @@ class ReferenceSession:
 
     def _found_burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
         from kernelwright.sandbox.calls.device import device_of
-        from kernelwright.sandbox.tensors.merging import merged
 
         session, whole = self._on_device, merged(values)
         assert session is not None

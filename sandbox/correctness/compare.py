@@ -151,11 +151,13 @@ def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
     if not near.is_floating_point():
         return False
     unit = _floor(near, tolerance)
+    if unit > LARGEST_UNIT:
+        return False
     # What holds of every element holds of every size: each grows with any element's magnitude, and in proportion.
-    if unit <= LARGEST_UNIT and all_within(got, near, unit / max(2, USUAL_SHARE)):
+    if all_within(got, near, unit / max(2, USUAL_SHARE)):
         return True
     error, size = apart(got, near)
-    if not (unit <= LARGEST_UNIT and error.is_finite and size.is_finite):
+    if not (error.is_finite and size.is_finite):
         return False
     slices = error.slices is None or size.slices is None or bool((error.slices <= unit / 2 * size.slices).all())
     usual = error.usual is None or size.usual is None or error.usual <= unit / USUAL_SHARE * size.usual

@@ -181,9 +181,9 @@ def worst(got: torch.Tensor, want: torch.Tensor) -> tuple[int, ...]:
 def all_within(got: torch.Tensor, near: torch.Tensor, share: float) -> bool:
     """Whether each element is finite and off by at most so small a share of `near`'s; ends at the first that is not."""
     exact = torch.promote_types(near.dtype, torch.float32)
-    for mine, true in _flat_pieces(got, near):
-        errors = mine.to(exact).sub(true.to(exact)).abs_()
-        bounds = true.to(exact).abs().mul_(share * (1 - 1e-6))
+    for piece in _flat_pieces(got, near):
+        mine, true = (tensor.to(exact) for tensor in piece)
+        errors, bounds = mine.sub(true).abs_(), true.abs().mul_(share * (1 - 1e-6))
         if not (bool((errors <= bounds).all()) and math.isfinite(float(errors.max()))):
             return False
     return True

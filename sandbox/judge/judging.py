@@ -259,9 +259,7 @@ class Judge:
 
     def _spare_made(self) -> AbstractContextManager[None]:
         """Meanwhile workers for the next candidate are started, where there will be one and memory holds it."""
-        if self.spare is None or not self.spare.is_lasting:
-            return nullcontext()
-        if not self._baselines.has_room_for_two:
+        if self.spare is None or not (self.spare.is_lasting and self._baselines.has_room_for_two):
             return nullcontext()
         return in_background(self.spare.make)
 

@@ -26,8 +26,6 @@ class Built:
         """Its folder, and the workers that were started ahead."""
         self.worker: Session | None = None
         """The one that is at work, or will be first: it stands still until the build is done."""
-        self.workers = len(self.stand.sessions)
-        """So many were started."""
         self.failure: StageFailed | None = None
         self.key = ""
         """Under which digest the store of finished builds keeps it; empty before it is known."""

@@ -36,7 +36,6 @@ class Stand:
         self.folder = WorkFolder()
         self.sessions: list[Session] = []
         """Those that stand, the next to be used first."""
-        self.started = 0
 
     def start_first(self, settings: Settings) -> None:
         """Start what any candidate needs and does not stand; on a processor each more would be heard."""
@@ -47,19 +46,13 @@ class Stand:
         """The next one, which greets; where none stands, it is started."""
         if not self.sessions:
             self.start(settings, 1)
-        session = self.sessions.pop(0)
-        try:
-            session.greet()
-        except BaseException:
-            session.close()
-            raise
-        return session
+        self.sessions[0].greet()
+        return self.sessions.pop(0)
 
     def start(self, settings: Settings, count: int) -> None:
         """Begin to start so many more; on a device nothing is done yet."""
         for _ in range(count):
             self.sessions.append(open_session("worker", self.folder, settings))
-            self.started += 1
 
     def come_up(self) -> None:
         """Wait until all have started."""
@@ -93,11 +86,6 @@ class Spare:
         self._forget: Callable[[], None] | None = None
         self._is_closed = False
 
-    @property
-    def count(self) -> int:
-        """How many workers are started for it."""
-        return min(AHEAD, self._settings.worker_pairs)
-
     def fits(self, settings: Settings) -> bool:
         """Whether what stands here is what these settings would start: they may differ in how much is measured."""
         return settings.model_dump(exclude=MEASURING) == self._settings.model_dump(exclude=MEASURING)
@@ -108,7 +96,7 @@ class Spare:
             return
         stand = Stand()
         try:
-            stand.start(self._settings, self.count)
+            stand.start_first(self._settings)
             stand.come_up()
         except BaseException:
             stand.close()
@@ -121,8 +109,7 @@ class Spare:
         if stand is None:
             return
         try:
-            if self._settings.gpu:
-                all_at_once(self._settings, [stand.sessions[0].greet])
+            all_at_once(self._settings, [stand.sessions[0].greet])
         except BaseException:
             stand.close()
             raise

@@ -1,6 +1,7 @@
 """Several values as one and parts of one by themselves: the calls of a burst, what a child tells at once. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
@@ -12,7 +13,7 @@ def merged(calls: Sequence[Values]) -> Values:
     tensors: list[RawTensor] = []
     trees = []
     for values in calls:
-        trees.append(_shifted(values.tree, len(tensors)))
+        trees.append(_renumbered(values.tree, partial(int.__add__, len(tensors))))
         tensors.extend(values.tensors)
     return Values({"l": trees}, tuple(tensors))
 
@@ -28,29 +29,21 @@ def parted(output: Values, calls: int) -> list[Values]:
 def alone(tree: dict[str, Any], made: Values) -> Values:
     """A part of a bigger value with only its own tensors, renumbered."""
     tensors: list[RawTensor] = []
-    return Values(_renumbered(tree, made, tensors), tuple(tensors))
+
+    def taken(number: int) -> int:
+        tensors.append(made.tensors[number])
+        return len(tensors) - 1
+
+    return Values(_renumbered(tree, taken), tuple(tensors))
 
 
-def _shifted(tree: dict[str, Any], by: int) -> dict[str, Any]:
-    """The same structure over tensors that come `by` later."""
+def _renumbered(tree: dict[str, Any], number: Callable[[int], int]) -> dict[str, Any]:
+    """The same structure over tensors of other numbers, which are asked for in its order."""
     ((kind, body),) = tree.items()
     if kind == "t":
-        return {"t": body + by}
+        return {"t": number(body)}
     if kind in ("l", "p"):
-        return {kind: [_shifted(item, by) for item in body]}
+        return {kind: [_renumbered(item, number) for item in body]}
     if kind == "d":
-        return {"d": [[key, _shifted(item, by)] for key, item in body]}
+        return {"d": [[key, _renumbered(item, number)] for key, item in body]}
     return tree
-
-
-def _renumbered(node: dict[str, Any], made: Values, tensors: list[RawTensor]) -> dict[str, Any]:
-    """The node over `tensors`, to which those that it has of `made` are added."""
-    ((kind, body),) = node.items()
-    if kind == "t":
-        tensors.append(made.tensors[int(str(body))])
-        return {"t": len(tensors) - 1}
-    if kind in ("l", "p") and isinstance(body, list):
-        return {kind: [_renumbered(item, made, tensors) for item in body]}
-    if kind == "d" and isinstance(body, list):
-        return {"d": [[key, _renumbered(item, made, tensors)] for key, item in body]}
-    return node

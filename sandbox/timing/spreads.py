@@ -48,11 +48,8 @@ class Spreads:
 
     def keep(self, ratios: Sequence[float]) -> None:
         """Keep logarithms of ratios, each of two processes that have not been compared before."""
-        if not ratios:
-            return
         for problem, most in ((self._problem.digest, KEPT), (ALL, KEPT_OF_ALL)):
-            key = self._key(problem)
-            if key is not None:
+            if ratios and (key := self._key(problem)) is not None:
                 self._store.put(key, [*self._ratios(problem), *ratios][-most:])
 
     def _key(self, problem: str) -> Key | None:

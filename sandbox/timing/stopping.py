@@ -55,13 +55,18 @@ def is_enough_to_choose(measurement: Measurement, beat: float | None, target: fl
         return False
     if interval.high < threshold / (1 + SAME_WITHIN) or interval.half_width < target:
         return True
-    distance = math.log(interval.low / threshold) if interval.low > threshold else 0.0
-    enough = min(FAR_BETTER, max(TO_CHOOSE, SHARE_OF_DISTANCE * distance))
     if interval.low <= threshold * (1 + SAME_WITHIN):
         return False
+    enough = min(FAR_BETTER, max(TO_CHOOSE, SHARE_OF_DISTANCE * math.log(interval.low / threshold)))
+    return interval.half_width < enough or _is_in_vain(measurement, enough)
+
+
+def _is_in_vain(measurement: Measurement, enough: float) -> bool:
+    """Whether all looks together would not make it sure `enough`, and do not decide either whether a claim stands."""
     groups, known = len(set(measurement.closest.workers)), measurement.known_spread
-    in_the_end = interval.half_width * math.sqrt(groups / known.looks) if known else 0.0
-    # What is too noisy for a claim goes on as long as more might make it one.
-    is_claimed = interval.half_width < NOISE_LIMIT or in_the_end > NOISE_LIMIT
-    gives_up = groups >= AT_LEAST and in_the_end > FAR_FROM_IT * enough and is_claimed
-    return interval.half_width < enough or gives_up
+    if known is None or groups < AT_LEAST:
+        return False
+    half = measurement.interval.half_width
+    in_the_end = half * math.sqrt(groups / known.looks)
+    may_become_a_claim = in_the_end <= NOISE_LIMIT <= half
+    return in_the_end > FAR_FROM_IT * enough and not may_become_a_claim

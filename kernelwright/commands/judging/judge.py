@@ -29,7 +29,6 @@ from kernelwright.problems.record.syntax import parse_module
 if TYPE_CHECKING:
     from kernelwright.problems import Problem
     from kernelwright.sandbox.verdict.settings import Settings
-    from kernelwright.sandbox.verdict.verdicts import Language
 
 FENCE = "```"
 
@@ -74,11 +73,12 @@ def judge(
         check_threads(threads)
         become_a_judge(threads)  # first of all: the process that it starts imports torch, which takes longest
     from kernelwright.problems import load_problem
+    from kernelwright.sandbox.authenticity.languages import candidate_of
     from kernelwright.sandbox.machine.identity import require_tools
 
     source = _source_in(read_text(candidate, "candidate file"), candidate)
-    language = _language(source)
-    where = device_for(device, language, load_problem(problem, size).size, local=server is None)
+    asked = candidate_of(source)
+    where = device_for(device, asked.language, load_problem(problem, size).size, local=server is None)
     found = load_problem(problem, size_for(problem, size, where), dtype)
     if backward:
         found = found.model_copy(update={"direction": "both"})
@@ -94,12 +94,11 @@ def judge(
     with imports_that_stay():  # all of these import torch
         from kernelwright.sandbox.pool.judges import Judges
         from kernelwright.sandbox.verdict.report import report
-        from kernelwright.sandbox.verdict.verdicts import Candidate
 
-    require_tools(language)
+    require_tools(asked.language)
     check_tools(sanitize, profile, settings.gpu)
     with Judges(settings, is_lasting=False) as judges:
-        verdict = judges.judge(found, Candidate(source=source, language=language))
+        verdict = judges.judge(found, asked)
     _tell(report(verdict), found.dtype, as_json)
 
 
@@ -165,16 +164,6 @@ def _source_in(text: str, name: str) -> str:
         return text
     print(f"kernelwright: {name} is a whole reply; what is judged: {found.how}", *found.warnings, file=sys.stderr)
     return found.source
-
-
-def _language(source: str) -> "Language":
-    """What the source asks for; text that is no Python needs nothing, since the scan refuses it."""
-    from kernelwright.sandbox.authenticity.languages import language_of
-
-    try:
-        return language_of(parse_module(source))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return "python"
 
 
 def words(found: dict[str, Any], dtype: str | None = None) -> str:

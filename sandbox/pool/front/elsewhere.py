@@ -20,12 +20,14 @@ def as_far_as_there(choice: ExecutorChoice, settings: Settings) -> tuple[Executo
         return choice, settings
     there = own_cores()
     missing = sorted(set(settings.cores) - set(there))
-    if missing and not settings.gpu:
-        raise ExecutorError(
-            f"the run is measured on {len(settings.cores)} cores and this machine lacks {len(missing)} of them (core "
-            f"{missing[0]}); go on where it began, or start a new run here"
-        )
-    devices = choice.devices and max(1, min(choice.devices, driver.device_count() or choice.devices))
+    if not settings.gpu:
+        if missing:
+            raise ExecutorError(
+                f"the run is measured on {len(settings.cores)} cores and this machine lacks {len(missing)} of them "
+                f"(core {missing[0]}); go on where it began, or start a new run here"
+            )
+        return choice, settings
+    devices = choice.devices and min(choice.devices, driver.device_count() or choice.devices)
     if not missing and devices == choice.devices:
         return choice, settings
     cores = there if missing else settings.cores

@@ -36,6 +36,12 @@ def test_what_is_measured_on_other_cores_is_not_measured_on_these():
         as_far_as_there(ExecutorChoice(), Settings(cores=MANY))
 
 
+def test_parts_of_a_processor_are_not_counted_by_gpus(capsys):
+    choice, settings = ExecutorChoice(devices=BEYOND), Settings()
+    assert as_far_as_there(choice, settings) == (choice, settings)
+    assert capsys.readouterr().err == ""
+
+
 def test_what_a_service_judges_is_its_own_affair():
     choice, settings = ExecutorChoice(server="unix:/nowhere"), Settings(cores=MANY)
     assert as_far_as_there(choice, settings) == (choice, settings)
