@@ -92,11 +92,17 @@ class Cache:
 
     def entries(self) -> list[Path]:
         """All entries, the longest unused first."""
-        found: set[Path] = set()
-        for depth in self._depths if _exists(self.root) else ():
-            named = (path.parent for path in self.root.glob("*/" * depth + MARK))
+        found = []
+        # `os.walk` passes over what other processes remove meanwhile; `Path.glob` raises there.
+        for above, folders, files in os.walk(self.root):
+            path = Path(above)
+            depth = len(path.relative_to(self.root).parts)
+            is_entry = MARK in files and depth in self._depths
+            if is_entry:
+                found.append(path)
             # Neither what is being made nor a file of that name within an entry.
-            found |= {path for path in named if not _is_hidden(path, self.root) and not found & set(path.parents)}
+            goes_on = not is_entry and depth < max(self._depths)
+            folders[:] = [name for name in folders if not name.startswith(".")] if goes_on else []
         return sorted(found, key=_date)
 
     def size_bytes(self) -> int:
@@ -105,7 +111,8 @@ class Cache:
 
     def trim(self, keep: Path | None = None) -> None:
         """Remove the longest unused entries until the rest fits, and what dead processes left."""
-        for path in self.root.glob(f"{UNFINISHED}*"):
+        _, folders, _ = next(os.walk(self.root), ("", [], []))
+        for path in (self.root / name for name in folders if name.startswith(UNFINISHED)):
             if time.time() - _date(path) > FORGOTTEN_S:
                 LOG.info("%s is removed: whoever made it ended before it was whole", path)
                 shutil.rmtree(path, ignore_errors=True)
@@ -123,10 +130,6 @@ class Cache:
                 )
                 shutil.rmtree(path, ignore_errors=True)
                 total -= size
-
-
-def _is_hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
 def _date(path: Path) -> float:

@@ -1,4 +1,6 @@
 import os
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,26 @@ def test_an_entry_in_the_making_is_not_seen(tmp_path):
         (folder / "entry.json").write_text("{}")
         assert cache.entries() == []
     assert [path.name for path in cache.entries()] == ["one"]
+
+
+def test_what_others_remove_while_it_is_looked_at_is_passed_over(tmp_path):
+    done = threading.Event()
+
+    def come_and_go():
+        while not done.is_set():
+            (tmp_path / "kind" / "entry" / "build").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "kind" / "entry" / "entry.json").touch()
+            shutil.rmtree(tmp_path / "kind", ignore_errors=True)
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for _ in range(1000):
+            assert {path.name for path in Cache(tmp_path, 2**20, depth=None).entries()} <= {"entry"}
+            Cache(tmp_path / "kind", 0).trim()
+    finally:
+        done.set()
+        other.join()
 
 
 def test_a_used_entry_outlives_one_that_was_not(tmp_path):
