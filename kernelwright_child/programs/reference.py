@@ -129,8 +129,16 @@ class Reference(ModelRunner):
         return place(self.drawn)
 
     def draw(self, message: Message, fds: list[int]) -> Message:
-        """Fresh inputs under the given seed; with gradients of the outputs where the problem asks for them."""
-        self.drawn = self.draw_values(message["seed"])
+        """Fresh inputs under the given seed; with gradients of the outputs where the problem asks for them.
+
+        On the given cores, where another child draws at the same time: torch's OpenMP binds each to the first of all.
+        """
+        bound = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, message.get("cores") or bound)
+        try:
+            self.drawn = self.draw_values(message["seed"])
+        finally:
+            os.sched_setaffinity(0, bound)
         return place(self.drawn)
 
     def draw_values(self, seed: int) -> list[Any]:

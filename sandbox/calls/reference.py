@@ -91,17 +91,21 @@ class ReferenceSession:
         settings: Settings,
         form: Form = PLAIN,
         folder: WorkFolder | None = None,
-        inputs: "SharedInputs | None" = None,
+        inputs: "SharedInputs | Values | None" = None,
     ) -> None:
         """Of a compiled form, `compile` is due before the first call. The folder is removed with the child.
 
-        `inputs`: on a device, the memory that other references of the problem see too.
+        `inputs`: of another reference of the problem, on a device the memory that it sees them in; on a processor some
+        that it has drawn, which tell how they are laid out.
         """
         self.problem, self.settings, self.form = problem, settings, form
         self.compilation = CompiledGraphs(0, 0)
         self._folder = folder or WorkFolder()
         self._on_device: GpuSession | None = None
-        self._shared, self._own_inputs = inputs, inputs is None
+        self.sample = inputs if isinstance(inputs, Values) else None
+        """On a processor: inputs as they are drawn."""
+        self._shared = None if isinstance(inputs, Values) else inputs
+        self._own_inputs = inputs is None
         self._forget: Callable[[], None] = lambda: None
         self._shows_exact = False
         self._bursts: dict[int, tuple[float, float]] = {}
@@ -164,8 +168,8 @@ class ReferenceSession:
 
     def _lend(self) -> None:
         if not self.settings.gpu:
-            self._sample = self.draw()
-            self._session.lend(self._sample)
+            self.sample = self.sample or self.draw()
+            self._session.lend(self.sample)
             return
         from kernelwright.sandbox.calls.device import device_of
         from kernelwright.sandbox.calls.gpu_session import GpuSession
@@ -196,7 +200,7 @@ class ReferenceSession:
     @property
     def is_small(self) -> bool:
         """Whether weights and inputs are so small that many such children fit on any machine."""
-        return self._on_device is None and self.weights.size + self._sample.size < CERTAIN_BYTES
+        return self.sample is not None and self.weights.size + self.sample.size < CERTAIN_BYTES
 
     @cached_property
     def needs(self) -> Needs:
@@ -261,15 +265,19 @@ class ReferenceSession:
             work = answer.get("work")
             return work if isinstance(work, dict) else {}
 
-    def draw(self) -> Values:
-        """Fresh inputs under a seed from the operating system that nobody else learns."""
+    def draw(self, cores: Sequence[int] = ()) -> Values:
+        """Fresh inputs under a seed from the operating system that nobody else learns.
+
+        On a processor on these cores, where they are given; else on the one that calls begin on.
+        """
         with self._translated():
             if self._on_device is not None:
                 drawn = self._on_device.draw(_seed(), self._patience_s)
                 if drawn.size > LARGE_BYTES:
                     self._on_device.rest()
                 return drawn
-            return self._session.fetch(self._session.ask({"op": "draw", "seed": _seed()}, self.settings.call_timeout_s))
+            question = {"op": "draw", "seed": _seed(), "cores": list(cores)}
+            return self._session.fetch(self._session.ask(question, self.settings.call_timeout_s))
 
     def admit(self, worker: Session) -> None:
         """Prepare a candidate's worker before its source runs: on a device, lend it memory like this child's."""
@@ -293,7 +301,8 @@ class ReferenceSession:
     def equip(self, worker: Session) -> None:
         """Prepare it once its model stands and has its weights: lend it memory, or move the model to the device."""
         if self._on_device is None:
-            worker.lend(self._sample)
+            assert self.sample is not None
+            worker.lend(self.sample)
         else:
             assert isinstance(worker, type(self._on_device))
             worker.to_device(self.problem.precision)

@@ -58,9 +58,10 @@ def keep_freed_memory() -> None:
     The judge handles results of tens of megabytes thousands of times; with glibc's defaults each one is mapped afresh
     and costs a page fault for every 4 KiB, which took most of the time of a comparison.
     """
-    mmap_max, trim_threshold = -4, -1
+    mmap_max, trim_threshold, arena_max = -4, -1, -8
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
+        libc.mallopt(arena_max, 1)
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, 2**31 - 1)
 

@@ -243,6 +243,7 @@ class Judge:
     def _start_ahead(self, built: Built, timing: Timing) -> None:
         """Start another worker while fewer were timed than are wanted; whether it is needed is not known yet."""
         if timing.number + 1 < self.settings.worker_pairs:
+            timing.fresh.warm(timing.number + 1)
             built.stand.start(self.settings, 1)
 
     def _next_worker(self, built: Built) -> Session:

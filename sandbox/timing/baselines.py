@@ -114,14 +114,21 @@ class Baselines:
             return None
         return self._beside(number, number + 1)
 
-    def source(self, number: int) -> ReferenceSession:
-        """Who draws the values of this worker pair: where there is room a process that is not timed on them.
+    def sources(self, number: int) -> list[ReferenceSession]:
+        """Who draws the values of this worker pair: where there is room, processes that are not timed on them.
 
-        It would come to the call with warm caches.
+        They would come to the call with warm caches. Where inputs are small enough there are two, for what takes most
+        of the time between two timed calls on a processor is to draw.
         """
         if self.kept == 1:
-            return self.eager(number)
-        return self._beside(number, number + min(2, self.kept - 1))
+            return [self.eager(number)]
+        first = number + min(2, self.kept - 1)
+        return [self._beside(number, other) for other in (first, first + 1)[: 2 if self._draws_twice else 1]]
+
+    @property
+    def _draws_twice(self) -> bool:
+        settings = self._settings
+        return settings.worker_pairs > FIRST_LOOK and len(settings.cores) > 1 and self.first.is_small
 
     def _beside(self, number: int, other: int) -> ReferenceSession:
         """Another one that does not take the place of this pair's own."""
@@ -154,8 +161,10 @@ class Baselines:
 
         return self.first.needs, device_of(self._settings).total_bytes()
 
-    def _shared_inputs(self) -> "SharedInputs | None":
-        if self._settings.gpu and self._inputs is None:
+    def _shared_inputs(self) -> "SharedInputs | Values | None":
+        if not self._settings.gpu:
+            return self.first.sample if self._eager else None
+        if self._inputs is None:
             from kernelwright.sandbox.calls.inputs import SharedInputs
 
             self._inputs = SharedInputs()
@@ -165,7 +174,8 @@ class Baselines:
         """Have the eager processes run that are needed in any case, started side by side where memory holds all; on a
         device, while it is held.
         """
-        wanted = self._settings.worker_pairs if self._settings.effort == "rank" else FIRST_LOOK
+        first_look = FIRST_LOOK + 1 if self._draws_twice else FIRST_LOOK
+        wanted = self._settings.worker_pairs if self._settings.effort == "rank" else first_look
         numbers = range(min(self.kept, self._settings.worker_pairs, wanted))
         is_tight = self._settings.gpu and self.first.needs.is_large
         if is_tight or self.kept < self._settings.worker_pairs:
@@ -197,7 +207,9 @@ class Baselines:
     @property
     def first(self) -> ReferenceSession:
         """One that describes the problem: arguments, weights. The first of those that live; started where none does."""
-        return self._eager[min(self._eager)] if self._eager else self.eager(0)
+        with self._choosing:
+            found = self._eager[min(self._eager)] if self._eager else None
+        return found or self.eager(0)
 
     @property
     def arguments(self) -> Values:

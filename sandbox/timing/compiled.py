@@ -21,6 +21,7 @@ from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.inputs import SharedInputs
+    from kernelwright.sandbox.tensors.values import Values
 
 LOG = logging.getLogger("kernelwright.sandbox.timing")
 LIMIT_BYTES = 2 * 2**30
@@ -75,7 +76,7 @@ def compiled_reference(
     problem: Problem,
     settings: Settings,
     mode: CompileMode,
-    inputs: "SharedInputs | None" = None,
+    inputs: "SharedInputs | Values | None" = None,
     store: CompiledStore | None = None,
 ) -> ReferenceSession:
     """Start the reference under a mode of torch.compile; it has compiled, or found what was compiled before.

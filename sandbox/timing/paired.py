@@ -1,7 +1,5 @@
 """Paired timing: a candidate's worker and its baselines in turn on the same fresh values, every output checked."""
 
-import random
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,10 +10,11 @@ from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.compare import Wrong, is_right_anyhow, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken
-from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
+from kernelwright.sandbox.correctness.families import DRAWN
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.background import in_background
 from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.timing.fresh_values import FreshValues
 from kernelwright.sandbox.timing.paired_samples import PairedSamples
 from kernelwright.sandbox.timing.stopping import EFFORT, is_clearly_slower, is_enough_to_choose
 from kernelwright.sandbox.verdict.errors import StageFailed
@@ -28,6 +27,8 @@ BACKWARDS = (1, 2)
 """Of each four pairs, those in which the candidate comes last: a drift of the machine hits both sides alike."""
 SETTLING_MS, MOST_SETTLING = 20.0, 8
 """For about so long, and at most so many times, a side is called again before it is timed."""
+BESIDE = 4
+"""Most that goes on beside a comparison at the end of a worker pair: a worker starts, one ends, values are drawn."""
 OVERRUN, FEWEST_WORKERS = 4, 2
 """Where the time budget is overrun this many times, so many worker pairs must do."""
 
@@ -47,12 +48,9 @@ class Timing:
         self._tolerance = tolerance_of(baselines.problem)
         self._operation = operation(baselines.problem)
         self._domain = baselines.domain
-        self._families = schedule(random.SystemRandom(), self._domain.families if self._has("families") else ())
         self._met: set[str] = set()
-        self._only: Values | None = None
-        """Where values are not to be fresh: those of the first call."""
-        self._beside = ThreadPoolExecutor(1)
-        self._ahead: Future[tuple[str, Values]] | None = None
+        self._beside = ThreadPoolExecutor(BESIDE)
+        self.fresh = FreshValues(baselines, settings, self._beside)
         self._retired: Future[str] | None = None
         self.at_the_end: Callable[[], object] = lambda: None
         """Done beside the last comparison of each worker pair, when nothing is timed."""
@@ -79,7 +77,8 @@ class Timing:
         Tells whether the candidate repeats itself bit by bit; None where that was not tried.
         """
         start, repeats = time.monotonic(), None
-        values = self._values(DRAWN, self.baseline if self.number == 0 else None)  # what is wrong waits for no other
+        # What is wrong waits for no other.
+        values = self.fresh.warmed(self.number) if self.number else self.fresh.by(self.baseline)
         for turn in range(self._settings.warm_up):
             theirs = self.baseline.show(values)
             if turn == 0:
@@ -94,7 +93,7 @@ class Timing:
                     self._baselines.start()
                 mine, theirs = _emptied(mine), _emptied(theirs)
                 del values  # before others take its place, which may be as large as the device holds
-                values = self._values(DRAWN)
+                values = self.fresh.of(self.number)
             for other in (self._other(), *self._baselines.compiled()):
                 if other is not None:
                     other.call_ms(values)
@@ -157,7 +156,7 @@ class Timing:
 
         False where nothing could be compared on these values: they count for nothing.
         """
-        family, values = self._next()
+        family, values = self.fresh.next(self.number, PAIRS_A_WORKER - turn)
         other = self._other() if turn % 2 == 0 else None
         times: dict[int, float] = {}
         for side in self._sides(session, other, turn):
@@ -171,7 +170,7 @@ class Timing:
         if self._excludes(family, theirs, values):
             return False
         if turn < PAIRS_A_WORKER - 1:
-            self._draw_ahead()
+            self.fresh.draw_ahead(self.number, PAIRS_A_WORKER - 1 - turn)
         else:
             self._ending = self._beside.submit(self.at_the_end)
         if self._has("timed_check"):
@@ -197,32 +196,6 @@ class Timing:
         """Another process of the baseline, for the placebo; None where there is but one."""
         return self._baselines.placebo(self.number)
 
-    def _next(self) -> tuple[str, Values]:
-        """A family and values of it that no call has seen; those drawn ahead, if there are any."""
-        ahead, self._ahead = self._ahead, None
-        return ahead.result() if ahead else self._draw()
-
-    def _draw(self) -> tuple[str, Values]:
-        family = next(family for family in self._families if family not in self._domain.outside)
-        return family, self._values(family)
-
-    def _draw_ahead(self) -> None:
-        """Have the values of the next pair drawn by another thread, unless their source is busy with what is right."""
-        if self._source is not self.baseline:
-            self._ahead = self._beside.submit(self._draw)
-
-    @property
-    def _source(self) -> ReferenceSession:
-        """Values are drawn in a process that is not timed on them: it would come to the call with warm caches."""
-        return self._baselines.source(self.number)
-
-    def _values(self, family: str, source: ReferenceSession | None = None) -> Values:
-        if not self._has("fresh_values"):
-            self._only = self._only or (source or self._source).draw()
-            return self._only
-        values = vary((source or self._source).draw(), family, in_place=True)
-        return values._replace(seed=secrets.randbits(62)) if self._baselines.is_seeded else values
-
     def _call(self, session: Session, values: Values) -> Timed:
         return session.call(values, self._call_limit_s(), self._operation)
 
@@ -233,13 +206,13 @@ class Timing:
         """
         self.number -= 1  # the worker has the weights of that pair's baseline
         try:
-            for family in self.unmet:
-                self._meet(session, family)
+            for family, values in self.fresh.in_turn(self.number, self.unmet):
+                self._meet(session, family, values)
+                del values  # before others take their place
         finally:
             self.number += 1
 
-    def _meet(self, session: Session, family: str) -> None:
-        values = self._values(family)
+    def _meet(self, session: Session, family: str, values: Values) -> None:
         mine, theirs = self._call(session, values), self.baseline.show(values)
         if not self._excludes(family, theirs, values):
             self._check(mine, theirs, values, family)

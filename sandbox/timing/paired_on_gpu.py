@@ -137,7 +137,7 @@ class DeviceTiming(Timing):
             self._retired.result()
         repeats = super().warm_up(session)
         if self._baselines.shipped_differs:
-            values = self._values(DRAWN)
+            values = self.fresh.of(self.number)
             for _ in range(self._settings.warm_up):
                 self.baseline.shipped(values)
         return repeats
@@ -202,7 +202,8 @@ class DeviceTiming(Timing):
 
     def _counts(self, session: GpuSession, turn: int) -> bool:
         """All sides once on the same values, each checked; whether the times count."""
-        family, values = self._draw()
+        family = self.fresh.family()
+        values = self.fresh.of(self.number, family)
         other = self._other() if turn % 2 == 0 else None
         done: dict[str, Timed] = {}
         for name, call in self._calls_of(session, other, values, turn):
@@ -332,7 +333,7 @@ class DeviceTiming(Timing):
         return best
 
     def _run(self, session: GpuSession, calls: int) -> tuple[list[Values], Timed]:
-        values = [self._values(DRAWN) for _ in range(calls)]
+        values = [self.fresh.of(self.number) for _ in range(calls)]
         session.expect(calls * self.baseline.needs.result)
         op = "burst" if self._operation == "call" else f"burst {self._operation}"
         return values, session.call(merged(values), self._settings.call_timeout_s, op)

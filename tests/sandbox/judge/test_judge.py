@@ -246,6 +246,7 @@ def test_the_environment_of_a_candidate_holds_no_key(scaled_rows, monkeypatch):
 
 
 def test_nothing_of_a_candidate_is_left_in_the_temporary_folder(scaled_rows, tmp_path, monkeypatch):
+    scaled_rows.judge(candidate(RIGHT))  # its references stay
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     scaled_rows.judge(candidate(RIGHT))
     locks_of_judges = {f"kernelwright-{os.getuid()}-processor.{name}" for name in ("turn", "door")}

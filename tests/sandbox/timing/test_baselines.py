@@ -47,3 +47,27 @@ def test_a_status_of_other_rules_is_found_again(monkeypatch):
     assert Known(PROBLEM, Settings()).status == WEAK
     monkeypatch.setattr("kernelwright.sandbox.machine.fact_store._rules_digest", lambda: "of other sources")
     assert Baselines(PROBLEM, Settings())._kept_status() is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(Settings().cores) < 2, reason="this processor has one core")
+@pytest.mark.parametrize("effort", ["search", "rank"])
+def test_values_are_drawn_by_two_processes_that_are_not_timed_on_them(effort):
+    with contextlib.closing(Baselines(PROBLEM, Settings(effort=effort))) as baselines:
+        baselines.start()
+        for number in range(2):
+            sources = baselines.sources(number)
+            assert len({id(each) for each in (baselines.eager(number), baselines.placebo(number), *sources)}) == 4
+
+
+@pytest.mark.slow
+def test_one_process_draws_where_the_others_are_timed():
+    with contextlib.closing(Baselines(PROBLEM, Settings(worker_pairs=2, min_pairs=8))) as baselines:
+        assert baselines.sources(0) == [baselines.eager(1)]
+
+
+@pytest.mark.slow
+def test_all_references_of_a_problem_are_lent_memory_for_the_same_inputs():
+    with contextlib.closing(Baselines(PROBLEM, Settings())) as baselines:
+        assert baselines.eager(0).sample is not None
+        assert baselines.eager(1).sample is baselines.eager(0).sample
