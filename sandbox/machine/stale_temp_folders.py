@@ -43,11 +43,15 @@ def _own_folders(top: Path) -> list[Path]:
     """Folders of this user with names of ours. A link is none, wherever it points to."""
     with os.scandir(top) as entries:
         ours = [entry for entry in entries if entry.name.startswith("kernelwright-")]
-    return [
-        Path(entry.path)
-        for entry in ours
-        if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-    ]
+    return [Path(entry.path) for entry in ours if _is_own_folder(entry)]
+
+
+def _is_own_folder(entry: os.DirEntry[str]) -> bool:
+    """False too where it has gone meanwhile, as those of living judges do."""
+    try:
+        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 class FolderState(NamedTuple):
