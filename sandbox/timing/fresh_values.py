@@ -1,0 +1,120 @@
+"""Values for a candidate's calls that no call has seen, drawn by references that are not timed on them."""
+
+import itertools
+import random
+import secrets
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
+from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.verdict.settings import Settings
+
+
+class Source(NamedTuple):
+    """Who draws values, and on which cores of the processor."""
+
+    session: ReferenceSession
+    cores: tuple[int, ...]
+
+
+class FreshValues:
+    """For one candidate: its families of values in turn, and values of them, drawn ahead where nothing is timed.
+
+    Each process draws one after the other: whoever has had something drawn ahead takes it before asking for more.
+    """
+
+    def __init__(self, baselines: Baselines, settings: Settings, beside: ThreadPoolExecutor) -> None:
+        self._baselines, self._settings, self._beside = baselines, settings, beside
+        families = () if "families" in settings.without else baselines.domain.families
+        self._families = schedule(random.SystemRandom(), families)
+        self._only: Values | None = None
+        """Where values are not to be fresh: those of the first call."""
+        self._ahead: deque[tuple[str, Future[Values]]] = deque()
+        """Families and values of the pairs to come, the next one first."""
+        self._warming: Future[Values] | None = None
+
+    def family(self) -> str:
+        """The one whose turn it is, of those that the problem is judged on."""
+        return next(family for family in self._families if family not in self._baselines.domain.outside)
+
+    def of(self, number: int, family: str = DRAWN) -> Values:
+        """Of this family, for worker pair `number`; drawn now."""
+        return self.by(self._sources(number)[0].session, family)
+
+    def by(self, source: ReferenceSession, family: str = DRAWN, cores: Sequence[int] = ()) -> Values:
+        """Of this family, drawn now in this process."""
+        if "fresh_values" in self._settings.without:
+            self._only = self._only or source.draw()
+            return self._only
+        values = vary(source.draw(cores), family, in_place=True)
+        return values._replace(seed=secrets.randbits(62)) if self._baselines.is_seeded else values
+
+    def next(self, number: int, wanted: int) -> tuple[str, Values]:
+        """A family and values of it, where so many such are still wanted for this worker pair; those drawn ahead, if
+        there are any.
+        """
+        if self._is_busy(number):
+            family = self.family()
+            return family, self.of(number, family)
+        self.draw_ahead(number, wanted)
+        family, values = self._ahead.popleft()
+        return family, values.result()
+
+    def draw_ahead(self, number: int, wanted: int) -> None:
+        """Have the next ones for this worker pair drawn by other threads, unless there are some, or who draws is busy
+        with what is right: as many, but no more than are wanted, as there are processes that may draw.
+        """
+        if self._ahead or self._is_busy(number):
+            return
+        for source in self._sources(number)[:wanted]:
+            family = self.family()
+            self._ahead.append((family, self._drawing(family, source)))
+
+    def warm(self, number: int) -> None:
+        """Have those for the untimed calls of this worker pair, which comes next, drawn by another thread."""
+        if not self._is_busy(number):
+            self._warming = self._drawing(DRAWN, self._sources(number)[0])
+
+    def warmed(self, number: int) -> Values:
+        """Those for the untimed calls of this worker pair."""
+        warming, self._warming = self._warming, None
+        return warming.result() if warming else self.of(number)
+
+    def in_turn(self, number: int, families: Sequence[str]) -> Iterator[tuple[str, Values]]:
+        """Each with values of it, when nothing is timed any more. Where more than one process may draw, the next ones
+        are drawn meanwhile.
+        """
+        if self._warming is not None:
+            self._warming.result()
+        sources = self._sources(number)
+        if len(sources) == 1:
+            yield from ((family, self.of(number, family)) for family in families)
+            return
+        drawn = (
+            (family, self._drawing(family, source))
+            for family, source in zip(families, itertools.cycle(sources), strict=False)
+        )
+        ahead = deque(itertools.islice(drawn, len(sources)))
+        while ahead:
+            family, drawing = ahead.popleft()
+            values = drawing.result()
+            ahead.extend(itertools.islice(drawn, 1))
+            yield family, values
+
+    def _sources(self, number: int) -> list[Source]:
+        """Those that may draw at once, each on a core of its own."""
+        cores = self._settings.cores
+        places = ((cores[0],), (cores[-1],))
+        return [Source(*each) for each in zip(self._baselines.sources(number), places, strict=False)]
+
+    def _is_busy(self, number: int) -> bool:
+        """Whether the one process that there is for this worker pair draws too."""
+        return self._baselines.sources(number)[0] is self._baselines.eager(number)
+
+    def _drawing(self, family: str, source: Source) -> Future[Values]:
+        return self._beside.submit(self.by, source.session, family, source.cores)
