@@ -30,6 +30,8 @@ AT_ONCE = 2
 """On a processor so many start at a time: more would only wait for each other's memory."""
 FIRST_LOOK = 3
 """A worker pair has three: the baseline, the other one of its placebo, and the source of values."""
+WORTH_TWO = 2**22
+"""Bytes of inputs below which they are drawn in less time than it takes to start another process for that."""
 AS_CONSTRUCTED = 1
 """The one process that keeps the constructor's weights, where there are several; the others change them."""
 LOG = logging.getLogger("kernelwright.sandbox.timing")
@@ -117,8 +119,8 @@ class Baselines:
     def sources(self, number: int) -> list[ReferenceSession]:
         """Who draws the values of this worker pair: where there is room, processes that are not timed on them.
 
-        They would come to the call with warm caches. Where inputs are small enough there are two, for what takes most
-        of the time between two timed calls on a processor is to draw.
+        They would come to the call with warm caches. On a processor, where to draw takes most of the time between two
+        timed calls, there are two.
         """
         if self.kept == 1:
             return [self.eager(number)]
@@ -127,8 +129,9 @@ class Baselines:
 
     @property
     def _draws_twice(self) -> bool:
-        settings = self._settings
-        return settings.worker_pairs > FIRST_LOOK and len(settings.cores) > 1 and self.first.is_small
+        settings, sample = self._settings, self.first.sample
+        is_long = sample is not None and sample.size >= WORTH_TWO and self.first.is_small
+        return is_long and settings.worker_pairs > FIRST_LOOK and len(settings.cores) > 1
 
     def _beside(self, number: int, other: int) -> ReferenceSession:
         """Another one that does not take the place of this pair's own."""

@@ -8,6 +8,7 @@ from kernelwright.problems import load_problem
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
+from tests.sandbox.timing.test_timing import NORM
 
 PROBLEM = load_problem("max_rows", "cpu")
 WEAK = ProblemStatus(status="weak", why=("it accepts zeros",))
@@ -61,9 +62,12 @@ def test_values_are_drawn_by_two_processes_that_are_not_timed_on_them(effort):
 
 
 @pytest.mark.slow
-def test_one_process_draws_where_the_others_are_timed():
-    with contextlib.closing(Baselines(PROBLEM, Settings(worker_pairs=2, min_pairs=8))) as baselines:
-        assert baselines.sources(0) == [baselines.eager(1)]
+@pytest.mark.parametrize(
+    ("problem", "settings"), [(PROBLEM, Settings(worker_pairs=3, min_pairs=12)), (NORM, Settings())]
+)
+def test_one_process_draws_where_the_others_are_timed_or_there_is_little_to_draw(problem, settings):
+    with contextlib.closing(Baselines(problem, settings)) as baselines:
+        assert baselines.sources(0) == [baselines.eager(2)]
 
 
 @pytest.mark.slow
