@@ -125,10 +125,11 @@ class Baselines:
         if self.kept == 1:
             return [self.eager(number)]
         first = number + min(2, self.kept - 1)
-        return [self._beside(number, other) for other in (first, first + 1)[: 2 if self._draws_twice else 1]]
+        return [self._beside(number, other) for other in (first, first + 1)[: 2 if self.draws_twice else 1]]
 
     @property
-    def _draws_twice(self) -> bool:
+    def draws_twice(self) -> bool:
+        """Whether two processes draw values at once, which is worth it where that takes long; all live then."""
         settings, sample = self._settings, self.first.sample
         is_long = sample is not None and sample.size >= WORTH_TWO and self.first.is_small
         return is_long and settings.worker_pairs > FIRST_LOOK and len(settings.cores) > 1
@@ -177,7 +178,7 @@ class Baselines:
         """Have the eager processes run that are needed in any case, started side by side where memory holds all; on a
         device, while it is held.
         """
-        first_look = FIRST_LOOK + 1 if self._draws_twice else FIRST_LOOK
+        first_look = FIRST_LOOK + 1 if self.draws_twice else FIRST_LOOK
         wanted = self._settings.worker_pairs if self._settings.effort == "rank" else first_look
         numbers = range(min(self.kept, self._settings.worker_pairs, wanted))
         is_tight = self._settings.gpu and self.first.needs.is_large

@@ -76,8 +76,11 @@ class FreshValues:
             self._ahead.append((family, self._drawing(family, source)))
 
     def warm(self, number: int) -> None:
-        """Have those for the untimed calls of this worker pair, which comes next, drawn by another thread."""
-        if not self._is_busy(number):
+        """Have those for the untimed calls of this worker pair, which comes next, drawn by another thread.
+
+        Only where so many processes live that who draws them has no part in what is compared meanwhile.
+        """
+        if self._baselines.draws_twice:
             self._warming = self._drawing(DRAWN, self._sources(number)[0])
 
     def warmed(self, number: int) -> Values:

@@ -68,6 +68,7 @@ def test_values_are_drawn_by_two_processes_that_are_not_timed_on_them(effort):
 def test_one_process_draws_where_the_others_are_timed_or_there_is_little_to_draw(problem, settings):
     with contextlib.closing(Baselines(problem, settings)) as baselines:
         assert baselines.sources(0) == [baselines.eager(2)]
+        assert not baselines.draws_twice
 
 
 @pytest.mark.slow
