@@ -5,8 +5,8 @@ VENV ?= .venv
 PINS := requirements-dev.txt
 KERNELWRIGHT_TORCH ?= $(shell grep '^torch==' $(PINS))
 BIN := $(VENV)/bin
-# Two more than there are cores: much of a test is waiting for a child.
-TEST_WORKERS ?= $(shell expr $$(nproc) + 2)
+# One more than there are cores: much of a test is waiting for a child, or for its turn to time.
+TEST_WORKERS ?= $(shell expr $$(nproc) + 1)
 
 .PHONY: run example example-card quick test prove corpus check demo doctor bench results docs setup clean
 
