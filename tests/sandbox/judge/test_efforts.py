@@ -60,7 +60,8 @@ def test_what_is_clearly_below_the_best_so_far_is_measured_by_one_worker():
 
 
 def test_values_that_are_still_drawn_for_a_worker_that_is_not_needed_are_in_nobodys_way():
-    slowly = NORM.source.replace("return [torch.randn", "__import__('time').sleep(0.2)\n    return [torch.randn")
+    slow = "__import__('time').sleep(0.2)\n    return [torch.randn(4096"  # long enough to be drawn ahead
+    slowly = NORM.source.replace("return [torch.randn(64", slow)
     with Judge(NORM.model_copy(update={"source": slowly}), SEARCH) as judging:
         verdict = judging.evaluate(judging.build(Candidate(source=HONEST)), beat=1e6)
     assert workers(verdict) == {0} and verdict.evidence.not_met == ()
