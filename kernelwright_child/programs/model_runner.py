@@ -3,7 +3,8 @@
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,15 +53,10 @@ class ModelRunner:
         torch.set_num_threads(message["threads"])
         inline.reuse(message["built"], self.unbuilt)
         tensors = lent_tensors(fds[0], message["specs"]) if fds else []
-        # torch's OpenMP has bound this thread to its core. A second OpenMP library that the candidate brings counts the
-        # cores while it is loaded, and must see them all.
-        bound = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, message["cores"])
-        try:
+        # A second OpenMP library that the candidate brings counts the cores while it is loaded, and must see them all.
+        with on_cores(message["cores"]):
             namespace = run_source(message["source"], "candidate")
             self.model = construct(namespace[message["entry"]], wire.unpack(message["arguments"], tensors))
-        finally:
-            os.sched_setaffinity(0, bound)
         cast_model(self.model, message.get("dtype"))
         self.run = self.model
         return {}
@@ -136,6 +132,20 @@ def seed_draws(message: Message) -> None:
     """Seed what the call itself draws, where the judge says how: for references that draw in `forward`."""
     if "seed" in message:
         torch.manual_seed(message["seed"])
+
+
+@contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Have this thread on these cores meanwhile, in place of the one that torch's OpenMP has bound it to.
+
+    Where none are given it stays there.
+    """
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or bound)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)
 
 
 def stock_small_chunks() -> None:

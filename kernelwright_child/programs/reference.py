@@ -15,7 +15,7 @@ from kernelwright_child import wire
 from kernelwright_child.casting import cast_inputs, cast_model
 from kernelwright_child.exact import widened, widened_value
 from kernelwright_child.gradients import differentiate, weights_of
-from kernelwright_child.programs.model_runner import ModelRunner, construct, place, run_source
+from kernelwright_child.programs.model_runner import ModelRunner, construct, on_cores, place, run_source
 from kernelwright_child.programs.serving import Handler, Message, serve
 from kernelwright_child.programs.worker import with_device
 
@@ -133,12 +133,8 @@ class Reference(ModelRunner):
 
         On the given cores, where another child draws at the same time: torch's OpenMP binds each to the first of all.
         """
-        bound = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, message.get("cores") or bound)
-        try:
+        with on_cores(message["cores"]):
             self.drawn = self.draw_values(message["seed"])
-        finally:
-            os.sched_setaffinity(0, bound)
         return place(self.drawn)
 
     def draw_values(self, seed: int) -> list[Any]:

@@ -56,7 +56,8 @@ def keep_freed_memory() -> None:
     """Let this process keep the memory that it frees.
 
     The judge handles results of tens of megabytes thousands of times; with glibc's defaults each one is mapped afresh
-    and costs a page fault for every 4 KiB, which took most of the time of a comparison.
+    and costs a page fault for every 4 KiB, which took most of the time of a comparison. All threads share what is kept:
+    a thread's own store gives such pieces back each time.
     """
     mmap_max, trim_threshold, arena_max = -4, -1, -8
     libc = ctypes.CDLL(None)

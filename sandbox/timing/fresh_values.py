@@ -16,10 +16,10 @@ from kernelwright.sandbox.verdict.settings import Settings
 
 
 class Source(NamedTuple):
-    """Who draws values, and on which cores of the processor."""
+    """Who draws values, and on which core of the processor."""
 
     session: ReferenceSession
-    cores: tuple[int, ...]
+    core: int
 
 
 class FreshValues:
@@ -38,13 +38,9 @@ class FreshValues:
         """Families and values of the pairs to come, the next one first."""
         self._warming: Future[Values] | None = None
 
-    def family(self) -> str:
-        """The one whose turn it is, of those that the problem is judged on."""
-        return next(family for family in self._families if family not in self._baselines.domain.outside)
-
     def of(self, number: int, family: str = DRAWN) -> Values:
         """Of this family, for worker pair `number`; drawn now."""
-        return self.by(self._sources(number)[0].session, family)
+        return self.by(self._baselines.sources(number)[0], family)
 
     def by(self, source: ReferenceSession, family: str = DRAWN, cores: Sequence[int] = ()) -> Values:
         """Of this family, drawn now in this process."""
@@ -54,14 +50,16 @@ class FreshValues:
         values = vary(source.draw(cores), family, in_place=True)
         return values._replace(seed=secrets.randbits(62)) if self._baselines.is_seeded else values
 
+    def draw(self, number: int) -> tuple[str, Values]:
+        """The family whose turn it is, of those that the problem is judged on, and values of it; drawn now."""
+        family = self._family()
+        return family, self.of(number, family)
+
     def next(self, number: int, wanted: int) -> tuple[str, Values]:
-        """A family and values of it, where so many such are still wanted for this worker pair; those drawn ahead, if
-        there are any.
-        """
-        if self._is_busy(number):
-            family = self.family()
-            return family, self.of(number, family)
+        """The same, where so many such are still wanted for this worker pair; those drawn ahead, where that can be."""
         self.draw_ahead(number, wanted)
+        if not self._ahead:
+            return self.draw(number)
         family, values = self._ahead.popleft()
         return family, values.result()
 
@@ -69,10 +67,11 @@ class FreshValues:
         """Have the next ones for this worker pair drawn by other threads, unless there are some, or who draws is busy
         with what is right: as many, but no more than are wanted, as there are processes that may draw.
         """
-        if self._ahead or self._is_busy(number):
+        sources = self._sources(number)
+        if self._ahead or sources[0].session is self._baselines.eager(number):
             return
-        for source in self._sources(number)[:wanted]:
-            family = self.family()
+        for source in sources[:wanted]:
+            family = self._family()
             self._ahead.append((family, self._drawing(family, source)))
 
     def warm(self, number: int) -> None:
@@ -112,12 +111,10 @@ class FreshValues:
     def _sources(self, number: int) -> list[Source]:
         """Those that may draw at once, each on a core of its own."""
         cores = self._settings.cores
-        places = ((cores[0],), (cores[-1],))
-        return [Source(*each) for each in zip(self._baselines.sources(number), places, strict=False)]
+        return [Source(*each) for each in zip(self._baselines.sources(number), (cores[0], cores[-1]), strict=False)]
 
-    def _is_busy(self, number: int) -> bool:
-        """Whether the one process that there is for this worker pair draws too."""
-        return self._baselines.sources(number)[0] is self._baselines.eager(number)
+    def _family(self) -> str:
+        return next(family for family in self._families if family not in self._baselines.domain.outside)
 
     def _drawing(self, family: str, source: Source) -> Future[Values]:
-        return self._beside.submit(self.by, source.session, family, source.cores)
+        return self._beside.submit(self.by, source.session, family, [source.core])

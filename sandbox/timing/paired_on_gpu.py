@@ -202,8 +202,7 @@ class DeviceTiming(Timing):
 
     def _counts(self, session: GpuSession, turn: int) -> bool:
         """All sides once on the same values, each checked; whether the times count."""
-        family = self.fresh.family()
-        values = self.fresh.of(self.number, family)
+        family, values = self.fresh.draw(self.number)
         other = self._other() if turn % 2 == 0 else None
         done: dict[str, Timed] = {}
         for name, call in self._calls_of(session, other, values, turn):
