@@ -8,6 +8,7 @@ import typer
 from kernelwright.commands.options.exit_codes import FELL_SHORT, with_exit_codes
 
 ROOT = Path(__file__).parents[2]
+UNDER_WAY = "under-way"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[Path, typer.Option("--folder", help="The folder of results.")]
 Tree = Annotated[Path, typer.Argument(help="Checkout of KernelBench, or a folder of its levels.")]
@@ -57,6 +58,40 @@ def keep(
     if waiting:
         print(f"not at their end yet, answer or resume: {', '.join(waiting)}")
         raise typer.Exit(FELL_SHORT)
+
+
+@app.command()
+@with_exit_codes
+def pack(
+    tree: Tree,
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs over the selection that wait for answers.")],
+    folder: Folder = ROOT / "results",
+) -> None:
+    """Write each run as one small file without the benchmark's texts: `under-way/NAME.json.gz` in the folder."""
+    from bench.results.parcel import pack as pack_run
+    from bench.results.selection import read_selection
+
+    selection = read_selection(folder)
+    for run in runs:
+        out = folder / UNDER_WAY / f"{run.name}.json.gz"
+        print(f"{out}: {pack_run(run, tree, selection, out)} bytes")
+
+
+@app.command()
+@with_exit_codes
+def unpack(
+    tree: Tree,
+    out: Annotated[Path, typer.Argument(help="Folder in which each run gets a new one of its name.")],
+    folder: Folder = ROOT / "results",
+) -> None:
+    """Lay out the runs under way again, from the files that `pack` wrote; then go on with `kernelwright resume`."""
+    from bench.results.parcel import unpack as unpack_run
+    from bench.results.selection import read_selection
+
+    selection = read_selection(folder)
+    for parcel in sorted((folder / UNDER_WAY).glob("*.json.gz")):
+        run = out / parcel.name.partition(".")[0]
+        print(f"{run}: {unpack_run(parcel, tree, selection, run)} answers")
 
 
 @app.command()

@@ -107,14 +107,25 @@ def write_table(folder: Path, tree: Path) -> int:
     return len(problems)
 
 
-def copy_chosen(selection: Selection, tree: Path, out: Path) -> None:
-    """Lay the chosen files, and no others, into `out` as a tree of their own. Raises `ProblemError`."""
+def chosen_files(selection: Selection, tree: Path) -> dict[str, Path]:
+    """Where each chosen problem lies in a checkout, by address. Raises `ProblemError` unless they are what was chosen."""
     there = {origin.id: path for path in files_of(tree) if (origin := origin_of(path))}
     for address, chosen in selection.problems.items():
         path = there.get(address)
         if path is None or digest_of(path) != chosen.sha256:
             what = "has no" if path is None else "has another"
             raise ProblemError(f"{tree} {what} {address}; check out commit {selection.commit} of {selection.source}")
+    return {address: there[address] for address in selection.problems}
+
+
+def chosen_texts(selection: Selection, tree: Path) -> dict[str, str]:
+    """What each chosen file says, by address. Raises `ProblemError`."""
+    return {address: path.read_text(encoding="utf-8") for address, path in chosen_files(selection, tree).items()}
+
+
+def copy_chosen(selection: Selection, tree: Path, out: Path) -> None:
+    """Lay the chosen files, and no others, into `out` as a tree of their own. Raises `ProblemError`."""
+    for address, path in chosen_files(selection, tree).items():
         place = out / address.partition("/")[0] / path.name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(path.read_bytes())
