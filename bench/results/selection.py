@@ -108,7 +108,7 @@ def write_table(folder: Path, tree: Path) -> int:
 
 
 def chosen_files(selection: Selection, tree: Path) -> dict[str, Path]:
-    """Where each chosen problem lies in a checkout, by address. Raises `ProblemError` unless they are what was chosen."""
+    """Where each chosen problem lies in a checkout, by address. Raises `ProblemError` where one is another."""
     there = {origin.id: path for path in files_of(tree) if (origin := origin_of(path))}
     for address, chosen in selection.problems.items():
         path = there.get(address)

@@ -62,7 +62,9 @@ class Baselines:
         self._spreads = Spreads(problem, settings)
         self._compared: set[int] = set()
         """Processes whose ratio to the next one is kept already."""
-        self._candidates = self._turn = 0
+        self._candidates = 0
+        self._order = list(range(settings.worker_pairs))
+        """The processes of the present candidate's worker pairs."""
         self.domain = Domain(problem.values.without)
         """The families of values that candidates are judged on."""
 
@@ -86,19 +88,23 @@ class Baselines:
         return found
 
     def _index(self, number: int) -> int:
-        return (number + self._turn) % self._settings.worker_pairs
+        return self._order[number % len(self._order)]
 
     def next_candidate(self) -> KnownSpread | None:
         """Another one is timed; what its interval rests on beside samples, None where these speak alone.
 
         Where a candidate may end after one worker pair each begins with another process of the baseline, or all would
-        share that one's luck; never with the one whose weights a constructor's habits would do for.
+        share that one's luck; never with the one whose weights a constructor's habits would do for. Those that live
+        come next, so that a candidate waits for one start at most, however few were needed before it.
         """
         if self._settings.effort == "rank":
             return None
         starts = [index for index in range(self._settings.worker_pairs) if index != AS_CONSTRUCTED]
         if self.kept == self._settings.worker_pairs:
-            self._turn = starts[self._candidates % len(starts)]
+            first, pairs = starts[self._candidates % len(starts)], self._settings.worker_pairs
+            others = [(first + step) % pairs for step in range(1, pairs)]
+            with self._choosing:
+                self._order = [first, *sorted(others, key=lambda index: index not in self._eager)]
             self._candidates += 1
         return self._spreads.known()
 
@@ -266,9 +272,9 @@ class Baselines:
         return tuple(sorted(self._ways | living))
 
     @property
-    def has_started(self) -> bool:
-        """Whether one runs already."""
-        return bool(self._eager)
+    def living(self) -> int:
+        """How many run already."""
+        return len(self._eager)
 
     def _end(self, index: int) -> None:
         with self._choosing:

@@ -31,10 +31,10 @@ class Known(Baselines):
 def test_a_problems_status_is_found_once_for_all_judges():
     with contextlib.closing(Baselines(PROBLEM, Settings())) as first:
         found = first.status
-        assert first.has_started
+        assert first.living
     with contextlib.closing(Baselines(PROBLEM, Settings())) as second:
         assert second.status == found
-        assert not second.has_started
+        assert not second.living
 
 
 def test_a_status_stands_for_one_problem_and_one_kind_of_device():
@@ -69,6 +69,22 @@ def test_one_process_draws_where_the_others_are_timed_or_there_is_little_to_draw
     with contextlib.closing(Baselines(problem, settings)) as baselines:
         assert baselines.sources(0) == [baselines.eager(2)]
         assert not baselines.draws_twice
+
+
+@pytest.mark.slow
+def test_each_candidate_begins_with_another_process_and_waits_for_one_start_at_most():
+    with contextlib.closing(Baselines(NORM, Settings(effort="search"))) as baselines:
+        began, started = [], []
+        for _ in range(6):
+            before = baselines.living
+            baselines.next_candidate()
+            baselines.start()
+            mine = [id(baselines.eager(number)) for number in range(3)]
+            assert len(set(mine)) == 3 and id(baselines.placebo(0)) == mine[1]
+            began.append(mine[0])
+            started.append(baselines.living - before)
+        assert started == [3, 0, 1, 1, 0, 0]
+        assert len(set(began[:4])) == 4 and began[4:] == began[:2]
 
 
 @pytest.mark.slow
