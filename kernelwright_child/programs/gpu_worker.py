@@ -5,8 +5,10 @@ itself, before it stops its clock and after.
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright_child import wire
 from kernelwright_child.exact import widened, widened_value
+from kernelwright_child.gpu import driver
 from kernelwright_child.gpu import memory as gpu_memory
 from kernelwright_child.gpu.kernels import kernels
 from kernelwright_child.gpu.precision import fix_precision
@@ -41,10 +44,13 @@ def use_device(worker: ModelRunner, handlers: dict[str, Handler]) -> None:
 def get_ready(threads: int) -> None:
     """Do what every model waits for the first time: threads, the device's context, memory, copies and small kernels.
 
-    Nothing is known here of the model that comes. Half a second, which is spent while somebody else is waited for.
+    Nothing is known here of the model that comes. The driver makes its context while the host's threads start.
     """
+    making = threading.Thread(target=_make_context)
+    making.start()
     torch.set_num_threads(threads)
     torch.ones(MANY).mul_(2)
+    making.join()
     for dtype in (torch.float32, torch.bfloat16):
         there = torch.ones(MANY, dtype=dtype).to("cuda")
         there.to(torch.float32).add_(1).cpu()
@@ -53,6 +59,12 @@ def get_ready(threads: int) -> None:
     end.record()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+
+
+def _make_context() -> None:
+    """The one that torch takes over; what goes wrong here is met again, and told, by who uses the device."""
+    with suppress(driver.CudaError):
+        driver.Context()
 
 
 class OnDevice:

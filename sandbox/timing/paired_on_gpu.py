@@ -32,8 +32,11 @@ AS_SHIPPED = "eager as shipped"
 """The baseline under torch's own precision switches: what a user has who changes nothing."""
 TRIES = 3
 """A pair that does not count is replaced, until so many times the wanted number have been tried."""
-BURST_MS, MOST_CALLS, FEWEST_CALLS = 30.0, 64, 2
-"""A burst lasts about so long, within these numbers of calls."""
+BURST_MS = 30.0
+"""A burst lasts about so long, within the numbers of calls in `SIZES`."""
+SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Few different ones, since what a burst takes in the reference is found once for each."""
+FEWEST_CALLS, MOST_CALLS = SIZES[0], SIZES[-1]
 MEMORY_SHARE = 0.7
 """Of the device's free memory, for a burst."""
 BURSTS = 3
@@ -72,11 +75,17 @@ class DeviceSamples(PairedSamples):
     @property
     def uses_events(self) -> bool:
         """Whether every sample has them, a burst confirms them, and they are possible at all."""
-        mine = [ms for ms in self.events[CANDIDATE] if ms is not None]
-        if not mine or self.burst is None or any(None in times for times in self.events.values()):
+        if self.burst is None or any(None in times for times in self.events.values()):
             return False
-        median = statistics.median(mine)
-        return self.burst.confirms(median) and not self._impossible(median)
+        return self.are_confirmed_by(self.burst) and not self._impossible(statistics.median(self._mine))
+
+    def are_confirmed_by(self, burst: Burst) -> bool:
+        """Whether the candidate has told events, and this leaves no room for its calls to take longer."""
+        return bool(self._mine) and burst.confirms(statistics.median(self._mine))
+
+    @property
+    def _mine(self) -> list[float]:
+        return [ms for ms in self.events[CANDIDATE] if ms is not None]
 
     def measurement(self, settings: Settings) -> Measurement:
         """The record, by the finer clock that can be believed."""
@@ -286,7 +295,8 @@ class DeviceTiming(Timing):
         return floor is not None and floor.is_impossible(milliseconds)
 
     def _burst(self, session: GpuSession) -> Burst | None:
-        """The fastest of some bursts, each on values of its own; its results are checked. The worker's last task.
+        """A burst that confirms the events of single calls, or the fastest of some; each on values of its own, and its
+        results are checked. The worker's last task.
 
         None where the candidate can not hold so many results at once, for want of memory or since each takes the place
         of the last, and where each call would have to be seeded: then its events stay unconfirmed.
@@ -303,12 +313,16 @@ class DeviceTiming(Timing):
             return None
         for one, result in zip(values, parted(fastest.output, calls), strict=True):
             self._check(fastest._replace(output=result), self.baseline.show(one), one, DRAWN)
+        return self._confirmation(values, fastest)
+
+    def _confirmation(self, values: list[Values], run: Timed) -> Burst:
+        """What a run of so many calls says, by what the same burst of the reference took; that is found once."""
         overhead_ms, each_ms = self.baseline.burst(values, BURSTS)
         alone = statistics.median(ms or 0.0 for ms in self.samples.events[self.baseline.form.baseline])
         return Burst(
-            calls=calls,
-            bound_ms=fastest.milliseconds,
-            device_ms=_events(fastest),
+            calls=len(values),
+            bound_ms=run.milliseconds,
+            device_ms=_events(run),
             protocol_ms=overhead_ms,
             sustained=max(1.0, each_ms / alone) if alone else 1.0,
         )
@@ -324,10 +338,12 @@ class DeviceTiming(Timing):
         return Burst(calls=1, bound_ms=bound_ms, device_ms=device_ms, protocol_ms=min(overheads))
 
     def _fastest_run(self, session: GpuSession, calls: int) -> tuple[list[Values], Timed]:
-        """Of several, without the first, in which memory is still sought."""
+        """Of several, without the first, in which memory is still sought; none is needed after one that confirms."""
         self._run(session, calls)
         best = self._run(session, calls)
         for _ in range(BURSTS - 1):
+            if self.samples.are_confirmed_by(self._confirmation(*best)):
+                break
             best = min(best, self._run(session, calls), key=lambda run: run[1].milliseconds)
         return best
 
@@ -348,7 +364,7 @@ class DeviceTiming(Timing):
         # The values and what is lent of them, for one process after the other; results, and the judge's copies.
         each = 4 * needs.inputs + 4 * needs.result + (needs.peak if needs.is_large else 0)
         fitting = int(MEMORY_SHARE * self._device.free_bytes() / each) if each else MOST_CALLS
-        return min(max(FEWEST_CALLS, wanted), fitting, MOST_CALLS)
+        return min(next((size for size in SIZES if size >= wanted), SIZES[-1]), fitting)
 
 
 def _called(side: ReferenceSession, values: Values) -> Timed:
