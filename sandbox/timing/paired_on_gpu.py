@@ -298,9 +298,13 @@ class DeviceTiming(Timing):
         """A burst that confirms the events of single calls, or the fastest of some; each on values of its own, and its
         results are checked. The worker's last task.
 
-        None where the candidate can not hold so many results at once, for want of memory or since each takes the place
-        of the last, and where each call would have to be seeded: then its events stay unconfirmed.
+        To choose, long calls by themselves are enough where they confirm. None where the candidate can not hold so many
+        results at once, for want of memory or since each takes the place of the last, and where each call would have to
+        be seeded: then its events stay unconfirmed.
         """
+        alone = self._burst_of_one() if self._settings.effort != "rank" else None
+        if alone is not None and self.samples.are_confirmed_by(alone):
+            return alone
         calls = 0 if self._baselines.is_seeded else self._calls()
         if calls < FEWEST_CALLS:
             return self._burst_of_one()
