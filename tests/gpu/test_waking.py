@@ -1,4 +1,4 @@
-"""A long call's events begin once the device has turned to its process, on every side alike; a short one's as ever."""
+"""Long calls: their events begin once the device has turned to the process, and to choose, they confirm themselves."""
 
 import pytest
 import torch
@@ -42,3 +42,20 @@ def test_a_reference_is_as_fast_as_itself(rows):
     samples = verdict.measurement.on_device.device_ms
     assert all((min(times) >= 1.0) is (rows == 32768) for times in samples.values())
     assert verdict.measurement.speedup == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize(("told", "clock"), [(1.0, "events"), (0.7, "bound")], ids=["honest", "lying"])
+def test_to_choose_a_long_call_confirms_its_own_events_unless_they_lie(told, clock):
+    source = SOURCE.replace("ROWS", "16384")
+    problem = Problem(name="sums", title="Sums", family="test", size="file", source=source)
+    lie = f"""
+took = torch.cuda.Event.elapsed_time
+torch.cuda.Event.elapsed_time = lambda start, end: {told} * took(start, end)
+ModelNew = Model
+"""
+    settings = SETTINGS.model_copy(update={"effort": "search"})
+
+    found = judge(problem, Candidate(source=source + lie), settings).measurement
+
+    assert (found.clock, found.on_device.burst.calls == 1) == (clock, clock == "events")
+    assert found.comparison != "faster"
