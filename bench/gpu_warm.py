@@ -1,15 +1,18 @@
 """Verdicts in a running judge on the device, builds kept: the whole catalog, right and wrong, and placebos by effort.
 
 For each problem with a recorded CUDA answer, at size gpu: the last answer and one that is wrong by a tenth, judged at
-effort `search`; the first verdict of each, which builds it and starts the references, is not counted. Then the
-reference against itself at every effort: how often does the judge claim a difference that is not there?
-`KERNELWRIGHT_BENCH=NAME,NAME` picks problems, `KERNELWRIGHT_PLACEBOS=0` leaves out the placebos; as a number it is how
-many of each problem (1).
+effort `search`; all are built first, side by side, and the first verdict of each, which starts references, is not
+counted. Then the reference against itself at every effort: how often does the judge claim a difference that is not
+there? `KERNELWRIGHT_BENCH=NAME,NAME` picks problems, `KERNELWRIGHT_PLACEBOS=0` leaves out the placebos; as a number it
+is how many of each problem (1).
 """
 
 import os
 import statistics
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, get_args
 
 from bench.chosen import chosen
@@ -19,6 +22,7 @@ from bench.recorded import recorded_source
 from bench.warm import spread
 from kernelwright.agent.providers.story import recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
+from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
@@ -26,6 +30,7 @@ from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 from kernelwright_child.gpu import driver
 
 ROUNDS = 3
+BUILDERS = 14
 MOST_RIGHT_S, MOST_WRONG_S, LEAST_A_MINUTE = 2.0, 1.0, 25.0
 WRONG = '''
 
@@ -53,10 +58,11 @@ class Timed(NamedTuple):
 
 
 def run() -> Report:
-    """A line a problem, then medians and placebos; ten minutes."""
+    """A line a problem, then medians and placebos; a quarter of an hour."""
     if driver.device_count() == 0:
         return NO_DEVICE
     names = chosen(name for name in catalog_names() if "cuda" in recorded_targets(name))
+    _build_all(names)
     found: dict[str, Timed] = {}
     failed: list[str] = []
     with Judges(Settings(device="cuda", effort="search")) as judges:
@@ -76,10 +82,34 @@ def run() -> Report:
     return Report("\n".join(lines), holds)
 
 
+def _build_all(names: list[str]) -> None:
+    """Each in a process of its own, so that the store of builds has them; what fails is met again by the judge."""
+    asked = [(name, kind) for name in names for kind in SOURCES]
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        for name, kind in asked:
+            pool.submit(subprocess.run, [sys.executable, "-m", "bench.gpu_warm", name, kind], capture_output=True)
+
+
+def _build(name: str, kind: str) -> None:
+    with Judge(load_problem(name, "gpu"), Settings(device="cuda", effort="search")) as judge:
+        judge.build(Candidate(source=SOURCES[kind](name), language="cuda")).close()
+
+
+def _right(name: str) -> str:
+    return recorded_source(name, "cuda")
+
+
+def _wrong(name: str) -> str:
+    return _right(name) + WRONG
+
+
+SOURCES = {"right": _right, "wrong": _wrong}
+
+
 def _timed(judges: Judges, name: str) -> Timed:
-    problem, source = load_problem(name, "gpu"), recorded_source(name, "cuda")
-    right = [_seconds(judges, problem, source, "passed") for _ in range(1 + ROUNDS)]
-    wrong = [_seconds(judges, problem, source + WRONG, "failed at check") for _ in range(1 + ROUNDS)]
+    problem = load_problem(name, "gpu")
+    right = [_seconds(judges, problem, _right(name), "passed") for _ in range(1 + ROUNDS)]
+    wrong = [_seconds(judges, problem, _wrong(name), "failed at check") for _ in range(1 + ROUNDS)]
     return Timed(tuple(right[1:]), tuple(wrong[1:]))
 
 
@@ -126,3 +156,7 @@ def _placebo(judges: Judges, problem: Problem, effort: JudgingEffort) -> Placebo
     except SandboxError as error:
         print(f"  {problem.name:36} {error}", flush=True)
         return Placebo.of(None, time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    _build(*sys.argv[1:3])
