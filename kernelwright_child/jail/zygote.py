@@ -1,8 +1,9 @@
 """The zygote: a process that has imported torch once, and is forked for every child that is asked for.
 
-`main([CONTROL, JUDGE, CORES])`: CONTROL is a descriptor of packets, each an order (see `zygote_birth`) with
-descriptors; JUDGE is the number of the process that gives them, and CORES are those that its children may use, divided
-by commas. It ends when the judge closes the other end of CONTROL, or dies.
+`main([CONTROL, JUDGE, CORES, IMPORTS])`: CONTROL is a descriptor of packets, each an order (see `zygote_birth`) with
+descriptors; JUDGE is the number of the process that gives them. CORES are those that its children may use, IMPORTS what
+is imported for them beside torch and themselves, both divided by commas. It ends when the judge closes the other end of
+CONTROL, or dies.
 
 It is trusted and not confined: it runs nothing of a candidate, reads nothing that a candidate wrote, and its
 environment is scrubbed. It has one thread, since a fork takes only the calling one with it, and never touches CUDA,
@@ -55,7 +56,8 @@ def main(arguments: list[str]) -> None:
         parent = os.pidfd_open(judge)
         if os.getppid() != judge:
             raise UnfitError("the judge has gone")
-        affinity = _prepared(frozenset(int(core) for core in arguments[2].split(",")))
+        cores, imports = (argument.split(",") for argument in arguments[2:4])
+        affinity = _prepared(frozenset(map(int, cores)), list(filter(None, imports)))
     except (UnfitError, ImportError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(UNFIT)
@@ -64,10 +66,10 @@ def main(arguments: list[str]) -> None:
     os._exit(0)
 
 
-def _prepared(cores: frozenset[int]) -> zygote_birth.Affinity:
+def _prepared(cores: frozenset[int], imports: list[str]) -> zygote_birth.Affinity:
     os.sched_setaffinity(0, cores)
     gc.disable()  # what is imported stays: a sixth of the time went into looking through it again and again
-    for name in IMPORTED:
+    for name in (*IMPORTED, *imports):
         importlib.import_module(name)
     del sys.path[0]  # `kernelwright_child` is imported, and what lies beside it is not for a child
     _settle()

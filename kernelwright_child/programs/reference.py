@@ -25,6 +25,20 @@ COMPILING_THREADS = 4
 """Each takes memory of its own, which the jail limits."""
 
 
+def find_places_anew() -> None:
+    """Have the compiler put headers that it compiles ahead where this process's temporary files go.
+
+    It looks where that is when it is imported, which may have been in the process that this one is a fork of.
+    """
+    from torch._inductor import codecache
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    headers = f"{default_cache_dir()}/precompiled_headers"
+    for name, folder in (("_HEADER_DIR", headers), ("_HEADER_LOCK_DIR", f"{headers}/locks")):
+        if hasattr(codecache, name):
+            setattr(codecache, name, folder)
+
+
 def note_no_launches() -> None:
     """From now on no choice among a Triton kernel's launches is noted: each child chooses at its first call.
 
@@ -97,6 +111,7 @@ class Reference(ModelRunner):
         config.compile_threads = 1
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(COMPILING_THREADS, torch.get_num_threads()))
         note_no_launches()
+        find_places_anew()
         self.run = torch.compile(self.model, mode=message["mode"], dynamic=False)
         return {}
 

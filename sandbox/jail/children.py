@@ -56,7 +56,8 @@ class Child:
     def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, zygotes: Zygotes | None = ZYGOTES) -> None:
         self._wanted = kind, folder, settings
         self._zygotes = zygotes
-        zygote = zygotes.find(shared_environment(settings.threads, steady=True)) if zygotes else None
+        shared = shared_environment(settings.threads, steady=True)
+        zygote = zygotes.find(shared, folder.imports) if zygotes else None
         try:
             self._start(zygote)
         except (OSError, ZygoteGone) as error:

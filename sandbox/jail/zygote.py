@@ -33,7 +33,7 @@ MARK = "KERNELWRIGHT_JUDGE"
 """A variable with the judge's number: the zygote and its forks show it to whoever asks whose they are."""
 MOST = 3
 """Of different environments at a time; each holds as much memory as `import torch` takes."""
-RECYCLED_BYTES = 2**30
+RECYCLED_BYTES = 2 * 2**30
 """It should stay as it is. One that grows beyond this leaks, and is replaced."""
 UNFIT = 3
 """Its exit code where it can not be forked: the same as in the process itself, whose module would import torch."""
@@ -52,6 +52,8 @@ class ZygoteKey(NamedTuple):
     environment: tuple[tuple[str, str], ...]
     cores: tuple[int, ...]
     torch: tuple[int, ...]
+    imports: tuple[str, ...] = ()
+    """Modules that it has imported beside torch and what all children consist of."""
 
 
 class Zygote:
@@ -61,7 +63,8 @@ class Zygote:
         self.form = form
         self._capture = Capture()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = [str(theirs.fileno()), str(os.getpid()), ",".join(map(str, form.cores))]
+        cores, imports = ",".join(map(str, form.cores)), ",".join(form.imports)
+        arguments = [str(theirs.fileno()), str(os.getpid()), cores, imports]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", START, *arguments],
@@ -132,15 +135,22 @@ class Zygotes:
         self._found: dict[ZygoteKey, Zygote] = {}
         self._retired: list[Zygote] = []
         self._failures = 0
+        self._unfit: set[tuple[str, ...]] = set()
+        """Imports with which one can not be forked."""
         self.obstacle = ""
         """Why children are no longer forked; empty while they are."""
         self._registered = False
 
-    def find(self, environment: Mapping[str, str]) -> Zygote | None:
-        """The zygote for children with this environment in common and the calling thread's cores; None: do without."""
+    def find(self, environment: Mapping[str, str], imports: tuple[str, ...] = ()) -> Zygote | None:
+        """The zygote for children with this environment in common and the calling thread's cores; None: do without.
+
+        `imports`: what they need beside torch. It is left to them where no zygote can be forked that has it.
+        """
         if self.obstacle:
             return None
-        form = ZygoteKey(tuple(sorted(environment.items())), tuple(sorted(os.sched_getaffinity(0))), _torch_identity())
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        imports = () if imports in self._unfit else imports
+        form = ZygoteKey(tuple(sorted(environment.items())), cores, _torch_identity(), imports)
         with self._lock:
             found = self._found.pop(form, None)
             if found is not None and not found.is_fit:
@@ -180,6 +190,10 @@ class Zygotes:
         with self._lock:
             if self._found.get(zygote.form) is zygote:
                 self._retire(self._found.pop(zygote.form))
+            if zygote.is_unfit and zygote.form.imports:
+                LOG.info("children import %s by themselves: %s", ", ".join(zygote.form.imports), zygote.last_words())
+                self._unfit.add(zygote.form.imports)
+                return
             self._failures += 1
             if zygote.is_unfit or self._failures >= FAILURES:
                 self._give_up(zygote.last_words() or why)

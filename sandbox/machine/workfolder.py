@@ -93,6 +93,9 @@ def _host() -> str:
 class WorkFolder:
     """A private temporary folder with the places that compilers and torch want, removed at the end."""
 
+    imports: tuple[str, ...] = ()
+    """What its children need beside torch: a process that has it is forked for them."""
+
     def __init__(self) -> None:
         place = temporary_place()
         _require_space(place)

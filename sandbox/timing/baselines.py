@@ -15,7 +15,7 @@ from kernelwright.sandbox.correctness.domain import Domain
 from kernelwright.sandbox.machine.fact_store import Store, status_key
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.baseline_times import BaselineTimes
-from kernelwright.sandbox.timing.compiled import compiled_reference
+from kernelwright.sandbox.timing.compiled import begin_compiler, compiled_reference
 from kernelwright.sandbox.timing.spreads import Spreads, by_worker
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.memory import free_bytes
@@ -65,6 +65,8 @@ class Baselines:
         self._candidates = 0
         self._order = list(range(settings.worker_pairs))
         """The processes of the present candidate's worker pairs."""
+        if settings.compiled:
+            begin_compiler(settings)
         self.domain = Domain(problem.values.without)
         """The families of values that candidates are judged on."""
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from kernelwright.problems import Problem
 from kernelwright.sandbox.build import require_python_header
 from kernelwright.sandbox.calls.reference import Form, ReferenceSession
+from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.machine.folder_store import Bounds, FolderStore, digest_of
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environment
 from kernelwright.sandbox.timing.device_versions import place_of, processor_kind
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 
@@ -35,6 +36,9 @@ class CompilerFolder(WorkFolder):
     Triton's own cache stays where it is in every work folder: it names its files by absolute paths, so it is of no use
     elsewhere, and the compiler's cache holds all kernels that it has chosen.
     """
+
+    imports = ("torch._dynamo", "torch._inductor.compile_fx")
+    """The compiler itself, which takes seconds to import: once in place of for each problem."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,6 +74,11 @@ class CompiledStore(FolderStore):
         place = place_of(settings)
         facts = [FORMAT, problem.digest, mode, str(settings.threads), processor_kind(), place.device]
         return digest_of(facts + [f"{name}={value}" for name, value in sorted(place.versions.items())])
+
+
+def begin_compiler(settings: Settings) -> None:
+    """Have the process import the compiler that compiled references are forked from, while others start."""
+    ZYGOTES.find(shared_environment(settings.threads, steady=True), CompilerFolder.imports)
 
 
 def compiled_reference(

@@ -229,6 +229,20 @@ def test_a_zygote_that_has_grown_is_replaced(zygotes, monkeypatch):
     assert zygotes.find({"PATH": os.defpath}) is not first
 
 
+@pytest.mark.parametrize(("module", "way"), [("wave", "forked"), ("no_such_module", "spawned")])
+def test_what_children_need_beside_torch_is_imported_for_them_where_that_can_be(folder, zygotes, module, way):
+    folder.imports = (module,)
+    found = []
+    for _ in range(2):
+        child = Child("worker", folder, WAYS["off"], zygotes)
+        child.greet(time.monotonic() + PATIENCE_S)
+        found.append((child.way, child._zygote.form.imports if child._zygote else None))
+        child.close()
+    assert found[0] == (way, (module,) if way == "forked" else None)
+    assert found[1] == ("forked", (module,) if way == "forked" else ())
+    assert zygotes.obstacle == ""
+
+
 @pytest.fixture
 def logged(caplog):
     caplog.set_level(logging.INFO, "kernelwright.sandbox.jail")

@@ -14,7 +14,7 @@ from kernelwright.sandbox.calls.reference import CompiledGraphs
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.timing.baseline_times import BaselineTimes
-from kernelwright.sandbox.timing.compiled import CompiledStore, compiled_reference
+from kernelwright.sandbox.timing.compiled import CompiledStore, CompilerFolder, compiled_reference
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Settings
@@ -66,6 +66,8 @@ def cache():
 def compiled(cache):
     """What a first process compiled, and what the store holds since."""
     session = compiled_reference(SCALED, SETTINGS, "default")
+    child = session._session._child
+    assert child.way == "forked" and child._zygote.form.imports == CompilerFolder.imports  # the compiler was there
     session.close()
     return session.compilation, facts_of(cache / "compiled")
 
