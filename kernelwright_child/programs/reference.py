@@ -25,20 +25,6 @@ COMPILING_THREADS = 4
 """Each takes memory of its own, which the jail limits."""
 
 
-def find_places_anew() -> None:
-    """Have the compiler put headers that it compiles ahead where this process's temporary files go.
-
-    It looks where that is when it is imported, which may have been in the process that this one is a fork of.
-    """
-    from torch._inductor import codecache
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    headers = f"{default_cache_dir()}/precompiled_headers"
-    for name, folder in (("_HEADER_DIR", headers), ("_HEADER_LOCK_DIR", f"{headers}/locks")):
-        if hasattr(codecache, name):
-            setattr(codecache, name, folder)
-
-
 def note_no_launches() -> None:
     """From now on no choice among a Triton kernel's launches is noted: each child chooses at its first call.
 
@@ -109,9 +95,12 @@ class Reference(ModelRunner):
         # A pool of processes would outlive the call that started it. What is then read from the environment is how many
         # threads of this process compile the kernels that there are to choose from.
         config.compile_threads = 1
+        # On a processor: torch's headers, compiled ahead, would lie where this child's temporary files go and nobody
+        # else's kernels find them; to make them takes longer than to compile the kernels of one model without.
+        if hasattr(config, "cpp_cache_precompile_headers"):
+            config.cpp_cache_precompile_headers = False
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(COMPILING_THREADS, torch.get_num_threads()))
         note_no_launches()
-        find_places_anew()
         self.run = torch.compile(self.model, mode=message["mode"], dynamic=False)
         return {}
 
