@@ -190,8 +190,8 @@ class Zygotes:
         with self._lock:
             if self._found.get(zygote.form) is zygote:
                 self._retire(self._found.pop(zygote.form))
-            if zygote.is_unfit and zygote.form.imports:
-                LOG.info("children import %s by themselves: %s", ", ".join(zygote.form.imports), zygote.last_words())
+            if zygote.form.imports:
+                LOG.info("children import %s by themselves: %s", ", ".join(zygote.form.imports), why)
                 self._unfit.add(zygote.form.imports)
                 return
             self._failures += 1
