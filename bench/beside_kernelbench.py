@@ -80,7 +80,10 @@ def run(*words: str) -> Report:
     if driver.device_count() == 0:
         return NO_DEVICE
     cases = CASES[: int(os.environ.get("KERNELWRIGHT_CANDIDATES", len(CASES)))]
-    wanted = [WAYS[word] for word in os.environ.get("KERNELWRIGHT_WAYS", ",".join(WAYS)).split(",")]
+    words_of_ways = list(dict.fromkeys(os.environ.get("KERNELWRIGHT_WAYS", ",".join(WAYS)).split(",")))
+    if not set(words_of_ways) <= WAYS.keys():
+        return Report(f"  KERNELWRIGHT_WAYS takes some of {', '.join(WAYS)}", holds=False)
+    wanted = [WAYS[word] for word in words_of_ways]
     with tempfile.TemporaryDirectory() as folder:
         place = Place(Path(words[0]).resolve(), Path(folder))
         found = _in_turn(place, cases, [way for way in wanted if way in (THEIRS, SHELL)])
@@ -89,13 +92,15 @@ def run(*words: str) -> Report:
             if way in wanted:
                 found[way], walls[way] = ask(place, cases)
     lines = [_told(way, cases, found[way], walls[way]) for way in wanted]
-    holds = True
+    promised = []
     for way, least in ((SERVICE, LEAST_RATIO), (SHELL, 1.0)):
         if way in walls and THEIRS in walls:
             ratio = walls[THEIRS] / walls[way]
             lines.append(f"  {way} against theirs: {ratio:.2f} times the verdicts a minute (promised: {least:g})")
-            holds = holds and ratio >= least
-    return Report("\n".join(lines), holds)
+            promised.append(ratio >= least)
+    if not promised:
+        lines.append("  nothing is compared: a promise is about theirs beside the service or the shell")
+    return Report("\n".join(lines), all(promised))
 
 
 def _in_turn(place: Place, cases: tuple[ForeignCase, ...], ways: list[str]) -> dict[str, list[Found]]:
@@ -165,6 +170,7 @@ def _scored(place: Place, cases: tuple[ForeignCase, ...]) -> tuple[list[Found], 
     problems.mkdir()
     for case in cases:
         source = place.problem(case)
+        place.candidate(case)
         (problems / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     words = ["score", str(problems), str(place.folder / "candidates"), "--out", str(place.folder / "scores")]
     options = ["--device", "cuda", "--json", "--effort", _effort()]

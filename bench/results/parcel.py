@@ -1,4 +1,4 @@
-"""A run that waits for answers, made small for the way: its log and its answers, without the texts of the benchmark.
+"""A run that waits for answers, made small for the way: its log and its answers, without the files of the benchmark.
 
 The log holds every problem and prompt, and with them the benchmark's own files. The text of each is replaced by its
 address; `unpack` puts it back from a checkout, and every text must come to the digest by which the log knows it.
@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import sqlite3
+import zlib
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -39,12 +40,14 @@ def pack(run: Path, tree: Path, selection: Selection, out: Path) -> int:
             blobs = dict(log.execute("SELECT sha256, bytes FROM blobs ORDER BY sha256").fetchall())
     except sqlite3.Error as error:
         raise ProblemError(f"{run} holds no log of a run that can be read ({error})") from None
+    texts = {digest: _replaced(raw.decode(), marks) for digest, raw in blobs.items()}
+    _restored(texts, marks, run)
     parcel = {
         "header": (run / HEADER).read_text(encoding="utf-8"),
         "numbers": numbers,
         "schema": schema,
         "events": events,
-        "blobs": {digest: _replaced(raw.decode(), marks) for digest, raw in blobs.items()},
+        "blobs": texts,
         "answers": {path.name: path.read_text(encoding="utf-8") for path in sorted((run / TASKS).glob(ANSWER))},
     }
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -61,13 +64,14 @@ def unpack(parcel: Path, tree: Path, selection: Selection, run: Path) -> int:
         raise ProblemError(f"{run} is not empty; choose another folder")
     try:
         found: dict[str, Any] = json.loads(gzip.decompress(parcel.read_bytes()))
-    except (OSError, EOFError, ValueError) as error:
+        if not {"header", "numbers", "schema", "events", "blobs", "answers"} <= found.keys():
+            raise ValueError("parts of it are missing")
+    except (OSError, EOFError, ValueError, AttributeError, zlib.error) as error:
         raise ProblemError(f"{parcel} is no parcel of a run ({error})") from None
-    marks = {mark: text for text, mark in _marks(chosen_texts(selection, tree)).items()}
-    blobs = {digest: _replaced(text, marks).encode() for digest, text in found["blobs"].items()}
-    for digest, raw in blobs.items():
-        if hashlib.sha256(raw).hexdigest() != digest:
-            raise ProblemError(f"a text of {parcel} does not come to its digest {digest[:8]}; give the same checkout")
+    blobs = _restored(found["blobs"], _marks(chosen_texts(selection, tree)), parcel)
+    strange = [name for name in found["answers"] if Path(name).name != name]
+    if strange:
+        raise ProblemError(f"{parcel} would write outside of the run's folder ({strange[0]}); it is not one of ours")
     (run / TASKS).mkdir(parents=True)
     (run / HEADER).write_text(found["header"], encoding="utf-8")
     for name, text in found["answers"].items():
@@ -81,6 +85,16 @@ def unpack(parcel: Path, tree: Path, selection: Selection, run: Path) -> int:
         log.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", found["events"])
         log.executemany("INSERT INTO blobs VALUES (?, ?)", blobs.items())
     return len(found["answers"])
+
+
+def _restored(texts: Mapping[str, str], marks: Mapping[str, str], where: Path) -> dict[str, bytes]:
+    """With the benchmark's texts in their places, each of which must come to its digest."""
+    back = {mark: text for text, mark in marks.items()}
+    found = {digest: _replaced(text, back).encode() for digest, text in texts.items()}
+    for digest, raw in found.items():
+        if hashlib.sha256(raw).hexdigest() != digest:
+            raise ProblemError(f"a text of {where} does not come to its digest {digest[:8]}; give the same checkout")
+    return found
 
 
 def _marks(texts: Mapping[str, str]) -> dict[str, str]:

@@ -31,8 +31,8 @@ OWN_VARIABLES = {"HOME": "/nonexistent", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "
 `torch.utils.cpp_extension` is imported, from opening it. Children have an environment of their own."""
 MARK = "KERNELWRIGHT_JUDGE"
 """A variable with the judge's number: the zygote and its forks show it to whoever asks whose they are."""
-MOST = 3
-"""Of different environments at a time; each holds as much memory as `import torch` takes."""
+MOST = 4
+"""Of different environments or imports at a time; each holds as much memory as `import torch` takes."""
 RECYCLED_BYTES = 2 * 2**30
 """It should stay as it is. One that grows beyond this leaks, and is replaced."""
 UNFIT = 3
@@ -153,6 +153,11 @@ class Zygotes:
         form = ZygoteKey(tuple(sorted(environment.items())), cores, _torch_identity(), imports)
         with self._lock:
             found = self._found.pop(form, None)
+            if found is not None and imports and found.is_unfit:
+                self._unfit.add(imports)
+                self._retire(found)
+                form = form._replace(imports=())
+                found = self._found.pop(form, None)
             if found is not None and not found.is_fit:
                 LOG.info("process %d is no longer forked from: it has ended, or grown beyond its limit", found.pid)
                 self._retire(found)

@@ -60,12 +60,12 @@ class Baselines:
         self._choosing = threading.Lock()
         self._closed = False
         self._spreads = Spreads(problem, settings)
-        self._compared: set[int] = set()
-        """Processes whose ratio to the next one is kept already."""
+        self._compared: set[frozenset[int]] = set()
+        """Pairs of processes whose ratio is kept already."""
         self._candidates = 0
         self._order = list(range(settings.worker_pairs))
         """The processes of the present candidate's worker pairs."""
-        if settings.compiled:
+        if settings.compiled and settings.gpu:  # on a processor it would be heard by whoever is timed now
             begin_compiler(settings)
         self.domain = Domain(problem.values.without)
         """The families of values that candidates are judged on."""
@@ -104,7 +104,7 @@ class Baselines:
         starts = [index for index in range(self._settings.worker_pairs) if index != AS_CONSTRUCTED]
         if self.kept == self._settings.worker_pairs:
             first, pairs = starts[self._candidates % len(starts)], self._settings.worker_pairs
-            others = [(first + step) % pairs for step in range(1, pairs)]
+            others = [(first - step) % pairs for step in range(1, pairs)]  # whom an earlier candidate began with
             with self._choosing:
                 self._order = [first, *sorted(others, key=lambda index: index not in self._eager)]
             self._candidates += 1
@@ -212,8 +212,11 @@ class Baselines:
     def remember(self, measurement: Measurement) -> None:
         """Keep what each of them took, for tables, and how far they are apart."""
         BaselineTimes(self.problem).keep(measurement, self._settings)
-        ratios = {self._index(number): ratio for number, ratio in by_worker(measurement.placebo).items()}
-        self._spreads.keep([ratio for index, ratio in ratios.items() if index not in self._compared])
+        ratios = {
+            frozenset((self._index(number), self._index(number + 1))): ratio
+            for number, ratio in by_worker(measurement.placebo).items()
+        }
+        self._spreads.keep([ratio for pair, ratio in ratios.items() if pair not in self._compared])
         self._compared |= ratios.keys()
 
     @property

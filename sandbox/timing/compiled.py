@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kernelwright.sandbox.timing")
 LIMIT_BYTES = 2 * 2**30
 BOUNDS = Bounds(bytes=2**29, files=8192, depth=8)
-FORMAT = "2"
+FORMAT = "3"
 
 
 class CompilerFolder(WorkFolder):

@@ -78,6 +78,11 @@ def test_another_text_and_a_taken_folder_are_refused(walk, parcel, tmp_path):
     bad.write_bytes(gzip.compress(json.dumps(found).encode()))
     with pytest.raises(ProblemError, match=f"does not come to its digest {digest[:8]}"):
         unpack(bad, walk.tree, selection, tmp_path / "run")
+    found["blobs"][digest] = found["blobs"][digest][:-1]
+    found["answers"]["../outside"] = "x"
+    bad.write_bytes(gzip.compress(json.dumps(found).encode()))
+    with pytest.raises(ProblemError, match="would write outside"):
+        unpack(bad, walk.tree, selection, tmp_path / "run")
     with pytest.raises(ProblemError, match="is not empty"):
         unpack(parcel, walk.tree, selection, walk.runs / "float32")
     tree = tmp_path / "tree"

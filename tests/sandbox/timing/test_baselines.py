@@ -72,7 +72,7 @@ def test_one_process_draws_where_the_others_are_timed_or_there_is_little_to_draw
 
 
 @pytest.mark.slow
-def test_each_candidate_begins_with_another_process_and_waits_for_one_start_at_most():
+def test_each_candidate_begins_with_another_process_and_waits_for_one_start_at_most_after_the_first():
     with contextlib.closing(Baselines(NORM, Settings(effort="search"))) as baselines:
         began, started = [], []
         for _ in range(6):
@@ -83,7 +83,7 @@ def test_each_candidate_begins_with_another_process_and_waits_for_one_start_at_m
             assert len(set(mine)) == 3 and id(baselines.placebo(0)) == mine[1]
             began.append(mine[0])
             started.append(baselines.living - before)
-        assert started == [3, 0, 1, 1, 0, 0]
+        assert started == [3, 1, 0, 0, 0, 0]
         assert len(set(began[:4])) == 4 and began[4:] == began[:2]
 
 
