@@ -14,12 +14,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from bench.results.records import write_compressed
 from bench.results.selection import Selection, chosen_texts
 from kernelwright.agent.log.header import HEADER
 from kernelwright.agent.log.run_log import DATABASE
+from kernelwright.agent.providers.kinds.files import ANSWER, TASKS
 from kernelwright.problems import ProblemError
 
-TASKS, ANSWER = "tasks", "*.answer.md"
 NUMBERS = "application_id", "user_version"
 SCHEMA = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
 
@@ -48,10 +49,10 @@ def pack(run: Path, tree: Path, selection: Selection, out: Path) -> int:
         "schema": schema,
         "events": events,
         "blobs": texts,
-        "answers": {path.name: path.read_text(encoding="utf-8") for path in sorted((run / TASKS).glob(ANSWER))},
+        "answers": {path.name: path.read_text(encoding="utf-8") for path in sorted((run / TASKS).glob(f"*{ANSWER}"))},
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(gzip.compress(json.dumps(parcel, ensure_ascii=False, indent=0).encode(), mtime=0))
+    write_compressed(out, json.dumps(parcel, ensure_ascii=False, indent=0))
     return out.stat().st_size
 
 

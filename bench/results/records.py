@@ -117,7 +117,11 @@ def _answered(log: RunLog, attempt: Attempt) -> Answered:
 
 def write_lines(path: Path, lines: Iterable[BaseModel]) -> None:
     """Write a compressed file of lines, whole or not at all, with no time and no name in it."""
-    text = "".join(line.model_dump_json() + "\n" for line in lines)
+    write_compressed(path, "".join(line.model_dump_json() + "\n" for line in lines))
+
+
+def write_compressed(path: Path, text: str) -> None:
+    """Write a compressed text, whole or not at all, with no time and no name in it."""
     scrap = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         scrap.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))

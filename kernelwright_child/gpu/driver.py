@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import threading
 import uuid
+from contextlib import suppress
 from ctypes import byref, c_char, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -190,6 +192,18 @@ class Context:
         call("cuCtxResetPersistingL2Cache")
         if self.attribute("persisting_l2_bytes"):
             call("cuCtxSetLimit", c_int(PERSISTING_L2_SIZE), c_size_t(0))
+
+
+def begin_context(ordinal: int = 0) -> threading.Thread:
+    """The thread that makes the device's primary context, a third of a second, while its caller does something else."""
+
+    def begin() -> None:
+        with suppress(CudaError):  # it is met again, and told, by who uses the device
+            Context(ordinal)
+
+    thread = threading.Thread(target=begin, daemon=True)
+    thread.start()
+    return thread
 
 
 def synchronize() -> None:

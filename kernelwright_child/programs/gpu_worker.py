@@ -5,10 +5,8 @@ itself, before it stops its clock and after.
 """
 
 import os
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -46,8 +44,7 @@ def get_ready(threads: int) -> None:
 
     Nothing is known here of the model that comes. The driver makes its context while the host's threads start.
     """
-    making = threading.Thread(target=_make_context)
-    making.start()
+    making = driver.begin_context()
     torch.set_num_threads(threads)
     torch.ones(MANY).mul_(2)
     making.join()
@@ -59,12 +56,6 @@ def get_ready(threads: int) -> None:
     end.record()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-
-
-def _make_context() -> None:
-    """The one that torch takes over; what goes wrong here is met again, and told, by who uses the device."""
-    with suppress(driver.CudaError):
-        driver.Context()
 
 
 class OnDevice:

@@ -3,14 +3,12 @@
 import ctypes
 import gc
 import os
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.machine.stale_temp_folders import sweep
 from kernelwright.sandbox.machine.workfolder import shared_environment
-from kernelwright_child.gpu import driver
 
 
 def become_a_judge(threads: int | None = None) -> None:
@@ -25,16 +23,6 @@ def become_a_judge(threads: int | None = None) -> None:
     protect_this_process()
     ZYGOTES.find(shared_environment(threads or len(os.sched_getaffinity(0)), steady=True))
     sweep()
-
-
-def begin_context(ordinal: int) -> None:
-    """Have another thread make a device's context, which takes a third of a second, while this one imports torch."""
-
-    def begin() -> None:
-        with suppress(driver.CudaError):  # it is met again, and told, by who uses the device
-            driver.Context(ordinal)
-
-    threading.Thread(target=begin, daemon=True).start()
 
 
 @contextmanager

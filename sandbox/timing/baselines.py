@@ -97,7 +97,7 @@ class Baselines:
 
         Where a candidate may end after one worker pair each begins with another process of the baseline, or all would
         share that one's luck; never with the one whose weights a constructor's habits would do for. Those that live
-        come next, so that a candidate waits for one start at most, however few were needed before it.
+        come next, so that its first worker pair waits for one start at most, however few were needed before it.
         """
         if self._settings.effort == "rank":
             return None

@@ -313,7 +313,7 @@ class DeviceTiming(Timing):
             values, fastest = self._fastest_run(session, calls)
         except Refused:
             return None
-        if session.outputs_overlap or (fastest.device is not None and fastest.device.made_twice):
+        if not _is_whole(session, fastest):
             return None
         for one, result in zip(values, parted(fastest.output, calls), strict=True):
             self._check(fastest._replace(output=result), self.baseline.show(one), one, DRAWN)
@@ -352,8 +352,7 @@ class DeviceTiming(Timing):
         self._run(session, calls)
         best = self._run(session, calls)
         for _ in range(BURSTS - 1):
-            is_whole = not session.outputs_overlap and not (best[1].device is not None and best[1].device.made_twice)
-            if is_whole and self.samples.are_confirmed_by(self._confirmation(*best)):
+            if _is_whole(session, best[1]) and self.samples.are_confirmed_by(self._confirmation(*best)):
                 break
             best = min(best, self._run(session, calls), key=lambda run: run[1].milliseconds)
         return best
@@ -375,8 +374,13 @@ class DeviceTiming(Timing):
         # The values and what is lent of them, for one process after the other; results, and the judge's copies.
         each = 4 * needs.inputs + 4 * needs.result + (needs.peak if needs.is_large else 0)
         fitting = int(MEMORY_SHARE * self._device.free_bytes() / each) if each else MOST_CALLS
-        enough = next((size for size in SIZES if size >= wanted), SIZES[-1])
+        enough = next(size for size in SIZES if size >= wanted)
         return max((size for size in SIZES if size <= min(enough, fitting)), default=0)
+
+
+def _is_whole(session: GpuSession, run: Timed) -> bool:
+    """Whether the last run of a burst made each result once, and in memory of its own."""
+    return not session.outputs_overlap and not (run.device is not None and run.device.made_twice)
 
 
 def _called(side: ReferenceSession, values: Values) -> Timed:

@@ -14,6 +14,8 @@ from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.atomic import write_atomically
 
 TASK, ANSWER = ".task.md", ".answer.md"
+TASKS = "tasks"
+"""The folder of both in a run's own, unless another is named."""
 SHOWN = 3
 """How many missing answers the sentence names."""
 
@@ -70,4 +72,4 @@ class FilesProvider:
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:
     """In the folder that was named, else in the run's own."""
-    return FilesProvider(Path(options.folder) if options.folder else run.folder / "tasks")
+    return FilesProvider(Path(options.folder) if options.folder else run.folder / TASKS)

@@ -67,7 +67,8 @@ def judge(
         _recheck(record, as_json)
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
-    from kernelwright.sandbox.jail.own_process import become_a_judge, begin_context, imports_that_stay
+    from kernelwright.sandbox.jail.own_process import become_a_judge, imports_that_stay
+    from kernelwright_child.gpu import driver
 
     if server is None:
         check_threads(threads)
@@ -90,7 +91,7 @@ def judge(
         place = None if device is None and where == "cpu" else where.partition(":")[0]
         _tell(asyncio.run(_served(server, found, source, settings, place)), found.dtype, as_json)
     if settings.gpu:
-        begin_context(settings.ordinal)
+        driver.begin_context(settings.ordinal)
     with imports_that_stay():  # all of these import torch
         from kernelwright.sandbox.pool.judges import Judges
         from kernelwright.sandbox.verdict.report import report

@@ -16,11 +16,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any
 
-from kernelwright.sandbox.jail.own_process import become_a_judge, begin_context, imports_that_stay
+from kernelwright.sandbox.jail.own_process import become_a_judge, imports_that_stay
 from kernelwright.sandbox.machine.logs import tell_logs_as_asked
 from kernelwright.sandbox.machine.workfolder import close_all
 from kernelwright.sandbox.pool.protocol import Answer, Question
 from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
+from kernelwright_child.gpu import driver
 from kernelwright_child.jail import keeper
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def main() -> None:
     settings = order.settings()
     become_a_judge(settings.threads)
     if settings.gpu:
-        begin_context(settings.ordinal)
+        driver.begin_context(settings.ordinal)
     with imports_that_stay():
         from kernelwright.sandbox.pool.workers.worker import Worker  # torch comes with it
 
