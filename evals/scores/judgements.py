@@ -6,6 +6,7 @@ leaderboard its second measurements. Files of several shards or machines are mer
 
 import json
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 BUSY_S = 60.0
+RETRY_S = 0.01
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS judgements (
     key TEXT PRIMARY KEY, problem_digest TEXT NOT NULL, candidate_digest TEXT NOT NULL,
@@ -76,7 +78,7 @@ class Judgements:
             ) from error
         with _sqlite_errors(path):
             self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode = WAL")
+            _to_wal(self._connection)
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.executescript(SCHEMA)
 
@@ -166,6 +168,19 @@ class Judgements:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+
+
+def _to_wal(connection: sqlite3.Connection) -> None:
+    """Have a file written ahead. Where another process changes the mode SQLite gives up at once: asked again."""
+    end = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+        time.sleep(RETRY_S)
 
 
 @contextmanager

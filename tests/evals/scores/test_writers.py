@@ -4,6 +4,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -95,6 +96,7 @@ def killed_midway(program, place):
     """Eight writers that would go on for long, killed when each has written some; what they had acknowledged."""
     processes = [start(program, place, writer, count=10**6) for writer in range(WRITERS)]
     first = [process.stdout.readline().strip() for process in processes]
+    assert all(first), "a writer ended before it had written anything"
     time.sleep(0.5)
     for process in processes:
         process.kill()
@@ -128,6 +130,18 @@ def test_eight_processes_that_judge_into_one_file_lose_nothing(tmp_path):
     said = acknowledged([start(JUDGE, tmp_path / "scores.db", writer) for writer in range(WRITERS)])
     with Judgements(tmp_path / "scores.db") as store:
         assert sorted(one.candidate for one in store) == sorted(said)
+
+
+def test_a_file_that_another_process_is_laying_out_is_waited_for(tmp_path):
+    path = tmp_path / "scores.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")  # where it stands, SQLite does not wait to change how the file is written
+    done = threading.Timer(0.5, other.execute, ["ROLLBACK"])
+    done.start()
+    with Judgements(path) as store:
+        assert list(store) == []
+    assert not done.is_alive()
+    other.close()
 
 
 def test_judges_that_are_killed_leave_a_sound_file_with_all_that_was_acknowledged(tmp_path):
