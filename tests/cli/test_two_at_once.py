@@ -13,7 +13,7 @@ from tests.model_server import fenced
 from tests.texts import RIGHT
 from tests.turns import holders
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 CORES = tuple(sorted(os.sched_getaffinity(0)))
 
 
