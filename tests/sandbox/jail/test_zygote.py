@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.jail import bubblewrap
@@ -18,6 +19,7 @@ from kernelwright.sandbox.jail.children import Child
 from kernelwright.sandbox.jail.zygote import MARK, ZYGOTES, Zygotes
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child.jail.zygote import _devices_counted_by_their_files
 
 pytestmark = pytest.mark.slow
 
@@ -241,6 +243,17 @@ def test_what_children_need_beside_torch_is_imported_for_them_where_that_can_be(
     assert found[0] == (way, (module,) if way == "forked" else None)
     assert found[1] == ("forked", (module,) if way == "forked" else ())
     assert zygotes.obstacle == ""
+
+
+def test_while_a_compiler_is_imported_nobody_asks_cuda_for_its_devices(monkeypatch):
+    """Torch's own does, and what has asked can not be forked."""
+    asked = []
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: asked.append("CUDA") or 1, raising=False)
+    with _devices_counted_by_their_files():
+        assert torch.cuda.is_available() == bool(list(Path("/dev").glob("nvidia[0-9]*")))
+        assert not asked
+    assert torch.cuda.is_available()
+    assert asked == ["CUDA"]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import torch
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.reference import CompiledGraphs
+from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.timing.baseline_times import BaselineTimes
@@ -170,6 +171,7 @@ def test_on_a_device_too_a_second_process_compiles_nothing(cache, mode):
     found = []
     for _ in range(2):
         session = compiled_reference(LINEAR, settings, mode)
+        assert session._child.way == "forked", ZYGOTES.obstacle
         session.close()
         found.append(session.compilation)
     first, second = found
