@@ -171,7 +171,7 @@ def test_on_a_device_too_a_second_process_compiles_nothing(cache, mode):
     found = []
     for _ in range(2):
         session = compiled_reference(LINEAR, settings, mode)
-        assert session._child.way == "forked", ZYGOTES.obstacle
+        assert session._session._child.way == "forked", ZYGOTES.obstacle
         session.close()
         found.append(session.compilation)
     first, second = found
