@@ -13,6 +13,7 @@ KEYS = {
     "hidden_builds", "families_left_out", "device", "exact", "speedups", "speedup_eager", "speedup_shipped",
     "speedup_compiled",
 }  # fmt: skip
+QUICK = ("--effort", "screen")
 
 
 def test_a_right_candidate_ends_with_0_and_one_json_object_with_the_keys_of_the_contract(kernelwright, files):
@@ -40,7 +41,7 @@ def test_gradients_are_judged_when_asked_for(kernelwright, files):
     (files / "cut.py").write_text(
         source.replace("def forward(self, x):", "def forward(self, x):\n        x = x.detach()")
     )
-    assert kernelwright("judge", "problem.py", "right.py", "--backward").returncode == 0
+    assert kernelwright("judge", "problem.py", "right.py", "--backward", *QUICK).returncode == 0
     done = kernelwright("judge", "problem.py", "cut.py", "--backward")
     assert (done.returncode, "does not require grad" in done.stdout) == (1, True)
 
@@ -54,7 +55,7 @@ def test_a_wrong_candidate_ends_with_1_and_names_stage_and_pattern(kernelwright,
 def test_a_models_whole_reply_is_judged_by_the_source_in_it(kernelwright, files):
     reply = f"<think>A fence first.</think>\n\nIt adds up.\n\n```python\n{(files / 'wrong.py').read_text()}```\n\nDone."
     (files / "reply.md").write_text(reply)
-    done = kernelwright("judge", "problem.py", "reply.md", "--effort", "screen")
+    done = kernelwright("judge", "problem.py", "reply.md", *QUICK)
     assert done.returncode == 1
     assert done.stdout.startswith("failed at check: the output is wrong")
     assert "reply.md is a whole reply" in done.stderr
@@ -63,11 +64,11 @@ def test_a_models_whole_reply_is_judged_by_the_source_in_it(kernelwright, files)
 def test_files_from_anywhere_are_judged(kernelwright, files, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("with a space")
     (elsewhere / "level1_7_Sum.py").write_text(PROBLEM)
-    assert kernelwright("judge", elsewhere / "level1_7_Sum.py", files / "right.py").returncode == 0
+    assert kernelwright("judge", elsewhere / "level1_7_Sum.py", files / "right.py", *QUICK).returncode == 0
 
 
 def test_the_jail_can_be_switched_off_and_the_record_says_so(kernelwright, files):
-    done = kernelwright("judge", "problem.py", "right.py", "--jail", "off", "--json")
+    done = kernelwright("judge", "problem.py", "right.py", "--jail", "off", "--json", *QUICK)
     assert "JAIL OFF by request" in json.loads(done.stdout)["jail"]
 
 

@@ -252,7 +252,8 @@ def test_a_prompt_takes_a_dtype(kernelwright, files):
 
 @pytest.mark.slow
 def test_a_verdict_says_where_it_was_reached_and_in_which_dtype(kernelwright, files):
-    done = kernelwright("judge", "problem.py", "right.py", "--dtype", "bf16", "--device", "cpu", "--memory", "4GiB")
+    asked = ("--dtype", "bf16", "--device", "cpu", "--memory", "4GiB", "--effort", "screen")
+    done = kernelwright("judge", "problem.py", "right.py", *asked)
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("device: ")]
     assert line.startswith("device: cpu, ") and line.endswith(", bfloat16")

@@ -66,7 +66,7 @@ def stood_ready(imports):
 
 
 COMMANDS = {
-    "judge": ("judge", "problem.py", "right.py"),
+    "judge": ("judge", "problem.py", "right.py", "--effort", "screen"),
     "score": ("score", "tasks", "ours"),
     "problems check": ("problems", "check", "problem.py"),
 }
