@@ -30,7 +30,11 @@ def model_server():
 
 
 def pytest_configure():
-    """Of several runners each has a temporary place, and so turns, of its own: no test waits for another's judging."""
+    """Of several runners each has a temporary place, and so turns, of its own: no test waits for another's judging.
+
+    And no thread of torch spins while it waits, as in the judge: runners share cores, and some took four times as long.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     runner = os.environ.get("PYTEST_XDIST_WORKER")
     if runner is not None:
         place = Path(tempfile.gettempdir()) / f"tests-of-kernelwright-{os.getuid()}-{runner}"
