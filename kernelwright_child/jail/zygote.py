@@ -23,7 +23,6 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 
 from kernelwright_child.jail import zygote_birth
 
@@ -70,11 +69,8 @@ def main(arguments: list[str]) -> None:
 def _prepared(cores: frozenset[int], imports: list[str]) -> zygote_birth.Affinity:
     os.sched_setaffinity(0, cores)
     gc.disable()  # what is imported stays: a sixth of the time went into looking through it again and again
-    for name in IMPORTED:
+    for name in (*IMPORTED, *imports):
         importlib.import_module(name)
-    with _devices_counted_by_their_files():
-        for name in imports:
-            importlib.import_module(name)
     del sys.path[0]  # `kernelwright_child` is imported, and what lies beside it is not for a child
     _settle()
     bound = frozenset(os.sched_getaffinity(0))
@@ -83,21 +79,6 @@ def _prepared(cores: frozenset[int], imports: list[str]) -> zygote_birth.Affinit
     gc.freeze()  # a collection in a child would write to, and so copy, every page of what was imported
     gc.enable()
     return zygote_birth.Affinity(bound, cores)
-
-
-@contextlib.contextmanager
-def _devices_counted_by_their_files() -> Iterator[None]:
-    """Meanwhile torch opens no GPU to say whether there is one: its compiler asks where it is imported."""
-    bound = sys.modules["torch"]._C
-    asked = getattr(bound, "_cuda_getDeviceCount", None)  # which a torch without CUDA lacks
-    if asked is None:
-        yield
-        return
-    bound._cuda_getDeviceCount = lambda: sum(name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev"))  # noqa: PTH208
-    try:
-        yield
-    finally:
-        bound._cuda_getDeviceCount = asked
 
 
 def _settle() -> None:

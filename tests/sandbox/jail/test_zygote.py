@@ -16,10 +16,9 @@ import torch
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.jail.children import Child
-from kernelwright.sandbox.jail.zygote import MARK, ZYGOTES, Zygotes
+from kernelwright.sandbox.jail.zygote import MARK, OWN_VARIABLES, ZYGOTES, Zygotes
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.jail.zygote import _devices_counted_by_their_files
 
 pytestmark = pytest.mark.slow
 
@@ -245,12 +244,14 @@ def test_what_children_need_beside_torch_is_imported_for_them_where_that_can_be(
     assert zygotes.obstacle == ""
 
 
-def test_while_a_compiler_is_imported_nobody_asks_cuda_for_its_devices(monkeypatch):
-    """Torch's own does, and what has asked can not be forked."""
+def test_in_a_zygotes_environment_torch_asks_cuda_for_no_devices(monkeypatch):
+    """Torch's compiler looks for a device where it is imported, and what has asked CUDA can not be forked."""
     asked = []
     monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: asked.append("CUDA") or 1, raising=False)
-    with _devices_counted_by_their_files():
-        assert torch.cuda.is_available() == bool(list(Path("/dev").glob("nvidia[0-9]*")))
+    with monkeypatch.context() as there:
+        for name, value in OWN_VARIABLES.items():
+            there.setenv(name, value)
+        assert not torch.cuda.is_available()
         assert not asked
     assert torch.cuda.is_available()
     assert asked == ["CUDA"]
