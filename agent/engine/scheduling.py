@@ -16,13 +16,12 @@ from kernelwright.agent.log.events import Confirmed, Event, Granted, JudgedAttem
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.providers.provider import AnswerPending
-from kernelwright.agent.steering.budget import NOTHING, Spent, exceeded, out_of_attempts, spent
+from kernelwright.agent.steering.budget import NOTHING, Spent, exceeded, out_of_attempts, spent, times_the_floor
 from kernelwright.agent.steering.idea_statistics import IdeaStatistics
 from kernelwright.agent.steering.models import gains
 from kernelwright.agent.steering.prices import Prices, load_prices
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
-from kernelwright.sandbox.verdict.in_words import floor_ms
 
 GRANT = 4
 """Attempts that are handed over at once."""
@@ -196,11 +195,8 @@ def expected_gain(view: View, config: SearchConfig) -> float:
     """Room to the floor, as a logarithm, times the share of recent attempts that gained."""
     earned = list(gains(view).values())[-RECENT:]
     share = (sum(gain > math.log1p(config.gain) for gain in earned) + 1) / (len(earned) + 3)
-    best = view.best
-    floor = floor_ms(best.ruling) if best else None
-    if best is None or best.candidate_ms is None or floor is None:
-        return UNKNOWN_ROOM * share
-    return max(0.0, math.log(best.candidate_ms / floor)) * share
+    times = times_the_floor(view, config.near_floor)
+    return (UNKNOWN_ROOM if times is None else max(0.0, math.log(times))) * share
 
 
 def views_of(log: RunLog) -> list[View]:

@@ -35,10 +35,31 @@ def normal_digest(source: str) -> str:
         tree = parse_module(source)
         for function in _functions(tree.body):
             _rename_locals(function)
-        text = ast.dump(_Plain().visit(tree))
+        text = _dumped(_Plain().visit(tree))
     except (SyntaxError, ValueError, RecursionError):
         text = source
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _dumped(part: object) -> str:
+    """A tree as text, the same under every Python: as `ast.dump` of 3.12 has it.
+
+    Before it, functions and classes have no `type_params`; after it, empty lists are left out; its first releases add
+    empty text to an f-string's format.
+    """
+    if isinstance(part, list):
+        return f"[{', '.join(map(_dumped, part))}]"
+    if not isinstance(part, ast.AST):
+        return repr(part)
+    fields = [(name, getattr(part, name, None)) for name in part._fields]
+    if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and "type_params" not in part._fields:
+        fields.append(("type_params", []))
+    told = [
+        f"{name}={_dumped(value)}"
+        for name, value in fields
+        if value is not None or getattr(type(part), name, ...) is not None
+    ]
+    return f"{type(part).__name__}({', '.join(told)})"
 
 
 class _Plain(ast.NodeTransformer):
@@ -53,6 +74,10 @@ class _Plain(ast.NodeTransformer):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if called == "load_inline":
             node.keywords = [keyword for keyword in node.keywords if keyword.arg not in {"name", "verbose"}]
+        return self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        node.values = [part for part in node.values if not (isinstance(part, ast.Constant) and part.value == "")]
         return self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:

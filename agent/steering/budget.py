@@ -75,15 +75,25 @@ def out_of_attempts(view: View, config: SearchConfig) -> str | None:
     return f"the budget of {allowed} attempts is used up" if view.spent >= allowed else None
 
 
-def near_floor(view: View, share: float) -> str | None:
-    """Why there is no room left: the best time is so near the floor; None where there is or nothing is known."""
+def times_the_floor(view: View, share: float) -> float | None:
+    """The best time over the floor; None where one of them is unknown, or the floor is none.
+
+    A floor counts what the reference's operators ask for. A best time below `share` of it leaves out some of that (the
+    other half of a triangle), and then the floor tells nothing of the room that is left.
+    """
     best = view.best
-    if best is None or best.candidate_ms is None:
+    floor = floor_ms(best.ruling) if best else None
+    if best is None or best.candidate_ms is None or floor is None or best.candidate_ms < share * floor:
         return None
-    floor = floor_ms(best.ruling)
-    if floor is None or floor < share * best.candidate_ms:
+    return best.candidate_ms / floor
+
+
+def near_floor(view: View, share: float) -> str | None:
+    """Why there is no room left: the floor is `share` of the best time, or more; None where there is, or who knows."""
+    times, best = times_the_floor(view, share), view.best
+    if times is None or best is None or best.candidate_ms is None or share * times > 1:
         return None
-    return f"the best takes {best.candidate_ms:.3g} ms, and the floor is {floor:.3g} ms"
+    return f"the best takes {best.candidate_ms:.3g} ms, and the floor is {best.candidate_ms / times:.3g} ms"
 
 
 def _judge_s(view: View) -> float:

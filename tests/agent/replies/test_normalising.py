@@ -32,6 +32,21 @@ class ModelNew(nn.Module):
         return result
 '''
 
+UNLIKE = """\
+def f(a=None, *b, c: int | None = None):
+    return
+
+class C:
+    async def g(self):
+        yield None
+
+x = lambda: {**{}, "k": [v for v in ()]}
+match x:
+    case None: pass
+    case [1, *_]: print(f"{x!r:>{3}} a")
+"""
+"""What trees of different Pythons hold unlike each other: empty lists, type parameters, formats in an f-string."""
+
 SAME = {
     "comments": ("// twice", "// the sum of both"),
     "layout": ("    for (int64_t i = 0;", "  for (int64_t i = 0 ;"),
@@ -99,3 +114,8 @@ def test_a_name_of_an_inner_function_does_not_meet_one_of_the_outer():
 
 def test_what_is_no_python_counts_as_it_stands():
     assert normal_digest("class (") != normal_digest("class  (")
+
+
+def test_the_digest_is_the_same_under_every_python():
+    assert normal_digest(KERNEL) == "c26f1fc784019a0e72dbeb31f56646c1cf0baf02a342490a8cdac46a270524fe"
+    assert normal_digest(UNLIKE) == "9e7c48976cd008fe6897a793c9bd0467b492eded2678dfd3561cec6427411fcd"

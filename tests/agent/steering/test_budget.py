@@ -2,12 +2,15 @@
 
 import pytest
 
+from kernelwright.agent.engine.scheduling import account
 from kernelwright.agent.log.config import Budget
 from kernelwright.agent.log.records import ReplyFacts, Usage
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.steering.budget import exceeded, spent
 from kernelwright.agent.steering.prices import PriceError, Prices, load_prices
-from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, searched
+from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
+from kernelwright.sandbox.verdict.verdicts import Failed
+from tests.agent.search_parts import CONFIG, PROBLEM, ReadingEvaluator, Scripted, new_log, searched
 
 
 @pytest.fixture
@@ -72,6 +75,36 @@ def test_the_time_between_two_processes_does_not_count(log):
 
 def test_attempts_are_limited(log):
     assert searched(log).stopped == "the budget of 7 attempts is used up"
+
+
+class Floored(ReadingEvaluator):
+    """Every right candidate takes 1 ms; the floor is what it is told."""
+
+    def __init__(self, floor_ms):
+        super().__init__()
+        work = NecessaryWork(read_bytes=0, written_bytes=0, flops={"float32": 1})
+        self.floor = Floor(work=work, memory_ms=0.0, direct_ms=floor_ms, least_ms=0.0)
+
+    async def evaluate(self, problem, candidate, *, fresh=False, beat=None):
+        verdict = await super().evaluate(problem, candidate, fresh=fresh, beat=beat)
+        if isinstance(verdict, Failed):
+            return verdict
+        measurement = verdict.measurement.model_copy(update={"floor": self.floor})
+        return verdict.model_copy(update={"measurement": measurement})
+
+
+@pytest.mark.parametrize("floor_ms", [0.95, 1.05])
+def test_near_the_floor_there_is_no_room(log, floor_ms):
+    view = searched(log, evaluator=Floored(floor_ms))
+    assert (view.stopped, view.spent) == (f"the best takes 1 ms, and the floor is {floor_ms} ms", 2)
+    assert account(PROBLEM, view, CONFIG).expected_gain < 0.1
+
+
+@pytest.mark.parametrize("floor_ms", [0.5, 2.0])
+def test_a_floor_far_below_the_best_or_far_above_it_ends_no_search(log, floor_ms):
+    view = searched(log, evaluator=Floored(floor_ms))
+    assert (view.stopped, view.spent) == ("the budget of 7 attempts is used up", 7)
+    assert account(PROBLEM, view, CONFIG).expected_gain > 0.1
 
 
 def facts(usage, model="m"):
