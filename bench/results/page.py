@@ -101,7 +101,7 @@ def _line(kept: Kept, cell: Cell) -> Sequence[str]:
     speedup = f"{number_text(found.speedup)} [{number_text(found.low)}, {number_text(found.high)}]"
     if cell.status in ("quarantined", "provisional", "weak problem"):
         speedup += f" ({cell.status})"
-    against = next(iter(found.speedups), "-")
+    against = min(found.speedups, key=lambda name: found.speedups[name], default="-")
     own = number_text(found.candidate_ms, ".4g")
     return (*start, own, *times, speedup, against, _judged_again(kept))
 

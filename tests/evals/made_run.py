@@ -71,7 +71,7 @@ def passed(speedup, rng=None, pairs=20, compiled=None, shipped=None, spread=0.01
     """A verdict with that speedup against eager, and others against torch.compile and against eager as shipped."""
     rng = rng or random.Random(0)
     candidate = tuple(round(rng.lognormvariate(0, spread), 5) for _ in range(pairs))
-    factors = {"eager": speedup} | ({"default": compiled} if compiled else {})
+    factors = {"eager": speedup} | ({"torch.compile default": compiled} if compiled else {})
     factors |= {"eager as shipped": shipped} if shipped else {}
     pairings = tuple(
         Pairing(

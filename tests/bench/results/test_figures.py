@@ -221,3 +221,10 @@ def test_a_problem_that_the_machine_failed_at_or_that_waits_is_not_at_its_end(re
     assert [row.stopped for row in keep(results, [tmp_path / "run"]).rows] == [None, None]
     page = write_page(results, tmp_path / "docs")[0].read_text()
     assert "**Not at its end yet**, 3 of 3: level1/5 in float32, level1/15 in float32, level2/5 in float32." in page
+
+
+def test_a_row_names_the_baseline_that_its_speedup_is_against(run, results, tmp_path):
+    keep(results, [run])
+    page = write_page(results, tmp_path / "docs")[0].read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| level1/5 Made"))
+    assert "| 1.90 [" in row and row.endswith("| torch.compile default | - |")

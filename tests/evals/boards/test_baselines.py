@@ -70,7 +70,7 @@ def test_a_verdict_tells_the_fastest_first():
 
 def test_the_words_of_judge_name_the_fastest():
     first = words(report(SEVERAL)).splitlines()[0]
-    assert first.startswith("passed: 1.50 x [1.50, 1.50] against the fastest, default, faster" + ORDER)
+    assert first.startswith("passed: 1.50 x [1.50, 1.50] against the fastest, torch.compile default, faster" + ORDER)
     assert words(report(ALONE)).startswith("passed: 2.00 x [2.00, 2.00], faster; candidate 1.000 ms, eager 2.000 ms")
 
 
@@ -83,7 +83,7 @@ def test_the_table_of_a_run_tells_the_others_only_where_there_are_some(run):
 def test_the_rows_of_a_run_have_each_baseline(run):
     first, second = summary_rows(views(run), run)
     keys = ("speedup", "against", "speedup_eager", "speedup_shipped", "speedup_compiled")
-    assert [first[key] for key in keys] == [1.5, "default", 4.0, 2.0, 1.5]
+    assert [first[key] for key in keys] == [1.5, "torch.compile default", 4.0, 2.0, 1.5]
     assert [second[key] for key in keys] == [2.0, "eager", 2.0, 2.0, None]
 
 
@@ -99,7 +99,7 @@ def test_each_number_of_a_board_is_told_against_each_baseline(run):
     (board,) = boards([run_facts(run)], "h1")
     one, two = (dict(zip(columns.CELL_COLUMNS, columns.cell_texts(cell), strict=True)) for cell in board.rows[0].cells)
     names = ("against", "over eager", "as shipped", "compile")
-    assert [one[name] for name in names] == ["default", "4.00", "2.00", "1.50"]
+    assert [one[name] for name in names] == ["torch.compile default", "4.00", "2.00", "1.50"]
     assert [two[name] for name in names] == ["eager", "2.00", "2.00", "-"]
     first, second = csv.DictReader(io.StringIO(board_formats.as_csv([board])))
     assert (first["speedup_eager"], first["speedup_shipped"], first["speedup_compiled"]) == ("4.0", "2.0", "1.5")
@@ -143,13 +143,14 @@ def test_the_inspector_has_each_baseline(run):
         model = RunModel(log)
         one, two = (entry["speedups"] for entry in model.index()["problems"])
         detail = model.detail("one", 1)
-    assert one == {"best": 1.5, "against": "default", "eager": 4.0, "shipped": 2.0, "compile": 1.5}
+    assert one == {"best": 1.5, "against": "torch.compile default", "eager": 4.0, "shipped": 2.0, "compile": 1.5}
     assert two == {"best": 2.0, "against": "eager", "eager": 2.0, "shipped": 2.0, "compile": None}
-    assert detail["against"] == "default" and list(detail["speedups"]) == ["default", "eager as shipped", "eager"]
+    assert detail["against"] == "torch.compile default"
+    assert list(detail["speedups"]) == ["torch.compile default", "eager as shipped", "eager"]
 
 
 def test_a_prompt_s_evidence_tells_the_others_on_a_line_of_their_own():
-    assert "speedup against default: 1.50 " in timings(SEVERAL)
+    assert "speedup against torch.compile default: 1.50 " in timings(SEVERAL)
     assert "against the other baselines: eager as shipped 2.00, eager 4.00" in timings(SEVERAL)
     assert "other baselines" not in timings(ALONE)
 
