@@ -1,6 +1,7 @@
 """Which kernelwright this is: for the header of a run, and for a report of a bug."""
 
 import subprocess
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -8,11 +9,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def own_version() -> str:
-    """The installed version, or `unknown` where the packages are used without being installed."""
+    """The installed version, or that of the checkout where the packages are used without being installed."""
     try:
         return version("kernelwright")
     except PackageNotFoundError:
-        return "unknown"
+        project = ROOT / "pyproject.toml"
+        return tomllib.loads(project.read_text())["project"]["version"] if project.exists() else "unknown"
 
 
 def commit() -> str | None:
