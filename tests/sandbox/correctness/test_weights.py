@@ -2,7 +2,7 @@
 
 import torch
 
-from kernelwright.sandbox.correctness.weights import changed
+from kernelwright.sandbox.correctness.weights import BLOCK, changed
 from kernelwright.sandbox.tensors.values import RawTensor
 
 
@@ -39,3 +39,16 @@ def test_integers_and_what_is_not_named_stay():
 
 def test_another_seed_gives_other_weights():
     assert not torch.equal(other(torch.ones(9), seed=1), other(torch.ones(9), seed=2))
+
+
+def test_large_weights_change_as_small_ones_do_and_the_same_for_a_seed():
+    weights = torch.randn(3, BLOCK + 7)
+    weights[2, 5] = torch.inf
+    found = other(weights)
+    assert torch.equal(found, other(weights)) and found.shape == weights.shape and found[2, 5] == torch.inf
+    finite = weights.isfinite()
+    moved = (found - weights)[finite] / weights[finite].square().mean().sqrt()
+    assert 0.024 < moved.mean() < 0.026
+    assert (moved != 0).float().mean() > 0.99
+    first, second = other(torch.zeros(2, BLOCK))
+    assert not torch.equal(first, second), "every block draws its own"
