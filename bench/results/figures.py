@@ -20,6 +20,12 @@ class Standing(NamedTuple):
     board: Board
     row: BoardRow
     kept: tuple[Kept, ...]
+    """Those of which an answer was judged, or none will be."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether some wait for further answers: what the search measured counts until it is judged afresh."""
+        return any(kept.stopped is None for kept in self.kept)
 
     @property
     def ranked(self) -> list[tuple[Kept, Cell]]:
@@ -31,7 +37,8 @@ class Standing(NamedTuple):
     def pairs(self) -> list[tuple[Kept, Cell]]:
         """Every row with its cell, in the order of the index."""
         cells = {cell.problem_digest: cell for cell in self.row.cells}
-        return [(kept, cells[kept.facts.digest]) for kept in self.kept]
+        found = [(kept, cells[kept.facts.digest]) for kept in self.kept]
+        return [(kept, _as_measured(cell)) for kept, cell in found] if self.is_under_way else found
 
     def results(self) -> dict[str, list[Result]]:
         """By baseline that a kernel was measured against, the samples that count; those against the fastest always."""
@@ -42,6 +49,10 @@ class Standing(NamedTuple):
     def levels(self) -> list[str]:
         """In their order."""
         return list(dict.fromkeys(level_of(kept) for kept in self.kept))
+
+
+def _as_measured(cell: Cell) -> Cell:
+    return cell.model_copy(update={"status": "unverified"}) if cell.status == "provisional" else cell
 
 
 def level_of(kept: Kept) -> str:
@@ -57,8 +68,9 @@ def standings(index: Index) -> list[Standing]:
         if row.facts.best and row.again and row.again.refused
     }
     found = []
-    for dtype in dict.fromkeys(row.dtype for row in index.rows):
-        kept = tuple(row for row in index.rows if row.dtype == dtype)
+    begun = [row for row in index.rows if row.is_begun]
+    for dtype in dict.fromkeys(row.dtype for row in begun):
+        kept = tuple(row for row in begun if row.dtype == dtype)
         harness = str(index.run_facts(kept[0]).harness)
         (board,) = boards(
             [index.run_facts(row) for row in kept], harness, lambda _, problem, kernel: refused.get((problem, kernel))
@@ -113,9 +125,11 @@ class After(NamedTuple):
 
 
 def after_each_answer(standing: Standing) -> list[After]:
-    """What came of the first answer alone, of the first two, and so on."""
-    tries = [[turn for turn in kept.tries if turn.counts] for kept, _ in standing.ranked]
-    return [_after([made[:count] for made in tries], count) for count in range(1, max(map(len, tries), default=0) + 1)]
+    """What came of the first answer alone, of the first two, and so on, as far as every search has come."""
+    tries = [kept.answers for kept, _ in standing.ranked]
+    most = max(map(len, tries), default=0)
+    waiting = [len(kept.answers) for kept, _ in standing.ranked if kept.stopped is None]
+    return [_after([made[:count] for made in tries], count) for count in range(1, min([most, *waiting]) + 1)]
 
 
 def _after(tries: Sequence[Sequence[Turn]], count: int) -> After:
@@ -145,7 +159,7 @@ def by_role(rows: Sequence[Kept]) -> dict[str, RoleFigures]:
     found: dict[str, list[tuple[Turn, float | None]]] = {}
     for row in rows:
         speedups = {turn.number: turn.speedup for turn in row.tries}
-        for turn in row.tries:
+        for turn in (turn for turn in row.tries if not turn.is_open):
             found.setdefault(turn.role, []).append((turn, speedups.get(turn.parent or 0)))
     return {role: _role(turns) for role, turns in found.items()}
 
@@ -189,7 +203,7 @@ def failures(rows: Sequence[Kept]) -> dict[str, list[tuple[Kept, Turn]]]:
     """By outcome, every answer that came to nothing; the most frequent outcome first."""
     found: dict[str, list[tuple[Kept, Turn]]] = {}
     for row in rows:
-        for turn in row.tries:
-            if turn.counts and turn.outcome not in ("passed", "not answered yet", "not judged yet"):
+        for turn in row.answers:
+            if turn.outcome != "passed":
                 found.setdefault(turn.outcome, []).append((row, turn))
     return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))

@@ -46,6 +46,11 @@ class Turn(Record):
     prompt_tokens: int
     reply_tokens: int
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its answer or its verdict is still to come."""
+        return self.outcome in ("not answered yet", "not judged yet")
+
 
 class SecondJudging(Record):
     """What a later judge said of the kept kernel, with new processes and seeds."""
@@ -84,6 +89,16 @@ class Kept(Record):
     ideas: dict[str, tuple[int, int]]
     """By idea, how often it was tried and won, as the search itself counts."""
     again: SecondJudging | None = None
+
+    @property
+    def answers(self) -> tuple[Turn, ...]:
+        """What came of the candidates that were asked for, as far as it is known."""
+        return tuple(turn for turn in self.tries if turn.counts and not turn.is_open)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether an answer was judged, or none will be."""
+        return bool(self.answers) or self.stopped is not None
 
 
 class Index(Record):

@@ -8,7 +8,7 @@ from bench.results import figures, pictures
 from bench.results.figures import Standing, level_figures, level_of, standings
 from bench.results.index import Index, Kept, read_index
 from bench.results.selection import Selection, read_selection
-from bench.results.words import HEAD, JUDGED_TWICE, LIMITS, MADE, ROLES, SECTIONS
+from bench.results.words import HEAD, JUDGED_TWICE, LIMITS, MADE, ROLES, SECTIONS, UNDER_WAY
 from kernelwright.evals.boards.board_formats import escaped
 from kernelwright.evals.boards.cells import Cell
 from kernelwright.evals.boards.columns import estimate_text, number_text, share_text
@@ -55,7 +55,7 @@ def page(index: Index, selection: Selection, found: Sequence[Standing]) -> str:
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-SHORT = ("dtype", "level", "problems", "right", "geometric mean [95 %]", *AGAINST.values(), "of the floor")
+SHORT = ("dtype", "level", "problems", "right", "geometric mean of these [95 %]", *AGAINST.values(), "of the floor")
 EVERY = (
     "problem", "answers", "tokens", "kernel, ms", "eager, ms", "shipped, ms", "compiled, ms", "floor, ms",
     "speedup [95 %]", "against", "again",
@@ -73,11 +73,19 @@ def _head(selection: Selection, found: Sequence[Standing]) -> str:
 
 
 def _missing(index: Index, selection: Selection) -> list[str]:
-    """What was chosen and is not there: a page about a part says so first."""
-    there = {(row.address, row.dtype) for row in index.rows if row.stopped is not None}
-    asked = [(address, dtype) for dtype in selection.dtypes for address in selection.asked(dtype)]
-    left = [f"{address} in {dtype}" for address, dtype in asked if (address, dtype) not in there]
-    return [f"**Not at its end yet**, {len(left)} of {len(asked)}: {', '.join(left)}."] if left else []
+    """What was chosen and is not at its end, or not begun: a page about a part says so first."""
+    ended = {(row.address, row.dtype) for row in index.rows if row.stopped is not None}
+    begun = {(row.address, row.dtype) for row in index.rows if row.is_begun}
+    said = []
+    for dtype in selection.dtypes:
+        asked = selection.asked(dtype)
+        waiting = [address for address in asked if (address, dtype) not in ended]
+        unbegun = [address for address in asked if (address, dtype) not in begun]
+        if waiting:
+            said.append(f"In {dtype} {len(waiting)} of {len(asked)} problems wait for answers or for their judging.")
+        if unbegun:
+            said.append(f"Of {', '.join(unbegun)} none is judged yet; they stand in no table and no share.")
+    return [fill(f"{UNDER_WAY} {' '.join(said)}", 120)] if said else []
 
 
 def _short(one: Standing) -> Iterable[Sequence[str]]:
@@ -121,9 +129,8 @@ def _baseline_times(found: Measured | None) -> list[float | None]:
 def _answers(kept: Kept) -> str:
     """What came of each answer: its speedup, or where it failed."""
     said = []
-    for turn in kept.tries:
-        if turn.counts:
-            said.append(f"{turn.speedup:.2f}" if turn.speedup is not None else turn.outcome.removeprefix("failed at "))
+    for turn in kept.answers:
+        said.append(f"{turn.speedup:.2f}" if turn.speedup is not None else turn.outcome.removeprefix("failed at "))
     return ", ".join(said)
 
 
@@ -171,7 +178,7 @@ def _roles(index: Index) -> str:
 
 def _failures(index: Index) -> str:
     found = figures.failures(index.rows)
-    unsolved = [f"{row.address} in {row.dtype}" for row in index.rows if row.kernel is None]
+    unsolved = [f"{row.address} in {row.dtype}" for row in index.rows if row.is_begun and row.kernel is None]
     parts = [f"Without a right kernel: {', '.join(unsolved) or 'none'}.", *_unjudged(index)]
     if found:
         parts.append(_table(("outcome", "answers"), [(outcome, str(len(ones))) for outcome, ones in found.items()]))

@@ -10,7 +10,12 @@ without the judge, by {model}; judged on {device}. A speedup is against the fast
 any algorithm could be, or was refused when it was judged again, counts as a failure: [metrics](metrics.md).
 
 `make results` draws this page and its pictures from the folder `results`; nothing here was typed. The share under a
-baseline's name is fast_1 against it."""
+baseline's name is fast_1 against it. A kernel may take less than the floor (over 100 % of it) by needing fewer
+operations than the reference as it is written; what takes less than any algorithm could does not count:
+[the floor](floor.md)."""
+UNDER_WAY = """\
+**This is under way.** Until a search is at its end what counts is what it measured itself, with the effort `search`;
+then its best is judged afresh in full."""
 
 SECTIONS = {
     "problems": """\
@@ -18,8 +23,8 @@ SECTIONS = {
 
 Under "answers" stands what came of each: its speedup as the search knew it, or where it failed; tokens are those of
 prompts and answers together, by the provider where it tells them, else estimated from their lengths. The speedup is
-that of the best, judged afresh in full before it was named; "again" is that of [a later judge](#judged-a-second-time).
-Where nothing is right PyTorch's times and the floor are those of a brief look before the first answer. The kernels lie
+that of the best, judged afresh in full at the end; "again" is that of [a later judge](#judged-a-second-time). Where
+nothing is right PyTorch's times and the floor are those of a brief look before the first answer. The kernels lie
 in `results/kernels`, a folder a dtype.""",
     "curves": """\
 ## How many are faster, and than what

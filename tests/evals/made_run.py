@@ -117,13 +117,10 @@ class Writer:
         self.best = None
         self.count = 0
 
-    def attempt(
-        self, verdict=None, reply=None, parent=None, role="propose", source=None, cost=0.01, why=None, same_as=None
-    ):
-        """One finished attempt; without a verdict it is one without a candidate."""
+    def ask(self, parent=None, role="propose"):
+        """An attempt whose answer is still to come; its number."""
         self.count += 1
         number, of = self.count, {"problem": self.name, "attempt": self.count}
-        source = source or source_of(number, self.rng)
         prompt = Prompt(
             role=role,
             target="cpp",
@@ -133,6 +130,24 @@ class Writer:
                 Section(name="parent", text=f"Attempt {parent} came before {number}.", stable=False),
             ),
         )
+        ask = Ask(
+            attempt=number, problem=self.name, role=role, target="cpp", parent=parent, idea=f"idea {number % 7}",
+            directive="", model="model-a",
+        )  # fmt: skip
+        outline = PromptOutline.of(prompt)
+        self.put(
+            Asked(**of, ask=ask, prompt=outline, request_digest="0" * 64, temperature=None, max_tokens=None, sample=0),
+            prompt.text,
+        )
+        return number
+
+    def attempt(
+        self, verdict=None, reply=None, parent=None, role="propose", source=None, cost=0.01, why=None, same_as=None
+    ):
+        """One finished attempt; without a verdict it is one without a candidate."""
+        number = self.ask(parent, role)
+        of = {"problem": self.name, "attempt": number}
+        source = source or source_of(number, self.rng)
         answer = Reply(
             text=reply or f"<think>Let me see {number}.</think>\nHere it is.\n\n```python\n{source}```\n",
             reasoning=f"I think about {number}.",
@@ -142,15 +157,6 @@ class Writer:
             provider="made",
             provider_request_id=None,
             latency_s=1.25,
-        )
-        ask = Ask(
-            attempt=number, problem=self.name, role=role, target="cpp", parent=parent, idea=f"idea {number % 7}",
-            directive="", model="model-a",
-        )  # fmt: skip
-        outline = PromptOutline.of(prompt)
-        self.put(
-            Asked(**of, ask=ask, prompt=outline, request_digest="0" * 64, temperature=None, max_tokens=None, sample=0),
-            prompt.text,
         )
         self.put(Replied(**of, reply_digest=answer.digest, reply=answer.facts), answer.model_dump_json())
         if verdict is None:

@@ -1,6 +1,7 @@
 """The page's figures are those of the boards, and count nothing that the boards do not."""
 
 import random
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -118,17 +119,59 @@ def test_what_a_later_judge_refused_counts_as_a_failure(run):
     assert [after.right for after in after_each_answer(one)] == [pytest.approx(1 / 3), pytest.approx(2 / 3)]
 
 
-def test_what_was_not_measured_in_full_counts_for_nothing(run):
+@pytest.fixture
+def further(run):
+    """The run, where the second problem gets a third answer: a repair that was measured with the effort `search`."""
     quick = passed(9.0, spread=0.0)
     quick = quick.model_copy(update={"evidence": evidence().model_copy(update={"effort": "search"})})
     with RunLog.open(run) as log:
         writer = Writer(log, made("level1/15").name, random.Random(0))
         writer.count = 2
         writer.attempt(quick, parent=1, role="repair")
-        writer.flush()
+        yield writer
+
+
+def test_what_was_not_measured_in_full_counts_for_nothing_at_the_end(run, further):
+    further.stop()
     (one,) = standings(indexed(searched(run), ()))
+    assert not one.is_under_way and one.row.correct == 2
     assert {kept.address: cell.status for kept, cell in one.pairs}["level1/15"] == "provisional"
-    assert one.row.correct == 2
+    assert level_figures(one.ranked, ["best"]).right == 2
+
+
+def test_while_a_search_goes_on_what_it_measured_counts(run, further):
+    further.flush()
+    (one,) = standings(indexed(searched(run), ()))
+    assert one.is_under_way and one.row.correct == 2
+    found = level_figures(one.ranked, list(one.results()))
+    assert (found.problems, found.right, found.fast_1["best"]) == (3, 3, pytest.approx(2 / 3))
+    assert len(after_each_answer(one)) == 3
+
+
+def test_what_waits_for_its_answer_is_no_failure_and_no_row(results, tmp_path):
+    with RunLog.create(tmp_path / "run", [made(address) for address in ADDRESSES], setting()) as log:
+        first, second, third = (Writer(log, made(address).name, random.Random(1)) for address in ADDRESSES)
+        first.attempt(passed(1.3))
+        first.attempt(failed("check"), parent=1, role="improve")
+        second.attempt(passed(2.0, spread=0.0))
+        second.ask(parent=1, role="improve")
+        third.ask()
+        for writer in (first, second, third):
+            writer.flush()
+    index = keep(results, [tmp_path / "run"])
+    (one,) = standings(index)
+    assert [kept.address for kept, _ in one.pairs] == ["level1/5", "level1/15"]
+    assert level_figures(one.ranked, ["best"]).fast_1 == {"best": 1.0}
+    assert [after.answers for after in after_each_answer(one)] == [1], "the second has one answer so far"
+    assert {role: found.asked for role, found in by_role(index.rows).items()} == {"propose": 2, "improve": 1}
+    page = write_page(results, tmp_path / "docs")[0].read_text()
+    assert "In float32 3 of 3 problems wait" in flat(page) and "Of level2/5 none is judged yet" in flat(page)
+    assert "| level1/15 Made | 2.00 |" in page and "Without a right kernel: none." in page and "| level2/5" not in page
+
+
+def flat(text):
+    """Without the breaks of its lines."""
+    return " ".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -158,21 +201,26 @@ def test_the_page_says_what_was_chosen_and_is_not_there(run, tmp_path):
     (tmp_path / "selection.toml").write_text(SETTINGS + table(chosen))
     (tmp_path / "index.json").write_text(indexed(searched(run), ()).model_dump_json())
     page = write_page(tmp_path, tmp_path / "docs")[0].read_text()
-    assert "**Not at its end yet**, 1 of 4: level3/5 in float32." in page
+    assert "In float32 1 of 4 problems wait" in flat(page) and "Of level3/5 none is judged yet;" in flat(page)
     assert "Without a right kernel: level1/15 in float32." in page
     assert "| level1/5 Made | 1.20, 1.90 |" in page and "| level1/15 Made | build, no candidate (refusal) |" in page
 
 
 def test_what_ships_is_derived_from_the_record_that_ships_and_drawn_from_it(tmp_path):
     shipped, docs = ROOT / "results", ROOT / "docs"
-    if not (shipped / "index.json").exists():
-        assert not (docs / "results.md").exists(), "a page without a run"
-        assert not (shipped / "records.jsonl.gz").exists() and not list(docs.glob("pictures/results-*"))
-        return
     again = list(read_lines(shipped / "again.jsonl.gz", Judgement.model_validate_json))
     assert indexed(records_in(shipped), again) == read_index(shipped)
     for path in write_page(shipped, tmp_path):
         assert path.read_text() == (docs / path.relative_to(tmp_path)).read_text(), path.name
+
+
+def test_the_readme_shows_the_last_lines_of_the_page_s_table():
+    page, readme = ((ROOT / name).read_text().splitlines() for name in ("docs/results.md", "README.md"))
+    last = [line for line in page if re.match(r"\| \w+ \| all \|", line)]
+    head = next(line for line in page if line.startswith("| dtype | level |"))
+    assert len(last) == 2 and [line for line in readme if line in (head, *last)] == [head, *last]
+    only_the_first = not any("| 2 answers |" in line for line in page)
+    assert ("So far the first of four answers" in "\n".join(readme)) is only_the_first
 
 
 @pytest.fixture
@@ -220,7 +268,7 @@ def test_a_problem_that_the_machine_failed_at_or_that_waits_is_not_at_its_end(re
         log.append(Stopped(problem=made("level1/5").name, reason="it was out of memory", fault="machine"))
     assert [row.stopped for row in keep(results, [tmp_path / "run"]).rows] == [None, None]
     page = write_page(results, tmp_path / "docs")[0].read_text()
-    assert "**Not at its end yet**, 3 of 3: level1/5 in float32, level1/15 in float32, level2/5 in float32." in page
+    assert "In float32 3 of 3 problems wait" in flat(page) and "Of level2/5 none is judged yet;" in flat(page)
 
 
 def test_a_row_names_the_baseline_that_its_speedup_is_against(run, results, tmp_path):
