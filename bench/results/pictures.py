@@ -34,7 +34,7 @@ def speedups(standing: Standing) -> str:
     height = HEAD + ROW * len(standing.kept) + FOOT
     told = f"{standing.dtype}: speedup over the fastest baseline, {len(standing.kept)} problems"
     legend = "open: right answers; filled: the best, with its interval; upright: the floor"
-    parts = [_text(20, 26, told, "head"), _text(20, 45, _circumstances(standing), "quiet"), _scale(axis, height)]
+    parts = [_text(20, 26, told, "head"), _text(20, 45, _circumstances(standing, standing.kept), "quiet"), _scale(axis, height)]
     parts.append(_text(20, height - 7, legend, "quiet"))
     parts += [_row(kept, cell, axis, HEAD + ROW * at) for at, (kept, cell) in enumerate(standing.pairs)]
     return _svg((WIDTH, height), told, parts)
@@ -56,7 +56,8 @@ def fast_curves(standing: Standing) -> str:
         parts.append(f'<line class="curve" stroke="{colour}" x1="{x}" x2="{x + 24}" y1="{y - 4}" y2="{y - 4}"/>')
         parts.append(_text(x + 32, y, words, "small"))
     moved = f'<g transform="translate(-{SHIFT} 0)">{"".join(parts)}</g>'
-    heads = [_text(20, 26, told, "head"), _text(20, 45, _circumstances(standing), "quiet")]
+    ranked = [kept for kept, _ in standing.ranked]
+    heads = [_text(20, 26, told, "head"), _text(20, 45, _circumstances(standing, ranked), "quiet")]
     return _svg((WIDTH - SHIFT, CURVE_HEIGHT), told, [*heads, moved])
 
 
@@ -116,11 +117,9 @@ def _scale(axis: Axis, height: int) -> str:
     return "\n".join(parts)
 
 
-def _circumstances(standing: Standing) -> str:
+def _circumstances(standing: Standing, shown: Sequence[Kept]) -> str:
     row = standing.row
-    levels = ", ".join(
-        f"{sum(level_of(kept) == level for kept in standing.kept)} of {level}" for level in standing.levels
-    )
+    levels = ", ".join(f"{sum(level_of(kept) == level for kept in shown)} of {level}" for level in standing.levels)
     return f"{levels}; {row.target}, answers: {row.model}, strategy: {row.strategy}; {standing.board.device}"
 
 
