@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.comparison import Comparison, in_turn
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.runs.facts import all_facts
-from kernelwright.sandbox.pool.harness import harness_digest
+from kernelwright.sandbox.verdict.harness import harness_digest
 from tests.evals.made_run import made_run
 
 RUNS, PROBLEMS, ATTEMPTS = 10, 100, 100

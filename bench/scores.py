@@ -15,7 +15,7 @@ from kernelwright.evals.scores.collecting import source_digest
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.evals.scores.scoring import DATABASE
 from kernelwright.problems import load_problem
-from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.pool.workers.devices import device_of
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.evals.made_run import REFERENCE, failed, passed, source_of

@@ -19,7 +19,8 @@ from kernelwright.evals.runs.facts import RunFacts
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
-from kernelwright.sandbox.pool.harness import Conditions, harness_digest
+from kernelwright.sandbox.pool.conditions import Conditions
+from kernelwright.sandbox.verdict.harness import harness_digest
 from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 

@@ -11,8 +11,8 @@ from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.problem import Problem
 from kernelwright.sandbox.calls.memory_planning import refusal_by_text
 from kernelwright.sandbox.machine.identity import device_name
-from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
+from kernelwright.sandbox.verdict.harness import harness_digest
 from kernelwright.sandbox.verdict.settings import Settings
 
 Status = Literal["ok", "weak", "unsupported", "unsupported here", "broken", "failed"]

@@ -21,13 +21,11 @@ from kernelwright.evals.figures.metrics import Effort, total_cost
 from kernelwright.evals.scores.collecting import level_of
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.pool.harness import harness_digest
+from kernelwright.sandbox.verdict.harness import HARNESS, harness_digest
 from kernelwright.sandbox.verdict.verdicts import Failed
 
 DERIVED = "derived.json"
 FORMAT = 4
-HARNESS = "harness"
-"""The key under which the versions of a run or verdict name the digest of the harness."""
 
 
 class Kernel(Record):
@@ -174,15 +172,20 @@ def _effort(view: View, until: Attempt | None) -> Effort | None:
 
 
 def _kernel(best: Attempt, events: Iterable[Event], harness: str | None) -> Kernel:
-    """The best kernel; its record is the event of the verdict that counts."""
+    """The best kernel; its record is the event of the verdict that counts.
+
+    A verdict that does not name its harness was reached under the run's, unless a later process went on with the run.
+    """
     assert best.ruling is not None and best.candidate is not None, "only a candidate that passed is ranked"
     kind = "judged" if best.confirmed is None else "confirmed"
+    events = list(events)
     seqs = [one.seq for one in events if one.kind == kind and getattr(one.body, "attempt", None) == best.number]
+    went_on = any(one.kind == "resumed" and one.seq < seqs[-1] for one in events)
     return Kernel(
         attempt=str(best.number),
         record=f"event {seqs[-1]}",
         candidate_digest=best.candidate.digest,
-        harness=best.ruling.evidence.versions.get(HARNESS, harness),
+        harness=best.ruling.evidence.versions.get(HARNESS, None if went_on else harness),
         measured=measured(best.ruling),
     )
 

@@ -26,7 +26,7 @@ from kernelwright.agent.providers.registry import check_provider, providing
 from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator
 from kernelwright.agent.providers.story import read_story, stories
 from kernelwright.agent.strategies import load_strategy
-from kernelwright.evals.runs.facts import HARNESS, run_facts
+from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.runs.suites import LeftOut
 from kernelwright.evals.runs.version import commit, own_version
 from kernelwright.problems import Problem, load_problem
@@ -38,7 +38,7 @@ from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import require_tools, versions
 from kernelwright.sandbox.pool.front.elsewhere import as_far_as_there
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
-from kernelwright.sandbox.pool.harness import harness_digest
+from kernelwright.sandbox.verdict.harness import HARNESS, harness_digest
 from kernelwright.sandbox.verdict.settings import Settings
 
 FOR_RECORDED: dict[str, object] = {

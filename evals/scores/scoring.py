@@ -15,9 +15,10 @@ from kernelwright.evals.scores.collecting import CandidateFile, Collected, read_
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.pool.dispatch import DeviceVerdict, Dispatcher
-from kernelwright.sandbox.pool.harness import Conditions, harness_digest
 from kernelwright.sandbox.pool.protocol import Executor, Unjudged, Work, choose_kind_name
+from kernelwright.sandbox.verdict.harness import harness_digest
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
 DATABASE = "scores.db"

@@ -27,6 +27,7 @@ from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.paired import DrawingReference, Timing
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.findings import Look
+from kernelwright.sandbox.verdict.harness import HARNESS, harness_digest
 from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Measurement, Passed, Verdict
@@ -336,7 +337,7 @@ class Judge:
             problem_status=self._baselines.known_status,
             exact=self._baselines.exact_ways,
             device=self.settings.device,
-            versions=versions() | versions_used(built.candidate.source),
+            versions=versions() | versions_used(built.candidate.source) | {HARNESS: harness_digest()},
             deterministic=built.deterministic,
             builds=built.ways,
             hidden_builds=tuple(failed.line for failed in built.failed_builds),

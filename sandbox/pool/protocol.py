@@ -7,7 +7,7 @@ from pydantic import Field, JsonValue
 
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.verdict.settings import JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 

@@ -13,7 +13,6 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from kernelwright.problems import ProblemError, catalog_names, load_problem
-from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.service.http_limits import (
     LARGEST_BODY_BYTES,
     MOST_BODIES,
@@ -30,6 +29,7 @@ from kernelwright.sandbox.service.openapi import description, page
 from kernelwright.sandbox.service.prometheus import metrics_text
 from kernelwright.sandbox.service.reading import RequestError
 from kernelwright.sandbox.service.text_process import TextProcess
+from kernelwright.sandbox.verdict.harness import harness_digest
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 SILENCE_S = 15.0

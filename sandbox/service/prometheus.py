@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.service.job_queue import JobQueue
+from kernelwright.sandbox.verdict.harness import harness_digest
 
 OUTCOMES = ("passed", "failed", "error", "cancelled")
 STAGES = ("build", "check", "time")

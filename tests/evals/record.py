@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from kernelwright.evals.scores.judgements import Judgement
-from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.pool.conditions import Conditions
 
 CONDITIONS = Conditions(harness="h", device="d", torch="2", settings="{}")
 

@@ -60,7 +60,7 @@ def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "li
     from kernelwright.evals.boards.verifying import Verifier
     from kernelwright.sandbox.jail.own_process import become_a_judge
     from kernelwright.sandbox.machine.identity import ON_DEVICE
-    from kernelwright.sandbox.pool.harness import harness_digest
+    from kernelwright.sandbox.verdict.harness import harness_digest
 
     if verify:
         become_a_judge()

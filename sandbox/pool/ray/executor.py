@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.pool.protocol import (
     NEEDS,
     Answer,
@@ -43,6 +42,7 @@ from kernelwright.sandbox.pool.ray.access import (
     wants_token,
 )
 from kernelwright.sandbox.pool.workers.devices import given, own_cores
+from kernelwright.sandbox.verdict.harness import harness_digest
 from kernelwright.sandbox.verdict.settings import Settings
 
 BUILD = "build"

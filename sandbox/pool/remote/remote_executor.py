@@ -6,10 +6,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.harness import harness_digest
 from kernelwright.sandbox.pool.protocol import Answer, Device, ExecutorError, Product, Stage, Work
 from kernelwright.sandbox.pool.remote.job_settings import chosen_for_jobs
 from kernelwright.sandbox.pool.remote.service_client import RefusedJob, ServiceClient, job_request
+from kernelwright.sandbox.verdict.harness import harness_digest
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Verdict
 

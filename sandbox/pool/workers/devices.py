@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from kernelwright.sandbox.machine.identity import processor_name
-from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.pool.protocol import Device, ExecutorError
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from kernelwright.agent.log.events import Resumed
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.boards import board_formats
 from kernelwright.evals.boards.board_formats import unranked
@@ -11,7 +12,7 @@ from kernelwright.evals.boards.columns import ROW_COLUMNS
 from kernelwright.evals.boards.leaderboard import Verified, boards
 from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.runs.facts import run_facts
-from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.pool.conditions import Conditions
 from tests.evals.made_run import Writer, failed, passed, problem, setting
 
 HARNESS = "h1"
@@ -91,6 +92,15 @@ def test_a_number_of_another_harness_is_marked_for_judging_again(tmp_path):
 def test_a_verdict_that_names_its_harness_is_believed_over_the_header(tmp_path):
     run = run_of(tmp_path, "a", [passed(2.0, harness="h1")], harness="h0")
     assert only_board(run).rows[0].stale == 0
+
+
+def test_a_verdict_that_names_none_after_others_went_on_with_the_run_is_of_no_known_harness(tmp_path):
+    with RunLog.create(tmp_path / "a", [problem("one")], setting(harness=HARNESS)) as log:
+        writer = Writer(log, "one", random.Random(0))
+        writer.put(Resumed(problem="one"))
+        writer.attempt(passed(2.0))
+        writer.stop()
+    assert only_board(run_facts(tmp_path / "a")).rows[0].stale == 1
 
 
 def test_each_cell_names_run_attempt_and_record(tmp_path):

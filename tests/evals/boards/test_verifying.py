@@ -11,7 +11,7 @@ from kernelwright.evals.boards.verifying import VERIFIED, Verifier
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.machine.identity import processor_name
-from kernelwright.sandbox.pool.harness import harness_digest
+from kernelwright.sandbox.verdict.harness import harness_digest
 from tests.evals.made_run import Writer, passed, setting
 from tests.texts import PROBLEM, RIGHT, WRONG
 

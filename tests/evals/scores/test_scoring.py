@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from kernelwright.evals.scores.collecting import CandidateFile
 from kernelwright.evals.scores.judgements import Judgements, JudgementsError
 from kernelwright.evals.scores.scoring import Shard
-from kernelwright.sandbox.pool.harness import Conditions, harness_digest, sources
+from kernelwright.sandbox.pool.conditions import Conditions
+from kernelwright.sandbox.verdict.harness import harness_digest, sources
 from tests.evals.made_run import failed, passed
 from tests.evals.record import judgement
 

@@ -9,7 +9,7 @@ from kernelwright.evals.scores.collecting import CandidateFile, Collected
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch, UnjudgedSource, interleaved
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
 from tests.evals.made_run import failed, passed
 from tests.evals.record import judgement
