@@ -46,11 +46,12 @@ def select(
 def keep(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs over the selection.")],
     folder: Folder = ROOT / "results",
+    replace: Annotated[bool, typer.Option("--replace", help="Also what another run came to for a problem.")] = False,
 ) -> None:
     """Take runs over: records, kept kernels and index. Exit code 1 while some problems are not at their end."""
     from bench.results.keeping import keep as keep_runs
 
-    index = keep_runs(folder, runs)
+    index = keep_runs(folder, runs, replace)
     print(
         f"{len(index.rows)} problems of {len(index.runs)} runs, {sum(bool(row.kernel) for row in index.rows)} kernels"
     )

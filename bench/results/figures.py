@@ -23,11 +23,6 @@ class Standing(NamedTuple):
     """Those of which an answer was judged, or none will be."""
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether some wait for further answers: what the search measured counts until it is judged afresh."""
-        return any(kept.stopped is None for kept in self.kept)
-
-    @property
     def ranked(self) -> list[tuple[Kept, Cell]]:
         """Those that count: weak problems are shown and not ranked."""
         weak = set(self.board.weak)
@@ -35,10 +30,10 @@ class Standing(NamedTuple):
 
     @property
     def pairs(self) -> list[tuple[Kept, Cell]]:
-        """Every row with its cell, in the order of the index."""
+        """Every row with its cell, in the order of the index. Until a search ends, what it measured itself counts."""
         cells = {cell.problem_digest: cell for cell in self.row.cells}
         found = [(kept, cells[kept.facts.digest]) for kept in self.kept]
-        return [(kept, _as_measured(cell)) for kept, cell in found] if self.is_under_way else found
+        return [(kept, _as_measured(cell) if kept.stopped is None else cell) for kept, cell in found]
 
     def results(self) -> dict[str, list[Result]]:
         """By baseline that a kernel was measured against, the samples that count; those against the fastest always."""
@@ -84,12 +79,16 @@ class LevelFigures(NamedTuple):
 
     problems: int
     right: int
+    faster: float
+    """The share that the judge calls faster: the interval against the fastest baseline lies above 1."""
     mean: Estimate | None
     """Geometric mean of the speedups of right kernels against the fastest baseline."""
     fast_1: dict[str, float]
     """By baseline."""
     of_floor: float | None
-    """Geometric mean of the share that the floor is of the time, where it is known."""
+    """Geometric mean of the share that the floor is of the time, where it is known and not above that time."""
+    below_floor: int
+    """Kernels that take less, by needing fewer operations than the floor counts: it tells nothing of these."""
 
 
 def level_figures(pairs: Sequence[tuple[Kept, Cell]], baselines: Sequence[str]) -> LevelFigures:
@@ -97,13 +96,21 @@ def level_figures(pairs: Sequence[tuple[Kept, Cell]], baselines: Sequence[str]) 
     results = {name: [cell.result(name) for _, cell in pairs] for name in baselines}
     speedups = [one.speedup for one in results["best"] if one.speedup is not None]
     shares = [share for _, cell in pairs if (share := floor_share(cell)) is not None]
+    above = [share for share in shares if share <= 1]
     return LevelFigures(
         problems=len(pairs),
         right=len(speedups),
+        faster=sum(is_faster(cell) for _, cell in pairs) / len(pairs),
         mean=metrics.geometric_mean(speedups) if speedups else None,
         fast_1={name: metrics.fast_p(found, 1.0) for name, found in results.items() if found},
-        of_floor=metrics.geometric_mean(shares).value if shares else None,
+        of_floor=metrics.geometric_mean(above).value if above else None,
+        below_floor=len(shares) - len(above),
     )
+
+
+def is_faster(cell: Cell) -> bool:
+    """Whether it counts, and the judge calls it faster."""
+    return cell.result().speedup is not None and cell.published is not None and cell.published.comparison == "faster"
 
 
 def floor_share(cell: Cell) -> float | None:
@@ -148,8 +155,8 @@ class RoleFigures(NamedTuple):
 
     asked: int
     right: int
-    faster: int
-    """Right, and faster than what they started from; of drafts and repairs, which start from nothing, all that are."""
+    faster: int | None
+    """Right, and faster than the right kernel that they started from; None where none started from one."""
     gain: float | None
     """Median over right improvements of their speedup over that of their parent."""
 
@@ -167,7 +174,8 @@ def by_role(rows: Sequence[Kept]) -> dict[str, RoleFigures]:
 def _role(turns: Sequence[tuple[Turn, float | None]]) -> RoleFigures:
     right = [(turn.speedup, parent) for turn, parent in turns if turn.speedup is not None]
     gains = [speedup / parent for speedup, parent in right if parent]
-    faster = sum(parent is None or speedup > parent for speedup, parent in right)
+    improving = any(parent for _, parent in turns)
+    faster = sum(gain > 1 for gain in gains) if improving else None
     return RoleFigures(len(turns), len(right), faster, statistics.median(gains) if gains else None)
 
 

@@ -11,13 +11,14 @@ from bench.results.records import Answered, Searched, read_lines
 from kernelwright.agent.log.view import View
 from kernelwright.agent.steering.idea_statistics import tally
 from kernelwright.evals.figures.measured import Measured, measured
-from kernelwright.evals.runs.facts import HARNESS, ProblemFacts, RunFacts
+from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.verdict.harness import HARNESS
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 RECORDS, AGAIN, INDEX, KERNELS = "records.jsonl.gz", "again.jsonl.gz", "index.json", "kernels"
@@ -36,8 +37,10 @@ class Turn(Record):
     outcome: str
     why: str
     """The deciding line of a failure."""
+    first: float | None
+    """By its first verdict, the speedup against the fastest baseline; None unless that found it right."""
     speedup: float | None
-    """Against the fastest baseline; None unless it is right and no faster than anything can be."""
+    """By the verdict that counts; None unless it is right and no faster than anything can be."""
     standing: float | None
     """What the search ranks it by: the speedup, or the lower end of its interval where that is too noisy to compare."""
     candidate_digest: str | None
@@ -99,6 +102,11 @@ class Kept(Record):
     def is_begun(self) -> bool:
         """Whether an answer was judged, or none will be."""
         return bool(self.answers) or self.stopped is not None
+
+    @property
+    def tokens(self) -> int:
+        """Of prompts and answers together, as far as they were answered."""
+        return sum(turn.prompt_tokens + turn.reply_tokens for turn in self.tries if not turn.is_open)
 
 
 class Index(Record):
@@ -219,6 +227,7 @@ def _turn(answered: Answered, refused: str | None) -> Turn:
         parent=attempt.ask.parent,
         outcome=TAKEN_BACK if taken_back else attempt.outcome,
         why=_shortened(attempt.detail.strip().partition("\n")[0]),
+        first=attempt.verdict.measurement.speedup if isinstance(attempt.verdict, Passed) else None,
         speedup=attempt.speedup if counts else None,
         standing=attempt.standing if counts else None,
         candidate_digest=digest,

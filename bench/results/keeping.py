@@ -5,18 +5,26 @@ from pathlib import Path
 
 from bench.results.index import KERNELS, RECORDS, Index, kernel_file, records_in, write_index
 from bench.results.records import Searched, searched, write_lines
-from bench.results.selection import Selection, read_selection
+from bench.results.selection import FILE, Selection, read_selection
 from kernelwright.problems import ProblemError
 from kernelwright.sandbox.machine.atomic import write_atomically
 
 
-def keep(folder: Path, runs: Sequence[Path]) -> Index:
-    """Take runs over. What was kept of the same problems in the same dtype is replaced. Raises `ProblemError`."""
+def keep(folder: Path, runs: Sequence[Path], replace: bool = False) -> Index:
+    """Take runs over, whole or as far as they have come. Raises `ProblemError`, and then nothing is changed.
+
+    What was kept of the same run is replaced; what another run came to for the same problem only with `replace`.
+    """
     selection = read_selection(folder)
     fresh = [one for run in runs for one in searched(run)]
     _check(selection, fresh)
-    new = {(one.address, one.dtype) for one in fresh}
-    found = [one for one in records_in(folder) if (one.address, one.dtype) not in new] + fresh
+    new = {(one.address, one.dtype): one.run for one in fresh}
+    kept = records_in(folder)
+    others = [one for one in kept if new.get((one.address, one.dtype), one.run) != one.run]
+    if others and not replace:
+        told = ", ".join(f"{one.address} in {one.dtype}" for one in others)
+        raise ProblemError(f"another run was kept of {told}; say --replace if this one is to take its place")
+    found = [one for one in kept if (one.address, one.dtype) not in new] + fresh
     _check_entrants(found)
     found.sort(key=lambda one: one.place)
     write_lines(folder / RECORDS, found)
@@ -32,9 +40,26 @@ def _check(selection: Selection, found: Sequence[Searched]) -> None:
             raise ProblemError(
                 f"run {one.run} asks {one.address} in {one.dtype}, which was not chosen beforehand; leave that run out"
             )
+        if one.source_sha256 != selection.problems[one.address].sha256:
+            raise ProblemError(f"run {one.run} asks another {one.address} than was chosen; leave that run out")
+        _check_settings(selection, one)
         if (one.address, one.dtype) in seen:
             raise ProblemError(f"two of the runs ask {one.address} in {one.dtype}; give one of them")
         seen.add((one.address, one.dtype))
+
+
+def _check_settings(selection: Selection, one: Searched) -> None:
+    """A run is made as the selection says, with nothing of the prompts and none of the judge's defences left out."""
+    config = one.header["config"]
+    config = config | {"judging": config["judging"] | {"compiled": " ".join(config["judging"]["compiled"])}}
+    asked = {"judging.compiled": "", "judging.without": [], "judging.jail_without": [], "search.without": []}
+    for place, wanted in (asked | selection.settings).items():
+        group, _, key = place.partition(".")
+        had = config[group].get(key)
+        if had != wanted:
+            raise ProblemError(f"run {one.run} has {place} {had!r}, where {FILE} says {wanted!r}; leave that run out")
+    if config["judging"]["jail"] == "none":
+        raise ProblemError(f"run {one.run} was judged without a jail; leave that run out")
 
 
 def _check_entrants(found: Sequence[Searched]) -> None:
@@ -48,7 +73,8 @@ def _check_entrants(found: Sequence[Searched]) -> None:
 
 def _entrant(one: Searched) -> tuple[str, ...]:
     search = one.header["config"]["search"]
-    return search["model"], search["strategy"], search["target"], one.header["device"]
+    torch = one.header["versions"].get("torch", "unknown")
+    return search["model"], search["strategy"], search["target"], one.header["device"], f"torch {torch}"
 
 
 def _write_kernels(folder: Path, found: Sequence[Searched]) -> None:

@@ -8,7 +8,18 @@ from bench.results import figures, pictures
 from bench.results.figures import Standing, level_figures, level_of, standings
 from bench.results.index import Index, Kept, read_index
 from bench.results.selection import Selection, read_selection
-from bench.results.words import HEAD, JUDGED_TWICE, LIMITS, MADE, ROLES, SECTIONS, UNDER_WAY
+from bench.results.words import (
+    ENDED_EARLY,
+    HEAD,
+    JUDGED_TWICE,
+    LIKE_OURS,
+    LIMITS,
+    MADE,
+    OURS_TOO,
+    ROLES,
+    SECTIONS,
+    UNDER_WAY,
+)
 from kernelwright.evals.boards.board_formats import escaped
 from kernelwright.evals.boards.cells import Cell
 from kernelwright.evals.boards.columns import estimate_text, number_text, share_text
@@ -40,7 +51,9 @@ def write_page(folder: Path, docs: Path) -> list[Path]:
 def page(index: Index, selection: Selection, found: Sequence[Standing]) -> str:
     """The text of the page."""
     parts = [_head(selection, found), *_missing(index, selection)]
-    parts.append(_table(SHORT, [row for one in found for row in _short(one)]))
+    parts.append(_table(SHORT, [(one.dtype, *_short(one, one.ranked)) for one in found]))
+    parts += [fill(LIKE_OURS.format(without=_without_ours(found)), 120), SECTIONS["levels"]]
+    parts.append(_table(("dtype", "level", *SHORT[1:]), [row for one in found for row in _by_level(one)]))
     parts.append(SECTIONS["problems"])
     for one in found:
         parts += [f"### In {one.dtype}", f"![{one.dtype}](pictures/results-{one.dtype}.svg)"]
@@ -50,15 +63,17 @@ def page(index: Index, selection: Selection, found: Sequence[Standing]) -> str:
     for one in found:
         parts.append(f"![fast_p in {one.dtype}](pictures/results-{one.dtype}-curves.svg)")
         parts.append(_table(("against", *(f"fast_{p:g}" for p in THRESHOLDS)), _curve(one)))
-    parts += [SECTIONS["turns"], _turns(found), ROLES, _roles(index), SECTIONS["failures"], _failures(index)]
+    parts += [SECTIONS["turns"], _turns(found), *_ended_early(index), ROLES, _roles(index)]
+    parts += [SECTIONS["failures"], _failures(index)]
     parts += [SECTIONS["ideas"], _ideas(index), _again(index), _commands(index, selection), _made(index), LIMITS]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-SHORT = ("dtype", "level", "problems", "right", "geometric mean of these [95 %]", *AGAINST.values(), "of the floor")
+FAST = [f"fast_1, {name}" for name in AGAINST.values()]
+SHORT = ("dtype", "problems", "right", "judged faster", "geometric mean of the right [95 %]", *FAST, "of the floor")
 EVERY = (
     "problem", "answers", "tokens", "kernel, ms", "eager, ms", "shipped, ms", "compiled, ms", "floor, ms",
-    "speedup [95 %]", "against", "again",
+    "speedup [95 %]", "judged", "effort", "against", "again",
 )  # fmt: skip
 
 
@@ -88,30 +103,44 @@ def _missing(index: Index, selection: Selection) -> list[str]:
     return [fill(f"{UNDER_WAY} {' '.join(said)}", 120)] if said else []
 
 
-def _short(one: Standing) -> Iterable[Sequence[str]]:
-    groups = {level: [pair for pair in one.ranked if level_of(pair[0]) == level] for level in one.levels}
-    for name, pairs in [*groups.items(), ("all", one.ranked)]:
+def _short(one: Standing, pairs: Sequence[tuple[Kept, Cell]]) -> Sequence[str]:
+    found = level_figures(pairs, list(one.results()))
+    shares = [share_text(found.fast_1.get(name)) for name in AGAINST]
+    below = f", {found.below_floor} below" if found.below_floor else ""
+    counts = (str(found.problems), str(found.right), share_text(found.faster))
+    return (*counts, estimate_text(found.mean), *shares, share_text(found.of_floor) + below)
+
+
+def _by_level(one: Standing) -> Iterable[Sequence[str]]:
+    for level in one.levels:
+        pairs = [pair for pair in one.ranked if level_of(pair[0]) == level]
         if pairs:
-            found = level_figures(pairs, list(one.results()))
-            shares = [share_text(found.fast_1.get(name)) for name in AGAINST]
-            counts = (str(found.problems), str(found.right))
-            yield (one.dtype, name, *counts, estimate_text(found.mean), *shares, share_text(found.of_floor))
+            yield (one.dtype, level, *_short(one, pairs))
+
+
+def _without_ours(found: Sequence[Standing]) -> str:
+    said = []
+    for one in found:
+        others = [pair for pair in one.ranked if pair[0].address not in OURS_TOO]
+        mean = level_figures(others, ["best"]).mean if others else None
+        said.append(f"{estimate_text(mean)} in {one.dtype}")
+    return " and ".join(said)
 
 
 def _line(kept: Kept, cell: Cell) -> Sequence[str]:
     found = cell.published
-    tokens = sum(turn.prompt_tokens + turn.reply_tokens for turn in kept.tries)
-    start = (f"{kept.address} {escaped(kept.title.partition('_')[2])}", _answers(kept), f"{tokens / 1000:.1f} k")
+    start = (f"{kept.address} {escaped(kept.title.partition('_')[2])}", _answers(kept), f"{kept.tokens / 1000:.1f} k")
     told = found if found is not None and found.passed else kept.reference
     times = [number_text(ms, ".4g") for ms in _baseline_times(told)]
     if found is None or not found.passed:
-        return (*start, "-", *times, cell.status, "-", _judged_again(kept))
+        return (*start, "-", *times, "-", cell.status, "-", "-", _judged_again(kept))
     speedup = f"{number_text(found.speedup)} [{number_text(found.low)}, {number_text(found.high)}]"
     if cell.status in ("quarantined", "provisional", "weak problem"):
         speedup += f" ({cell.status})"
     against = min(found.speedups, key=lambda name: found.speedups[name], default="-")
     own = number_text(found.candidate_ms, ".4g")
-    return (*start, own, *times, speedup, against, _judged_again(kept))
+    judged = str(found.comparison).replace("_", " ")
+    return (*start, own, *times, speedup, judged, found.effort, against, _judged_again(kept))
 
 
 def _baseline_times(found: Measured | None) -> list[float | None]:
@@ -127,10 +156,11 @@ def _baseline_times(found: Measured | None) -> list[float | None]:
 
 
 def _answers(kept: Kept) -> str:
-    """What came of each answer: its speedup, or where it failed."""
+    """What came of each answer: the speedup of its first verdict, or where it failed."""
     said = []
     for turn in kept.answers:
-        said.append(f"{turn.speedup:.2f}" if turn.speedup is not None else turn.outcome.removeprefix("failed at "))
+        right = turn.speedup is not None and turn.first is not None
+        said.append(f"{turn.first:.2f}" if right else turn.outcome.removeprefix("failed at "))
     return ", ".join(said)
 
 
@@ -170,10 +200,25 @@ def _count(answers: int) -> str:
 
 def _roles(index: Index) -> str:
     lines = [
-        (role, str(found.asked), str(found.right), str(found.faster), number_text(found.gain))
+        (role, str(found.asked), str(found.right), _or_none(found.faster), number_text(found.gain))
         for role, found in figures.by_role(index.rows).items()
     ]
     return _table(("asked for", "answers", "right", "faster than before", "median gain"), lines)
+
+
+def _or_none(count: int | None) -> str:
+    return "-" if count is None else str(count)
+
+
+def _ended_early(index: Index) -> list[str]:
+    """Searches that ended before all their answers were asked for, each with the reason."""
+    said = []
+    for row in index.rows:
+        asked = index.runs[row.run]["config"]["search"]["attempts"]
+        if row.stopped is not None and len(row.answers) < asked:
+            count = _count(len(row.answers))
+            said.append(f"- {row.address} in {row.dtype} after {count} of {asked}: {escaped(row.stopped)}")
+    return ["\n".join([f"{ENDED_EARLY}", "", *said])] if said else []
 
 
 def _failures(index: Index) -> str:
@@ -239,10 +284,23 @@ def _made(index: Index) -> str:
         of = ", ".join(f"{key} {versions[key]}" for key in sorted(versions) if key != "harness")
         days = f"{header['started'][:10]} to {header['ended'][:10]}"
         model = header["config"]["search"]["model"]
-        devices = ", ".join(dict.fromkeys(row.device for row in index.rows if row.run == name))
-        told = (name, model, days, devices, judging["jail"], of, str(header["commit"] or "-")[:12])
+        rows = [row for row in index.rows if row.run == name]
+        devices = ", ".join(dict.fromkeys(row.device for row in rows))
+        judges = {row.facts.best.harness for row in rows if row.facts.best}
+        by = ", ".join(sorted(one or "not on record" for one in judges))
+        told = (name, model, days, devices, judging["jail"], of, str(header["commit"] or "-")[:12], by)
         lines.append(tuple(escaped(each) for each in told))
-    return f"{MADE}\n\n{_table(('run', 'answers from', 'days', 'device', 'jail', 'versions', 'commit'), lines)}"
+    heading = (
+        "run",
+        "answers from",
+        "days",
+        "device",
+        "jail",
+        "versions",
+        "opened at commit",
+        "kept kernels judged by",
+    )
+    return f"{MADE}\n\n{_table(heading, lines)}"
 
 
 def _table(names: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

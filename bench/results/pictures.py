@@ -34,7 +34,11 @@ def speedups(standing: Standing) -> str:
     height = HEAD + ROW * len(standing.kept) + FOOT
     told = f"{standing.dtype}: speedup over the fastest baseline, {len(standing.kept)} problems"
     legend = "open: right answers; filled: the best, with its interval; upright: the floor"
-    parts = [_text(20, 26, told, "head"), _text(20, 45, _circumstances(standing, standing.kept), "quiet"), _scale(axis, height)]
+    parts = [
+        _text(20, 26, told, "head"),
+        _text(20, 45, _circumstances(standing, standing.kept), "quiet"),
+        _scale(axis, height),
+    ]
     parts.append(_text(20, height - 7, legend, "quiet"))
     parts += [_row(kept, cell, axis, HEAD + ROW * at) for at, (kept, cell) in enumerate(standing.pairs)]
     return _svg((WIDTH, height), told, parts)

@@ -5,6 +5,7 @@ benchmark: their digests stay, and the prompts can be rendered again.
 """
 
 import gzip
+import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
@@ -48,6 +49,8 @@ class Searched(Record):
     address: str
     """As its benchmark says, such as `level1/5`; else its name."""
     title: str
+    source_sha256: str
+    """Of the problem's file, as 64 hex digits."""
     dtype: str
     """`float32` stands for as it comes."""
     stopped: str | None
@@ -86,6 +89,7 @@ def _searched(log: RunLog, problem: Problem, facts: ProblemFacts) -> Searched:
         problem=problem.name,
         address=problem.origin.id if problem.origin else problem.name,
         title=problem.origin.title.removesuffix(".py") if problem.origin else problem.name,
+        source_sha256=hashlib.sha256(problem.source.encode()).hexdigest(),
         dtype=problem.dtype or "float32",
         stopped=None if view.fault == "machine" else view.stopped,
         facts=facts,

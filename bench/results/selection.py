@@ -1,10 +1,12 @@
 """Which problems the results are for, fixed before any of them was looked at: `results/selection.toml`."""
 
 import hashlib
+import json
 import shlex
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -14,6 +16,11 @@ from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
 
 FILE = "selection.toml"
+PLACES = {
+    "--target": "search.target", "--provider": "provider.kind", "--strategy": "search.strategy",
+    "--attempts": "search.attempts", "--compile": "judging.compiled",
+}  # fmt: skip
+"""Where a run's header has what an option of `kernelwright run` says; of modes of torch.compile the only one."""
 ENDS_IN = "5"
 DTYPES = {"level1": ("float32", "bfloat16"), "level2": ("float32", "bfloat16"), "level3": ("float32",)}
 """By level, what its problems are judged in; `float32` is as they come, without a cast."""
@@ -41,6 +48,21 @@ class Selection(Record):
     def asked(self, dtype: str) -> list[str]:
         """The addresses of those that are judged in this dtype."""
         return [address for address, chosen in self.problems.items() if dtype in chosen.dtypes]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the options come to in a run's header, by the place there, such as `search.attempts`."""
+        words = shlex.split(" ".join(self.options))
+        found: dict[str, Any] = {}
+        for option, value in zip(words[::2], words[1::2], strict=True):
+            key, is_set, of = value.partition("=")
+            if option == "--set" and is_set:
+                found[f"search.{key}"] = json.loads(of)
+            elif option in PLACES:
+                found[PLACES[option]] = int(value) if value.isdecimal() else value
+            else:
+                raise ProblemError(f"{FILE} has {option} {value}, which no run can be held against; leave it out")
+        return found
 
     @property
     def dtypes(self) -> list[str]:

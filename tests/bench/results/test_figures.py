@@ -1,5 +1,7 @@
 """The page's figures are those of the boards, and count nothing that the boards do not."""
 
+import hashlib
+import json
 import random
 import re
 from datetime import UTC, datetime
@@ -11,21 +13,23 @@ from bench.results.index import indexed, meet, read_index, records_in
 from bench.results.keeping import keep
 from bench.results.page import write_page
 from bench.results.records import Searched, read_lines, searched, write_lines
-from bench.results.selection import Chosen, table
+from bench.results.selection import Chosen, read_selection, table
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import Confirmed, Stopped
 from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.runs.running import Plan
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.record.problem import Origin
-from kernelwright.sandbox.pool.harness import Conditions
+from kernelwright.sandbox.pool.conditions import Conditions
 from tests.bench.results.walk import ROOT, SETTINGS
-from tests.evals.made_run import Writer, evidence, failed, passed, problem
+from tests.evals.made_run import REFERENCE, Writer, evidence, failed, passed, problem
 
 CONDITIONS = Conditions(harness="h2", device="Example CPU", torch="2", settings="{}")
+SHA256 = hashlib.sha256(REFERENCE.encode()).hexdigest()
 ADDRESSES = ("level1/5", "level1/15", "level2/5")
 
 
@@ -35,9 +39,11 @@ def made(address):
     return problem(f"{level}_{number}_Made", family=level, origin=origin)
 
 
-def setting(model="model-a", device="Example CPU"):
-    plan = Plan(search=SearchConfig(model=model, target="cpp"))
-    versions = {"python": "3.11", "harness": "h1"}
+def setting(model="model-a", device="Example CPU", torch="2", **changes):
+    once = {"drafts": 1, "tune": 0, "share": False, "confirm": 1, "learn": False, "attempts": 2}
+    search = SearchConfig(model=model, target="cpp", **(once | changes))
+    plan = Plan(search=search, provider=ProviderOptions(kind="files"))
+    versions = {"python": "3.11", "harness": "h1", "torch": torch}
     return Setting(config=plan.model_dump(mode="json"), device=device, versions=versions)
 
 
@@ -96,7 +102,7 @@ def test_roles_and_ideas_tell_what_they_gained(run):
     rows = indexed(searched(run), ()).rows
     roles = by_role(rows)
     assert {role: (found.asked, found.right, found.faster) for role, found in roles.items()} == {
-        "propose": (3, 1, 1), "improve": (1, 1, 1), "repair": (2, 1, 1),
+        "propose": (3, 1, None), "improve": (1, 1, 1), "repair": (2, 1, None),
     }  # fmt: skip
     assert roles["improve"].gain == pytest.approx(1.9 / 1.2, rel=0.05)
     ideas = by_idea(rows)
@@ -134,7 +140,7 @@ def further(run):
 def test_what_was_not_measured_in_full_counts_for_nothing_at_the_end(run, further):
     further.stop()
     (one,) = standings(indexed(searched(run), ()))
-    assert not one.is_under_way and one.row.correct == 2
+    assert one.row.correct == 2
     assert {kept.address: cell.status for kept, cell in one.pairs}["level1/15"] == "provisional"
     assert level_figures(one.ranked, ["best"]).right == 2
 
@@ -142,7 +148,7 @@ def test_what_was_not_measured_in_full_counts_for_nothing_at_the_end(run, furthe
 def test_while_a_search_goes_on_what_it_measured_counts(run, further):
     further.flush()
     (one,) = standings(indexed(searched(run), ()))
-    assert one.is_under_way and one.row.correct == 2
+    assert one.row.correct == 2
     found = level_figures(one.ranked, list(one.results()))
     assert (found.problems, found.right, found.fast_1["best"]) == (3, 3, pytest.approx(2 / 3))
     assert len(after_each_answer(one)) == 3
@@ -166,7 +172,8 @@ def test_what_waits_for_its_answer_is_no_failure_and_no_row(results, tmp_path):
     assert {role: found.asked for role, found in by_role(index.rows).items()} == {"propose": 2, "improve": 1}
     page = write_page(results, tmp_path / "docs")[0].read_text()
     assert "In float32 3 of 3 problems wait" in flat(page) and "Of level2/5 none is judged yet" in flat(page)
-    assert "| level1/15 Made | 2.00 |" in page and "Without a right kernel: none." in page and "| level2/5" not in page
+    assert "| level1/15 Made | 2.00 | 1.3 k |" in page, "tokens of what was answered"
+    assert "Without a right kernel: none." in page and "| level2/5" not in page
 
 
 def flat(text):
@@ -197,13 +204,13 @@ def test_a_record_that_was_cut_off_is_told_with_its_remedy(run, tmp_path):
 
 
 def test_the_page_says_what_was_chosen_and_is_not_there(run, tmp_path):
-    chosen = {address: Chosen(file="x", sha256="0", dtypes=("float32",)) for address in (*ADDRESSES, "level3/5")}
+    chosen = {address: Chosen(file="x", sha256=SHA256, dtypes=("float32",)) for address in (*ADDRESSES, "level3/5")}
     (tmp_path / "selection.toml").write_text(SETTINGS + table(chosen))
     (tmp_path / "index.json").write_text(indexed(searched(run), ()).model_dump_json())
     page = write_page(tmp_path, tmp_path / "docs")[0].read_text()
     assert "In float32 1 of 4 problems wait" in flat(page) and "Of level3/5 none is judged yet;" in flat(page)
     assert "Without a right kernel: level1/15 in float32." in page
-    assert "| level1/5 Made | 1.20, 1.90 |" in page and "| level1/15 Made | build, no candidate (refusal) |" in page
+    assert "| level1/5 Made | 1.20, 2.00 |" in page and "| level1/15 Made | build, no candidate (refusal) |" in page
 
 
 def test_what_ships_is_derived_from_the_record_that_ships_and_drawn_from_it(tmp_path):
@@ -216,8 +223,8 @@ def test_what_ships_is_derived_from_the_record_that_ships_and_drawn_from_it(tmp_
 
 def test_the_readme_shows_the_last_lines_of_the_page_s_table():
     page, readme = ((ROOT / name).read_text().splitlines() for name in ("docs/results.md", "README.md"))
-    last = [line for line in page if re.match(r"\| \w+ \| all \|", line)]
-    head = next(line for line in page if line.startswith("| dtype | level |"))
+    start = next(at for at, line in enumerate(page) if line.startswith("| dtype | problems |"))
+    head, *last = page[start], *page[start + 2 : start + 4]
     assert len(last) == 2 and [line for line in readme if line in (head, *last)] == [head, *last]
     only_the_first = not any("| 2 answers |" in line for line in page)
     assert ("So far the first of four answers" in "\n".join(readme)) is only_the_first
@@ -226,7 +233,7 @@ def test_the_readme_shows_the_last_lines_of_the_page_s_table():
 @pytest.fixture
 def results(tmp_path):
     """A folder of results for which the made problems were chosen."""
-    chosen = {address: Chosen(file="x", sha256="0", dtypes=("float32",)) for address in ADDRESSES}
+    chosen = {address: Chosen(file="x", sha256=SHA256, dtypes=("float32",)) for address in ADDRESSES}
     (tmp_path / "results").mkdir()
     (tmp_path / "results/selection.toml").write_text(SETTINGS + table(chosen))
     return tmp_path / "results"
@@ -238,7 +245,10 @@ def test_a_run_over_some_problems_takes_the_place_of_what_was_kept_of_them(run, 
         writer = Writer(log, made("level1/15").name, random.Random(1))
         writer.attempt(passed(1.3))
         writer.stop()
-    index = keep(results, [tmp_path / "later"])
+    with pytest.raises(ProblemError, match="another run was kept of level1/15 in float32; say --replace"):
+        keep(results, [tmp_path / "later"])
+    assert len(keep(results, [run]).rows) == 3, "the same run as far as it has come"
+    index = keep(results, [tmp_path / "later"], replace=True)
     assert [(row.address, row.run.split()[0]) for row in index.rows] == [
         ("level1/5", "run"), ("level1/15", "later"), ("level2/5", "run"),
     ]  # fmt: skip
@@ -250,13 +260,87 @@ def test_one_table_is_of_one_model_and_one_device(run, results, tmp_path):
     with RunLog.create(tmp_path / "other", [made("level1/15")], setting(model="model-b")) as log:
         Writer(log, made("level1/15").name, random.Random(1)).stop()
     with pytest.raises(ProblemError, match=r"the runs in float32 differ \(model-a, .*; model-b, .*\); keep those"):
-        keep(results, [tmp_path / "other"])
+        keep(results, [tmp_path / "other"], replace=True)
     with pytest.raises(ProblemError, match="two of the runs ask level1/5 in float32"):
         keep(results, [run, run])
     with RunLog.create(tmp_path / "played", [made("level1/15")], setting(device="simulated")) as log:
         Writer(log, made("level1/15").name, random.Random(1)).stop()
     with pytest.raises(ProblemError, match="played a made-up landscape"):
-        keep(results, [tmp_path / "played"])
+        keep(results, [tmp_path / "played"], replace=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attempts": 50}, "search.attempts 50, where selection.toml says 2"),
+        ({"without": ("crib",)}, "search.without"),
+        ({"strategy": "best_of"}, "search.strategy 'best_of'"),
+    ],
+)
+def test_a_run_that_was_made_in_another_way_than_chosen_is_not_kept(results, tmp_path, changes, said):
+    with RunLog.create(tmp_path / "run", [made("level1/5")], setting(**changes)) as log:
+        Writer(log, made("level1/5").name, random.Random(1)).stop()
+    with pytest.raises(ProblemError, match=re.escape(said)):
+        keep(results, [tmp_path / "run"])
+
+
+@pytest.mark.parametrize("judging", [{"jail": "none"}, {"without": ("changed weights",)}, {"compiled": ("default",)}])
+def test_a_run_whose_judge_was_another_is_not_kept(results, tmp_path, judging):
+    chosen = setting()
+    chosen.config["judging"] |= json.loads(json.dumps(judging))
+    with RunLog.create(tmp_path / "run", [made("level1/5")], chosen) as log:
+        Writer(log, made("level1/5").name, random.Random(1)).stop()
+    with pytest.raises(ProblemError, match="leave that run out"):
+        keep(results, [tmp_path / "run"])
+
+
+def test_another_problem_under_the_address_is_not_kept(results, tmp_path):
+    other = made("level1/5").model_copy(update={"source": REFERENCE + "\n# another\n"})
+    with RunLog.create(tmp_path / "run", [other], setting()) as log:
+        Writer(log, other.name, random.Random(1)).stop()
+    with pytest.raises(ProblemError, match="asks another level1/5 than was chosen"):
+        keep(results, [tmp_path / "run"])
+
+
+def test_an_option_that_no_run_can_be_held_against_is_told():
+    other = read_selection(ROOT / "results").model_copy(update={"options": ("--temperature 1",)})
+    with pytest.raises(ProblemError, match="--temperature 1, which no run can be held against"):
+        other.settings  # noqa: B018
+
+
+def test_a_search_that_ended_early_is_told_with_its_reason(results, tmp_path):
+    with RunLog.create(tmp_path / "run", [made("level1/5")], setting()) as log:
+        writer = Writer(log, made("level1/5").name, random.Random(1))
+        writer.attempt(passed(1.3))
+        writer.stop("the best takes as long as the floor")
+    keep(results, [tmp_path / "run"])
+    page = write_page(results, tmp_path / "docs")[0].read_text()
+    assert "- level1/5 in float32 after 1 answer of 2: the best takes as long as the floor" in page
+
+
+def test_the_floor_tells_nothing_of_a_kernel_below_it(run):
+    (one,) = standings(indexed(searched(run), ()))
+    shares = iter((0.5, 2.0, 0.5))
+
+    def at(kept, cell):
+        of_floor = {"floor_ms": (cell.published.candidate_ms or 1.0) * next(shares)} if cell.published else {}
+        return kept, cell.model_copy(
+            update={"published": cell.published and cell.published.model_copy(update=of_floor)}
+        )
+
+    found = level_figures([at(*pair) for pair in one.pairs], ["best"])
+    assert (found.of_floor, found.below_floor) == (pytest.approx(0.5), 1)
+
+
+def test_only_what_the_judge_calls_faster_counts_as_judged_faster(results, tmp_path):
+    with RunLog.create(tmp_path / "run", [made(address) for address in ADDRESSES], setting()) as log:
+        for address, speedup, spread in zip(ADDRESSES, (1.5, 1.02, 0.5), (0.0, 0.1, 0.0), strict=True):
+            writer = Writer(log, made(address).name, random.Random(1))
+            writer.attempt(passed(speedup, random.Random(2), spread=spread))
+            writer.stop()
+    (one,) = standings(keep(results, [tmp_path / "run"]))
+    found = level_figures(one.ranked, ["best"])
+    assert (found.faster, found.fast_1["best"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
 
 
 def test_a_problem_that_the_machine_failed_at_or_that_waits_is_not_at_its_end(results, tmp_path):
