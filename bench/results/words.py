@@ -73,8 +73,8 @@ MADE = """\
 
 `results/records.jsonl.gz` has a line a problem: every answer, candidate and verdict with all raw samples, without the
 benchmark's texts; `results/index.json` is derived from it and from the second judgings, once there are any, in
-`results/again.jsonl.gz`. How to make a run like this one is in `results/README.md`. The last column is the digest of the
-judge's code that the verdicts name; those of a run that later processes went on with, which name none, are not on
+`results/again.jsonl.gz`. How to make a run like this one is in `results/README.md`. The last column is the digest of
+the judge's code that the verdicts name; those of a run that later processes went on with, which name none, are not on
 record."""
 LIMITS = """\
 ## What this does not show
