@@ -26,29 +26,32 @@ IDEAS = "| answers of | idea | tried | won | median gain of an improvement |"
 
 
 def run(*folders: str) -> Report:
-    """Take runs over, where some are named; then the tables. Nothing is judged."""
+    """Take runs over, where some are named, in place of those for the same targets; then the tables."""
+    found = list(read_lines(RECORD, Searched.model_validate_json))
     if folders:
         fresh = [one for folder in folders for one in searched(Path(folder))]
-        fresh.sort(key=lambda one: (left_out(one), one.problem))
-        write_lines(RECORD, fresh)
-    return Report("\n\n".join(tables(list(read_lines(RECORD, Searched.model_validate_json)))))
+        targets = {target(one) for one in fresh}
+        found = [one for one in found if target(one) not in targets] + fresh
+        found.sort(key=lambda one: (target(one) != "cpp", target(one), left_out(one), one.problem))
+        write_lines(RECORD, found)
+    return Report("\n\n".join(tables(found)))
 
 
 def tables(found: Sequence[Searched]) -> list[str]:
-    """Three, in Markdown: by what was left out of a model's prompts; by turn and by idea, with whose answers they were.
+    """In Markdown: for each target by what was left out of a model's prompts; by turn and by idea, by whose answers.
 
     Of the last two only runs count whose prompts were whole.
     """
-    parts: dict[str, dict[str, Searched]] = {}
+    parts: dict[str, dict[str, dict[str, Searched]]] = {}
     whole: dict[str, list[Kept]] = {}
     for one in found:
         model = answered_by(one)
         if not left_out(one):
             whole.setdefault(model, []).append(indexed([one], []).rows[0])
         if model != RECORDED:
-            parts.setdefault(left_out(one), {})[one.problem] = one
+            parts.setdefault(target(one), {}).setdefault(left_out(one), {})[one.problem] = one
     turns = [
-        f"| {model} | {role} | {told.asked} | {told.right} | {told.faster} | {number_text(told.gain)} |"
+        f"| {model} | {role} | {told.asked} | {told.right} | {number_text(told.faster, 'd')} | {number_text(told.gain)} |"
         for model, rows in sorted(whole.items())
         for role, told in by_role(rows).items()
     ]
@@ -57,13 +60,24 @@ def tables(found: Sequence[Searched]) -> list[str]:
         for model, rows in sorted(whole.items())
         for idea, told in by_idea(rows).items()
     ]
-    sections = [_section(name, part, parts.get("", {})) for name, part in parts.items()]
-    return [_table(HEAD, sections), _table(TURNS, turns), _table(IDEAS, ideas)]
+    return [*map(_sections, parts.values()), _table(TURNS, turns), _table(IDEAS, ideas)]
+
+
+def _sections(parts: dict[str, dict[str, Searched]]) -> str:
+    """Over the problems that every run was asked about."""
+    common = set.intersection(*map(set, parts.values()))
+    same = {name: {problem: part[problem] for problem in sorted(common)} for name, part in parts.items()}
+    return _table(HEAD, [_section(name, part, same.get("", {})) for name, part in same.items()])
 
 
 def answered_by(one: Searched) -> str:
     """The model's name as the run was told it; `recorded` for the answers that ship."""
     return str(one.header["config"]["search"]["model"])
+
+
+def target(one: Searched) -> str:
+    """What the answers were written in."""
+    return str(one.header["config"]["search"]["target"])
 
 
 def left_out(one: Searched) -> str:

@@ -200,14 +200,10 @@ def _count(answers: int) -> str:
 
 def _roles(index: Index) -> str:
     lines = [
-        (role, str(found.asked), str(found.right), _or_none(found.faster), number_text(found.gain))
+        (role, str(found.asked), str(found.right), number_text(found.faster, "d"), number_text(found.gain))
         for role, found in figures.by_role(index.rows).items()
     ]
     return _table(("asked for", "answers", "right", "faster than before", "median gain"), lines)
-
-
-def _or_none(count: int | None) -> str:
-    return "-" if count is None else str(count)
 
 
 def _ended_early(index: Index) -> list[str]:

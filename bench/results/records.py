@@ -49,8 +49,6 @@ class Searched(Record):
     address: str
     """As its benchmark says, such as `level1/5`; else its name."""
     title: str
-    source_sha256: str
-    """Of the problem's file, as 64 hex digits."""
     dtype: str
     """`float32` stands for as it comes."""
     stopped: str | None
@@ -63,6 +61,8 @@ class Searched(Record):
     measured: MeasuredProblem | None
     """What PyTorch took before the first answer, by a brief look."""
     attempts: tuple[Answered, ...]
+    source_sha256: str | None = None
+    """Of the problem's file, as 64 hex digits; None in a record from before it was kept."""
 
     @property
     def place(self) -> tuple[str, str, int, str]:
