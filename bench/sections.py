@@ -51,9 +51,10 @@ def tables(found: Sequence[Searched]) -> list[str]:
         if model != RECORDED:
             parts.setdefault(target(one), {}).setdefault(left_out(one), {})[one.problem] = one
     turns = [
-        f"| {model} | {role} | {told.asked} | {told.right} | {number_text(told.faster, 'd')} | {number_text(told.gain)} |"
+        f"| {model} | {role} | {told.asked} | {told.right} | {faster} | {number_text(told.gain)} |"
         for model, rows in sorted(whole.items())
         for role, told in by_role(rows).items()
+        for faster in [number_text(told.faster, "d")]
     ]
     ideas = [
         f"| {model} | {idea} | {told.tried} | {told.won} | {number_text(told.gain)} |"
