@@ -5,7 +5,7 @@ made again when the run has grown or the harness has changed. Where the folder c
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -190,8 +190,11 @@ def _kernel(best: Attempt, events: Iterable[Event], harness: str | None) -> Kern
     )
 
 
-def all_facts(folders: Iterable[Path]) -> Iterator[RunFacts]:
-    """The facts of every run in, or right under, the folders. Raises `RunLogError` for a folder with none."""
+def all_facts(folders: Iterable[Path], leave_out: Callable[[RunLogError], None] | None = None) -> Iterator[RunFacts]:
+    """The facts of every run in, or right under, the folders. Raises `RunLogError` for a folder with none.
+
+    Of several runs under a folder `leave_out` is told of those that can not be read; without it that is raised too.
+    """
     for folder in folders:
         if (folder / "header.json").exists() or not folder.is_dir():
             yield run_facts(folder)
@@ -200,4 +203,9 @@ def all_facts(folders: Iterable[Path]) -> Iterator[RunFacts]:
         if not inside:
             raise RunLogError(f"{folder} holds no run; give the folder of a run, or one that holds some")
         for each in inside:
-            yield run_facts(each)
+            try:
+                yield run_facts(each)
+            except RunLogError as error:
+                if leave_out is None:
+                    raise
+                leave_out(error)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kernelwright.sandbox.build.making import LEVELS, Making
 from kernelwright.sandbox.build.toolchain import GLUE, Toolchain
+from kernelwright.sandbox.machine.cache import is_there
 from kernelwright_child.building.flags import are_optimised
 
 FLAG = re.compile(r"(?<!\w)-O\w*")
@@ -62,7 +63,7 @@ class HeaderShelf:
         return self.is_ready()
 
     def _not_there(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if not (self._folder / name).exists()]
+        return [name for name in names if not is_there(self._folder / name)]
 
     @contextlib.contextmanager
     def making(self, names: list[str]) -> Iterator["Making"]:

@@ -17,7 +17,7 @@ from kernelwright.sandbox.jail.zygote import ZYGOTES, private_bytes, resident_by
 from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
 from kernelwright.sandbox.judge.health_check import HealthCheck
 from kernelwright.sandbox.machine import child_package
-from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_writable
+from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_full, is_writable, limit_fault
 from kernelwright.sandbox.machine.identity import compiler, processor_name
 from kernelwright.sandbox.machine.language_packages import (
     PACKAGES,
@@ -109,10 +109,13 @@ def _leftovers() -> HealthCheck:
 def _cache() -> HealthCheck:
     """What is kept between judgements. Nothing needs it: without it everything is built and measured again."""
     root = cache_root()
-    if is_writable(root):
+    if fault := limit_fault():
+        return HealthCheck(name="cache", state="absent", found=fault, remedy="set a number, or unset it")
+    lacking = "can not be written" if not is_writable(root) else "is on a full disk" if is_full(root) else ""
+    if not lacking:
         return HealthCheck(name="cache", state="ok", found=shortcuts_found() or f"{root} can be written")
     remedy = f"without it every build and measurement is made anew: set {VARIABLE} to a folder that can be written"
-    return HealthCheck(name="cache", state="absent", found=f"{root} can not be written", remedy=remedy)
+    return HealthCheck(name="cache", state="absent", found=f"{root} {lacking}", remedy=remedy)
 
 
 def _torch() -> Iterator[HealthCheck]:

@@ -20,6 +20,7 @@ LIMIT_VARIABLE = "KERNELWRIGHT_CACHE_GIB"
 LIMIT_GIB = 2.0
 DEEPEST = 5
 """Parts that an entry's name below the root of all caches has at most."""
+FULL_BYTES = 16 * 2**20
 FORGOTTEN_S = 3600
 """An unfinished entry older than this was left by a process that died."""
 
@@ -34,10 +35,23 @@ def cache_root() -> Path:
 
 def limit_bytes() -> int:
     """What all that is kept may take on disk together; a limit that is no number is the usual one."""
+    given = _given_limit()
+    return int((LIMIT_GIB if given is None else given) * 2**30)
+
+
+def limit_fault() -> str:
+    """What is wrong with the limit that was set; empty where nothing is."""
+    if _given_limit() is not None:
+        return ""
+    return f"{LIMIT_VARIABLE} is {os.environ[LIMIT_VARIABLE]!r}, which is no number of GiB, so {LIMIT_GIB} are kept"
+
+
+def _given_limit() -> float | None:
     try:
-        return int(float(os.environ.get(LIMIT_VARIABLE, LIMIT_GIB)) * 2**30)
-    except (ValueError, OverflowError):
-        return int(LIMIT_GIB * 2**30)
+        given = float(os.environ.get(LIMIT_VARIABLE, LIMIT_GIB))
+    except ValueError:
+        return None
+    return given if 0 <= given < float("inf") else None
 
 
 def all_entries() -> "Cache":
@@ -47,11 +61,20 @@ def all_entries() -> "Cache":
 
 def is_writable(root: Path) -> bool:
     """Whether something can be put below this folder, which need not be there yet; nothing is created."""
-    there = next(path for path in (root, *root.parents) if _exists(path))
+    there = _nearest(root)
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
-def _exists(path: Path) -> bool:
+def is_full(root: Path) -> bool:
+    """Whether the disk of this folder, which need not be there yet, has less room than a build or two."""
+    return shutil.disk_usage(_nearest(root)).free < FULL_BYTES
+
+
+def _nearest(path: Path) -> Path:
+    return next(above for above in (path, *path.parents) if is_there(above))
+
+
+def is_there(path: Path) -> bool:
     """False too where a folder above is closed to this user, as another's home is; `Path` raises there."""
     return os.path.exists(path)  # noqa: PTH110
 
@@ -87,7 +110,7 @@ class Cache:
         try:
             os.utime(folder)
         except OSError:
-            return folder if _exists(folder) else None
+            return folder if is_there(folder) else None
         return folder
 
     def entries(self) -> list[Path]:

@@ -7,6 +7,7 @@ nothing ever goes stale. Losing the folder costs only time.
 import hashlib
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Mapping
 from functools import cache
@@ -48,8 +49,16 @@ class Store:
 
     def items(self) -> list[tuple[Any, Any]]:
         """All keys and values that are kept; files under a name that is not their key's are none."""
-        found = [(path, _entry(_text(path))) for path in sorted(self._folder.glob("[!.]*.json"))]
+        found = [(path, _entry(_text(path))) for path in self._files()]
         return [(entry["key"], entry["value"]) for path, entry in found if entry and self._path(entry["key"]) == path]
+
+    def _files(self) -> list[Path]:
+        """None where the folder can not be read, as one that another user has left."""
+        try:
+            names = os.listdir(self._folder)  # noqa: PTH208 - a pattern of `Path` asks first, and raises elsewhere
+        except OSError:
+            return []
+        return [self._folder / name for name in sorted(names) if name.endswith(".json") and not name.startswith(".")]
 
     def put(self, key: Key, value: Any) -> None:
         """Keep a value of JSON's types. Readers see the old file or the new one whole.

@@ -13,6 +13,7 @@ from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.files import writing
 from kernelwright.commands.options.search_options import checked_config
 from kernelwright.sandbox.build import python_header
+from tests.evals.made_run import made_run
 
 
 def test_version_names_the_version_and_ends_with_0(kernelwright):
@@ -29,6 +30,24 @@ def test_what_the_disk_refuses_names_the_place_and_the_remedy():
 def test_a_model_file_that_is_not_there_is_named(kernelwright):
     done = kernelwright("models", "serve", "absent.gguf")
     assert (done.returncode, done.stderr) == (2, "kernelwright: there is no model file absent.gguf; check the path\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "said"),
+    [
+        (("serve",), "starlette", "the service needs starlette; run pip install 'kernelwright[serve]'"),
+        (("mcp",), "mcp", "this needs mcp; run pip install 'kernelwright[mcp]'"),
+        (("inspect", "run"), "starlette", "run pip install 'kernelwright[inspect]', or write a file with --export"),
+    ],
+    ids=["serve", "mcp", "inspect"],
+)
+def test_a_machine_without_the_library_of_an_extra_is_told_how_to_get_it(kernelwright, tmp_path, words, module, said):
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / f"{module}.py").write_text(f"raise ImportError(name={module!r})")
+    made_run(tmp_path / "run", problems=1, attempts=1)
+    done = kernelwright(*words, PYTHONPATH=str(tmp_path / "without"))
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert said in done.stderr
 
 
 def test_a_search_setting_of_the_wrong_kind_is_told_in_a_sentence():

@@ -107,6 +107,7 @@ MISTAKES = {
     "a file of several runs": (("inspect", "runs", "--export", "x.html"), "name one of them"),
     "inspecting nothing": (("inspect", "absent"), "there is no folder absent"),
     "a file that cannot be written": (("inspect", "runs/a", "--export", "no/x.html"), "cannot write"),
+    "a picture under another name": (("inspect", "runs/a", "--export", "x.png"), "give report.html or picture.svg"),
     "showing nothing": (("show", "absent"), "there is no folder absent"),
     "an unknown problem": (("show", "runs/a", "x/1"), "has no problem 'x'"),
     "an unknown attempt": (("show", "runs/a", "problem_0/99"), "no attempt 99"),

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.problems.texts.libraries import LibraryMissing
 
 RUNTIME = "xllamacpp"
 SERVER = Path(__file__).with_name("llama.py")
@@ -72,4 +73,4 @@ def _begun(model: Path, threads: int = 1) -> "subprocess.Popen[str]":
 def require_runtime() -> None:
     """`ProviderError` where the runtime is not installed."""
     if importlib.util.find_spec(RUNTIME) is None:
-        raise ProviderError(f"a local model needs {RUNTIME}; install it with `pip install kernelwright[local]`")
+        raise LibraryMissing.of_extra("a local model", RUNTIME, "local")

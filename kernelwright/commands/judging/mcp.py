@@ -8,6 +8,7 @@ import typer
 from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.judging_options import check_device, device_count, judging_effort
 from kernelwright.commands.options.shared_options import DeviceOption, EffortOption, ServerOption
+from kernelwright.problems.texts.libraries import LibraryMissing
 
 
 def mcp(
@@ -21,7 +22,7 @@ def mcp(
     try:
         from kernelwright.integrations.mcp_server import server_of
     except ImportError as error:
-        raise UserMistake(f"this needs {error.name}; pip install 'kernelwright[mcp]'") from None
+        raise LibraryMissing.of_extra("this", error.name, "mcp") from None
     from kernelwright.integrations.agent_tools import AgentTools
 
     if not folder.is_dir():

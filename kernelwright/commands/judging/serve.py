@@ -19,6 +19,7 @@ from kernelwright.commands.options.shared_options import (
     ThreadsOption,
     devices_option,
 )
+from kernelwright.problems.texts.libraries import LibraryMissing
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.service.jobs import PlaceName
@@ -62,7 +63,7 @@ def serve(
         from kernelwright.sandbox.service.server import Listening, ServiceOptions
         from kernelwright.sandbox.service.server import serve as listen
     except ImportError as error:
-        raise UserMistake(f"the service needs {error.name}; pip install 'kernelwright[serve]'") from None
+        raise LibraryMissing.of_extra("the service", error.name, "serve") from None
     from kernelwright.sandbox.machine.cache import cache_root
 
     if port is None and host != "127.0.0.1":

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.options.exit_codes import UserMistake
+from kernelwright.problems.texts.libraries import LibraryMissing
 
 
 def inspect(
@@ -28,8 +29,8 @@ def inspect(
     try:
         from kernelwright.evals.inspector.live import serve
     except ImportError as error:
-        remedy = "pip install 'kernelwright[inspect]', or write a file with --export report.html"
-        raise UserMistake(f"the live view needs {error.name}; {remedy}") from None
+        lacking = LibraryMissing.of_extra("the live view", error.name, "inspect")
+        raise LibraryMissing(f"{lacking}, or write a file with --export report.html") from None
     try:
         serve(found, port)
     except OSError as error:
@@ -43,6 +44,8 @@ def _export(found: list[Path], out: Path) -> None:
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:5])
         raise UserMistake(f"a file shows one run and there are {len(found)} ({names}); name one of them")
+    if out.suffix not in (".html", ".htm", ".svg"):
+        raise UserMistake(f"{out} would be a page or a picture under another name; give report.html or picture.svg")
     try:
         size = (export_picture if out.suffix == ".svg" else export)(found[0], out)
     except OSError as error:

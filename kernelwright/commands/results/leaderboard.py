@@ -1,5 +1,6 @@
 """`kernelwright leaderboard`: who found how fast kernels, from the records of runs alone."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,7 +43,7 @@ def leaderboard(
     if chosen is not None and chosen not in FORMATS:
         raise UserMistake(f"no format {chosen!r}; there are: {', '.join(FORMATS)}")
     own = load_metrics(metric or ())
-    found = with_metrics(_boards(list(all_facts(folders)), verify, judging_effort(effort)), own)
+    found = with_metrics(_boards(list(all_facts(folders, _left_out)), verify, judging_effort(effort)), own)
     if chosen is None:
         _show(found)
     elif out is None:
@@ -52,6 +53,10 @@ def leaderboard(
             out.write_text(FORMATS[chosen](found), encoding="utf-8")
         except OSError as error:
             raise UserMistake(f"cannot write {out} ({error.strerror}); choose another file") from error
+
+
+def _left_out(error: Exception) -> None:
+    print(f"kernelwright: left out: {error}", file=sys.stderr)
 
 
 def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "list[Board]":

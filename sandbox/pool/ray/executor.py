@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.problems import Problem
+from kernelwright.problems.texts.libraries import LibraryMissing
 from kernelwright.sandbox.pool.protocol import (
     NEEDS,
     Answer,
@@ -109,7 +110,7 @@ class RayExecutor:
         try:
             ray: Any = importlib.import_module("ray")
         except ImportError:
-            raise ExecutorError("Ray is not installed; pip install 'kernelwright[ray]'") from None
+            raise LibraryMissing.of_extra("--executor ray", "Ray", "ray") from None
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self._address is None:
             self._folder = session_folder()

@@ -139,6 +139,17 @@ def test_a_folder_of_runs_gives_each(tmp_path):
     assert [facts.run for facts in all_facts([tmp_path])] == ["a", "b"]
 
 
+def test_of_several_runs_a_damaged_one_can_be_left_out(tmp_path):
+    for name in ("a", "b"):
+        written(tmp_path / name, passed(1.2))
+    (tmp_path / "a" / "header.json").write_text("{")
+    told = []
+    assert [facts.run for facts in all_facts([tmp_path], told.append)] == ["b"]
+    assert len(told) == 1 and str(tmp_path / "a") in str(told[0])
+    with pytest.raises(RunLogError):
+        list(all_facts([tmp_path]))
+
+
 def test_a_folder_without_runs_is_told(tmp_path):
     with pytest.raises(RunLogError, match="holds no run"):
         list(all_facts([tmp_path]))

@@ -16,6 +16,7 @@ from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine.cache import VARIABLE, all_entries
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child.building.compiling import MAKING
+from tests.ordinary_user import ordinary_user
 
 COMPILER = """#!/bin/sh
 case "$*" in *core.h*) echo '#define BOTH 1';; *-dM*) echo '#define BOTH 1'; echo '#define MORE(x) x';; esac
@@ -53,6 +54,18 @@ def test_the_header_brings_what_the_stock_one_brings_of_the_standard_library(too
 def test_the_macros_that_only_the_stock_one_defines_are_noted(tools):
     assert HeaderShelf(tools).prepare()
     assert (tools.light / "macros").read_text() == "MORE"
+
+
+def test_a_shelf_that_is_closed_to_this_user_has_nothing(tools):
+    assert HeaderShelf(tools).prepare()
+    folder = tools.folder.parent
+    folder.chmod(0)
+    try:
+        with ordinary_user():
+            assert not HeaderShelf(tools).is_ready() and HeaderShelf(tools).missing(PLAIN)
+    finally:
+        folder.chmod(0o755)
+    assert HeaderShelf(tools).is_ready()
 
 
 @pytest.mark.parametrize(

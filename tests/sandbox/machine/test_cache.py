@@ -1,12 +1,25 @@
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.machine.cache import Cache, all_entries, cache_root, is_writable, limit_bytes
+from kernelwright.sandbox.jail import bubblewrap
+from kernelwright.sandbox.machine.cache import (
+    Cache,
+    all_entries,
+    cache_root,
+    is_full,
+    is_writable,
+    limit_bytes,
+    limit_fault,
+)
 from kernelwright.sandbox.machine.folder_store import Bounds, FolderStore
+
+ROOT = Path(__file__).parents[3]
 
 
 def fill(cache, name, size):
@@ -88,6 +101,28 @@ def test_a_cache_that_is_not_there_yet_can_be_written_where_its_folder_could_be_
 def test_a_cache_below_what_takes_no_folders_can_not_be_written(tmp_path):
     (tmp_path / "file").touch()
     assert not is_writable(tmp_path / "file" / "cache")
+
+
+@pytest.mark.parametrize("given", ["abc", "-1", "nan", "inf"])
+def test_a_limit_that_is_none_is_told_and_the_usual_one_is_in_force(monkeypatch, given):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", given)
+    assert limit_fault() == f"KERNELWRIGHT_CACHE_GIB is '{given}', which is no number of GiB, so 2.0 are kept"
+    assert limit_bytes() == 2 * 2**30
+    monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", "0.5")
+    assert (limit_fault(), limit_bytes()) == ("", 2**29)
+
+
+@pytest.mark.skipif(bool(bubblewrap.obstacle()), reason="mounting needs namespaces")
+def test_a_full_disk_is_seen(tmp_path):
+    """On a file system of its own of 4 MiB."""
+    question = "import sys; from pathlib import Path; from kernelwright.sandbox.machine.cache import is_full"
+    question += "; print(is_full(Path(sys.argv[1]) / 'not' / 'yet'))"
+    mount = [bubblewrap.program(), "--dev-bind", "/", "/", "--size", str(4 * 2**20), "--tmpfs", str(tmp_path)]
+    done = subprocess.run(
+        [*mount, sys.executable, "-B", "-c", question, tmp_path], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.stdout == "True\n", done.stderr
+    assert not is_full(tmp_path)
 
 
 def test_a_cache_that_can_not_even_be_looked_at_is_empty(tmp_path):
