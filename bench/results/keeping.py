@@ -58,7 +58,7 @@ def _check_settings(selection: Selection, one: Searched) -> None:
         had = config[group].get(key)
         if had != wanted:
             raise ProblemError(f"run {one.run} has {place} {had!r}, where {FILE} says {wanted!r}; leave that run out")
-    if config["judging"]["jail"] == "none":
+    if config["judging"]["jail"] == "off":
         raise ProblemError(f"run {one.run} was judged without a jail; leave that run out")
 
 

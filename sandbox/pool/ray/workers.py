@@ -12,7 +12,7 @@ from kernelwright.sandbox.jail.own_process import become_a_judge, rest_between_l
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.pool.protocol import Question
 from kernelwright.sandbox.pool.workers.build_transfer import is_kept, pack, unpack
-from kernelwright.sandbox.pool.workers.devices import device_at, own_cores, shared_cores, split
+from kernelwright.sandbox.pool.workers.devices import device_at, is_on_gpu, own_cores, shared_cores, split
 from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class DeviceWorker:
         context = importlib.import_module("ray").get_runtime_context()
         node, ids = context.get_node_id(), context.get_accelerator_ids().get("GPU", [])
         ordinal = int(ids[0]) if ids and ids[0].isdigit() else 0
-        gpu, count = bool(chosen.get("gpu")), counts.get(node, 1)
+        gpu, count = is_on_gpu(chosen), counts.get(node, 1)
         cores = (shared_cores if gpu else split)(own_cores(), count)[ordinal]
         kind = kinds[ordinal % len(kinds)] if kinds else _cuda_name() if gpu else processor_name()
         self.device = device_at(ordinal, kind, chosen, cores, node[:12])

@@ -20,6 +20,11 @@ def given(settings: Settings) -> dict[str, Any]:
     return chosen | ({"device": "cuda"} if settings.gpu else {})
 
 
+def is_on_gpu(chosen: dict[str, Any]) -> bool:
+    """Whether what was chosen, as `given` keeps it, is to be judged on a GPU."""
+    return bool(chosen.get("device", "cpu") != "cpu")
+
+
 def settings_on(chosen: dict[str, Any], cores: tuple[int, ...]) -> Settings:
     """The chosen settings for a device that has these cores: no more threads than there are."""
     threads = min(int(chosen.get("threads", len(cores))), len(cores))

@@ -1,7 +1,6 @@
 """The page's figures are those of the boards, and count nothing that the boards do not."""
 
 import hashlib
-import json
 import random
 import re
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.record.problem import Origin
 from kernelwright.sandbox.pool.conditions import Conditions
+from kernelwright.sandbox.verdict.settings import Settings
 from tests.bench.results.walk import ROOT, SETTINGS
 from tests.evals.made_run import REFERENCE, Writer, evidence, failed, passed, problem
 
@@ -39,10 +39,10 @@ def made(address):
     return problem(f"{level}_{number}_Made", family=level, origin=origin)
 
 
-def setting(model="model-a", device="Example CPU", torch="2", **changes):
+def setting(model="model-a", device="Example CPU", torch="2", judging=None, **changes):
     once = {"drafts": 1, "tune": 0, "share": False, "confirm": 1, "learn": False, "attempts": 2}
     search = SearchConfig(model=model, target="cpp", **(once | changes))
-    plan = Plan(search=search, provider=ProviderOptions(kind="files"))
+    plan = Plan(search=search, provider=ProviderOptions(kind="files"), judging=judging or Settings())
     versions = {"python": "3.11", "harness": "h1", "torch": torch}
     return Setting(config=plan.model_dump(mode="json"), device=device, versions=versions)
 
@@ -284,13 +284,20 @@ def test_a_run_that_was_made_in_another_way_than_chosen_is_not_kept(results, tmp
         keep(results, [tmp_path / "run"])
 
 
-@pytest.mark.parametrize("judging", [{"jail": "none"}, {"without": ("changed weights",)}, {"compiled": ("default",)}])
-def test_a_run_whose_judge_was_another_is_not_kept(results, tmp_path, judging):
-    chosen = setting()
-    chosen.config["judging"] |= json.loads(json.dumps(judging))
+@pytest.mark.parametrize(
+    ("judging", "said"),
+    [
+        (Settings(jail="off"), "judged without a jail"),
+        (Settings(jail_without=("namespaces",)), "judging.jail_without"),
+        (Settings(without=("weights",)), "judging.without"),
+        (Settings(compiled=("default",)), "judging.compiled"),
+    ],
+)
+def test_a_run_whose_judge_was_another_is_not_kept(results, tmp_path, judging, said):
+    chosen = setting(judging=judging)
     with RunLog.create(tmp_path / "run", [made("level1/5")], chosen) as log:
         Writer(log, made("level1/5").name, random.Random(1)).stop()
-    with pytest.raises(ProblemError, match="leave that run out"):
+    with pytest.raises(ProblemError, match=f"{said}.*leave that run out"):
         keep(results, [tmp_path / "run"])
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.pool.workers.devices import given, ordinals, shared_cores
+from kernelwright.sandbox.pool.workers.devices import given, is_on_gpu, ordinals, shared_cores
 from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
@@ -23,6 +23,11 @@ def test_a_worker_without_a_device_keeps_to_the_cores_that_were_chosen():
     first = min(os.sched_getaffinity(0))
     settings = WorkerOptions(chosen={"cores": [first], "min_pairs": 4}).settings()
     assert (settings.cores, settings.threads, settings.min_pairs) == ((first,), 1, 4)
+
+
+def test_what_was_chosen_for_a_gpu_is_known_as_such_wherever_it_is_sent():
+    assert [is_on_gpu(given(Settings(device=name))) for name in ("cuda", "cuda:1", "cpu")] == [True, True, False]
+    assert not is_on_gpu(given(Settings()))
 
 
 def test_of_several_gpus_the_first_ones_are_taken_or_the_one_that_is_named():
