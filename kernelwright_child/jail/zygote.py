@@ -71,6 +71,7 @@ def _prepared(cores: frozenset[int], imports: list[str]) -> zygote_birth.Affinit
     gc.disable()  # what is imported stays: a sixth of the time went into looking through it again and again
     for name in (*IMPORTED, *imports):
         importlib.import_module(name)
+    importlib.import_module("kernelwright_child.vector_math").meet()
     del sys.path[0]  # `kernelwright_child` is imported, and what lies beside it is not for a child
     _settle()
     bound = frozenset(os.sched_getaffinity(0))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from kernelwright_child import wire
+from kernelwright_child import vector_math, wire
 from kernelwright_child.building import inline
 
 Message = dict[str, Any]
@@ -22,6 +22,7 @@ TENSOR_DUMP = re.compile(r"tensor\(\[[^()]*\)")
 
 def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
     """Greet, then answer one message after another until the judge hangs up. Errors are answers too."""
+    vector_math.meet()
     wire.send(channel, {"pid": os.getpid()})
     while True:
         try:
