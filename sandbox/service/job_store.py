@@ -36,10 +36,28 @@ CREATE TABLE IF NOT EXISTS jobs (
 CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, seq);
 """
 SHOWN = "id, state, problem, place, priority, created, finished, begun, report, error"
+HELD = "another process holds the file; end that one, or wait for it"
+REMEDIES = {
+    sqlite3.SQLITE_FULL: "there is no space left; free some, and leave the file: it holds the jobs that were accepted",
+    sqlite3.SQLITE_IOERR: "the disk is full or has failed; free some space or check its health, and leave the file: it "
+    "holds the jobs that were accepted",
+    sqlite3.SQLITE_BUSY: HELD,
+    sqlite3.SQLITE_LOCKED: HELD,
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; give another --state folder, or remove it with the jobs in it",
+    sqlite3.SQLITE_NOTADB: "the file is none of SQLite's; give another --state folder, or remove it",
+    sqlite3.SQLITE_READONLY: "the file may not be written; check the permissions of it and of its folder",
+    sqlite3.SQLITE_CANTOPEN: "the file can not be opened; check the permissions of it and of its folder",
+}
+"""By SQLite's code. Only what holds no jobs that could be read may be removed."""
+OF_THE_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 
 
 class StoreError(Exception):
     """The jobs' file can not be used; one sentence with the remedy."""
+
+
+class DiskError(StoreError):
+    """The same where the disk is full or has failed: the machine's fault, not the user's."""
 
 
 class KeyTaken(Exception):
@@ -91,7 +109,7 @@ class JobStore:
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(SCHEMA)
         except sqlite3.Error as error:
-            raise StoreError(f"{path} can not be used ({error}); give another --state folder, or remove it") from None
+            raise _store_error(f"{path} can not be used", error) from None
 
     async def do(self, what: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
         """One of the methods below; what was begun is done, also where the caller is cancelled. Raises `StoreError`."""
@@ -99,7 +117,7 @@ class JobStore:
         try:
             return await asyncio.shield(called)
         except sqlite3.Error as error:
-            raise StoreError(f"the jobs can not be kept ({error}); make room on the disk of the service") from None
+            raise _store_error("the jobs can not be kept", error) from None
 
     def close(self) -> None:
         """Close the file."""
@@ -205,6 +223,12 @@ class JobStore:
                 "(SELECT seq FROM jobs WHERE state IN ('done', 'cancelled') ORDER BY seq DESC LIMIT 1 OFFSET ?)",
                 (self._keep,),
             )
+
+
+def _store_error(what: str, error: sqlite3.Error) -> StoreError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what SQLite adds to say where it failed
+    remedy = REMEDIES.get(code, f"SQLite says: {error}; check the file, or give another --state folder")
+    return (DiskError if code in OF_THE_DISK else StoreError)(f"{what}: {remedy}")
 
 
 def _packed(text: str | None) -> bytes | None:

@@ -24,14 +24,15 @@ CODES = {
     "kernelwright.agent.engine.replaying": {"ReplayDiffers": FELL_SHORT},
     "kernelwright.sandbox.pool.protocol": {"ExecutorError": USER_MISTAKE},
     "kernelwright.sandbox.service.server": {"ServiceError": USER_MISTAKE},
-    "kernelwright.sandbox.service.job_store": {"StoreError": USER_MISTAKE},
+    "kernelwright.sandbox.service.job_store": {"DiskError": MACHINE_LACKS, "StoreError": USER_MISTAKE},
     "kernelwright.evals.boards.user_metrics": {"MetricError": USER_MISTAKE},
     "kernelwright.evals.scores.judgements": {"JudgementsError": USER_MISTAKE},
     "kernelwright.agent.providers.provider": {"AnswerPending": FELL_SHORT, "ProviderError": USER_MISTAKE},
     "kernelwright.programs.apply.guarded": {"NoPlace": USER_MISTAKE},
     "kernelwright.agent.strategies": {"StrategyError": USER_MISTAKE},
 }
-"""By module, the exit codes of its exceptions: each says in one sentence what is to be mended."""
+"""By module, the exit codes of its exceptions: each says in one sentence what is to be mended. The first that fits
+counts, so what is derived from another stands before it."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,0 +1,110 @@
+"""What is told where the jobs' file can not be used: a remedy for each cause, and none that costs accepted jobs."""
+
+import asyncio
+import json
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from kernelwright.commands.options.exit_codes import MACHINE_LACKS
+from kernelwright.sandbox.service.job_store import REMEDIES, DiskError, JobStore, StoreError
+from kernelwright.sandbox.service.reading import read_request
+from tests.sandbox.service.parts import ROOT, job
+
+LESS_THAN_A_MAP_BYTES = 16 * 2**10
+"""Below what SQLite needs beside a file that is written ahead."""
+
+
+def new(number):
+    return read_request(json.dumps(job(number=number)), ["cpu"])
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """The file of two jobs that were accepted."""
+    store = JobStore(tmp_path / "jobs.db", 100)
+    for number in range(2):
+        store.add(new(number))
+    store.close()
+    return tmp_path / "jobs.db"
+
+
+def told(path):
+    """What is told at the start, and of which kind it is."""
+    with pytest.raises(StoreError) as found:
+        JobStore(path, 100)
+    return type(found.value), str(found.value)
+
+
+def test_a_file_that_is_no_database_may_be_removed(tmp_path):
+    (tmp_path / "jobs.db").write_text("no database " * 1000)
+    kind, sentence = told(tmp_path / "jobs.db")
+    assert kind is StoreError and sentence.endswith("give another --state folder, or remove it")
+
+
+def test_a_damaged_file_may_be_removed_with_its_jobs(kept):
+    data = kept.read_bytes()
+    kept.write_bytes(data[:100] + b"\xaa" * (len(data) - 100))
+    kind, sentence = told(kept)
+    assert kind is StoreError and sentence.endswith("give another --state folder, or remove it with the jobs in it")
+
+
+def test_a_file_that_can_not_be_opened_is_not_to_be_removed(tmp_path):
+    (tmp_path / "jobs.db").mkdir()
+    kind, sentence = told(tmp_path / "jobs.db")
+    assert kind is StoreError and "check the permissions" in sentence and "remove" not in sentence
+
+
+@pytest.mark.slow
+def test_another_process_that_holds_the_file_is_to_be_ended(kept):
+    with sqlite3.connect(kept, isolation_level=None) as other:
+        other.execute("PRAGMA journal_mode = DELETE")
+        other.execute("BEGIN EXCLUSIVE")
+        kind, sentence = told(kept)
+    other.close()
+    assert kind is StoreError and sentence.endswith("another process holds the file; end that one, or wait for it")
+
+
+def test_only_a_file_whose_jobs_are_lost_is_to_be_removed():
+    removed = {code for code, remedy in REMEDIES.items() if "remove" in remedy}
+    assert removed == {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def test_a_full_disk_is_the_machines_fault_and_what_was_accepted_stays(kept):
+    # A limit on the size of the file makes SQLite give the very error that a full disk makes it give.
+    store = JobStore(kept, 100)
+    store._db.execute("PRAGMA max_page_count = 8")
+
+    async def fill():
+        for number in range(100):
+            await store.do(store.add, new(number))
+
+    with pytest.raises(DiskError, match="the jobs can not be kept: there is no space left; free some"):
+        asyncio.run(fill())
+    store.close()
+    again = JobStore(kept, 100)
+    assert len(again.unfinished()) >= 2
+    again.close()
+
+
+@pytest.mark.slow
+def test_serve_on_a_disk_without_room_ends_with_3_and_says_to_free_some(kept):
+    asked = ["serve", "--device", "cpu", "--state", str(kept.parent), "--socket", str(kept.parent / "socket")]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "kernelwright", *asked],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LESS_THAN_A_MAP_BYTES,) * 2),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == MACHINE_LACKS, done.stderr
+    assert f"{kept} can not be used: the disk is full or has failed; free some space" in done.stderr
+    assert "remove" not in done.stderr and len(done.stderr.splitlines()) == 1
+    store = JobStore(kept, 100)
+    assert len(store.unfinished()) == 2
+    store.close()
