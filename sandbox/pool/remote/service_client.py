@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import ssl
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,10 +27,17 @@ WAIT_S = 60
 SLACK_S = 30.0
 PATIENCE_S = 120.0
 """A service that has answered once is asked again for so long: it may just be started again."""
+SILENCE_S = 2.0
+"""Who waits for a service that is gone is told so after this."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 AGAIN_S = 1.0
 ENDED = frozenset({"done", "cancelled"})
 BUSY = frozenset({429, 503})
+GATEWAY = frozenset({502, 504})
+"""What a proxy answers in the place of a service that is gone."""
+LATE = 408
+JOB, FACTS = frozenset({"id", "state"}), frozenset({"harness", "devices"})
+"""What is in every answer of a service that has one to give."""
 
 
 class RefusedJob(Exception):
@@ -42,6 +50,15 @@ class ServiceAnswer(NamedTuple):
     status: int
     retry_s: float
     body: Any
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it has the form of a service's answers."""
+        if not isinstance(self.body, dict):
+            return False
+        if self.status >= 400:
+            return isinstance(self.body.get("error"), str)
+        return self.body.keys() >= JOB or self.body.keys() >= FACTS
 
 
 class ServiceAddress(NamedTuple):
@@ -86,6 +103,8 @@ class ServiceClient:
         self._address = ServiceAddress.of(server)
         self._token = os.environ.get(TOKEN)
         self._has_answered = False
+        self._has_told = False
+        """That the service is gone: once, for all that wait for it."""
 
     async def facts(self) -> dict[str, Any]:
         """What the service is. Raises `ExecutorError` where there is none."""
@@ -114,34 +133,71 @@ class ServiceClient:
 
     async def _asked(self, method: str, path: str, body: object = None) -> ServiceAnswer:
         """The answer, once there is one: a service that is full or gone is asked again."""
-        loop, pause_s, gone_s = asyncio.get_running_loop(), FIRST_PAUSE_S, None
         while True:
-            try:
-                answer = await asyncio.wait_for(self._exchange(method, path, body), WAIT_S + SLACK_S)
-            except (OSError, TimeoutError, ValueError, EOFError) as error:
-                gone_s = gone_s or loop.time()
-                if not self._has_answered or loop.time() - gone_s > PATIENCE_S:
-                    why = getattr(error, "strerror", None) or error or type(error).__name__
-                    raise ExecutorError(
-                        f"no service answers at {self.server} ({why}); start one with `kernelwright serve`"
-                    ) from None
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-                continue
-            self._has_answered, gone_s, pause_s = True, None, FIRST_PAUSE_S
+            answer = await self._answered(method, path, body)
             if answer.status not in BUSY:
                 return self._checked(answer)
+            self._has_answered |= answer.is_ours
             await asyncio.sleep(answer.retry_s)
 
+    async def _answered(self, method: str, path: str, body: object) -> ServiceAnswer:
+        """One answer. A service that has answered before is asked for it for `PATIENCE_S`."""
+        loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
+        gone_s, telling = None, None
+        try:
+            while True:
+                try:
+                    answer = await asyncio.wait_for(self._exchange(method, path, body), WAIT_S + SLACK_S)
+                    if answer.status not in GATEWAY or not self._has_answered:
+                        return answer
+                    raise ConnectionError(f"a proxy answers {answer.status}")
+                except (OSError, TimeoutError, ValueError, EOFError) as error:
+                    gone_s = gone_s or loop.time()
+                    if not self._has_answered or loop.time() - gone_s > PATIENCE_S:
+                        self._has_told = False
+                        why = getattr(error, "strerror", None) or error or type(error).__name__
+                        raise ExecutorError(
+                            f"no service answers at {self.server} ({why}); start one with `kernelwright serve`"
+                        ) from None
+                telling = telling or loop.call_later(SILENCE_S, self._tell)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        finally:
+            if telling is not None:
+                telling.cancel()
+
+    def _tell(self) -> None:
+        """Once for all that is asked at the same time, until the service answers again."""
+        if not self._has_told:
+            self._has_told = True
+            again = f"asking again for up to {PATIENCE_S / 60:.0f} minutes"
+            print(f"kernelwright: lost the service at {self.server}; {again}", file=sys.stderr, flush=True)
+
     def _checked(self, answer: ServiceAnswer) -> ServiceAnswer:
+        """The answer where it is what was asked for. What is none of ours can come only from what is no service, or,
+        where one has answered before, from something between.
+        """
+        if answer.status == LATE:
+            raise RefusedJob(
+                f"the service at {self.server} did not get the whole request in time; ask over a faster connection"
+            )
+        if not answer.is_ours and self._has_answered:
+            raise RefusedJob(f"the service at {self.server} answered {answer.status} without a reason; see its log")
+        if not answer.is_ours or (answer.status == 404 and not self._has_answered):
+            raise ExecutorError(
+                f"what answers at {self.server} is no kernelwright service (status {answer.status}); check the address"
+            )
+        self._has_answered, self._has_told = True, False
         if answer.status < 400:
             return answer
-        said = answer.body.get("error", "") if isinstance(answer.body, dict) else ""
+        said = answer.body["error"]
         if answer.status == 401:
             raise ExecutorError(f"the service at {self.server} asks for its token; set {TOKEN}")
         if answer.status == 404:
-            raise ExecutorError(f"the service at {self.server} does not know what it is asked for ({said})")
-        raise RefusedJob(said or f"the service answered {answer.status}")
+            raise ExecutorError(
+                f"the service at {self.server} does not know what it is asked for ({said}); judge it again"
+            )
+        raise RefusedJob(said)
 
     async def _exchange(self, method: str, path: str, body: object) -> ServiceAnswer:
         """One request and its answer. Raises `OSError`, or `ValueError` for what is no whole answer."""

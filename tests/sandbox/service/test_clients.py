@@ -1,11 +1,13 @@
 """Clients of ours: what they send, what they make of the answer, and that they come back after a broken connection."""
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -15,7 +17,12 @@ from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.protocol import ExecutorError
 from kernelwright.sandbox.pool.remote import service_client
-from kernelwright.sandbox.pool.remote.service_client import ServiceAddress, ServiceClient, default_socket
+from kernelwright.sandbox.pool.remote.service_client import (
+    RefusedJob,
+    ServiceAddress,
+    ServiceClient,
+    default_socket,
+)
 from kernelwright.sandbox.service.application import facts
 from tests.model_server import fenced
 from tests.sandbox.pool.parts import right, wrong
@@ -157,6 +164,127 @@ def test_a_service_that_stays_away_is_given_up(tmp_path, monkeypatch):
         asyncio.run(client.facts())
 
 
+def test_who_waits_for_a_service_that_is_gone_is_told_so_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(service_client, "SILENCE_S", 0.1)
+    monkeypatch.setattr(service_client, "PATIENCE_S", 1.0)
+    with listening(tmp_path) as gone:
+        client = ServiceClient(address(gone))
+        asyncio.run(client.facts())
+
+    async def ask(times):
+        return await asyncio.gather(*(client.facts() for _ in range(times)), return_exceptions=True)
+
+    assert all(isinstance(one, ExecutorError) for one in asyncio.run(ask(3)))
+    said = capsys.readouterr()
+    assert said.err.startswith(f"kernelwright: lost the service at {address(gone)}; asking again for up to ")
+    assert said.err.count("\n") == 1 and not said.out
+    asyncio.run(ask(1))
+    assert "lost the service" in capsys.readouterr().err  # it is another wait
+
+
+@contextlib.contextmanager
+def answering(*answers):
+    """The address of a server that gives these answers, each a status, a type and a body; the last one for ever.
+
+    In the place of one that is None it closes the connection.
+    """
+    left = list(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            answer = left.pop(0) if len(left) > 1 else left[0]
+            if answer is None:
+                return
+            status, kind, body = answer
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *words):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+JSON, HTML = "application/json", "text/html"
+FACTS = (200, JSON, b'{"harness": "x", "devices": {}, "room": {}}')
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (501, HTML, b"<h1>Unsupported method</h1>"),
+        (404, HTML, b"<h1>Not found</h1>"),
+        (404, JSON, b'{"detail": "Not Found"}'),
+        (404, JSON, b'{"error": {"message": "Invalid URL", "code": null}}'),
+        (404, JSON, b'{"error": "path not found"}'),
+        (401, JSON, b'{"error": {"message": "no API key"}}'),
+        (200, JSON, b'{"object": "list", "data": []}'),
+        (200, JSON, b"[1]"),
+        (200, HTML, b"<h1>Welcome</h1>"),
+        (302, HTML, b""),
+        (502, HTML, b"<h1>Bad gateway</h1>"),
+    ],
+)
+def test_what_is_no_service_is_told_with_its_address(answer):
+    with answering(answer) as at:
+        said = rf"what answers at {at} is no kernelwright service \(status {answer[0]}\); check the address"
+        with pytest.raises(ExecutorError, match=said):
+            asyncio.run(ServiceClient(at).facts())
+        with pytest.raises(JudgingError, match=said):
+            judge_all([("rms_norm", "x = 1")], server=at)
+
+
+@pytest.mark.parametrize("ask", ["judge rms_norm c.py", "score rms_norm .", "run rms_norm --model m --attempts 1"])
+def test_a_command_at_what_is_no_service_ends_with_2(tmp_path, ask):
+    (tmp_path / "rms_norm").mkdir()
+    for path in ("c.py", "rms_norm/c.py"):
+        (tmp_path / path).write_text("class ModelNew: ...")
+    with answering((501, HTML, b"<h1>Unsupported method</h1>")) as at:
+        more = ["--base-url", "http://127.0.0.1:9/v1", "--out", "out"] if ask.startswith("run") else []
+        found = command(*ask.split(), *more, "--server", at, cwd=tmp_path, OPENAI_API_KEY="none")
+    assert found.returncode == 2, found.stderr
+    assert f"what answers at {at} is no kernelwright service (status 501); check the address" in found.stderr
+
+
+def test_a_service_that_is_back_soon_is_not_told_of(monkeypatch, capsys):
+    monkeypatch.setattr(service_client, "SILENCE_S", 60)
+    with answering(FACTS, None, None, FACTS) as at:
+        client = ServiceClient(at)
+        for _ in range(2):
+            assert asyncio.run(client.facts())["harness"] == "x"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_proxy_whose_service_is_gone_is_asked_again():
+    bad = (502, HTML, b"<h1>Bad gateway</h1>")
+    with answering(FACTS, bad, bad, FACTS) as at:
+        client = ServiceClient(at)
+        for _ in range(2):
+            assert asyncio.run(client.facts())["harness"] == "x"
+
+
+def test_a_service_that_fails_at_one_job_gives_no_reason_and_is_still_one():
+    with answering(FACTS, (500, "text/plain", b"Internal Server Error")) as at:
+        client = ServiceClient(at)
+        asyncio.run(client.facts())
+        with pytest.raises(RefusedJob, match=f"the service at {at} answered 500 without a reason; see its log"):
+            asyncio.run(client.judge({}))
+
+
+def test_a_request_that_comes_too_slowly_is_no_sign_of_another_server():
+    with answering((408, HTML, b"")) as at, pytest.raises(RefusedJob, match="the whole request in time"):
+        asyncio.run(ServiceClient(at).judge({}))
+
+
 @pytest.mark.parametrize(
     "answer, error",
     [(b"", "no HTTP"), (b"nonsense", "no HTTP"), (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}", "cut off")],
@@ -222,6 +350,35 @@ def test_a_search_is_judged_by_the_service_and_says_so(tmp_path, model_server):
         assert header["config"]["executor"]["server"] == client.at
     finally:
         service.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", ["judge cumsum.py wrong.py --json", "score cumsum.py candidates --json"])
+def test_a_command_whose_service_is_killed_says_that_it_waits_and_ends_with_its_verdict(tmp_path, ask):
+    service = Service(tmp_path)
+    client = service.start()
+    (tmp_path / "candidates" / "cumsum").mkdir(parents=True)
+    (tmp_path / "cumsum.py").write_text(PROBLEM)
+    for path in ("wrong.py", "candidates/cumsum/wrong.py"):
+        (tmp_path / path).write_text(f"import time\ntime.sleep(2)\n{WRONG}")  # so that it is killed before the end
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "kernelwright", *ask.split(), "--server", client.at],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as asking:
+        try:
+            until(lambda: client.metrics()["kernelwright_jobs_accepted_total"] == 1)
+            service.kill()
+            lines = iter(asking.stderr.readline, "")
+            assert any(f"kernelwright: lost the service at {client.at}; asking again" in line for line in lines)
+            service.start()
+            found = asking.stdout.read()
+        finally:
+            service.kill()
+    assert [json.loads(line)["outcome"] for line in found.splitlines()] == ["failed"]
 
 
 @pytest.mark.slow
