@@ -66,6 +66,8 @@ def serve(
         raise LibraryMissing.of_extra("the service", error.name, "serve") from None
     from kernelwright.sandbox.machine.cache import cache_root
 
+    if port is not None and socket is not None:
+        raise UserMistake(f"a service listens at one place; leave out --socket {socket} or --port {port}")
     if port is None and host != "127.0.0.1":
         raise UserMistake(f"--host {host} needs a --port")
     places = _places(device, executor)

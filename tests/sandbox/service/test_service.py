@@ -155,6 +155,13 @@ def test_beyond_the_loopback_a_token_is_needed(started):
     assert Client(f"http://127.0.0.1:{port}", TOKEN).ask("GET", "/v1/service").status == 200
 
 
+def test_a_socket_and_a_port_at_once_are_refused(started, tmp_path):
+    both = started("--port", "0", "--socket", tmp_path / "a.sock")
+    with pytest.raises(AssertionError, match=r"listens at one place; leave out --socket \S+a.sock or --port 0"):
+        both.start()
+    assert both.process.wait() == 2 and not (both.folder / "state").exists()
+
+
 def test_a_token_file_that_others_can_read_is_refused(started, tmp_path):
     path = tmp_path / "token"
     path.write_text(TOKEN)
