@@ -11,19 +11,26 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI
-from openenv.core.env_server.http_server import create_app
-from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
 from kernelwright.evals.runs.prompting import first_prompt
 from kernelwright.integrations.reward import Flag
 from kernelwright.integrations.scoring import CompletionScorer
 from kernelwright.problems import catalog_names
+from kernelwright.problems.texts.libraries import LibraryMissing
 from kernelwright.prompts import Target
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu.driver import device_count
+
+try:
+    from fastapi import FastAPI
+    from openenv.core.env_server.http_server import create_app
+    from openenv.core.env_server.interfaces import Environment
+    from openenv.core.env_server.types import Action, Observation, State
+except ImportError as error:
+    raise LibraryMissing(
+        f"the OpenEnv environment needs {error.name}; run pip install 'kernelwright[openenv]'"
+    ) from None
 
 STEPS, SESSIONS = 4, 64
 

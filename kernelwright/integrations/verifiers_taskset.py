@@ -6,12 +6,16 @@ taskset = KernelTaskset(KernelTasksetConfig(problems=["rms_norm"], task=KernelTa
 from collections.abc import Iterator
 from functools import cache
 
-import verifiers.v1 as vf
-
 from kernelwright.evals.runs.prompting import first_prompt
 from kernelwright.integrations.scoring import CompletionScorer
+from kernelwright.problems.texts.libraries import LibraryMissing
 from kernelwright.prompts import Target
 from kernelwright.sandbox.verdict.settings import Settings
+
+try:
+    import verifiers.v1 as vf
+except ImportError as error:
+    raise LibraryMissing(f"the taskset needs {error.name}; run pip install 'verifiers>=0.4'") from None
 
 
 class KernelData(vf.TaskData):
