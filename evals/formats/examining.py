@@ -8,12 +8,18 @@ from kernelwright.problems.record.lint import lint_source
 from kernelwright.sandbox.calls.backend import device_held
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.reference_part import PartOfReference
-from kernelwright.sandbox.correctness.compare import tolerance_of
+from kernelwright.sandbox.correctness.compare import PLAIN, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.lint import Finding, TimedResult, examine, status_of
 from kernelwright.sandbox.jail.own_process import give_back_freed_memory
 from kernelwright.sandbox.pool.memory_errors import within_memory
 from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.verdict.errors import UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
+
+NOT_HANDED_OVER = (
+    "{name} can not be judged: a second model of its class with the same weights and buffers answers otherwise, so no "
+    "candidate could be right; register what the constructor draws as a parameter or a buffer that is part of the state"
+)
 
 
 class _Reweighted:
@@ -40,9 +46,34 @@ def examine_problem(problem: Problem, settings: Settings) -> Examined:
 
 
 def _findings(problem: Problem, settings: Settings) -> list[Finding]:
-    with closing(ReferenceSession(problem, settings)) as reference, reference.subject() as subject:
-        reweighted = _Reweighted(subject) if reference.weights.tensors else None
-        return examine(subject, tolerance_of(problem), _limit_bytes(settings), reweighted)
+    with closing(ReferenceSession(problem, settings)) as reference:
+        with reference.subject() as subject:
+            reweighted = _Reweighted(subject) if reference.weights.tensors else None
+            findings = examine(subject, tolerance_of(problem), _limit_bytes(settings), reweighted)
+        if "random" in {finding.kind for finding in findings}:
+            return findings
+        return findings + _handed_over(reference, problem)
+
+
+def _handed_over(reference: ReferenceSession, problem: Problem) -> list[Finding]:
+    """Raise `UnsupportedProblem` where a model of the same class with the same weights answers otherwise.
+
+    Such a one is all that a candidate can be. Where there is no room for a second model that is told.
+    """
+    try:
+        _refuse_what_is_not_handed_over(reference, problem)
+    except UnsupportedHere as error:
+        return [Finding("untried", f"whether a second model answers alike was not tried: {error}", weak=False)]
+    return []
+
+
+def _refuse_what_is_not_handed_over(reference: ReferenceSession, problem: Problem) -> None:
+    values = reference.draw()
+    first = reference.keep(reference.call(values).output)
+    reference.construct_again()
+    again = reference.call(values).output
+    if mismatch(again, first, first, tolerance_of(problem), PLAIN) is not None:
+        raise UnsupportedProblem(NOT_HANDED_OVER.format(name=problem.name))
 
 
 def _limit_bytes(settings: Settings) -> int:

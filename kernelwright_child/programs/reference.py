@@ -53,6 +53,7 @@ class Reference(ModelRunner):
         """What the judge may ask."""
         return super().handlers() | {
             "plan": self.plan,
+            "construct again": self.construct_again,
             "draw": self.draw,
             "trace": self.trace,
             "compile": self.compile,
@@ -74,18 +75,34 @@ class Reference(ModelRunner):
         """
         torch.set_num_threads(message["threads"])
         self.namespace = run_source(message["source"], "reference")
-        torch.manual_seed(message["seed"])
-        arguments = self.namespace["get_init_inputs"]()
-        self.model = construct(self.namespace["Model"], arguments)
-        assert self.model is not None
         self.dtype = message.get("dtype")
-        cast_model(self.model, self.dtype)
-        self.run = self.model
+        arguments = self._constructed(message["seed"])
+        assert self.model is not None
         self.order = [(name, value.shape) for name, value in self.model.state_dict().items()]
         self.is_differentiated = message["direction"] != "forward"
         told = arguments if isinstance(arguments, dict) else list(arguments)
         self.drawn = [told, dict(self.model.state_dict()), _changing(self.model)]
         return place(self.drawn)
+
+    def _constructed(self, seed: int) -> Any:
+        """The arguments of a new model, which is the one from now on."""
+        torch.manual_seed(seed)
+        arguments = self.namespace["get_init_inputs"]()
+        self.model = construct(self.namespace["Model"], arguments)
+        assert self.model is not None
+        cast_model(self.model, self.dtype)
+        self.run = self.model
+        return arguments
+
+    def construct_again(self, message: Message, fds: list[int]) -> Message:
+        """From now on another `Model` answers, constructed under another seed, with the state of the first one."""
+        assert self.model is not None
+        state = self.model.state_dict()
+        self._constructed(message["seed"])
+        for device in {value.device for value in state.values()}:
+            self.model.to(device)
+        self.model.load_state_dict(state)
+        return {}
 
     def compile(self, message: Message, fds: list[int]) -> Message:
         """Have calls go through torch.compile in the given mode; it compiles when it is called."""

@@ -166,6 +166,11 @@ class ReferenceSession:
             with self._translated():
                 self._take(self.weights)
 
+    def construct_again(self) -> None:
+        """From now on another model answers: under another seed, with the same weights and buffers."""
+        with self._translated():
+            self._session.ask({"op": "construct again", "seed": _seed()}, self.settings.start_timeout_s)
+
     def _lend(self) -> None:
         if not self.settings.gpu:
             self.sample = self.sample or self.draw()

@@ -4,6 +4,7 @@ import pytest
 
 from kernelwright.evals.formats.examining import examine_problem
 from kernelwright.problems import Problem
+from kernelwright.sandbox.verdict.errors import UnsupportedProblem
 from kernelwright_child.gpu import driver
 from tests.gpu.harness import SETTINGS
 
@@ -43,6 +44,16 @@ def examined(value, rows=SMALL, dtype=None):
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
 def test_a_sound_problem_is_ok(dtype):
     assert examined("self.layer(x)", dtype=dtype).status == "ok"
+
+
+def test_what_a_constructor_draws_and_does_not_hand_over_is_found():
+    held = "self.layer(x) * torch.tensor(self.drawn, device=x.device)"
+    source = LINEAR.format(value=held, rows=SMALL).replace(
+        "        self.layer =", "        self.drawn = torch.rand(1).item()\n        self.layer ="
+    )
+    problem = Problem(name="linear", title="Linear", family="test", size="file", source=source)
+    with pytest.raises(UnsupportedProblem, match="a second model of its class"):
+        examine_problem(problem, SETTINGS)
 
 
 def test_weights_that_do_not_matter_are_found():

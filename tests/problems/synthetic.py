@@ -60,6 +60,10 @@ KINDS: dict[str, Kind] = {
         + "\ndef get_init_inputs():\n    return [[COLUMNS], {'out': 8}]\n",
         "unsupported", ("unsupported",),
     ),
+    "drawn_and_not_handed_over": Kind(
+        LINEAR.replace(", scale\n", ", torch.rand(out)\n") + ONE_INPUT
+        + "\ndef get_init_inputs():\n    return [COLUMNS, 8]\n", judged=("unsupported",),
+    ),
     "number_and_none_as_inputs": Kind(
         forward("return x * factor if mask is None else x", "x, factor, mask")
         + "\n\ndef get_inputs():\n    return [torch.randn(ROWS, COLUMNS), 3, None]\n" + NO_INIT
