@@ -54,8 +54,10 @@ def provider_for(options: ProviderOptions, run: RunRecord) -> Provider:
 
 
 def check_provider(options: ProviderOptions) -> None:
-    """Raise, before a run is started, what `provider_for` would."""
+    """Raise, before a run is started, what `provider_for` would; and where the response cache can not be written."""
     _bare(options, _NotStarted())
+    if options.cache is not None:
+        ReplyCache(Path(options.cache)).try_out()
 
 
 @asynccontextmanager

@@ -141,6 +141,10 @@ MISTAKES = {
         ("run", "problem.py", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--out", "."),
         "is not empty",
     ),
+    "a cache that is a file": (
+        ("run", "problem.py", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--cache", "problem.py"),
+        "choose another --cache folder",
+    ),
     "a folder that is no run": (("resume", "."), "is not the folder of a run"),
     "a missing folder": (("resume", "absent"), "there is no folder"),
 }

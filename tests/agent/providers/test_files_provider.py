@@ -1,6 +1,7 @@
 """A person or a coding agent answers by filling files, and answers that were had before are not asked for again."""
 
 import asyncio
+import logging
 import threading
 
 import pytest
@@ -8,9 +9,12 @@ import pytest
 from kernelwright.agent.log.records import Reply, Request, Usage
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.kinds.files import FilesProvider
+from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers.registry import check_provider
 from kernelwright.agent.providers.reply_cache import CACHED, CachedProvider, ReplyCache, answer_key
 from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
+from tests.full_disk import no_room
 
 REQUEST = Request(model="m", prompt="Write it.")
 ONE = CONFIG.model_copy(update={"attempts": 1})
@@ -115,3 +119,57 @@ def test_many_writers_of_one_answer_never_show_a_part_of_it(tmp_path):
         seen.add(answers.find("abc").text)
     assert seen <= texts
     assert [path.name for path in (tmp_path / "ab").iterdir()] == ["abc.json"]
+
+
+def check_cache(folder):
+    check_provider(ProviderOptions(kind="simulated", cache=str(folder)))
+
+
+def test_a_cache_that_can_be_written_is_tried_without_a_trace(tmp_path):
+    check_cache(tmp_path / "new" / "cache")
+    assert list((tmp_path / "new" / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["some_file", "some_file/below"])
+def test_a_file_in_the_place_of_the_cache_is_told_before_a_run_starts(tmp_path, name):
+    (tmp_path / "some_file").touch()
+    with pytest.raises(ProviderError, match=f"{name} cannot be a folder, since a file .*choose another --cache folder"):
+        check_cache(tmp_path / name)
+
+
+def test_a_cache_that_nobody_can_write_to_is_told_before_a_run_starts():
+    with pytest.raises(ProviderError, match=r"cannot write to the response cache /proc/cache \(.*choose another"):
+        check_cache("/proc/cache")
+
+
+def test_a_full_cache_is_told_before_a_run_starts(tmp_path):
+    with no_room(), pytest.raises(ProviderError, match=r"cannot write to the response cache .*make room"):
+        check_cache(tmp_path)
+
+
+def searched_with_a_cache_that_fails(folder):
+    """The view of a run and its provider; a file has come in the way of the cache since the run began."""
+    cache, asked = folder / "cache", Scripted()
+    cache.touch()
+    with new_log(folder / "run") as log:
+        return searched(log, provider=CachedProvider(asked, ReplyCache(cache), "here")), asked
+
+
+def test_an_answer_that_can_not_be_kept_is_given_all_the_same(tmp_path):
+    view, asked = searched_with_a_cache_that_fails(tmp_path)
+    assert [attempt.reply is not None for attempt in view.attempts] == [True] * CONFIG.attempts
+    assert len(asked.requests) == CONFIG.attempts
+
+
+def test_that_answers_can_not_be_kept_is_said_once(tmp_path, capsys, caplog):
+    with caplog.at_level(logging.WARNING):
+        searched_with_a_cache_that_fails(tmp_path)
+    said = capsys.readouterr().err
+    assert said.count("cannot write to the response cache") == said.count("\n") == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_reply_that_may_not_be_read_is_told_with_its_path(tmp_path):
+    (tmp_path / "ab" / "abc.json").mkdir(parents=True)
+    with pytest.raises(ProviderError, match=r"cannot read .*abc\.json \(Is a directory\); check its permissions"):
+        ReplyCache(tmp_path).find("abc")
