@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.providers.story import STORY, read_story, recorded_targets, stories, story_folder
 from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
-from kernelwright.evals.runs.running import Running
+from kernelwright.evals.runs.running import Plan, Running
 from kernelwright.problems import catalog_names
 from kernelwright.prompts import Target
 
@@ -38,8 +39,9 @@ class Digested(Protocol):
 
 def stamp(folder: Path) -> list[Path]:
     """Put the digests of the run's prompts into each story that it played back whole; the files that were written."""
-    with Running.resume(folder) as running:
-        views = [fold(problem.name, running.log.events(problem.name)) for problem in running.problems]
+    with RunLog.open(folder) as log:
+        running = Running(log, Plan.model_validate(log.header.config))
+        views = [fold(problem.name, log.events(problem.name)) for problem in running.problems]
         target, catalog = running.plan.search.target, stories(running.plan.provider.folder)
         folders = [story_folder(one.name, target, catalog, one.dtype) for one in running.problems]  # type: ignore[arg-type]
         return [_stamp_story(view, folder) for view, folder in zip(views, folders, strict=True)]

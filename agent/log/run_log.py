@@ -20,6 +20,7 @@ from kernelwright.agent.log.events import Body, Event, OfAttempt, OfProblem, Run
 from kernelwright.agent.log.header import Header, Setting, read_header, write_header
 from kernelwright.agent.log.outline import PromptOutline
 from kernelwright.agent.log.records import Reply
+from kernelwright.agent.log.run_lock import RunLock
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 
@@ -72,12 +73,14 @@ class RunLog:
         self.header = header
         self._connection = connection
         self._lock = threading.RLock()
+        self.run_lock = RunLock(folder)
 
     @classmethod
     def create(cls, folder: Path, problems: Sequence[Problem], setting: Setting) -> Self:
         """Start a run in `folder`, which must be new or empty; its name is the run's id.
 
-        The header comes last, so a folder with a header is whole. Raises `RunLogError`.
+        The header comes last, so a folder with a header is whole. Nobody else goes on with it until it is closed.
+        Raises `RunLogError`.
         """
         names = [problem.name for problem in problems]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -87,6 +90,7 @@ class RunLog:
         _make_folder(folder)
         log = cls(folder, header, _connect(folder / DATABASE, "rwc"))
         try:
+            log.run_lock.take()
             log._lay_out()
             log.append(RunStarted(run_id=header.run_id), blobs=[problem.record for problem in problems])
             write_header(folder, header)
@@ -101,14 +105,16 @@ class RunLog:
         return log
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Read, and go on with, the run in `folder`. Raises `RunLogError` where it is none that can be read."""
+    def open(cls, folder: Path, *, alone: bool = False) -> Self:
+        """Read the run in `folder`; `alone`, go on with it too. `RunLogError` where it can not be read, or held."""
         header = read_header(folder)
         log = cls(folder, header, _connect(folder / DATABASE, "rw"))
         try:
             (found,) = log._rows("PRAGMA application_id")
             if found[0] != APPLICATION_ID:
                 raise RunLogError(f"{folder / DATABASE} was not made by kernelwright; give the folder of a run")
+            if alone:
+                log.run_lock.take()
         except BaseException:
             log.close()
             raise
@@ -123,6 +129,7 @@ class RunLog:
     def close(self) -> None:
         """Close the file; what was appended is already committed."""
         self._connection.close()
+        self.run_lock.release()
 
     def append(self, body: Body, blobs: Iterable[str] = ()) -> Event:
         """Commit one event, together with the texts that it speaks of by digest; return it as it was logged."""

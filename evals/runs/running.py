@@ -104,8 +104,8 @@ class Running:
 
     @classmethod
     def resume(cls, folder: Path) -> Self:
-        """The run in `folder`, to go on with or to look at."""
-        log = RunLog.open(folder)
+        """The run in `folder`, to go on with, while nobody else does. Raises `RunLogError`."""
+        log = RunLog.open(folder, alone=True)
         try:
             plan = Plan.model_validate(log.header.config)
         except ValidationError as error:

@@ -58,7 +58,7 @@ def import_(
     from kernelwright.agent.log.run_log import RunLog
     from kernelwright.agent.providers.servers.batch_file import import_answers
 
-    with RunLog.open(folder) as log, opened(file, "batch file") as lines:
+    with RunLog.open(folder, alone=True) as log, opened(file, "batch file") as lines:
         found = import_answers(log, lines)
     _tell(found, folder, as_json)
 
@@ -70,7 +70,7 @@ def send(
     """Send the asks that wait for an answer to a batch service. What was sent is noted in the run's folder."""
     from kernelwright.agent.log.run_log import RunLog
 
-    with RunLog.open(folder) as log:
+    with RunLog.open(folder, alone=True) as log:
         sent = _service(log, base_url, api_key_env).send()
     if as_json:
         print(json.dumps({"batches": [one.model_dump() for one in sent]}))
@@ -100,6 +100,7 @@ def fetch(
             service.wait(every_s, _show)
         else:
             _show(service.progress())
+        log.run_lock.take()  # not while it waits: others may go on with the run meanwhile
         found = service.fetch()
     _tell(found, folder, as_json)
 

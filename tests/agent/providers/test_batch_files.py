@@ -23,6 +23,7 @@ def log(tmp_path):
     with new_log(tmp_path / "run") as log:
         with pytest.raises(ProviderError, match="wait for a batch"):
             searched(log, provider=BatchProvider(), config=config())
+        log.run_lock.release()  # as at the end of a process that rests
         yield log
 
 

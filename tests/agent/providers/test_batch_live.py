@@ -23,6 +23,7 @@ def log(tmp_path):
     with new_log(tmp_path / "run") as log:
         with pytest.raises(AnswerPending, match="batch"):
             searched(log, provider=BatchProvider(), config=ALL)
+        log.run_lock.release()  # as at the end of a process that rests
         yield log
 
 
@@ -135,3 +136,14 @@ def test_the_commands_carry_a_run_over_the_service(log, server):
 def test_nothing_to_fetch_is_told_in_a_sentence(log, server):
     ended = CliRunner().invoke(app, ["batch", "fetch", str(log.folder), "--base-url", server.base_url])
     assert (ended.exit_code, "is under way; send one" in ended.stderr) == (2, True)
+
+
+def test_answers_wait_while_another_process_goes_on_with_the_run(log, server):
+    service(log, server).send()
+    log.run_lock.take()
+    words = ["batch", "fetch", str(log.folder), "--base-url", server.base_url, "--wait", "--every-s", "0.01"]
+    refused = CliRunner().invoke(app, words)
+    assert (refused.exit_code, "goes on with the run" in refused.stderr) == (2, True), refused.output
+    log.run_lock.release()
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert all(attempt.reply for attempt in fold(PROBLEM.name, log.events(PROBLEM.name)).attempts)

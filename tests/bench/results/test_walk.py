@@ -14,9 +14,9 @@ from bench.results.figures import after_each_answer, level_figures, standings
 from bench.results.index import indexed, read_index, records_in
 from bench.results.records import read_lines
 from kernelwright.agent.engine.scheduling import views_of
+from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.report.summary import summary_rows
-from kernelwright.evals.runs.running import Running
 from kernelwright.evals.scores.judgements import Judgement
 from tests.bench.results.walk import ROOT, Walk
 
@@ -143,8 +143,8 @@ def test_the_page_is_the_same_byte_for_byte_wherever_it_is_drawn(walk, tmp_path)
 def test_the_page_s_figures_are_those_of_the_commands_for_the_same_run(walk):
     board = json.loads(walk.kernelwright("leaderboard", walk.runs / "float32", "--json").stdout)["boards"][0]
     told = board["rows"][0]
-    with Running.resume(walk.runs / "float32") as running:
-        summary = {row["problem"]: row for row in summary_rows(views_of(running.log), walk.runs)}
+    with RunLog.open(walk.runs / "float32") as log:
+        summary = {row["problem"]: row for row in summary_rows(views_of(log), walk.runs)}
     one = standings(read_index(walk.results))[0]
     found = level_figures(one.ranked, list(one.results()))
     assert {p: one.row.fast["best"][float(p)] for p in told["fast"]["best"]} == told["fast"]["best"]
