@@ -166,13 +166,12 @@ def _parse(source: str) -> Module | Broken:
         _keep_quiet()
         return Module(source, parse_module(source, filename=FILENAME))
     except SyntaxError as error:
-        line = error.lineno or source.count("\n", 0, max(source.find("\0"), 0)) + 1
-        return _broken(source, line, error.msg)
+        return _broken(source, error.lineno or 1, error.msg)
     except UnicodeEncodeError as error:
         return _broken(source, source.count("\n", 0, error.start) + 1, "a lone surrogate is no character")
     except (RecursionError, MemoryError):
         return _broken(source, 1, "the source is nested too deeply")
-    except ValueError as error:  # NUL characters, in some versions of Python
+    except ValueError as error:
         return _broken(source, 1, str(error))
 
 

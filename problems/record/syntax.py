@@ -9,7 +9,11 @@ comes between (https://github.com/python/cpython/issues/106905)."""
 
 
 def parse_module(source: str, filename: str = "<unknown>") -> ast.Module:
-    """As `ast.parse`. Raises what it raises."""
+    """As `ast.parse`. Raises what it raises, and a `SyntaxError` with its line for a null byte under every Python."""
+    if "\0" in source:
+        line = source.count("\n", 0, source.index("\0")) + 1
+        text = source.split("\n", line)[line - 1]
+        raise SyntaxError("Python text can not hold null bytes", (filename, line, None, text))
     with PARSING:
         return ast.parse(source, filename=filename)
 

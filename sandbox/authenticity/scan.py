@@ -19,7 +19,7 @@ def refuse(source: str, entry: str = "ModelNew") -> str:
     try:
         tree = parse_module(source)
     except SyntaxError as error:
-        return one_line(f"line {error.lineno}: {error.msg}: {error.text or ''}")
+        return one_line(": ".join(filter(None, (f"line {error.lineno}", error.msg, (error.text or "").strip()))))
     except (ValueError, RecursionError, MemoryError) as error:
         return f"the source can not be parsed: {error}"
     names = bound_names(tree, without=NO_CALL)

@@ -187,7 +187,9 @@ def test_a_syntax_error_is_told_with_its_line(file: Path) -> None:
 
 def test_a_nul_byte_is_a_sentence(file: Path) -> None:
     file.write_text(REFERENCE + "\0")
-    assert "null bytes" in refusal(file)
+    line = REFERENCE.count("\n") + 1
+    said = f"{file} has a syntax error on line {line}: Python text can not hold null bytes; correct it"
+    assert refusal(file) == said
 
 
 def test_nesting_beyond_the_parser_is_a_sentence(file: Path) -> None:
