@@ -31,7 +31,7 @@ def catalog_names() -> tuple[str, ...]:
 def load_problem(name_or_path: str, size: str | None = None, dtype: str | None = None) -> Problem:
     """The problem of that name or path, at that size, with weights and floating inputs in that dtype.
 
-    A catalog name wins over a file of the same name in the current folder. A path is that of a `.py` file in the
+    A catalog name wins over a file or folder of the same name in the current one. A path is that of a `.py` file in the
     KernelBench convention, whose only size is `file`, or of a folder laid out as in the catalog (`problem.toml` beside
     `reference.py`), or a problem of another benchmark's collection, `PATH::ID`. Where no size is asked for, a folder
     gives its `cpu` size; where no dtype is, a problem keeps what its source makes. Raises `ProblemError`; runs nothing.
@@ -56,7 +56,7 @@ def _loaded(name_or_path: str, size: str | None) -> Problem:
 
 def _is_path(text: str) -> bool:
     separators = [separator for separator in (os.sep, os.altsep, SEPARATOR) if separator]
-    return text.endswith(".py") or any(separator in text for separator in separators) or _is_file(Path(text))
+    return text.endswith(".py") or any(separator in text for separator in separators) or os.path.exists(text)  # noqa: PTH110 - as below
 
 
 def _is_file(path: Path) -> bool:
@@ -80,9 +80,10 @@ def _from_folder(folder: Path, name: str, size: str | None) -> Problem:
 def _from_file(path: Path, size: str | None) -> Problem:
     if size not in (None, FILE_SIZE):
         raise ProblemError(f"{path} fixes its own shapes, so it has no size {size!r}; leave the size out")
+    text = read_text(path)  # says first what is no file
     if not path.stem.strip(".") or not path.stem.isprintable():
         raise ProblemError(f"{str(path)!r} names no problem, and results are kept under its name; rename the file")
-    return _from_text(read_text(path), path.stem, str(path), origin_of(path))
+    return _from_text(text, path.stem, str(path), origin_of(path))
 
 
 def problem_of_text(text: str, name: str, dtype: str | None = None) -> Problem:
@@ -111,4 +112,4 @@ def _unknown(name: str, names: Iterable[str]) -> str:
     known = list(names)
     nearest = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=3, cutoff=0.5)
     hint = f"nearest: {', '.join(nearest)}; " if nearest else ""
-    return f"no problem {name!r}; {hint}there are: {', '.join(known)}"
+    return f"no problem {name!r}, and no file or folder of that name; {hint}there are: {', '.join(known)}"

@@ -74,6 +74,16 @@ def test_the_jail_can_be_switched_off_and_the_record_says_so(kernelwright, files
     assert "JAIL OFF by request" in json.loads(done.stdout)["jail"]
 
 
+def test_a_folder_of_a_problem_is_named_as_it_lies_there(kernelwright, files):
+    (files / "fold").mkdir()
+    (files / "fold" / "problem.toml").write_text('family = "toy"\ntitle = "Sums"\n[sizes.cpu]\n')
+    (files / "fold" / "reference.py").write_text(PROBLEM)
+    (files / "null.py").write_text("x = '\0'\n")
+    done = kernelwright("judge", "fold", "null.py", *QUICK)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("failed at scan: line 1: Python text can not hold null bytes: x = '\\x00'\n")
+
+
 MISTAKES = {
     "an unknown problem": (("judge", "rellu", "right.py"), "no problem 'rellu'"),
     "a missing candidate": (("judge", "problem.py", "absent.py"), "there is no candidate file absent.py"),

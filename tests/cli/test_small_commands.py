@@ -108,6 +108,8 @@ def test_prompt_takes_versions_and_direction(kernelwright):
         (("extract", "absent.txt"), "there is no reply file absent.txt"),
         (("problems", "check", "rms_norm", "rms_nrom"), "nearest: rms_norm"),
         (("problems", "check", "no/where"), "there is no file no/where"),
+        (("problems", "check", "nowhere"), "no problem 'nowhere', and no file or folder of that name"),
+        (("score", "nowhere", "."), "no problem 'nowhere', and no file or folder of that name"),
         (("problems", "check", "nowhere::level1/1"), "nowhere does not exist"),
         (("problems", "check", "rms_norm", "--size", "tiny"), "has no size 'tiny'; there are: cpu, gpu"),
     ],

@@ -127,17 +127,51 @@ def test_a_folder_laid_out_as_in_the_catalog_is_a_problem(folder: Path) -> None:
 
 def test_an_unknown_name_is_told_the_nearest_first_and_then_all() -> None:
     message = refusal("softmx-rows")
-    assert message.startswith("no problem 'softmx-rows'; nearest: softmax_rows")
+    assert message.startswith("no problem 'softmx-rows', and no file or folder of that name; nearest: softmax_rows")
     assert message.endswith(f"there are: {', '.join(catalog_names())}")
 
 
 def test_a_name_near_to_nothing_is_told_all_names() -> None:
-    assert refusal("zzz") == f"no problem 'zzz'; there are: {', '.join(catalog_names())}"
+    said = "no problem 'zzz', and no file or folder of that name; there are: "
+    assert refusal("zzz") == said + ", ".join(catalog_names())
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "x" * 5000, "softmax_rows\0"])
+@pytest.mark.parametrize("name", ["", "x" * 5000, "softmax_rows\0"])
 def test_a_strange_name_is_an_unknown_name(name: str) -> None:
-    assert refusal(name).startswith(f"no problem {name!r}; ")
+    assert refusal(name).startswith(f"no problem {name!r}, and no file or folder of that name; ")
+
+
+@pytest.mark.parametrize("name", [".", "..", "doubling"])
+def test_a_folder_that_holds_no_problem_is_told_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "here" / "doubling").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert refusal(name).startswith(f"{name} is not a regular file; give the path of a .py file, or of a folder that")
+
+
+def test_a_folder_in_the_current_one_needs_no_separator(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert load_problem("doubling") == load_problem("./doubling")
+
+
+def test_a_name_wins_over_a_folder_of_that_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.rename(folder.parent / "softmax_rows")
+    monkeypatch.chdir(folder.parent)
+    assert load_problem("softmax_rows").family == "norm"
+
+
+def test_a_collection_in_the_current_folder_is_told_with_its_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    level = tmp_path / "KernelBench" / "level1"
+    level.mkdir(parents=True)
+    for name in ("1_double.py", "2_again.py"):
+        (level / name).write_text(REFERENCE)
+    monkeypatch.chdir(tmp_path)
+    assert refusal("KernelBench").startswith(
+        "KernelBench holds 2 problems; name one of them, such as KernelBench::level1"
+    )
 
 
 def test_an_unknown_size_is_told_the_sizes() -> None:
