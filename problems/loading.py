@@ -28,7 +28,7 @@ def catalog_names() -> tuple[str, ...]:
     return tuple(sorted(manifest.parent.name for manifest in CATALOG.glob(f"*/{MANIFEST}")))
 
 
-def load_problem(name_or_path: str, size: str | None = None, dtype: str | None = None) -> Problem:
+def load_problem(name_or_path: str | os.PathLike[str], size: str | None = None, dtype: str | None = None) -> Problem:
     """The problem of that name or path, at that size, with weights and floating inputs in that dtype.
 
     A catalog name wins over a file or folder of the same name in the current one. A path is that of a `.py` file in the
@@ -36,7 +36,9 @@ def load_problem(name_or_path: str, size: str | None = None, dtype: str | None =
     `reference.py`), or a problem of another benchmark's collection, `PATH::ID`. Where no size is asked for, a folder
     gives its `cpu` size; where no dtype is, a problem keeps what its source makes. Raises `ProblemError`; runs nothing.
     """
-    return cast(_loaded(name_or_path, size), dtype)
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise ProblemError(f"{name_or_path!r:.80} is no name of a problem; give a catalog name or a path")
+    return cast(_loaded(os.fspath(name_or_path), size), dtype)
 
 
 def _loaded(name_or_path: str, size: str | None) -> Problem:

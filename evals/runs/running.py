@@ -34,6 +34,7 @@ from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import TargetVersions, device_sheet
 from kernelwright.prompts.targets import TARGETS
+from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import require_tools, versions
 from kernelwright.sandbox.pool.front.elsewhere import as_far_as_there
@@ -181,7 +182,7 @@ def new_folder(out: Path | None) -> Path:
 
 
 def run(
-    problems: Sequence[str | Problem],
+    problems: Sequence[GivenProblem],
     model: str | None = None,
     out: Path | None = None,
     provider: ProviderOptions | None = None,
@@ -204,7 +205,7 @@ def run(
     if "device" not in judging.model_fields_set:
         judging = judging.model_copy(update={"device": TARGETS[config.target].device})
     size = "gpu" if judging.gpu else None
-    found = [one if isinstance(one, Problem) else load_problem(one, size) for one in problems]
+    found = [one if isinstance(one, Problem) else load_problem(one, size) for one in checked_problems(problems)]
     plan = Plan(search=config, provider=answers, judging=judging)
     with Running.start(new_folder(out), found, plan) as running:
         return asyncio.run(running.search_all(lambda event: None))

@@ -19,6 +19,7 @@ from kernelwright.integrations.scoring import CompletionScorer
 from kernelwright.problems import catalog_names
 from kernelwright.problems.texts.libraries import LibraryMissing
 from kernelwright.prompts import Target
+from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu.driver import device_count
 
@@ -65,9 +66,12 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, scorer: CompletionScorer, problems: Sequence[str], target: Target, steps: int = STEPS) -> None:
+    def __init__(
+        self, scorer: CompletionScorer, problems: Sequence[GivenProblem], target: Target, steps: int = STEPS
+    ) -> None:
         super().__init__()
-        self._scorer, self._problems, self._target, self._steps = scorer, tuple(problems), target, steps
+        self._scorer, self._target, self._steps = scorer, target, steps
+        self._problems = {one if isinstance(one, str) else one.name: one for one in checked_problems(problems)}
         self._state = KernelState()
 
     def reset(
@@ -76,8 +80,8 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
         """Pose a problem: the one that is asked for, if it is one of this environment's, or one drawn by `seed`."""
         if problem is not None and problem not in self._problems:
             raise ValueError(f"no problem {problem!r} here; there are: {', '.join(self._problems)}")
-        name = problem or random.Random(seed).choice(self._problems)
-        text = first_prompt(self._scorer.problem(name), self._target).text
+        name = problem or random.Random(seed).choice(list(self._problems))
+        text = first_prompt(self._scorer.problem(self._problems[name]), self._target).text
         self._state = KernelState(episode_id=episode_id or uuid.uuid4().hex, problem=name, steps_left=self._steps)
         return KernelObservation(text=text)
 
@@ -86,7 +90,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
         state = self._state
         if not state.steps_left:
             raise ValueError("the episode has ended, or none has begun; reset the environment")
-        (scored,) = self._scorer.score([state.problem], [action.completion])
+        (scored,) = self._scorer.score([self._problems[state.problem]], [action.completion])
         worth, gain = scored.reward.value, None
         if worth is not None:
             gain = max(0.0, worth - state.best)
@@ -104,7 +108,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
 
 
 def app(
-    problems: Sequence[str] = (),
+    problems: Sequence[GivenProblem] = (),
     target: Target | None = None,
     steps: int = STEPS,
     scorer: CompletionScorer | None = None,
@@ -114,9 +118,9 @@ def app(
     judge = scorer or CompletionScorer(
         settings=Settings(device="cpu" if language == "cpp" else "cuda", effort="search")
     )
-    names = tuple(problems) or catalog_names()
+    posed = checked_problems(problems) or catalog_names()
     return create_app(
-        lambda: KernelEnvironment(judge, names, language, steps),
+        lambda: KernelEnvironment(judge, posed, language, steps),
         KernelAction,
         KernelObservation,
         env_name="kernelwright",

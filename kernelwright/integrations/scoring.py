@@ -16,9 +16,11 @@ from kernelwright.agent.replies import NotExtracted, extract
 from kernelwright.integrations.feedback import feedback
 from kernelwright.integrations.reward import USUAL, Reward, RewardTerms, reward
 from kernelwright.problems import Problem, catalog_names, load_problem
+from kernelwright.sandbox.judge.given import GivenProblem, checked_problem, checked_problems, listed, shown
 from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError
 from kernelwright.sandbox.pool.remote.service_client import SERVER
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 Completion = str | Sequence[Mapping[str, Any]]
 """The text of a reply, or the messages of a conversation, of which the assistant's last is the reply."""
@@ -41,7 +43,7 @@ class ScoredCompletion(NamedTuple):
     """The object of `kernelwright judge --json`; None where nothing was judged."""
 
 
-def training_problem(name: str, device: str = "cpu") -> Problem:
+def training_problem(name: str | os.PathLike[str], device: str = "cpu") -> Problem:
     """A problem as it is best trained on: where it allows any operators, the candidate's own kernels alone count.
 
     Else wrapping the reference in torch.compile, or one call of a library beside a kernel that does nothing, would be
@@ -66,7 +68,7 @@ class CompletionScorer:
         """`server`: address of a service that judges; default: `KERNELWRIGHT_SERVER`, else a process of its own.
 
         `settings`: what a verdict may cost, and where candidates are judged; default: on the processor, at `search`.
-        `load` makes the problem of a name, its size, dtype and operator policy; default: `training_problem`.
+        `load` makes the problem of a name or path, its size, dtype and operator policy; default: `training_problem`.
         """
         self.terms = terms
         settings = settings or SEARCHING
@@ -82,20 +84,26 @@ class CompletionScorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def problem(self, name: str) -> Problem:
-        """The problem of that name, read once. Raises `ProblemError`."""
-        if name not in self._problems:
-            self._problems[name] = self._load(name)
-        return self._problems[name]
+    def problem(self, name: GivenProblem) -> Problem:
+        """The problem of that name or path, read once; a `Problem` as it is. Raises `ProblemError`."""
+        given = checked_problem(name)
+        if isinstance(given, Problem):
+            return given
+        if given not in self._problems:
+            self._problems[given] = self._load(given)
+        return self._problems[given]
 
-    def score(self, problems: Sequence[str], completions: Sequence[Completion]) -> list[ScoredCompletion]:
+    def score(self, problems: Sequence[GivenProblem], completions: Sequence[Completion]) -> list[ScoredCompletion]:
         """What each completion comes to, in their order. Equal candidates for one problem are judged once.
 
-        Raises `ProblemError` for a name that is none, and `JudgingError` where not one of them can be judged.
+        Raises `ProblemError` for a name that is none, `ValueError` for what is no problem or completion and where there
+        is not one problem for each completion, and `JudgingError` where not one of them can be judged.
         """
         return self._begin(self._score(problems, completions)).result()
 
-    async def score_async(self, problems: Sequence[str], completions: Sequence[Completion]) -> list[ScoredCompletion]:
+    async def score_async(
+        self, problems: Sequence[GivenProblem], completions: Sequence[Completion]
+    ) -> list[ScoredCompletion]:
         """The same for a program with an event loop."""
         return await asyncio.wrap_future(self._begin(self._score(problems, completions)))
 
@@ -113,13 +121,19 @@ class CompletionScorer:
                 threading.Thread(target=self._loop.run_forever, name="kernelwright-scorer", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _score(self, problems: Sequence[str], completions: Sequence[Completion]) -> list[ScoredCompletion]:
-        posed = {name: self.problem(name) for name in problems}
-        found = [extract(_reply(completion)) for completion in completions]
-        keys = [(name, getattr(one, "source", "")) for name, one in zip(problems, found, strict=True)]
-        wanted = list({key for key in keys if key[1]})
+    async def _score(
+        self, problems: Sequence[GivenProblem], completions: Sequence[Completion]
+    ) -> list[ScoredCompletion]:
+        asked, replies = checked_problems(problems), _replies(completions)
+        if len(asked) != len(replies):
+            raise ValueError(f"problems has {len(asked)} entries and completions {len(replies)}; give one for each")
+        posed = [self.problem(one) for one in asked]
+        found = [extract(reply) for reply in replies]
+        keys = [(one.digest, getattr(reply, "source", "")) for one, reply in zip(posed, found, strict=True)]
+        wanted = {key: one for key, one in zip(keys, posed, strict=True) if key[1]}
         ended = await asyncio.gather(
-            *(self._judge(posed[name], source) for name, source in wanted), return_exceptions=True
+            *(self._judge(problem, Candidate(source=source)) for (_, source), problem in wanted.items()),
+            return_exceptions=True,
         )
         failures = [one for one in ended if isinstance(one, BaseException)]
         if failures and (len(failures) == len(ended) or not all(isinstance(one, JudgingError) for one in failures)):
@@ -139,14 +153,14 @@ class CompletionScorer:
         worth = reward(judged.report, self.terms)
         return ScoredCompletion(worth, feedback(judged.report, worth), source, judged.report)
 
-    async def _judge(self, problem: Problem, source: str) -> Judged:
+    async def _judge(self, problem: Problem, candidate: Candidate) -> Judged:
         """A judge that ended is started anew, once; what ended it may have been somebody else's candidate."""
         judging = await self._started()
         try:
-            return await judging.judge(problem, source)
+            return await judging.judge(problem, candidate)
         except JudgingError:
             await self._restart(judging)
-            return await (await self._started()).judge(problem, source)
+            return await (await self._started()).judge(problem, candidate)
 
     async def _started(self) -> Judging:
         async with self._turn:
@@ -161,6 +175,16 @@ class CompletionScorer:
             if ending is not None:
                 self._judging = None
                 await ending.__aexit__(None, None, None)
+
+
+def _replies(completions: Sequence[Completion]) -> list[str]:
+    """The text of each. Raises `ValueError` for what is no completion, and says which one."""
+    given: list[Any] = listed(completions, "completions")
+    for index, one in enumerate(given):
+        is_talk = isinstance(one, Sequence) and all(isinstance(message, Mapping) for message in one)
+        if not isinstance(one, str) and not is_talk:
+            raise ValueError(f"completions[{index}] is {shown(one)}; give a text, or the messages of a conversation")
+    return [_reply(one) for one in given]
 
 
 def _reply(completion: Completion) -> str:

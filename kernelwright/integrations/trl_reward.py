@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kernelwright.integrations.scoring import Completion, CompletionScorer
+from kernelwright.sandbox.judge.given import GivenProblem
 
 
 class KernelReward:
@@ -19,7 +20,7 @@ class KernelReward:
     def __call__(
         self,
         completions: Sequence[Completion],
-        problem: Sequence[str],
+        problem: Sequence[GivenProblem],
         log_extra: Callable[[str, list[Any]], None] | None = None,
         log_metric: Callable[[str, float], None] | None = None,
         **_: Any,

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import Self
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity import scan
 from kernelwright.sandbox.authenticity.elf_symbols import needed_symbols
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
@@ -17,6 +16,7 @@ from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.judge.candidate_builds import build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.judge.floors import Floors
+from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.judge.standing import Spare
 from kernelwright.sandbox.machine.identity import needs_device, versions
@@ -39,8 +39,8 @@ UNOBSERVED = "which kernels and operators run in a call"
 class Judge:
     """Judges candidates for one problem. Its reference children serve them all; use it as a context."""
 
-    def __init__(self, problem: Problem, settings: Settings | None = None) -> None:
-        self.problem = problem
+    def __init__(self, problem: GivenProblem, settings: Settings | None = None) -> None:
+        self.problem = problem = problem_of(problem)
         chosen = settings or Settings()
         self.settings = chosen.at(chosen.effort)
         self.spare: Spare | None = None
@@ -79,9 +79,9 @@ class Judge:
 
             free_cached_memory()
 
-    def judge(self, candidate: Candidate) -> Verdict:
+    def judge(self, candidate: GivenSource) -> Verdict:
         """Scan, build, load, run, check and time one candidate."""
-        return self.evaluate(self.build(candidate))
+        return self.evaluate(self.build(candidate_given(checked_source(candidate))))
 
     def build(self, candidate: Candidate, ahead: bool = True) -> Built:
         """Scan and compile, in a child of its own, beside other builds; while no core that it needs is timed on.
@@ -349,12 +349,13 @@ class Judge:
         )
 
 
-def judge(problem: Problem, candidate: Candidate, settings: Settings | None = None) -> Verdict:
+def judge(problem: GivenProblem, candidate: GivenSource, settings: Settings | None = None) -> Verdict:
     """One verdict for one candidate; for several of the same problem, keep a `Judge`.
 
     Where the settings name no device it is judged where its language runs; plain Python on a GPU where there is one,
-    unless the problem's size is for a processor.
+    unless the problem's size is for a processor. Raises `ValueError` for what is no problem or no source.
     """
+    problem, candidate = problem_of(problem), candidate_given(checked_source(candidate))
     chosen = settings or Settings()
     if "device" not in chosen.model_fields_set:
         device = "cuda" if needs_device(candidate.language, problem.size) else "cpu"

@@ -10,7 +10,7 @@ from kernelwright.integrations.scoring import CompletionScorer, training_problem
 from kernelwright.problems import ProblemError, load_problem
 from tests.hostile.cheats.corpus import CHEATS
 from tests.hostile.cheats.problems import posed as posed_for_cheats
-from tests.integrations.answers import HIDDEN_BUILD, LIBRARY, OWN, SETTINGS, WRONG, posed, reply
+from tests.integrations.answers import HIDDEN_BUILD, LIBRARY, OWN, REFERENCE, SETTINGS, WRONG, posed, reply
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +79,45 @@ def test_equal_answers_are_judged_once(scorer):
 def test_a_problem_that_is_none_is_said_at_once():
     with CompletionScorer(settings=SETTINGS) as scorer, pytest.raises(ProblemError, match="rms_nrm"):
         scorer.score(["rms_nrm"], [OWN])
+
+
+WRONGLY_GIVEN = {
+    "fewer problems than completions": (["scaled"], [OWN, OWN], "problems has 1 entries and completions 2; give one"),
+    "a problem without its list": ("scaled", [OWN], "problems is 'scaled'; give a list"),
+    "a completion without its list": (["scaled"], OWN, "completions is '.*; give a list"),
+    "a number as problem": (["scaled", 3], [OWN, OWN], r"problems\[1\] is 3; give a catalog name"),
+    "no completion": (["scaled"] * 2, [OWN, None], r"completions\[1\] is None; give a text, or the messages"),
+    "one message": (["scaled"], [{"role": "assistant"}], r"completions\[0\] is .*; give a text, or the messages"),
+}
+
+
+@pytest.mark.parametrize("name", WRONGLY_GIVEN)
+def test_what_is_given_wrongly_is_told_before_anything_is_judged(name):
+    problems, completions, said = WRONGLY_GIVEN[name]
+    with CompletionScorer(settings=SETTINGS, load=posed) as scorer:
+        with pytest.raises(ValueError, match=f"^{said}"):
+            scorer.score(problems, completions)
+        assert scorer._judging is None
+
+
+def test_a_problem_may_be_a_path_or_the_problem_itself(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(REFERENCE)
+    with CompletionScorer(settings=SETTINGS) as scorer:
+        found = scorer.score([path, str(path), posed("scaled")], [WRONG] * 3)
+        assert scorer.problem(path) is scorer.problem(str(path))
+        assert scorer.problem(posed("any")).operators == "any"
+    assert [one.report["stage"] for one in found] == ["check"] * 3
+    assert found[0].report is found[1].report
+    assert training_problem(path).operators == "custom-only"
+
+
+def test_a_reply_that_names_a_file_is_an_answer_without_a_candidate(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    with CompletionScorer(settings=SETTINGS, load=posed) as scorer:
+        (found,) = scorer.score(["scaled"], ["mine.py"])
+    assert found.reward.value == 0
 
 
 def test_a_program_with_a_loop_of_its_own_asks_in_it(scorer):

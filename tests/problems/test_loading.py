@@ -174,6 +174,18 @@ def test_a_collection_in_the_current_folder_is_told_with_its_addresses(
     )
 
 
+def test_a_path_may_be_a_path_object(file: Path, folder: Path) -> None:
+    assert load_problem(file) == load_problem(str(file))
+    assert load_problem(folder, "gpu") == load_problem(str(folder), "gpu")
+
+
+@pytest.mark.parametrize("given", [None, 3, b"softmax_rows", ["softmax_rows"]])
+def test_what_is_no_name_is_told_in_a_sentence(given: object) -> None:
+    with pytest.raises(ProblemError) as caught:
+        load_problem(given)  # type: ignore[arg-type]
+    assert str(caught.value) == f"{given!r} is no name of a problem; give a catalog name or a path"
+
+
 def test_an_unknown_size_is_told_the_sizes() -> None:
     assert refusal("softmax_rows", "tpu") == "problem 'softmax_rows' has no size 'tpu'; there are: cpu, gpu"
 

@@ -17,8 +17,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from kernelwright.problems import Problem, load_problem
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.problems import Problem
+from kernelwright.sandbox.judge.given import (
+    GivenProblem,
+    GivenSource,
+    Pair,
+    candidate_given,
+    checked_pairs,
+    checked_problem,
+    checked_source,
+    problem_of,
+)
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError, Lost, Question, Work
 from kernelwright.sandbox.pool.remote.job_settings import chosen_for_jobs
 from kernelwright.sandbox.pool.remote.service_client import RefusedJob, ServiceClient, job_request
@@ -28,9 +37,6 @@ from kernelwright.sandbox.verdict.report import report
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.verdict.settings import Settings
-
-Pair = tuple[str | Problem, str]
-"""A problem, or its name, path or address; and the source of a candidate."""
 
 
 class JudgingError(RuntimeError):
@@ -85,13 +91,19 @@ class Judging:
     ) -> None:
         await asyncio.shield(asyncio.ensure_future(self._end()))
 
-    async def judge(self, problem: str | Problem, source: str) -> Judged:
-        """One verdict. Raises `JudgingError` where the process that judges ended before it."""
-        return await self._judge(0, problem, source)
+    async def judge(self, problem: GivenProblem, source: GivenSource) -> Judged:
+        """One verdict. Raises `JudgingError` where the process that judges ended before it.
+
+        Raises `ValueError` for what is no problem or no source.
+        """
+        return await self._judge(0, checked_problem(problem), checked_source(source))
 
     async def judge_all(self, pairs: Iterable[Pair]) -> AsyncIterator[Judged]:
-        """A result for each pair, as they finish; `index` says which pair it is."""
-        tasks = [asyncio.create_task(self._judge(index, *pair)) for index, pair in enumerate(pairs)]
+        """A result for each pair, as they finish; `index` says which pair it is.
+
+        All are looked at before anything is judged: raises `ValueError` for what is no pair, and says which one.
+        """
+        tasks = [asyncio.create_task(self._judge(index, *pair)) for index, pair in enumerate(checked_pairs(pairs))]
         try:
             for done in asyncio.as_completed(tasks):
                 yield await done
@@ -100,16 +112,15 @@ class Judging:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _judge(self, index: int, problem: str | Problem, source: str) -> Judged:
+    async def _judge(self, index: int, problem: Problem | str, source: GivenSource) -> Judged:
         async with self._turns:
             try:
-                found = problem if isinstance(problem, Problem) else load_problem(problem)
+                found = problem_of(problem)
             except ValueError as error:
                 return Judged(index=index, problem=str(problem), error=str(error))
+            candidate = candidate_given(source)
             if self._service is not None:
-                return await self._served(self._service, index, found, source)
-            # Surrogates, which come of reading bytes leniently, can not be sent; a file is read like this too.
-            candidate = candidate_of(source.encode(errors="replace").decode())
+                return await self._served(self._service, index, found, candidate.source)
             answer = await self._ask(Question(stage="time", work=Work(problem=found, candidate=candidate)))
             if answer.verdict is None:
                 return Judged(index=index, problem=found.name, error=answer.trouble)
@@ -146,10 +157,11 @@ class Judging:
 def judge_all(
     pairs: Iterable[Pair], in_flight: int = 8, settings: "Settings | None" = None, server: str | None = None
 ) -> list[Judged]:
-    """The same for a program that is not asynchronous: all results, in the order of the pairs."""
+    """The same for a program that is not asynchronous: all results, in the order of the pairs. Raises the same."""
+    checked = checked_pairs(pairs)  # before a process is started
 
     async def gather() -> list[Judged]:
         async with Judging(in_flight, settings, server) as judging:
-            return [result async for result in judging.judge_all(pairs)]
+            return [result async for result in judging.judge_all(checked)]
 
     return sorted(asyncio.run(gather()), key=lambda result: result.index)

@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.evals.runs.running import run
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.settings import Settings
+from tests.texts import PROBLEM
 
 
 def started(tmp_path, settings, problem="rms_norm"):
@@ -21,6 +24,16 @@ def test_it_is_judged_by_the_settings_that_are_given_where_the_target_is_for(tmp
 
 def test_a_device_that_they_name_is_kept(tmp_path):
     assert started(tmp_path, Settings(device="cuda:1"))["config"]["judging"]["device"] == "cuda:1"
+
+
+def test_a_problem_may_be_given_by_its_path(tmp_path):
+    (tmp_path / "rowsum.py").write_text(PROBLEM)
+    assert list(started(tmp_path, None, tmp_path / "rowsum.py")["problems"]) == ["rowsum"]
+
+
+def test_a_problem_without_its_list_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"^problems is 'rms_norm'; give a list$"):
+        run("rms_norm", out=tmp_path / "out")
 
 
 def test_a_cast_problem_is_kept_as_it_is(tmp_path):
