@@ -17,6 +17,7 @@ from kernelwright.problems import Problem, ProblemError, catalog_names, load_pro
 from kernelwright.prompts import Target
 from kernelwright.prompts.markdown import fenced, trimmed
 from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.judge.given import is_file_name, shown
 from kernelwright.sandbox.machine.identity import needs_device
 from kernelwright.sandbox.pool.front.rewarding import Judging
 from kernelwright.sandbox.verdict.settings import Settings
@@ -143,6 +144,8 @@ class AgentTools:
     def _source(self, source: str | None, path: str | None) -> str:
         if (source is None) == (path is None):
             raise ToolRefused("give the candidate as one of source and path")
+        if source is not None and is_file_name(source):
+            raise ToolRefused(f"the source is {shown(source)}, the name of a file; give that as path")
         text = source if source is not None else self._text(str(path))
         if len(text) > LONGEST_SOURCE:
             raise ToolRefused(f"the source has {len(text)} characters, and at most {LONGEST_SOURCE} are judged")
@@ -156,8 +159,11 @@ class AgentTools:
 
     def _below(self, path: str) -> Path | None:
         """What stands there, where that is in the folder; links are followed first."""
-        found = (self.folder / path).resolve()
-        return found if found.is_relative_to(self.folder) and found.exists() else None
+        try:
+            found = (self.folder / path).resolve()
+            return found if found.is_relative_to(self.folder) and found.exists() else None
+        except (OSError, ValueError):  # too long, or with a null byte: no path can be this
+            return None
 
     def _problem(self, name: str, size: str | None) -> Problem:
         file, mark, part = name.partition("::")

@@ -9,12 +9,14 @@ from typing import Annotated, Any, TypeVar
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import CallToolResult, TextContent, ToolAnnotations
-from pydantic import Field
+from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
+from pydantic import Field, ValidationError
 
 from kernelwright.integrations.agent_tools import AgentTools, ToolRefused, ToolVerdict
 from kernelwright.problems import ProblemError
+from kernelwright.problems.record.faults import first_fault
 from kernelwright.prompts import Target
+from kernelwright.sandbox.judge.given import shown
 from kernelwright.sandbox.pool.front.rewarding import JudgingError
 from kernelwright.sandbox.pool.protocol import ExecutorError
 
@@ -36,6 +38,30 @@ T = TypeVar("T")
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
+class KernelServer(MCPServer[None]):
+    """A server that tells wrong arguments in a sentence, as all that is refused."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[None, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """What the tool gives. Raises `ToolError`."""
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError(f"Error executing tool {name}: {_wrong(error.__cause__)}") from error.__cause__
+            raise
+
+
+def _wrong(error: ValidationError) -> str:
+    """The first of the arguments that are wrong, and what it should be."""
+    fault = first_fault(error)
+    given = error.errors(include_url=False)[0]
+    if given["type"] == "missing":
+        return f"it needs {fault.key}; give it"
+    return f"{fault.key} is {shown(given['input'])}; {fault.said.replace('Input', 'it', 1)}"
+
+
 def server_of(tools: AgentTools) -> MCPServer[None]:
     """The server of one session; the judge lives as long as it does."""
 
@@ -44,7 +70,7 @@ def server_of(tools: AgentTools) -> MCPServer[None]:
         async with tools:
             yield
 
-    server: MCPServer[None] = MCPServer(
+    server = KernelServer(
         "kernelwright",
         instructions=INSTRUCTIONS,
         version=version("kernelwright"),

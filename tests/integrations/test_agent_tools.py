@@ -35,13 +35,15 @@ def test_a_problem_of_ones_own_is_read_below_the_folder(tools):
     assert "x.sum(dim=1" in tools.problem("scaled.py")
 
 
-@pytest.mark.parametrize("name", ["rms_nrm", "/etc/passwd", "../secret.py", "link.py", "/etc::passwd"])
+@pytest.mark.parametrize(
+    "name", ["rms_nrm", "/etc/passwd", "../secret.py", "link.py", "/etc::passwd", "a\0.py", "x" * 5000]
+)
 def test_no_other_file_is_read_as_a_problem(tools, name):
     with pytest.raises(ToolRefused, match="is no name of list_problems and no file below"):
         tools.problem(name)
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../secret.py", "link.py", ".", "none.py"])
+@pytest.mark.parametrize("path", ["/etc/passwd", "../secret.py", "link.py", ".", "none.py", "a\0.py", "x" * 5000])
 def test_no_other_file_is_read_as_a_candidate(tools, path):
     with pytest.raises(ToolRefused, match=r"is no \.py file below"):
         judged(tools, "scaled.py", None, path)
@@ -51,6 +53,12 @@ def test_no_other_file_is_read_as_a_candidate(tools, path):
 def test_a_candidate_is_given_in_one_way(tools, source, path):
     with pytest.raises(ToolRefused, match="one of source and path"):
         judged(tools, "scaled.py", source, path)
+
+
+@pytest.mark.parametrize("source", ["scaled.py", "none.py"])
+def test_a_file_is_no_source(tools, source):
+    with pytest.raises(ToolRefused, match=f"^the source is '{source}', the name of a file; give that as path$"):
+        judged(tools, "scaled.py", source, None)
 
 
 def test_a_source_beyond_all_bounds_is_refused(tools):

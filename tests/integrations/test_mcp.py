@@ -79,6 +79,34 @@ def test_a_wrong_one_is_a_verdict_and_what_can_not_be_asked_is_an_error_with_its
     assert said(best).startswith("nothing right yet")
 
 
+WRONG_ARGUMENTS = {
+    "an unknown target": (
+        "read_prompt",
+        {"problem": "rms_norm", "target": "rust"},
+        "target is 'rust'; it should be 'cpp'",
+    ),
+    "a number as size": ("read_problem", {"problem": "rms_norm", "size": 3}, "size is 3; it should be a valid string"),
+    "no problem": ("judge", {"source": "x"}, "it needs problem; give it"),
+    "an unknown size": (
+        "best_so_far",
+        {"problem": "rms_norm", "size": "tiny"},
+        "problem 'rms_norm' has no size 'tiny'",
+    ),
+    "a list as source": ("profile", {"problem": "rms_norm", "source": ["x"]}, "source is ['x']; it should be a valid"),
+}
+
+
+def test_wrong_arguments_of_every_tool_are_told_in_one_sentence(folder):
+    async def talk(client):
+        return {name: await client.call_tool(*words[:2]) for name, words in WRONG_ARGUMENTS.items()}
+
+    for name, told in session(folder, talk).items():
+        tool, _, sentence = WRONG_ARGUMENTS[name]
+        assert told.is_error
+        assert said(told).startswith(f"Error executing tool {tool}: {sentence}")
+        assert "\n" not in said(told) and "http" not in said(told)
+
+
 def test_on_a_processor_a_profile_says_how_many_cores_are_busy(folder):
     async def talk(client):
         return await client.call_tool("profile", {"problem": "scaled.py", "path": "own.py"})
