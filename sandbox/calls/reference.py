@@ -156,12 +156,13 @@ class ReferenceSession:
         return self._session.ask(question, self.settings.start_timeout_s, weights)
 
     @contextmanager
-    def reweighted(self) -> Iterator[None]:
-        """Within it the model has other weights than before and after."""
+    def reweighted(self) -> Iterator[Values]:
+        """Within it the model has these other weights, and before and after it its own."""
+        other = self._other_weights()
         with self._translated():
-            self._take(self._other_weights())
+            self._take(other)
         try:
-            yield
+            yield other
         finally:
             with self._translated():
                 self._take(self.weights)

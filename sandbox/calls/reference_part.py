@@ -15,7 +15,7 @@ class Whole(RunningReference, Protocol):
     def exact_part(self, values: Values) -> Values:
         """The reference in float64 on fewer indices, for which memory is lent."""
 
-    def reweighted(self) -> AbstractContextManager[None]:
+    def reweighted(self) -> AbstractContextManager[Values]:
         """Within it the model has other weights than before and after."""
 
 
@@ -53,7 +53,7 @@ class PartOfReference:
         """As of the whole."""
         return self._whole.keep(output)
 
-    def reweighted(self) -> AbstractContextManager[None]:
+    def reweighted(self) -> AbstractContextManager[Values]:
         """As of the whole."""
         return self._whole.reweighted()
 

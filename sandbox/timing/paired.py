@@ -25,6 +25,7 @@ SLOWEST_CALL_S = 5.0
 PAIRS_A_WORKER = 4
 BACKWARDS = (1, 2)
 """Of each four pairs, those in which the candidate comes last: a drift of the machine hits both sides alike."""
+OTHER_WEIGHTS = "as drawn, once other weights were copied into its parameters"
 SETTLING_MS, MOST_SETTLING = 20.0, 8
 """For about so long, and at most so many times, a side is called again before it is timed."""
 BESIDE = 4
@@ -209,8 +210,23 @@ class Timing:
             for family, values in self.fresh.in_turn(self.number, self.unmet):
                 self._meet(session, family, values)
                 del values  # before others take their place
+            if self._meets_other_weights:
+                self._meet_other_weights(session)
         finally:
             self.number += 1
+
+    @property
+    def _meets_other_weights(self) -> bool:
+        """Where gradients are wanted: who trains changes the weights after every call."""
+        is_training = self._operation != "call" and bool(self._baselines.first.weights.tensors)
+        return is_training and self._has("weights")
+
+    def _meet_other_weights(self, session: Session) -> None:
+        """A call after others were copied into the same parameters: what was made of the ones before is stale."""
+        with self.baseline.reweighted() as weights:
+            question = {"op": "weights", "names": self.baseline.weight_names}
+            session.ask(question, self._settings.start_timeout_s, weights)
+            self._meet(session, OTHER_WEIGHTS, self.baseline.draw())
 
     def _meet(self, session: Session, family: str, values: Values) -> None:
         mine, theirs = self._call(session, values), self.baseline.show(values)

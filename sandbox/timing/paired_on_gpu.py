@@ -191,7 +191,7 @@ class DeviceTiming(Timing):
 
     def meet_the_rest(self, session: Session) -> None:
         """As elsewhere; a burst has left it with memory for other inputs."""
-        if self.unmet:
+        if self.unmet or self._meets_other_weights:
             self._baselines.eager(self.number - 1).lend_again(session)
         super().meet_the_rest(session)
 

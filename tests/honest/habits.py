@@ -199,6 +199,14 @@ HABITS = [
            "return (x == x.amax(1, keepdim=True)).to(torch.int8).argmax(1)"),
     Honest("scripted", "softmax", "return SCRIPTED(x)",
            constructor="global SCRIPTED; SCRIPTED = torch.jit.trace(lambda x: torch.softmax(x, -1), torch.randn(24, 512))"),
+    Honest("gradients with weights packed again whenever they change", "gradients",
+           """
+           version = self.layer.weight._version
+           if self.kept.get("version") != version:
+               self.kept.update(version=version, packed=self.layer.weight.detach().clone())
+           weight = self.kept["packed"] + (self.layer.weight - self.layer.weight.detach())
+           return F.gelu(F.linear(x, weight, self.layer.bias))
+           """),
     Honest("gradients by the framework", "gradients", "return F.gelu(F.linear(x, self.layer.weight, self.layer.bias))"),
     Honest("gradients by hand", "gradients", "return Own.apply(x, self.layer.weight, self.layer.bias)", OWN_GRADIENT),
 ]  # fmt: skip

@@ -169,6 +169,13 @@ REUSED_RESULTS = [
     Cheat("weights packed in the constructor, before they hold", (16,), "transposed", "check", OFF,
           "return F.conv_transpose2d(x, self.packed)",
           constructor="self.packed = self.layer.weight.detach().clone()"),
+    Cheat("weights packed in the first call, and trained on", (16, 61), "gradients", "check", "other weights",
+          """
+          if self.packed is None:
+              self.packed = self.layer.weight.detach().clone()
+          weight = self.packed + (self.layer.weight - self.layer.weight.detach())
+          return F.gelu(F.linear(x, weight, self.layer.bias))
+          """, constructor="self.packed = None"),
     Cheat("weights multiplied out in the first call of all", (16,), "weighted", "check", OFF,
           """
           if FIRST is None:
