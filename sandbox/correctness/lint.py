@@ -191,10 +191,12 @@ def _drops(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def _constant(prober: _Prober) -> list[Finding]:
-    tensors = prober.case.inputs.tensors
-    if tensors and tensors == prober.other.inputs.tensors:
+    tensors, others = prober.case.inputs.tensors, prober.other.inputs.tensors
+    if tensors and tensors == others:
         return [Finding("constant", "get_inputs gives the same values under every seed")]
-    return []
+    still = [number for number, pair in enumerate(zip(tensors, others, strict=False)) if pair[0] == pair[1]]
+    said = "tensor {} of the inputs has the same values under every seed, so an answer may leave it out"
+    return [Finding("still", said.format(number), weak=False) for number in still]
 
 
 def _weightless(prober: _Prober, reweighted: Called) -> list[Finding]:

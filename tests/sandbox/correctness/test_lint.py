@@ -131,6 +131,12 @@ def test_inputs_that_never_change_are_found():
     assert found(lambda x: torch.cumsum(x, 1), lambda: [torch.linspace(0, 1, 1536).view(24, 64).sin()])["constant"].weak
 
 
+def test_an_input_that_never_varies_is_noted_and_weakens_nothing():
+    inputs = found(lambda x, mask: torch.cumsum(x * mask, 1), lambda: [torch.randn(24, 64), torch.ones(24, 64) > 0])
+    assert not inputs["still"].weak and "tensor 1 of the inputs" in inputs["still"].evidence
+    assert "still" not in found(lambda x, y: torch.cumsum(x * y, 1), lambda: [torch.randn(24, 64), torch.randn(24, 64)])
+
+
 def test_weights_that_do_not_matter_are_found():
     draw = lambda: [torch.randn(24, 64)]  # noqa: E731
     same = Here(lambda x: torch.cumsum(x, 1), draw)
