@@ -1,6 +1,7 @@
 """Tensors over the memory that the judge lends."""
 
 import mmap
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +9,14 @@ import torch
 
 
 def lent_tensors(fd: int, specs: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
-    """One tensor for each spec (`dtype`, `shape`, `offset` in bytes), sharing the pages of the descriptor."""
-    memory = mmap.mmap(fd, 0)
+    """One tensor for each spec (`dtype`, `shape`, `offset` in bytes), sharing the pages of the descriptor.
+
+    The descriptor is closed: the mapping holds one of its own, and closes it when none of the tensors lives any more.
+    """
+    try:
+        memory = mmap.mmap(fd, 0)
+    finally:
+        os.close(fd)
     return [_tensor(memory, spec) for spec in specs]
 
 
