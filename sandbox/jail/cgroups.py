@@ -31,15 +31,16 @@ class ControlGroup:
         try:
             for folder in self._folders:
                 folder.mkdir()
+            self._set("memory.max", memory_bytes)
+            self._set("memory.swap.max", 0)
+            self._set("memory.limit_in_bytes", memory_bytes)
+            self._set("memory.memsw.limit_in_bytes", memory_bytes)
+            self._set("pids.max", processes + OWN_PROCESSES)
+            for path in self.procs:
+                self.entries += (os.open(path, os.O_WRONLY | os.O_CLOEXEC),)
         except OSError:
             self.close()
             raise
-        self._set("memory.max", memory_bytes)
-        self._set("memory.swap.max", 0)
-        self._set("memory.limit_in_bytes", memory_bytes)
-        self._set("memory.memsw.limit_in_bytes", memory_bytes)
-        self._set("pids.max", processes + OWN_PROCESSES)
-        self.entries = tuple(os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in self.procs)
 
     def _set(self, file: str, value: int) -> None:
         """Under version 1 and 2 the files differ; those of swap are missing where it is not accounted."""

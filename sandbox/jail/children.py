@@ -64,36 +64,44 @@ class Child:
             self._start_by_itself(error)
 
     def _start(self, zygote: Zygote | None) -> None:
-        """Start the tree, forked where there is a zygote. Raises `OSError` and `ZygoteGone`."""
+        """Start the tree, forked where there is a zygote. Raises `OSError` and `ZygoteGone`, with nothing left open."""
         kind, folder, settings = self._wanted
         self._zygote = zygote
-        self._jail = jail_for(kind, folder, settings)
-        self._capture = Capture()
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
-        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        # A child that does not read must not be able to block the judge, and one that answers has read.
-        self._channel.setblocking(False)
-        lifeline_read, self._lifeline = os.pipe()
-        self._status, status_write = os.pipe()
-        order = ChildSpec(kind, self._jail, folder.environment(settings.threads, steady=kind != "builder"))
-        ends = Ends(theirs.fileno(), self._capture.write_fd, lifeline_read, status_write)
-        try:
-            self._root: Root = fork(order, ends, zygote) if zygote else spawn(order, ends)
-        except BaseException:
-            self._give_up()
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline_read)
-            os.close(status_write)
-            self._capture.start()
+        self._lifeline = -1
+        with contextlib.ExitStack() as ours:
+            self._jail = jail_for(kind, folder, settings)
+            ours.callback(self._jail.close)
+            with contextlib.ExitStack() as theirs:
+                ends, lifeline = self._open(ours, theirs)
+                order = ChildSpec(kind, self._jail, folder.environment(settings.threads, steady=kind != "builder"))
+                self._root: Root = fork(order, ends, zygote) if zygote else spawn(order, ends)
+            ours.pop_all()
+        self._lifeline = lifeline
         self.layers = self._jail.layers
         self.pid = 0
         """The process that speaks, in this process's numbering; known once it has greeted."""
         self._starter: Starter | None = None
         self._own: frozenset[int] = frozenset()
         self.ending = ""
+
+    def _open(self, ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[Ends, int]:
+        """What a tree gets, to be closed here in any case, and our end of its lifeline; ours are for where it fails."""
+        self._capture = Capture()
+        theirs.callback(self._capture.start)
+        self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.callback(self._channel.close)
+        theirs.callback(channel.close)
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        # A child that does not read must not be able to block the judge, and one that answers has read.
+        self._channel.setblocking(False)
+        lifeline_read, lifeline = os.pipe()
+        ours.callback(os.close, lifeline)
+        theirs.callback(os.close, lifeline_read)
+        self._status, status_write = os.pipe()
+        ours.callback(os.close, self._status)
+        theirs.callback(os.close, status_write)
+        return Ends(channel.fileno(), self._capture.write_fd, lifeline_read, status_write), lifeline
 
     def _start_by_itself(self, why: Exception) -> None:
         """Do without the zygote, which has failed."""
@@ -112,13 +120,6 @@ class Child:
     def way(self) -> Literal["forked", "spawned"]:
         """Whether it is a fork of a process that has torch imported, or a program that imports it anew."""
         return "spawned" if self._zygote is None else "forked"
-
-    def _give_up(self) -> None:
-        """Close what was opened for a child that never was."""
-        self._channel.close()
-        os.close(self._lifeline)
-        os.close(self._status)
-        self._jail.close()
 
     def greet(self, deadline: float) -> None:
         """Wait for the child's first word. A fork that fails before it is replaced by a child that needs no zygote."""

@@ -132,13 +132,15 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     fenced = prefix is None and landlock_abi() > 0
     user = None if own_users else _user(folder, prefix is not None, fenced and not settings.gpu)
     filtered = syscalls.machine() is not None
-    group = cgroups.limited_group(settings.memory_bytes, settings.processes)
+    limits, fence = _limits(settings, own_users), _fence(readable, writable, settings.gpu) if fenced else None
+    group = cgroups.limited_group(settings.memory_bytes, settings.processes)  # last of all that may fail
     plan = {
-        "limits": _limits(settings, own_users, group is not None),
+        # It bounds what is reserved rather than used, and libraries reserve for every core: a group does it better.
+        "limits": limits if group else limits | {"RLIMIT_DATA": settings.memory_bytes},
         "user": user,
         "drop": os.geteuid() == 0 and not own_users,
         "reads_all": user is not None and fenced and not _reachable(),
-        "landlock": _fence(readable, writable, settings.gpu) if fenced else None,
+        "landlock": fence,
         "filter": {"alone": prefix is None, "guarded": [os.getpid()]} if filtered else None,
         # The watch costs time on a core that a timed call may need; the group does it for nothing.
         "memory": None if group else settings.memory_bytes,
@@ -198,10 +200,10 @@ def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
     return paths, opened
 
 
-def _limits(settings: Settings, own_users: bool, grouped: bool) -> dict[str, int]:
+def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
     """Resource limits. CUDA reserves far more address space than it uses, so RLIMIT_AS is never set."""
     counted_apart = own_users and _kernel() >= COUNTED_BY_NAMESPACE
-    limits = {
+    return {
         "RLIMIT_CORE": 0,
         "RLIMIT_FSIZE": settings.file_bytes,
         "RLIMIT_NOFILE": settings.open_files,
@@ -211,8 +213,6 @@ def _limits(settings: Settings, own_users: bool, grouped: bool) -> dict[str, int
         # Otherwise counted for the user over the whole machine: leave room for the others.
         "RLIMIT_NPROC": settings.processes + (0 if counted_apart else _own_threads()),
     }
-    # It bounds what is reserved rather than used, and libraries reserve for every core: a group does it better.
-    return limits if grouped else limits | {"RLIMIT_DATA": settings.memory_bytes}
 
 
 def _kernel() -> tuple[int, ...]:

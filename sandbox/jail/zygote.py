@@ -61,8 +61,8 @@ class Zygote:
 
     def __init__(self, form: ZygoteKey) -> None:
         self.form = form
-        self._capture = Capture()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._capture = Capture()  # sockets are closed where this fails; a pipe would not be
         cores, imports = ",".join(map(str, form.cores)), ",".join(form.imports)
         arguments = [str(theirs.fileno()), str(os.getpid()), cores, imports]
         try:

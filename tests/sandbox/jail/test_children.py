@@ -1,0 +1,117 @@
+"""A child that can not be started leaves nothing: no descriptor, no control group, nothing to be closed later."""
+
+import itertools
+import os
+import resource
+import signal
+import sys
+import time
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from kernelwright.sandbox.jail import cgroups
+from kernelwright.sandbox.jail.children import Child
+from kernelwright.sandbox.jail.zygote import Zygotes
+from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environment
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = Settings()
+WAYS = {"forked": SETTINGS, "spawned": SETTINGS, "spawned behind landlock": Settings(jail_without=("namespaces",))}
+PATIENCE_S = 120
+
+
+@pytest.fixture
+def folder():
+    with closing(WorkFolder()) as folder:
+        yield folder
+
+
+def zygotes_with_one(folder):
+    """Some of the test's own, of which one has been started."""
+    own = Zygotes()
+    own.find(shared_environment(SETTINGS.threads, steady=True), folder.imports)
+    return own
+
+
+def descriptors():
+    """The open ones of this process."""
+    return {int(entry.name) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+
+
+def left(before, limit_s=10):
+    """Those that are open beyond `before`, once threads that drain a pipe have had time to see its end."""
+    end = time.monotonic() + limit_s
+    while (more := descriptors() - before) and time.monotonic() < end:
+        time.sleep(0.01)
+    return more
+
+
+def groups():
+    """The control groups of this process's children."""
+    return [path for parent in cgroups._parents() for path in parent.glob(f"kernelwright-{os.getpid()}-*")]
+
+
+@contextmanager
+def room_for(count):
+    """Within it so many more descriptors can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = sorted(set(range(soft)) - descriptors())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[count], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_wherever_descriptors_run_out_none_stays_open_and_no_control_group_stays(folder, way):
+    with closing(Child("worker", folder, WAYS[way], None)) as first:  # finds out what this machine offers
+        first.greet(time.monotonic() + PATIENCE_S)
+    for count in itertools.count():
+        before, stands = descriptors(), False
+        zygotes = zygotes_with_one(folder) if way == "forked" else None
+        try:
+            with room_for(count):
+                child = Child("worker", folder, WAYS[way], zygotes)
+            stands = True
+            child.close()
+        except MachineError:
+            pass
+        finally:
+            if zygotes is not None:
+                zygotes.close()
+        assert (left(before), groups()) == (set(), []), f"with room for {count}"
+        if stands:
+            break
+    assert count > 5
+
+
+def test_wherever_descriptors_run_out_a_zygote_leaves_none_open_either():
+    for count in itertools.count():
+        before = descriptors()
+        with closing(Zygotes()) as zygotes, room_for(count):
+            found = zygotes.find({"PATH": os.defpath})
+        assert left(before) == set(), f"with room for {count}"
+        if found is not None:
+            break
+    assert count > 2
+
+
+def test_one_that_fails_in_both_ways_later_closes_nothing_that_is_somebody_elses(folder, monkeypatch):
+    with closing(zygotes_with_one(folder)) as zygotes:
+        child = Child("worker", folder, Settings(jail="off"), zygotes)
+        os.kill(zygotes.pids[0], signal.SIGKILL)
+        monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+        with pytest.raises(MachineError, match="no child process can be started"):
+            child.greet(time.monotonic() + PATIENCE_S)
+    others = [os.open("/dev/null", os.O_RDONLY) for _ in range(16)]  # whoever comes next gets the same numbers
+    child.close()
+    assert set(others) <= descriptors()
+    assert child.output() == ""
+    for fd in others:
+        os.close(fd)
