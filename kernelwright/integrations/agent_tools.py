@@ -3,6 +3,7 @@
 Every reply is bounded. Files are read below the folder that the server was started in, and nowhere else.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -66,6 +67,8 @@ class AgentTools:
         self.folder, self._run, self._server, self._chosen = folder.resolve(), run, server, chosen
         self._open = AsyncExitStack()
         self._judges: dict[tuple[str, bool], Judging] = {}
+        self._turn = asyncio.Lock()
+        """Held while a judge is started: whoever asks meanwhile is to find it."""
         self._best: dict[str, Best] = {}
 
     async def __aenter__(self) -> Self:
@@ -184,12 +187,13 @@ class AgentTools:
 
     async def _judge_on(self, device: str, profile: bool) -> Judging:
         key = device, profile
-        if key not in self._judges:
-            settings = Settings.model_validate(
-                {"effort": "search"} | self._chosen | {"device": device, "profile": profile}
-            )
-            self._judges[key] = await self._open.enter_async_context(Judging(IN_FLIGHT, settings, self._server))
-        return self._judges[key]
+        async with self._turn:
+            if key not in self._judges:
+                settings = Settings.model_validate(
+                    {"effort": "search"} | self._chosen | {"device": device, "profile": profile}
+                )
+                self._judges[key] = await self._open.enter_async_context(Judging(IN_FLIGHT, settings, self._server))
+            return self._judges[key]
 
 
 def _low(best: Best) -> float:

@@ -96,3 +96,21 @@ def test_the_best_of_a_run_counts_for_the_same_problem_alone(tools, tmp_path):
     assert "# of the run" in shown
     (folder / "verdict.json").write_text(json.dumps(record | {"problem_digest": "another"}))
     assert AgentTools(tools.folder, run=tmp_path / "run").best("scaled.py").startswith("nothing right yet")
+
+
+@pytest.mark.slow
+def test_calls_at_once_share_one_judge(tools):
+    async def four():
+        async with tools:
+            return await asyncio.gather(*(tools._judge_on("cpu", False) for _ in range(4)))
+
+    assert len(set(asyncio.run(four()))) == 1
+
+
+@pytest.mark.slow
+def test_another_device_or_a_profile_has_a_judge_of_its_own(tools):
+    async def two():
+        async with tools:
+            return await asyncio.gather(tools._judge_on("cpu", False), tools._judge_on("cuda", True))
+
+    assert len(set(asyncio.run(two()))) == 2
