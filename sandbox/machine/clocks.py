@@ -80,11 +80,6 @@ class Clocks:
             return
         self._library = library
 
-    @property
-    def works(self) -> bool:
-        """Whether NVML knows the device."""
-        return self._library is not None
-
     def sample(self) -> ClockSample | None:
         """Tens of microseconds; never inside the clock."""
         sm, memory = (self._number("nvmlDeviceGetClockInfo", kind) for kind in (SM, MEMORY))

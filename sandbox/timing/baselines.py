@@ -276,11 +276,6 @@ class Baselines:
         living = {way for session in self._eager.values() for way in session.exact_ways}
         return tuple(sorted(self._ways | living))
 
-    @property
-    def living(self) -> int:
-        """How many run already."""
-        return len(self._eager)
-
     def _end(self, index: int) -> None:
         with self._choosing:
             session = self._eager.pop(index)

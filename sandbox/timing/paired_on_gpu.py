@@ -24,12 +24,10 @@ from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.gpu_timing import Burst, DeviceRecord
 from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.verdict.verdicts import Measurement
+from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER, Measurement
 from kernelwright.sandbox.verdict.worker_intervals import KnownSpread
 
-CANDIDATE, EAGER = "candidate", "eager"
-AS_SHIPPED = "eager as shipped"
-"""The baseline under torch's own precision switches: what a user has who changes nothing."""
+CANDIDATE = "candidate"
 TRIES = 3
 """A pair that does not count is replaced, until so many times the wanted number have been tried."""
 BURST_MS = 30.0

@@ -2,7 +2,6 @@
 
 import pytest
 
-from kernelwright.sandbox.timing.paired_on_gpu import AS_SHIPPED as AS_THE_TIMING_CALLS_IT
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.recheck import recheck
 from kernelwright.sandbox.verdict.report import report
@@ -82,7 +81,3 @@ def test_a_forged_one_is_found_out_and_a_missing_one_is_of_an_older_record(key):
     assert recheck(found | {key: 9.0}) == {key: (9.0, found[key])}
     del found[key], found["speedups"]
     assert recheck(found) == {}
-
-
-def test_the_timing_of_a_device_calls_it_by_the_same_name():
-    assert AS_THE_TIMING_CALLS_IT == AS_SHIPPED
