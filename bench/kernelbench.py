@@ -26,6 +26,7 @@ from typing import Any
 from bench.gpu_facts import NO_DEVICE, Report
 from kernelwright.problems import Problem
 from kernelwright.problems.formats import read_collection
+from kernelwright.problems.formats.json_lines import json_lines
 from kernelwright.sandbox.calls.device import device_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine.logs import tell_logs_as_asked
@@ -200,4 +201,4 @@ def _file() -> Path:
 
 
 def _rows() -> list[dict[str, Any]]:
-    return [json.loads(text) for text in _file().read_text().splitlines()] if _file().exists() else []
+    return [json.loads(text) for text in json_lines(_file().read_text())] if _file().exists() else []

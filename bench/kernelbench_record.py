@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu_facts import Report
+from kernelwright.problems.formats.json_lines import json_lines
 
 RECORD = Path(__file__).parent / "records" / "kernelbench-float32.jsonl"
 ALL = 250
@@ -28,7 +29,7 @@ def run() -> Report:
 
 def read() -> list[dict[str, Any]]:
     """The rows by level and number."""
-    rows = [json.loads(text) for text in RECORD.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(text) for text in json_lines(RECORD.read_text(encoding="utf-8"))]
     return sorted(rows, key=lambda row: (row["problem"].partition("/")[0], int(row["problem"].partition("/")[2])))
 
 

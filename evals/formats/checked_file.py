@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from kernelwright.evals.formats.checking import TRIED_AGAIN, Checked
 from kernelwright.problems import ProblemError
+from kernelwright.problems.formats.json_lines import json_lines
 
 
 class CheckedFile:
@@ -24,7 +25,7 @@ class CheckedFile:
             return self
         try:
             text = self._path.read_text(encoding="utf-8", errors="replace") if self._path.exists() else ""
-            lines = list(_parsed(text.splitlines()))
+            lines = list(_parsed(json_lines(text)))
             if text.strip() and not lines:
                 raise ProblemError(f"{self._path} holds no lines of `problems check`; choose another --out")
             self._file = self._path.open("a", encoding="utf-8")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kernelwright.problems.formats.json_lines import json_lines
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.problems.record.problem import ProblemError, StatedTolerance
 from kernelwright.problems.record.reference import read_json, read_text
@@ -156,7 +157,7 @@ def read_workloads(path: Path, definition: Definition) -> tuple[list[Workload | 
     """
     found: list[Workload | str] = []
     traced = False
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(json_lines(read_text(path)), 1):
         if not line.strip():
             continue
         where = f"line {number} of {path.name}"

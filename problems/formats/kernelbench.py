@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kernelwright.problems.formats.json_lines import json_lines
 from kernelwright.problems.formats.reading import (
     Collection,
     Entry,
@@ -106,7 +107,7 @@ def _numbered_once(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def _json_rows(path: Path) -> Iterator[object]:
-    for line in read_text(path).splitlines():
+    for line in json_lines(read_text(path)):
         if line.strip():
             try:
                 yield read_json(line, "a line")

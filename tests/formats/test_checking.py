@@ -214,6 +214,20 @@ def test_a_line_that_a_kill_has_cut_off_costs_itself_alone(tmp_path):
     assert json.loads(path.read_text().splitlines()[-1])["problem"] == "level1/2"
 
 
+@pytest.mark.parametrize("letter", "\u2028\u2029\x85")
+def test_a_reason_with_a_letter_that_some_take_for_the_end_of_a_line_is_read_again(tmp_path, letter):
+    def refuse(problem, settings):
+        raise BrokenProblem(f"one{letter}two")
+
+    path, wanted = tmp_path / "checked.jsonl", check_entry(refuse, SETTINGS, ENTRY)
+    for _ in range(2):
+        with CheckedFile(path) as file:
+            file.add(wanted)
+    with CheckedFile(path) as file:
+        assert file.known(begun(ENTRY, SETTINGS)) == wanted
+    assert path.read_text().count("\n") == 1
+
+
 def test_a_file_of_something_else_is_left_alone(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("dear diary\n")

@@ -88,6 +88,27 @@ def test_rows_of_the_data_set_are_read(tmp_path, suffix):
     ]
 
 
+NO_ENDS = "\u2028\u2029\x85"
+"""Letters that JSON leaves as they are and `str.splitlines` takes for the end of a line."""
+
+
+@pytest.mark.parametrize("letter", NO_ENDS)
+def test_rows_are_cut_at_newlines_alone(tmp_path, letter):
+    path = tmp_path / "rows.jsonl"
+    given = [row | {"code": f"# one{letter}two\n{row['code']}"} for row in rows()]
+    path.write_text("\r\n".join(json.dumps(row, ensure_ascii=False) for row in given), encoding="utf-8")
+    assert [entry.problem.source for entry in read_collection(path).entries] == [row["code"] for row in given]
+
+
+@pytest.mark.parametrize("letter", NO_ENDS)
+def test_workloads_are_cut_at_newlines_alone(tmp_path, letter):
+    root = write_sol(tmp_path, DEFINITION, [WORKLOAD])
+    lines = [json.dumps(WORKLOAD | {"note": f"one{letter}two"}, ensure_ascii=False), "", "{"]
+    (root / "workload.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    good, bad = read_collection(root).entries
+    assert good.status == "read" and "line 3 of workload.jsonl" in bad.why
+
+
 BAD_ROWS = {
     "no JSON": ("{", "no JSON object"),
     "a list": ("[1]", "no JSON object"),
