@@ -39,7 +39,7 @@ HOSTILE = {
     "leaves at once": "os._exit(0)",
     "fills the disk": "file = open('full', 'wb')\nwhile True: file.write(bytes(2**24))",
     "talks for ever": "while True: print('x' * 2**20)",
-    "reads the jobs": "open(os.environ.get('HOME', '/') + '/.cache/kernelwright/service/jobs.db').read(1)",
+    "reads the jobs": "open(os.environ.get('HOME', '/') + '/.local/state/kernelwright/service/jobs.db').read(1)",
     "takes the parser's time": "text = f'" + "{a}" * 80_000 + "'",
     "can not be parsed": "(" * 150 + "-" * 100_000 + "1" + ")" * 150,
 }

@@ -13,7 +13,7 @@ from kernelwright.programs.apply.placing import MANIFEST
 from kernelwright.programs.record.capture_folder import is_capture, read_capture, read_split
 from kernelwright.programs.record.parts import Part
 from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.machine.cache import cache_root
+from kernelwright.sandbox.machine.cache import MARK, all_entries, cache_root
 from kernelwright.sandbox.verdict.in_words import speedup_words
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import SAME_WITHIN, Passed
@@ -119,7 +119,11 @@ def apply(model: "nn.Module", run: str | Path) -> "nn.Module":
     )
     folder = cache_root() / "applied" / sha256(facts.encode()).hexdigest()[:20]
     write_kernels(folder, kept.kernels)
-    return placing.apply(model, folder, folder / "built")
+    write_atomically(folder / MARK, "{}")  # an entry of the cache, used just now
+    try:
+        return placing.apply(model, folder, folder / "built")
+    finally:
+        all_entries().trim(keep=folder)
 
 
 def applied(model: "nn.Module") -> "Applied":

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from kernelwright.sandbox.machine import child_package
+from kernelwright.sandbox.machine.cache import state_root
 
 PROBE_S = 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -64,10 +65,10 @@ def _needed_paths(variables: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def hidden_paths() -> list[str]:
-    """Folders of ours that no child needs: references and recorded answers lie there. In a checkout some are links."""
+    """Folders of ours that no child needs: references, recorded answers, jobs. In a checkout some are links."""
     ours = child_package.ROOT / "kernelwright"
     shown = [Path(path) for path in needed_paths()]
-    found = [ours, *(path.resolve() for path in sorted(ours.iterdir()) if path.is_symlink())]
+    found = [ours, state_root(), *(path.resolve() for path in sorted(ours.iterdir()) if path.is_symlink())]
     return [str(path) for path in found if path.is_dir() and any(path.is_relative_to(top) for top in shown)]
 
 

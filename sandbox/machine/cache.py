@@ -33,6 +33,12 @@ def cache_root() -> Path:
     return Path(above).absolute() / "kernelwright"
 
 
+def state_root() -> Path:
+    """Where what can not be made again lies, as jobs that were accepted: a folder in the user's state."""
+    above = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - as above
+    return Path(above).absolute() / "kernelwright"
+
+
 def limit_bytes() -> int:
     """What all that is kept may take on disk together; a limit that is no number is the usual one."""
     given = _given_limit()

@@ -7,6 +7,7 @@ would end it again, changes nothing.
 import asyncio
 import hashlib
 import json
+import logging
 import secrets
 import sqlite3
 import time
@@ -17,11 +18,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from kernelwright.sandbox.machine.cache import cache_root, is_there, state_root
 from kernelwright.sandbox.pool.protocol import Stage
 from kernelwright.sandbox.service.jobs import Job, JobError, NewJob, PlaceName
 
 P = ParamSpec("P")
 R = TypeVar("R")
+LOG = logging.getLogger("kernelwright.sandbox.service")
+JOBS = "jobs.db"
+"""The file in the service's folder."""
 PRIORITY_S = 60.0
 """What one point of priority is worth: so much waiting. So nothing waits for ever, whatever others ask for."""
 TRIM_EVERY = 50
@@ -50,6 +55,20 @@ REMEDIES = {
 }
 """By SQLite's code. Only what holds no jobs that could be read may be removed."""
 OF_THE_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+
+
+def usual_state() -> Path:
+    """The service's folder where none is named. What an earlier version left in the user's cache goes on being used."""
+    folder, earlier = state_root() / "service", cache_root() / "service"
+    if is_there(folder / JOBS) or not is_there(earlier / JOBS):
+        return folder
+    LOG.warning(
+        "the jobs stay in %s, where a cleaner of caches may delete them: end the service and move it to %s, "
+        "or name it with --state",
+        earlier,
+        folder,
+    )
+    return earlier
 
 
 class StoreError(Exception):

@@ -28,7 +28,7 @@ from kernelwright.sandbox.service.http_limits import (
     DeadlineProtocol,
 )
 from kernelwright.sandbox.service.job_queue import JobQueue
-from kernelwright.sandbox.service.job_store import JobStore
+from kernelwright.sandbox.service.job_store import JOBS, JobStore
 from kernelwright.sandbox.service.jobs import PlaceName
 from kernelwright.sandbox.service.places import Place
 from kernelwright.sandbox.service.text_process import TextProcess
@@ -82,7 +82,7 @@ def serve(options: ServiceOptions) -> None:
         usual = os.umask(0o077)  # for what is made here alone: workers share files with the users of their jails
         stack.enter_context(_alone(options.state))
         listening = stack.enter_context(_listening(options.listening))
-        store = JobStore(options.state / "jobs.db", options.keep)
+        store = JobStore(options.state / JOBS, options.keep)
         os.umask(usual)
         stack.callback(store.close)
         asyncio.run(_serve(options, store, listening))

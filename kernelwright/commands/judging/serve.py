@@ -39,7 +39,7 @@ def serve(
         Path | None, typer.Option(help="File with the token that clients show; default: KERNELWRIGHT_TOKEN, or none.")
     ] = None,
     state: Annotated[
-        Path | None, typer.Option(help="Folder of the jobs; default: `service` in the user's cache.")
+        Path | None, typer.Option(help="Folder of the jobs; default: one in the user's state folder.")
     ] = None,
     queue: Annotated[int, typer.Option(min=1, help="Jobs that may wait; more are told to come again.")] = 1000,
     keep: Annotated[int, typer.Option(min=1, help="Jobs that have ended and can still be fetched.")] = 10_000,
@@ -60,11 +60,11 @@ def serve(
     What was accepted is judged, also after a crash and a new start. SIGTERM ends it after what is being judged.
     """
     try:
+        from kernelwright.sandbox.service.job_store import usual_state
         from kernelwright.sandbox.service.server import Listening, ServiceOptions
         from kernelwright.sandbox.service.server import serve as listen
     except ImportError as error:
         raise LibraryMissing.of_extra("the service", error.name, "serve") from None
-    from kernelwright.sandbox.machine.cache import cache_root
 
     if port is not None and socket is not None:
         raise UserMistake(f"a service listens at one place; leave out --socket {socket} or --port {port}")
@@ -78,7 +78,7 @@ def serve(
     listen(
         ServiceOptions(
             listening=Listening(socket=socket, host=host, port=port, token=read_token(token_file)),
-            state=state or cache_root() / "service",
+            state=state or usual_state(),
             queue=queue,
             keep=keep,
             settings=settings,

@@ -6,8 +6,9 @@ import torch
 from kernelwright import applied, apply
 from kernelwright.problems import ProblemError
 from kernelwright.programs.apply.guarded import NoPlace
+from kernelwright.sandbox.machine.cache import all_entries
 from tests.evals.made_run import failed, made_run, passed
-from tests.programs.made import COLUMNS, ROWS, Network, run_over_gates
+from tests.programs.made import COLUMNS, KERNEL, ROWS, Network, run_over_gates
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,16 @@ def test_applied_twice_there_is_one_kernel_in_each_place(tmp_path):
     apply(apply(model, run), run)
     assert type(model.first).__mro__.count(type(model.first).__base__) == 1
     assert len(applied(model).kernels) == 2
+
+
+def test_what_was_applied_counts_to_what_is_kept_and_the_longest_unused_goes(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", "0")
+    model = Network().eval()
+    for number in range(3):
+        apply(model, run_over_gates(tmp_path / f"run-{number}", kernel=f"{KERNEL}\n# {number}\n"))
+    (last,) = all_entries().entries()
+    assert last.parent == tmp_path / "cache" / "applied" and list(last.parent.iterdir()) == [last]
+    assert (last / "gate" / "candidate.py").read_text().endswith("# 2\n")
 
 
 @pytest.mark.parametrize(

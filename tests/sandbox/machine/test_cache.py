@@ -16,6 +16,7 @@ from kernelwright.sandbox.machine.cache import (
     is_writable,
     limit_bytes,
     limit_fault,
+    state_root,
 )
 from kernelwright.sandbox.machine.folder_store import Bounds, FolderStore
 
@@ -34,6 +35,14 @@ def test_the_cache_lies_where_the_user_says_or_where_users_caches_lie(monkeypatc
     monkeypatch.delenv("KERNELWRIGHT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/of/the/user")
     assert cache_root() == Path("/of/the/user/kernelwright")
+
+
+def test_what_can_not_be_made_again_lies_where_users_state_lies(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/of/the/user")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert state_root() == Path("/home/of/the/user/.local/state/kernelwright")
+    monkeypatch.setenv("XDG_STATE_HOME", "/of/the/user")
+    assert state_root() == Path("/of/the/user/kernelwright")
 
 
 def test_an_entry_that_failed_half_way_leaves_nothing(tmp_path):
