@@ -1,6 +1,7 @@
 """`best/PROBLEM/` of a run: the kept kernel with its evidence. Derived from the log; may be deleted and made again."""
 
 import json
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,18 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.problems import Problem
+from kernelwright.problems.formats.writing import write_problem
 from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.verdict.in_words import timings
 from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.verdicts import Passed
+from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
 
-FILES = ("candidate.py", "reference.py", "verdict.json", "README.md")
+FILES = ("candidate.py", "verdict.json", "README.md")
 """What the folder holds; the kernel stands first."""
-JUDGE_AGAIN = "kernelwright judge reference.py candidate.py"
+PROBLEM = "problem"
+"""The folder within, which says all that the kernel was judged by; its reference alone would not."""
+JUDGE_AGAIN = f"kernelwright judge ./{PROBLEM} candidate.py"
+"""To be run in the folder, with `device_option`."""
 
 
 def best_folder(log: RunLog, problem_name: str) -> Path:
@@ -26,7 +31,7 @@ def best_folder(log: RunLog, problem_name: str) -> Path:
 
 
 def write_best(log: RunLog, problem_name: str) -> Path | None:
-    """Write the best kernel of a problem, its reference and its evidence; None where there is no best.
+    """Write the best kernel of a problem, the problem and the evidence; None where there is no best.
 
     Then what was written for one that a fresh judge has refused since goes away. Raises `RunLogError` where the folder
     cannot be written.
@@ -37,7 +42,7 @@ def write_best(log: RunLog, problem_name: str) -> Path | None:
         if texts is None:
             _clear(folder)
             return None
-        folder.mkdir(parents=True, exist_ok=True)
+        write_problem(folder / PROBLEM, log.problem(problem_name))
         for name, text in texts.items():
             write_atomically(folder / name, text)
     except OSError as error:
@@ -57,13 +62,14 @@ def _texts(log: RunLog, problem_name: str) -> dict[str, str] | None:
     assert isinstance(verdict, Passed) and found is not None, "only a candidate that passed is ranked"
     evidence = json.dumps(_evidence(log, problem, best, verdict), indent=2) + "\n"
     readme = _readme(log, problem, best, verdict)
-    return dict(zip(FILES, (log.text(found.digest), problem.source, evidence, readme), strict=True))
+    return dict(zip(FILES, (log.text(found.digest), evidence, readme), strict=True))
 
 
 def _clear(folder: Path) -> None:
     """Take away what `write_best` wrote, the kernel first; what others put beside it stays."""
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / PROBLEM, ignore_errors=True)
     with suppress(OSError):  # there is none, or something of others' is in it
         folder.rmdir()
         folder.parent.rmdir()
@@ -98,20 +104,20 @@ Measured on {log.header.device}{_how(best)}; every timed output was checked:
 ```
 {_doubts(verdict)}
 - `candidate.py`: the kernel, as class `ModelNew`; needs nothing else from here.
-- `reference.py`: the PyTorch program that it replaces.
+- `problem/`: the PyTorch program that it replaces, `reference.py`, and the rules that it was judged by.
 - `verdict.json`: the judge's report with every raw sample.
 
 Judge it again, here or on another machine:
 
 ```
-{JUDGE_AGAIN}{dtype_option(problem)}
+{JUDGE_AGAIN}{device_option(verdict)}
 ```
-{_policy(problem)}"""
+"""
 
 
-def dtype_option(problem: Problem) -> str:
-    """What a command needs to cast the bare file as this problem was."""
-    return f" --dtype {problem.dtype}" if problem.dtype else ""
+def device_option(verdict: Verdict | None) -> str:
+    """What a command needs to judge where that verdict was reached: plain Python would go to the processor."""
+    return " --device cuda" if verdict is not None and verdict.evidence.device.startswith("cuda") else ""
 
 
 def _sentence(text: str) -> str:
@@ -137,19 +143,3 @@ def _doubts(verdict: Passed) -> str:
             "The problem can not tell a lazy answer from a right one, so it is not ranked: " + _sentence(status.why[0])
         )
     return "".join(f"\n{doubt}\n" for doubt in doubts)
-
-
-def _policy(problem: Problem) -> str:
-    """What the problem asks beyond its reference: a judgement of the bare file would not know it."""
-    plain = Problem(**problem.model_dump(include={"name", "title", "family", "size", "source", "dtype"}))
-    if plain == problem:
-        return ""
-    fields = ("precision", "operators", "direction", "state", "tolerance", "values")
-    differs = [name for name in fields if getattr(plain, name) != getattr(problem, name)]
-    said = "; ".join(f"{name}: {getattr(problem, name)}" for name in differs)
-    return (
-        f"\nThe problem sets more than its reference says ({said}), so that command may judge more strictly.\n"
-        f"Where it is a catalog problem, `kernelwright judge {problem.name} candidate.py --size {problem.size}"
-        f"{dtype_option(problem)}`\n"
-        "judges by its own rules.\n"
-    )

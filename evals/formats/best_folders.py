@@ -7,6 +7,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from kernelwright.agent.log.best import JUDGE_AGAIN, PROBLEM, device_option
 from kernelwright.evals.formats.samples import Outcome, best_of
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.formats.writing import write_problem
@@ -91,7 +92,7 @@ replace(my_model, "name.of.the.submodule", load())
 Verify it, here or on another machine:
 
 ```
-kernelwright judge ./problem candidate.py
+{judge_again}
 ```
 """
 
@@ -115,7 +116,7 @@ def _remove_stale(folder: Path, refused: Outcome) -> None:
         return
     for name in ("candidate.py", "verdict.json", "use.py", "README.md"):
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / "problem", ignore_errors=True)
+    shutil.rmtree(folder / PROBLEM, ignore_errors=True)
     with suppress(OSError):
         folder.rmdir()
 
@@ -124,7 +125,7 @@ def write_kept(folder: Path, outcome: Outcome) -> Path:
     """One such folder."""
     assert isinstance(outcome.verdict, Passed), "only what passed is kept"
     folder.mkdir(parents=True, exist_ok=True)
-    write_problem(folder / "problem", outcome.problem)
+    write_problem(folder / PROBLEM, outcome.problem)
     facts = outcome.facts or {}
     about = {"problem": outcome.problem.name, "problem_digest": outcome.problem.digest}
     about |= {"candidate_digest": outcome.sample.candidate.digest, "device": outcome.device}
@@ -154,5 +155,6 @@ def _readme(outcome: Outcome, verdict: Passed, facts: dict[str, object]) -> str:
         candidate_ms=measurement.candidate_ms,
         device=outcome.device,
         how=", measured by a second judge, in new processes and with new seeds" if facts.get("confirmed") else "",
+        judge_again=JUDGE_AGAIN + device_option(verdict),
         versions=", ".join(f"{name} {version}" for name, version in verdict.evidence.versions.items()),
     )

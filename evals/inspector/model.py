@@ -3,8 +3,9 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from kernelwright.agent.log.best import JUDGE_AGAIN, PROBLEM, device_option
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
@@ -14,11 +15,14 @@ from kernelwright.evals.figures.measured import BASELINES
 from kernelwright.evals.report.summary import ending_words
 from kernelwright.evals.scores.collecting import level_of
 from kernelwright.problems import Problem
+from kernelwright.problems.formats.writing import manifest_text
 from kernelwright.sandbox.verdict.in_words import verdict_words
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Pairing, Passed, Verdict
 
 Data = dict[str, Any]
+ProblemText = Literal["reference", "manifest"]
+"""Of a problem written as a folder: `reference.py` and `problem.toml`."""
 SAMPLE_DIGITS = 4
 """Of the samples that are plotted; the log has them whole."""
 
@@ -78,12 +82,13 @@ class RunModel:
             "speedups": _sides(verdict),
             "baselines": verdict.measurement.baselines_ms if verdict else {},
             "floor": report(verdict)["floor_ms"] if verdict else None,
+            "manifest": manifest_text(problem),
             "attempts": [_summary(attempt) for attempt in view.attempts],
         }
 
     def detail(self, name: str, number: int) -> Data:
         """All of one attempt. Raises `RunLogError` where the run has no such problem or attempt."""
-        problem = self.log.problem(name)
+        self.log.problem(name)  # raises where there is none
         attempt = attempt_of(self.views[name], number)
         reply = self.log.reply(attempt.reply_digest) if attempt.reply_digest else None
         candidate = attempt.candidate
@@ -108,7 +113,7 @@ class RunModel:
             "parent": attempt.ask.parent,
             "same_as": attempt.same_as,
             "first": verdict_words(attempt.verdict) if attempt.verdict and attempt.confirmed else None,
-            "reproduce": reproduction(self.log.folder, problem, number),
+            "reproduce": reproduction(self.log.folder, name, attempt) if candidate else None,
         }
 
     def _sections(self, attempt: Attempt) -> list[Data]:
@@ -118,14 +123,19 @@ class RunModel:
         ]
 
 
-def reproduction(folder: Path, problem: Problem, number: int) -> str:
-    """Commands that judge an attempt again, on any machine that has the run."""
-    run = _quoted(str(folder))
+def reproduction(folder: Path, problem: str, attempt: Attempt) -> str:
+    """Commands that judge an attempt again, by all rules of its problem, on any machine that has the run.
+
+    The last one needs no run: both texts of the problem are in the pages, so who has them alone can write the folder.
+    """
+    show = f"kernelwright show {_quoted(str(folder))}"
     return "\n".join(
         [
-            f"kernelwright show {run} {_quoted(problem.name)}/{number} > candidate.py",
-            f"kernelwright show {run} {_quoted(problem.name)}/reference > reference.py",
-            "kernelwright judge reference.py candidate.py",
+            f"mkdir -p {PROBLEM}",
+            f"{show} {_quoted(problem)}/reference > {PROBLEM}/reference.py",
+            f"{show} {_quoted(problem)}/manifest > {PROBLEM}/problem.toml",
+            f"{show} {_quoted(problem)}/{attempt.number} > candidate.py",
+            JUDGE_AGAIN + device_option(attempt.ruling),
         ]
     )
 
@@ -144,15 +154,17 @@ def attempt_of(view: View, number: int) -> Attempt:
     return view.attempt(number)
 
 
-def source_of(log: RunLog, problem: str, number: int | None) -> str | None:
-    """The source of an attempt's candidate, None where its reply held none; the reference where number is None.
+def source_of(log: RunLog, problem: str, what: int | ProblemText) -> str | None:
+    """The source of an attempt's candidate, None where its reply held none; or a text of the problem.
 
     Raises `RunLogError` where the run has no such problem or attempt.
     """
-    reference = log.problem(problem).source
-    if number is None:
-        return reference
-    candidate = attempt_of(fold(problem, log.events(problem)), number).candidate
+    asked = log.problem(problem)
+    if what == "reference":
+        return asked.source
+    if what == "manifest":
+        return manifest_text(asked)
+    candidate = attempt_of(fold(problem, log.events(problem)), what).candidate
     return log.text(candidate.digest) if candidate else None
 
 
@@ -234,9 +246,10 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{SAMPLE_DIGITS}g}") if math.isfinite(value) else value
 
 
-def find_attempt(text: str) -> tuple[str, int | None] | None:
-    """`rms_norm/3` as problem and number, `rms_norm/reference` with None; None for anything else."""
-    match = re.fullmatch(r"(.+)/(\d+|reference)", text)
+def find_attempt(text: str) -> tuple[str, int | ProblemText] | None:
+    """`rms_norm/3` as problem and number, `rms_norm/reference` and `rms_norm/manifest`; None for anything else."""
+    match = re.fullmatch(r"(.+)/(\d+|reference|manifest)", text)
     if match is None:
         return None
-    return match[1], None if match[2] == "reference" else int(match[2])
+    name, what = match.groups()
+    return name, "reference" if what == "reference" else "manifest" if what == "manifest" else int(what)

@@ -273,7 +273,7 @@ def test_a_run_keeps_device_dtype_and_limits_and_goes_on_with_them(kernelwright,
     intro = kernelwright("resume", "out").stdout.splitlines()[0]
     assert ", on cpu, " in intro and ", float16, " in intro
     if (files / "out/best").exists():
-        assert "candidate.py --dtype float16\n" in (files / "out/best/problem/README.md").read_text()
+        assert load_problem(str(files / "out/best/problem/problem")).dtype == "float16"
 
 
 @pytest.mark.long

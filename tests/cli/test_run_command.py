@@ -23,8 +23,8 @@ def test_a_run_with_a_model_repairs_keeps_the_best_and_ends_with_0(kernelwright,
     assert done.returncode == 0, done.stdout + done.stderr
     assert "failed at check" in done.stdout and "passed" in done.stdout
     assert (files / "out/best/problem/candidate.py").read_text().strip() == RIGHT.strip()
-    assert "judge out/best/problem/reference.py out/best/problem/candidate.py" in done.stdout
-    best = ("out/best/problem/reference.py", "out/best/problem/candidate.py")
+    assert "judge out/best/problem/problem out/best/problem/candidate.py " in done.stdout
+    best = ("out/best/problem/problem", "out/best/problem/candidate.py")
     assert kernelwright("judge", *best, "--effort", "screen").returncode == 0
     for path in (files / "out").rglob("*"):
         assert path.is_dir() or b"sk-never" not in path.read_bytes()

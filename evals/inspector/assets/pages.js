@@ -98,6 +98,7 @@ async function problemPage(index, name) {
     h("h2", {}, "Reference beside the best"),
     h("div", { class: "pair" }, h("section", {}, h("h3", {}, "reference"), sourceView(reference, "reference")),
       h("section", {}, h("h3", {}, "best"), best?.source ? sourceView(best.source, "candidate") : h("p", { class: "quiet" }, "No right kernel yet."))),
+    fold("problem.toml: the rules of judging beside the reference", () => plain(problem.manifest)),
   ];
 }
 
@@ -124,7 +125,9 @@ async function attemptPage(index, name, n, line) {
     h("h2", {}, "Evidence"), evidence(detail),
     h("h2", {}, "Reply"), replyView(detail),
     h("h2", {}, "Prompt"), detail.sections.map((section) => fold(`${section.name}, about ${section.tokens} tokens${section.stable ? "" : ", of this attempt alone"}`, () => plain(section.text))),
-    h("h2", {}, "Judge it again"), h("div", { class: "wide" }, h("pre", { tabindex: 0 }, detail.reproduce), copyButton(detail.reproduce)),
+    detail.reproduce && [h("h2", {}, "Judge it again"), h("div", { class: "wide" }, h("pre", { tabindex: 0 }, detail.reproduce), copyButton(detail.reproduce)),
+      h("p", { class: "quiet" }, "All but the last command read the run's folder. Without it, save the source above as candidate.py, and reference.py and problem.toml, which stand on the ",
+        h("a", { href: problemLink(name) }, "problem's page"), ", in a folder named problem.")],
   ];
 }
 

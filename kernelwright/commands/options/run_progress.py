@@ -14,6 +14,7 @@ from kernelwright.commands.options.terminal import table_console
 if TYPE_CHECKING:
     from kernelwright.agent.log.view import View
     from kernelwright.evals.runs.running import Running
+    from kernelwright.problems import Problem
 
 
 def prepare_process() -> None:
@@ -71,22 +72,31 @@ def _place(running: "Running") -> str:
 
 
 def _tell(running: "Running", views: "list[View]", folder: Path, as_json: bool) -> None:
-    from kernelwright.agent.log.best import dtype_option
+    from kernelwright.agent.log.best import PROBLEM, device_option
     from kernelwright.evals.report.summary import summary_rows, summary_table
-    from kernelwright.problems import catalog_names
 
     if as_json:
         for row in summary_rows(views, folder):
             print(json.dumps(row))
         return
     table_console().print(summary_table(views))
-    kept = next((view.problem for view in views if view.best), None)
-    if kept:
+    kept, found = next(((view.problem, view.best) for view in views if view.best), (None, None))
+    if kept and found:
         best = folder / "best" / kept
-        named = kept if kept in catalog_names() else best / "reference.py"
-        cast = dtype_option(running.log.problem(kept))
-        print(f"\nEach kept kernel lies in {folder / 'best' / 'PROBLEM'} with reference, verdict and how to use it.")
+        rules, again = best / PROBLEM, device_option(found.ruling)
+        named = kept if _is_as_shipped(running.log.problem(kept)) else rules
+        print(f"\nEach kept kernel lies in {folder / 'best' / 'PROBLEM'} with its problem, verdict and how to use it.")
         print("Next:")
-        print(f"  {own_command()} judge {named} {best / 'candidate.py'}{cast}   # judge one again")
-        print(f"  {own_command()} prompt {named}{cast}   # what a model is asked")
-        print(f"  {own_command()} run {named}{cast} --model MODEL   # ask your own model; the key in OPENAI_API_KEY")
+        print(f"  {own_command()} judge {rules} {best / 'candidate.py'}{again}   # judge one again")
+        print(f"  {own_command()} prompt {named}   # what a model is asked")
+        print(f"  {own_command()} run {named} --model MODEL   # ask your own model; the key in OPENAI_API_KEY")
+
+
+def _is_as_shipped(problem: "Problem") -> bool:
+    """Whether the problem's name stands for it: one of the catalog as it is, not cast to a dtype."""
+    from kernelwright.problems import ProblemError, catalog_names, load_problem
+
+    try:
+        return problem.name in catalog_names() and problem == load_problem(problem.name, problem.size)
+    except ProblemError:  # a file of that name, whose size is its own
+        return False

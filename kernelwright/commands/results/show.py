@@ -12,13 +12,16 @@ from kernelwright.commands.options.terminal import fit_for, table_console
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
-    from kernelwright.evals.inspector.model import RunModel
+    from kernelwright.evals.inspector.model import ProblemText, RunModel
 
 
 def show(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     what: Annotated[
-        str | None, typer.Argument(help="PROBLEM/3 for the source of attempt 3, PROBLEM/reference for the problem's.")
+        str | None,
+        typer.Argument(
+            help="PROBLEM/3 for the source of attempt 3, PROBLEM/reference or PROBLEM/manifest for the problem's texts."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The index, or the whole attempt, as one JSON object.")
@@ -34,22 +37,23 @@ def show(
             raise UserMistake(
                 f"{what!r} names no attempt; give PROBLEM/NUMBER, such as {next(iter(log.header.problems))}/1"
             )
-        if found is not None and not (as_json and found[1]):
+        attempt = found[1] if found is not None and isinstance(found[1], int) else None
+        if found is not None and (attempt is None or not as_json):
             _print_source(log, *found, as_json)
             return
         model = RunModel(log)
         if as_json:
-            print(json.dumps(model.detail(found[0], found[1] or 0) if found else model.index()))
+            print(json.dumps(model.detail(found[0], attempt or 0) if found else model.index()))
         else:
             _print_tree(model)
 
 
-def _print_source(log: "RunLog", problem: str, number: int | None, as_json: bool) -> None:
+def _print_source(log: "RunLog", problem: str, what: "int | ProblemText", as_json: bool) -> None:
     from kernelwright.evals.inspector.model import source_of
 
-    source = source_of(log, problem, number)
+    source = source_of(log, problem, what)
     if source is None:
-        typer.echo(f"kernelwright: the reply of attempt {number} held no candidate", err=True)
+        typer.echo(f"kernelwright: the reply of attempt {what} held no candidate", err=True)
         raise typer.Exit(FELL_SHORT)
     if as_json:
         print(json.dumps({"problem": problem, "source": source}))

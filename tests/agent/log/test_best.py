@@ -1,14 +1,21 @@
 """The folder of the kept kernel."""
 
 import json
+import random
+import re
+import shlex
+import shutil
 
 import pytest
 
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.problems import Problem
-from tests.agent.search_parts import CONFIG, PROBLEM, SETTING, Scripted, new_log, parts_of, reply_with, searched
+from kernelwright.problems import load_problem
+from kernelwright.problems.record.dtypes import cast
+from tests.agent.search_parts import CONFIG, PROBLEM, SETTING, Scripted, new_log, passed, reply_with, searched
+from tests.docs.walking import called
+from tests.evals.made_run import Writer
 
 
 @pytest.fixture
@@ -23,11 +30,11 @@ def test_the_folder_holds_the_best_kernel_and_its_evidence(log):
     assert sorted(path.name for path in folder.iterdir()) == [
         "README.md",
         "candidate.py",
-        "reference.py",
+        "problem",
         "verdict.json",
     ]
     assert (folder / "candidate.py").read_text().startswith("# judged: 2.0\n")
-    assert (folder / "reference.py").read_text() == PROBLEM.source
+    assert (folder / "problem" / "reference.py").read_text() == PROBLEM.source
 
 
 def test_the_verdict_names_what_it_is_about(log):
@@ -37,31 +44,74 @@ def test_the_verdict_names_what_it_is_about(log):
     assert (verdict["problem_digest"], verdict["attempt"], verdict["run"]) == (PROBLEM.digest, 5, "run")
 
 
+def command_in(folder):
+    """The words that the folder's README gives for judging again, wherever in it; there is one way."""
+    (command,) = re.findall(r"kernelwright judge [^`\n]*", (folder / "README.md").read_text())
+    return shlex.split(command)
+
+
 def test_the_readme_says_how_to_judge_again(log):
     searched(log)
-    readme = (write_best(log, PROBLEM.name) / "README.md").read_text()
-    assert "\nkernelwright judge reference.py candidate.py\n" in readme
+    assert command_in(write_best(log, PROBLEM.name)) == ["kernelwright", "judge", "./problem", "candidate.py"]
 
 
-def test_the_readme_warns_where_the_problem_sets_more_than_its_reference(tmp_path):
-    import asyncio
+def test_what_was_measured_on_a_device_is_judged_again_on_one(log):
+    searched(log, evaluator=doubtful(device="cuda:1"), config=CONFIG.model_copy(update={"attempts": 2}))
+    assert command_in(write_best(log, PROBLEM.name))[4:] == ["--device", "cuda"]
 
-    from kernelwright.agent.engine.search import search
 
-    lenient = Problem(**PROBLEM.model_dump() | {"precision": "tf32"})
-    with RunLog.create(tmp_path / "run", [lenient], SETTING) as log:
-        asyncio.run(search(lenient, parts_of(log)))
-        assert "precision: tf32" in (write_best(log, PROBLEM.name) / "README.md").read_text()
+def kernelbench_file(folder):
+    """A problem as a file of KernelBench's tree, which has an origin."""
+    (folder / "level1").mkdir(parents=True)
+    (folder / "level1" / "5_Double.py").write_text(PROBLEM.source)
+    return load_problem(str(folder / "level1" / "5_Double.py"))
+
+
+POSED = {
+    "a problem of the catalog": lambda folder: load_problem("max_rows"),
+    "one of the catalog at its size for GPUs": lambda folder: load_problem("max_rows", "gpu"),
+    "a file with an origin": kernelbench_file,
+    "one in bfloat16": lambda folder: cast(kernelbench_file(folder), "bfloat16"),
+    "one with rules of its own": lambda folder: PROBLEM.model_copy(
+        update={"precision": "tf32", "operators": "no-library", "direction": "both", "state": "followed"}
+    ),
+}
+
+
+def kept(folder, problem):
+    """The folder of a kept kernel that is the reference itself."""
+    with RunLog.create(folder / "run", [problem], SETTING) as log:
+        writer = Writer(log, problem.name, random.Random(0))
+        writer.attempt(passed(2.0), source=problem.source.replace("class Model(", "class ModelNew("))
+        writer.flush()
+        return write_best(log, problem.name)
+
+
+@pytest.mark.parametrize("name", POSED)
+def test_the_problem_beside_the_kernel_is_the_one_that_it_was_judged_by(tmp_path, name):
+    problem = POSED[name](tmp_path)
+    again = load_problem(str(kept(tmp_path, problem) / "problem"))
+    assert again.model_copy(update={"name": problem.name, "size": problem.size}) == problem
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a problem of the catalog", "a file with an origin", "one in bfloat16"])
+def test_the_command_of_the_readme_judges_the_kernel_by_that_problem(tmp_path, name):
+    problem = POSED[name](tmp_path)
+    folder = kept(tmp_path, problem)
+    done = called([*command_in(folder), "--effort", "screen"], folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (device,) = [line for line in done.stdout.split("\n") if line.startswith("device: ")]
+    assert device.endswith(", bfloat16") is (problem.dtype == "bfloat16")
 
 
 def test_writing_again_gives_the_same_files(log):
     searched(log)
     folder = write_best(log, PROBLEM.name)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    for path in folder.iterdir():
-        path.unlink()
+    before = {path: path.read_bytes() for path in folder.rglob("*.*")}
+    shutil.rmtree(folder)
     write_best(log, PROBLEM.name)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before and len(before) == 5
 
 
 def test_where_nothing_passed_nothing_is_written(log):
@@ -77,8 +127,8 @@ def test_a_folder_that_cannot_be_written_is_told(log):
         write_best(log, PROBLEM.name)
 
 
-def doubtful(status=None, samples=(2.0, 2.0)):
-    """An evaluator whose verdicts carry a problem's status, and these ratios."""
+def doubtful(status=None, samples=(2.0, 2.0), device="cpu"):
+    """An evaluator whose verdicts carry a problem's status, these ratios and this device."""
     from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed, ProblemStatus
     from tests.agent.search_parts import EVIDENCE, ReadingEvaluator
 
@@ -86,7 +136,7 @@ def doubtful(status=None, samples=(2.0, 2.0)):
         async def evaluate(self, problem, candidate, **asked):
             pairing = Pairing(baseline="eager", candidate_ms=(1.0,) * len(samples), baseline_ms=samples)
             why = ProblemStatus(status=status, why=("zeros pass",)) if status else None
-            evidence = EVIDENCE.model_copy(update={"problem_status": why})
+            evidence = EVIDENCE.model_copy(update={"problem_status": why, "device": device})
             return Passed(measurement=Measurement(pairings=(pairing,), threads=1), evidence=evidence)
 
     return Doubtful()
