@@ -92,6 +92,8 @@ class Dispatcher:
         self._remembers_broken = remembers_broken
         self._broken: dict[str, Unjudged] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._open: set[_Job] = set()
+        """Those that somebody waits for."""
 
     async def __aenter__(self) -> "Dispatcher":
         try:
@@ -106,6 +108,8 @@ class Dispatcher:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for job in self._open:  # what was cancelled here has not told its end
+            _fail(job, ExecutorError("the devices were closed before this was judged; judge it again"))
         await self.executor.close()
 
     async def judge(
@@ -122,8 +126,12 @@ class Dispatcher:
         """
         job = _Job(work, stage, asyncio.get_running_loop().create_future(), on_step, settles)
         self._to_build.append(job)
-        self._go_on()
-        return await job.future
+        self._open.add(job)
+        try:
+            self._go_on()
+            return await job.future
+        finally:
+            self._open.discard(job)
 
     def _go_on(self) -> None:
         """Start whatever can start now."""

@@ -87,6 +87,8 @@ class JobQueue:
         self._live: dict[str, _Live] = {}
         self._turns: dict[PlaceName, list[tuple[float, str]]] = {name: [] for name in places}
         self._running: Counter[PlaceName] = Counter()
+        self._opening: dict[PlaceName, asyncio.Task[None]] = {}
+        """Places that have lost their devices. No job's own task does this: it ends where the job is cancelled."""
         self._adding = 0
 
     async def start(self) -> None:
@@ -137,6 +139,8 @@ class JobQueue:
     def _go_on(self) -> None:
         """Hand out what may be handed out now."""
         for name, place in self.places.items():
+            if place.is_lost and name not in self._opening and not self.draining:
+                self._opening[name] = asyncio.create_task(self._open_again(name, place))
             turns = self._turns[name]
             while turns and self._running[name] < place.room and not self.draining:
                 live = self._live.get(heapq.heappop(turns)[1])
@@ -155,7 +159,7 @@ class JobQueue:
                     self._ended(live, ending.outcome)
         except ExecutorError as error:
             LOG.warning("job %s is put back: %s", live.opened.id, error)
-            await self._put_back(live, place)
+            await self._put_back(live)
         finally:
             self.counts.judged_s += asyncio.get_running_loop().time() - start
             self._running[live.opened.place] -= 1
@@ -203,17 +207,25 @@ class JobQueue:
         live.tell("cancelled" if outcome == "cancelled" else "done")
         live.ended.set()
 
-    async def _put_back(self, live: _Live, place: Place) -> None:
-        """Queue a job again whose place has lost its devices, once it has some."""
+    async def _put_back(self, live: _Live) -> None:
+        """Queue a job again whose place has lost its devices."""
         await self._stored(self.store.put_back, live.opened.id)
         live.tell("queued")
-        while place.is_lost:
-            try:
-                await place.reopen()
-            except (ExecutorError, SandboxError) as error:
-                LOG.warning("%s", error)
-                await asyncio.sleep(AGAIN_S)
         heapq.heappush(self._turns[live.opened.place], (live.opened.due, live.opened.id))
+
+    async def _open_again(self, name: PlaceName, place: Place) -> None:
+        """Try until the place has devices; whatever goes wrong, its jobs must not wait for ever."""
+        try:
+            while place.is_lost and not self.draining:
+                try:
+                    await place.reopen()
+                except Exception as error:
+                    foreseen = isinstance(error, ExecutorError | SandboxError)
+                    LOG.warning("%s is not opened again: %s", name, error, exc_info=not foreseen)
+                    await asyncio.sleep(AGAIN_S)
+        finally:
+            del self._opening[name]
+        self._go_on()
 
     async def cancel(self, id: str) -> Job | None:
         """End a job without a verdict, unless it has ended. A stage that has begun comes to its end, for nobody."""
@@ -274,6 +286,7 @@ class JobQueue:
         self.draining = True
         self.stopping.set()
         tasks = [live.task for live in self._live.values() if live.task is not None]
+        tasks += self._opening.values()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,6 +1,5 @@
 """Where the service judges: a dispatcher for the processor, one for the GPUs, or one for a cluster."""
 
-import asyncio
 from collections.abc import Callable
 
 from kernelwright.sandbox.pool.dispatch import DeviceVerdict, Dispatcher, Step, Tally
@@ -17,7 +16,6 @@ class Place:
         """`kind`: a part of the name of the devices to use, where there are several kinds."""
         self._make_executor, self._kind = make_executor, kind
         self._dispatcher: Dispatcher | None = None
-        self._reopening = asyncio.Lock()
         self.builders = 0
         self.is_lost = False
         """Whether it has to be opened again before anything is judged here."""
@@ -35,7 +33,7 @@ class Place:
     @property
     def room(self) -> int:
         """Jobs that may be handed to it at a time: what waits longer can still be overtaken, or taken back."""
-        return self.builders + AHEAD * len(self.devices)
+        return 0 if self.is_lost else self.builders + AHEAD * len(self.devices)
 
     async def open(self) -> None:
         """Raises `ExecutorError` or `MachineError` where there is no device."""
@@ -47,12 +45,13 @@ class Place:
 
     async def judge(self, work: Work, stage: Stage, on_step: Callable[[Step], None]) -> DeviceVerdict:
         """See `Dispatcher.judge`."""
-        if self._dispatcher is None:
+        dispatcher = self._dispatcher
+        if dispatcher is None:
             raise ExecutorError("no device is left")
         try:
-            return await self._dispatcher.judge(work, stage, on_step)
+            return await dispatcher.judge(work, stage, on_step)
         except ExecutorError:
-            self.is_lost = True
+            self.is_lost |= dispatcher is self._dispatcher  # else it has been opened again meanwhile
             raise
 
     async def close(self) -> None:
@@ -62,9 +61,7 @@ class Place:
             await dispatcher.__aexit__()
 
     async def reopen(self) -> None:
-        """After all devices were lost; one of several that ask does it. Raises as `open` does, and is lost then."""
-        async with self._reopening:
-            if self.is_lost:
-                await self.close()
-                await self.open()
-                self.is_lost = False
+        """After all devices were lost; one asks at a time. Raises as `open` does, and is lost then."""
+        await self.close()
+        await self.open()
+        self.is_lost = False

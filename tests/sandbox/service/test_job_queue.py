@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from kernelwright.sandbox.pool.protocol import ExecutorError
 from kernelwright.sandbox.service import job_queue
 from kernelwright.sandbox.service.job_queue import Draining, JobQueue, QueueFull
 from kernelwright.sandbox.service.job_store import JobStore, KeyTaken
@@ -14,6 +15,46 @@ from kernelwright.sandbox.service.text_process import TextProcess
 from tests.sandbox.service.parts import TurnedExecutor, job
 
 ROOM = 1 + AHEAD
+
+
+class HardToOpen(TurnedExecutor):
+    """Loses its device at the first run, and can then be opened only where the next of `errors` is None."""
+
+    def __init__(self, *errors):
+        super().__init__()
+        self.lost, self.revives = 1, False
+        self.errors = [None, *errors]
+        self.tries = 0
+        self.may_open = asyncio.Event()
+        self.may_open.set()
+
+    async def open(self):
+        self.tries += 1
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        await self.may_open.wait()
+        return await super().open()
+
+
+class SlowToBuild(HardToOpen):
+    """Begins a second build, which ends only where it is begun anew, before the device of the first is lost."""
+
+    def __init__(self):
+        super().__init__()
+        self.builds = 0
+        self.second = asyncio.Event()
+
+    async def build(self, work):
+        self.builds += 1
+        if self.builds == 2:
+            self.second.set()
+            await asyncio.Event().wait()
+        return await super().build(work)
+
+    async def run(self, stage, work, product, device):
+        await self.second.wait()
+        return await super().run(stage, work, product, device)
 
 
 @contextlib.asynccontextmanager
@@ -206,6 +247,73 @@ def test_a_place_that_lost_its_devices_is_opened_again(tmp_path, monkeypatch):
             await settled(lambda: executor.closed)
             for _ in jobs:
                 executor.may_go.release()
+            ended = [await queue.job(one.id, 60) for one in jobs]
+            assert [one.state for one in ended] == ["done", "done"]
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("ours"), ExecutorError("none")])
+def test_a_place_is_opened_again_whatever_went_wrong_before_and_the_log_tells_it(tmp_path, monkeypatch, caplog, error):
+    monkeypatch.setattr(job_queue, "AGAIN_S", 0.01)
+
+    async def go():
+        executor = HardToOpen(error, error)
+        async with queueing(tmp_path, executor) as queue:
+            jobs = [await queue.accept(new(number)) for number in range(2)]
+            executor.may_go.release()
+            executor.may_go.release()
+            ended = [await queue.job(one.id, 60) for one in jobs]
+            assert [one.state for one in ended] == ["done", "done"]
+        assert executor.tries == 4
+
+    asyncio.run(go())
+    told = [one.getMessage() for one in caplog.records if one.name == "kernelwright.sandbox.service"]
+    assert told.count(f"cpu is not opened again: {error}") == 2
+
+
+def test_between_two_tries_at_a_place_nothing_is_tried_and_its_jobs_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_queue, "AGAIN_S", 3600)
+
+    async def go():
+        executor = HardToOpen(*[OSError(24, "Too many open files")] * 9)
+        async with queueing(tmp_path, executor) as queue:
+            jobs = [await queue.accept(new(0))]
+            await settled(lambda: executor.tries == 2)
+            jobs += [await queue.accept(new(number)) for number in range(1, 9)]
+            await queue.cancel(jobs.pop().id)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert {(await queue.job(one.id)).state for one in jobs} == {"queued"}
+            assert (executor.tries, queue.running, queue.open_jobs) == (2, 0, len(jobs))
+
+    asyncio.run(go())
+
+
+def test_whose_job_lost_the_place_may_cancel_it_and_the_place_is_opened_for_the_others(tmp_path):
+    async def go():
+        executor = HardToOpen()
+        async with queueing(tmp_path, executor) as queue:
+            executor.may_open.clear()
+            one = await queue.accept(new(1))
+            await settled(lambda: executor.tries == 2)
+            await queue.cancel(one.id)
+            executor.may_open.set()
+            other = await queue.accept(new(2))
+            executor.may_go.release()
+            assert (await queue.job(other.id, 60)).state == "done"
+            assert (await queue.job(one.id)).state == "cancelled" and numbers(executor) == [1, 2]
+
+    asyncio.run(go())
+
+
+def test_what_was_being_built_when_its_place_was_opened_again_is_judged_too(tmp_path):
+    async def go():
+        executor = SlowToBuild()
+        async with queueing(tmp_path, executor) as queue:
+            jobs = [await queue.accept(new(number)) for number in range(2)]
+            executor.may_go.release()
+            executor.may_go.release()
             ended = [await queue.job(one.id, 60) for one in jobs]
             assert [one.state for one in ended] == ["done", "done"]
 
