@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -30,7 +31,7 @@ JOBS = "jobs.db"
 PRIORITY_S = 60.0
 """What one point of priority is worth: so much waiting. So nothing waits for ever, whatever others ask for."""
 TRIM_EVERY = 50
-"""Ends after which the oldest jobs are looked for."""
+"""Ends after which the oldest jobs are looked for; each start looks for them too."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, asked TEXT NOT NULL,
@@ -127,6 +128,7 @@ class JobStore:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(SCHEMA)
+            self._forget_oldest()  # this process may end before it has ended `TRIM_EVERY`
         except sqlite3.Error as error:
             raise _store_error(f"{path} can not be used", error) from None
 
@@ -231,12 +233,14 @@ class JobStore:
         ended = self._db.execute(
             f"UPDATE jobs SET {names} WHERE id = ? AND state IN ('queued', 'judging')", (*columns.values(), id)
         )
-        self._forget_oldest()
+        self._ended += 1
+        if self._ended % TRIM_EVERY == 0:
+            self._forget_oldest()
         return ended.rowcount == 1
 
     def _forget_oldest(self) -> None:
-        self._ended += 1
-        if self._ended % TRIM_EVERY == 0:
+        """Where this fails, it is done later: a job that has ended must be told so."""
+        with suppress(sqlite3.Error):
             self._db.execute(
                 "DELETE FROM jobs WHERE state IN ('done', 'cancelled') AND seq <= "
                 "(SELECT seq FROM jobs WHERE state IN ('done', 'cancelled') ORDER BY seq DESC LIMIT 1 OFFSET ?)",

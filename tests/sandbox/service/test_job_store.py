@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from kernelwright.commands.options.exit_codes import MACHINE_LACKS
-from kernelwright.sandbox.service.job_store import REMEDIES, DiskError, JobStore, StoreError
+from kernelwright.sandbox.service.job_store import REMEDIES, TRIM_EVERY, DiskError, JobStore, StoreError
 from kernelwright.sandbox.service.reading import read_request
 from tests.sandbox.service.parts import ROOT, job
 
@@ -38,6 +38,34 @@ def told(path):
     with pytest.raises(StoreError) as found:
         JobStore(path, 100)
     return type(found.value), str(found.value)
+
+
+def test_starts_that_each_end_few_jobs_keep_no_more_than_is_to_be_kept(tmp_path):
+    asked = new(0)
+    for _ in range(2):
+        store = JobStore(tmp_path / "jobs.db", 5)
+        jobs = [store.add(asked)[0] for _ in range(TRIM_EVERY - 1)]
+        for one in jobs:
+            store.cancel(one.id)
+        store.close()
+    store = JobStore(tmp_path / "jobs.db", 5)
+    assert [store.get(one.id) is not None for one in jobs] == [False] * (len(jobs) - 5) + [True] * 5
+    assert store._db.execute("SELECT count(*) FROM jobs").fetchone() == (5,)
+    store.close()
+
+
+def test_a_start_forgets_no_job_that_has_not_ended(kept):
+    store = JobStore(kept, 0)
+    assert len(store.unfinished()) == 2
+    store.close()
+
+
+def test_a_job_ends_and_a_start_is_made_also_where_the_oldest_can_not_be_forgotten(tmp_path):
+    asked, store = new(0), JobStore(tmp_path / "jobs.db", 0)
+    store._db.execute("CREATE TRIGGER full BEFORE DELETE ON jobs BEGIN SELECT RAISE(FAIL, 'no room'); END")
+    assert all(store.cancel(store.add(asked)[0].id) for _ in range(TRIM_EVERY))
+    store.close()
+    JobStore(tmp_path / "jobs.db", 0).close()
 
 
 def test_a_file_that_is_no_database_may_be_removed(tmp_path):
