@@ -31,6 +31,8 @@ SILENCE_S = 2.0
 """Who waits for a service that is gone is told so after this."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 AGAIN_S = 1.0
+PARTING_S = 5.0
+"""Whoever is cancelled while it sends a job waits at most so long for the answer: the job's id is in it."""
 ENDED = frozenset({"done", "cancelled"})
 BUSY = frozenset({429, 503})
 GATEWAY = frozenset({502, 504})
@@ -113,7 +115,7 @@ class ServiceClient:
     async def judge(self, request: dict[str, Any]) -> dict[str, Any]:
         """The job once it has ended, with its evidence. Raises `RefusedJob`, and `ExecutorError` without a service.
 
-        Whoever is cancelled has the job cancelled.
+        Whoever is cancelled has the job cancelled, also one that is on its way, if the service answers within seconds.
         """
         request = {"key": secrets.token_hex(16)} | request
         loop = asyncio.get_running_loop()
@@ -127,9 +129,12 @@ class ServiceClient:
                 if loop.time() - asked_s < AGAIN_S:  # it does not wait for this one now
                     await asyncio.sleep(AGAIN_S)
         except asyncio.CancelledError:
-            with suppress(OSError, TimeoutError, ValueError):
-                await asyncio.wait_for(asyncio.shield(self._exchange("DELETE", f"/v1/jobs/{job['id']}", None)), 1)
+            await self._cancel(job["id"])
             raise
+
+    async def _cancel(self, id: str) -> None:
+        with suppress(OSError, TimeoutError, ValueError):
+            await asyncio.wait_for(asyncio.shield(self._exchange("DELETE", f"/v1/jobs/{id}", None)), 1)
 
     async def _asked(self, method: str, path: str, body: object = None) -> ServiceAnswer:
         """The answer, once there is one: a service that is full or gone is asked again."""
@@ -147,7 +152,7 @@ class ServiceClient:
         try:
             while True:
                 try:
-                    answer = await asyncio.wait_for(self._exchange(method, path, body), WAIT_S + SLACK_S)
+                    answer = await self._in_time(method, path, body)
                     if answer.status not in GATEWAY or not self._has_answered:
                         return answer
                     raise ConnectionError(f"a proxy answers {answer.status}")
@@ -165,6 +170,25 @@ class ServiceClient:
         finally:
             if telling is not None:
                 telling.cancel()
+
+    async def _in_time(self, method: str, path: str, body: object) -> ServiceAnswer:
+        """One exchange. Where whoever posts a job is cancelled meanwhile, the job is cancelled too."""
+        under_way = asyncio.ensure_future(self._exchange(method, path, body))
+        try:
+            async with asyncio.timeout(WAIT_S + SLACK_S):
+                return await asyncio.shield(under_way)
+        except asyncio.CancelledError:
+            if method == "POST":
+                await self._call_off(under_way)
+            raise
+        finally:
+            under_way.cancel()
+
+    async def _call_off(self, posting: "asyncio.Future[ServiceAnswer]") -> None:
+        with suppress(OSError, TimeoutError, ValueError, EOFError):
+            answer = await asyncio.wait_for(posting, PARTING_S)
+            if answer.is_ours and answer.status < 400:
+                await self._cancel(answer.body["id"])
 
     def _tell(self) -> None:
         """Once for all that is asked at the same time, until the service answers again."""

@@ -103,6 +103,56 @@ def test_who_is_cancelled_cancels_its_job(service):
     service.go()
 
 
+def test_who_is_cancelled_while_it_sends_its_job_has_it_cancelled(tmp_path):
+    with listening(tmp_path) as slow:
+        turn = slow.texts._turn
+        asyncio.run_coroutine_threadsafe(turn.acquire(), slow.loop).result()  # no request is read until it is released
+
+        async def go():
+            asking = asyncio.create_task(ServiceClient(address(slow)).judge(job()))
+            while not slow.server.server_state.tasks:
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            await asyncio.sleep(0)
+            slow.loop.call_soon_threadsafe(turn.release)
+            await asyncio.gather(asking, return_exceptions=True)
+            return asking.cancelled()
+
+        assert asyncio.run(go())
+        until(lambda: slow.queue.counts.accepted)
+        assert slow.queue.counts.ended["cancelled"] == 1 and not slow.queue.open_jobs
+
+
+REFUSED = b'HTTP/1.0 429 Busy\r\ncontent-type: application/json\r\n\r\n{"error": "as many jobs wait as it takes"}'
+
+
+@pytest.mark.parametrize("said", [b"", b"nonsense", REFUSED])
+def test_who_is_cancelled_is_not_held_by_a_service_that_takes_no_job(monkeypatch, said):
+    monkeypatch.setattr(service_client, "PARTING_S", 60 if said else 0.1)
+
+    async def go():
+        came, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def answer(reader, writer):
+            came.set()
+            await cancelled.wait()
+            writer.write(said)
+            if not said:
+                await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            asking = asyncio.create_task(ServiceClient(f"http://127.0.0.1:{port}").judge({}))
+            await came.wait()
+            asking.cancel()
+            cancelled.set()
+            await asyncio.gather(asking, return_exceptions=True)
+            return asking.cancelled()
+
+    assert asyncio.run(go())
+
+
 def test_an_executor_of_the_service_has_its_conditions_and_gives_its_verdicts(service):
     async def go():
         executor = executor_for(ExecutorChoice(server=address(service)), QUICK)
