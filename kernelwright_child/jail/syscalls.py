@@ -77,6 +77,13 @@ REFUSED_ALONE: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Refused too where no namespace holds them, since landlock does not see them: segments and queues that outlive their
 maker, sockets in the file system (a session bus would start anything), permissions of the user's files, priorities."""
+TIMERS = {
+    X86_64: {"timer_create": 222, "timerfd_create": 283},
+    AARCH64: {"timerfd_create": 85, "timer_create": 107},
+}
+"""What makes timers that go on while their process is stopped, thousands of them: each that expires interrupts the core
+that set it, wakes nobody where its signal is ignored, and so slows whoever is timed there. A driver of a GPU may need
+them. What a thread itself waits for in a call ends with the stop; `setitimer` and `alarm` have one a process."""
 OF_A_PROCESS = {
     X86_64: {
         "kill": 62, "rt_sigqueueinfo": 129, "sched_setparam": 142, "sched_setscheduler": 144, "tkill": 200,
@@ -125,13 +132,14 @@ def machine() -> str | None:
     return name if name in AUDIT_ARCH else None
 
 
-def program(architecture: str, alone: bool, guarded: tuple[int, ...] = ()) -> list[Instruction]:
+def program(architecture: str, alone: bool, guarded: tuple[int, ...] = (), timers: bool = False) -> list[Instruction]:
     """The filter as BPF instructions `(code, jump if true, jump if false, operand)`.
 
     `alone`: no namespaces are around it, so what they would stop is refused here, and whatever names one of the
-    `guarded` processes.
+    `guarded` processes. `timers`: those that go on while their process is stopped may be made.
     """
     refused = {**SAME_EVERYWHERE, **REFUSED[architecture], **(REFUSED_ALONE[architecture] if alone else {})}
+    refused |= {} if timers else TIMERS[architecture]
     examined = EXAMINED[architecture]
     code: list[Instruction] = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, AUDIT_ARCH[architecture])]
     code += [(RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
@@ -186,14 +194,15 @@ class _Program(ctypes.Structure):
 
 
 def install(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
-    """Put the filter on this process and all that it will start; `alone` and `guarded` are as in `program`.
+    """Put the filter on this process and all that it will start; `alone`, `guarded`, `timers` are as in `program`.
 
     Needs no_new_privs. Raises `OSError`.
     """
     architecture = machine()
     if architecture is None:
         raise OSError(f"the system call filter does not know {os.uname().machine}")
-    code = b"".join(struct.pack("HBBI", *step) for step in program(architecture, plan["alone"], tuple(plan["guarded"])))
+    steps = program(architecture, plan["alone"], tuple(plan["guarded"]), plan["timers"])
+    code = b"".join(struct.pack("HBBI", *step) for step in steps)
     buffer = ctypes.create_string_buffer(code, len(code))
     filter_program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     set_seccomp, mode_filter = 22, 2

@@ -50,6 +50,8 @@ START = (
 """Starts the keeper. As a module rather than as a script, so that its compiled form is found."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 """The only ones that a child opens; CUDA opens more."""
+PENDING_SIGNALS = 64
+"""Room for signals that wait and timers that may send one: a library keeps a few, and thousands slow a whole core."""
 COUNTED_BY_NAMESPACE = (5, 14)
 """Since this kernel RLIMIT_NPROC counts the processes of a user namespace apart from the user's others."""
 
@@ -141,7 +143,7 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
         "drop": os.geteuid() == 0 and not own_users,
         "reads_all": user is not None and fenced and not _reachable(),
         "landlock": fence,
-        "filter": {"alone": prefix is None, "guarded": [os.getpid()]} if filtered else None,
+        "filter": {"alone": prefix is None, "guarded": [os.getpid()], "timers": settings.gpu} if filtered else None,
         # The watch costs time on a core that a timed call may need; the group does it for nothing.
         "memory": None if group else settings.memory_bytes,
         "folder": str(folder.path),
@@ -210,6 +212,8 @@ def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
         "RLIMIT_MEMLOCK": 2**26,
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_RTPRIO": 0,
+        # Timers count too. Several children of one user share it, and where it is the judge's, with all that he runs.
+        "RLIMIT_SIGPENDING": PENDING_SIGNALS + _own_pending_signals(),
         # Otherwise counted for the user over the whole machine: leave room for the others.
         "RLIMIT_NPROC": settings.processes + (0 if counted_apart else _own_threads()),
     }
@@ -231,6 +235,11 @@ def _own_threads() -> int:
         except OSError:
             continue
     return count
+
+
+def _own_pending_signals() -> int:
+    """What the kernel counts of this process's user now: in /proc/self/status `SigQ`, before the limit."""
+    return int(Path("/proc/self/status").read_text().partition("SigQ:")[2].split("/", 1)[0] or 0)
 
 
 @cache

@@ -277,6 +277,12 @@ def try_kernel():
     return worked
 
 
+def try_timers():
+    """a timer that goes on while its process is stopped, by `timer_create` or `timerfd_create`"""
+    made = ctypes.c_void_p()
+    return libc.timer_create(1, None, ctypes.byref(made)) == 0 or checked(libc.timerfd_create(1, 0))
+
+
 def try_settings_of_the_kernel():
     """changing kernel settings below /proc/sys"""
     with open("/proc/sys/kernel/core_pattern", "r+") as file:

@@ -10,6 +10,7 @@ import pytest
 from kernelwright.sandbox.calls.sessions import Misbehaved, Session
 from kernelwright.sandbox.jail.capture import KEPT_BYTES, Capture
 from kernelwright.sandbox.jail.children import Child, ChildGone
+from kernelwright.sandbox.jail.layers import FILTER
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from tests.hostile.conftest import TIGHT
 
@@ -37,6 +38,21 @@ def stop_again():
 threading.Thread(target=stop_again, daemon=True).start()
 """
 )
+MAKES_TIMERS = """
+import ctypes, os
+
+libc = ctypes.CDLL(None)
+
+def timers():
+    made = ctypes.c_void_p()
+    while libc.timer_create(1, None, ctypes.byref(made)) == 0: yield made
+
+def descriptors():
+    while libc.timerfd_create(1, 0) >= 0: yield True
+
+def made(some, most):
+    return sum(1 for _, _ in zip(range(most), some()))
+"""
 SLEEPS = """
 import threading, time
 
@@ -120,7 +136,7 @@ def test_a_child_that_stands_still_uses_no_processor_at_all(worker, code):
     ],
 )
 def test_a_child_that_has_itself_woken_is_refused(worker, code, meet_again, turn):
-    session = worker(code)
+    session = worker(code, jail="off")  # the filter leaves no such timer
     wait_until_it_has_run(session)
     with pytest.raises(Misbehaved, match="the candidate ran while it was stopped"):
         meet_again(session)
@@ -129,9 +145,33 @@ def test_a_child_that_has_itself_woken_is_refused(worker, code, meet_again, turn
 @pytest.mark.slow
 @pytest.mark.parametrize("turn", range(5))
 def test_without_the_witness_nobody_sees_that_it_ran(worker, turn):
-    session = worker(WAKES_ITSELF, without=("idle_witness",))
+    session = worker(WAKES_ITSELF, jail="off", without=("idle_witness",))
     wait_until_it_has_run(session)
     session.nothing_ms()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", [(), ("namespaces",)], ids=["namespaces", "alone"])
+def test_a_child_on_a_processor_gets_no_timer_that_goes_on_while_it_stands_still(worker, without):
+    code = MAKES_TIMERS + "assert made(timers, 100) == made(descriptors, 100) == 0\n"
+    assert FILTER in worker(code, jail_without=without).layers
+
+
+@pytest.mark.slow
+def test_without_the_filter_it_gets_thousands(worker):
+    worker(MAKES_TIMERS + "assert made(timers, 2000) == 2000 and made(descriptors, 500) == 500\n", jail="off")
+
+
+@pytest.mark.slow
+def test_a_child_that_may_use_a_gpu_gets_a_few_for_its_driver(worker):
+    code = MAKES_TIMERS + "assert 16 <= made(timers, 2000) <= 200 and made(descriptors, 4) == 4\n"
+    worker(code, device="cuda")
+
+
+@pytest.mark.slow
+def test_children_of_one_user_side_by_side_leave_each_other_some(worker):
+    code = MAKES_TIMERS + "assert made(timers, 8) == 8\n"
+    assert all(worker(code, device="cuda", jail_without=("namespaces",)).layers for _ in range(4))
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -97,10 +99,11 @@ def test_a_tool_in_somebodys_home_shows_nothing_but_itself(tmp_path, monkeypatch
     assert str(tmp_path) not in bubblewrap.needed_paths()
 
 
+@pytest.mark.parametrize("timers", [False, True])
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("architecture", syscalls.AUDIT_ARCH)
-def test_the_filter_is_a_program_that_the_kernel_could_load(architecture, alone):
-    code = syscalls.program(architecture, alone, (1234,))
+def test_the_filter_is_a_program_that_the_kernel_could_load(architecture, alone, timers):
+    code = syscalls.program(architecture, alone, (1234,), timers)
     assert len(code) < 4096
     assert code[-1] == (syscalls.RETURN, 0, 0, syscalls.ALLOW)
     for place, (_, if_true, if_false, operand) in enumerate(code[:-1]):
@@ -111,10 +114,26 @@ def test_the_filter_is_a_program_that_the_kernel_could_load(architecture, alone)
 
 def test_both_architectures_refuse_the_same_calls_as_far_as_they_have_them():
     only_on_x86 = {"iopl", "ioperm", "modify_ldt", "chmod", "chown", "lchown", "utime", "utimes", "futimesat"}
-    for table in (syscalls.REFUSED, syscalls.REFUSED_ALONE, syscalls.OF_A_PROCESS, syscalls.EXAMINED):
+    tables = (syscalls.REFUSED, syscalls.REFUSED_ALONE, syscalls.TIMERS, syscalls.OF_A_PROCESS, syscalls.EXAMINED)
+    for table in tables:
         missing = set(table[syscalls.X86_64]) - set(table[syscalls.AARCH64])
         assert missing <= only_on_x86
         assert set(table[syscalls.AARCH64]) <= set(table[syscalls.X86_64])
+
+
+def test_signals_that_the_judges_user_has_waiting_take_no_room_from_his_children(folder):
+    number, count = signal.SIGRTMIN + 3, 50
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        for _ in range(count):
+            signal.pthread_kill(threading.get_ident(), number)  # no other thread of the tests blocks it
+        made = jail.jail_for("worker", folder, Settings())
+        made.close()
+        assert made.plan["limits"]["RLIMIT_SIGPENDING"] >= jail.PENDING_SIGNALS + count
+    finally:
+        while signal.sigtimedwait({number}, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
 
 CONTROLLERS = "cpu memory pids\n"

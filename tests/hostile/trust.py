@@ -35,6 +35,7 @@ WORKS: dict[str, tuple[str, ...]] = {
             "replace_build",
             "user_namespace",
             "kernel",
+            "timers",
         ),
         _OFF,
     ),

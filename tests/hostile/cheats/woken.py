@@ -1,4 +1,4 @@
-"""Candidates that have themselves woken while they should stand still: a timer's SIGCONT undoes a stop."""
+"""Candidates with timers that go on while they stand still: SIGCONT undoes a stop, and many slow whoever is timed."""
 
 from tests.hostile.cheats.cheat import Cheat
 
@@ -132,6 +132,42 @@ def program(*parts: str) -> str:
     return f'SOURCE = r"""{"".join(parts)}"""' + LOAD
 
 
+IGNORED = r"""
+#include <signal.h>
+#include <time.h>
+
+static const int MOST = 3000;
+static timer_t timers[MOST];
+
+extern "C" int make() {
+    signal(SIGUSR1, SIG_IGN);
+    sigevent event = {};
+    event.sigev_notify = SIGEV_SIGNAL;
+    event.sigev_signo = SIGUSR1;
+    for (int i = 0; i < MOST; i++)
+        if (timer_create(CLOCK_MONOTONIC, &event, &timers[i]) != 0) return i;
+    return MOST;
+}
+
+extern "C" void set() {
+    for (int i = 0; i < MOST; i++) {
+        itimerspec when = {{0, 0}, {0, 1000000 + i * 20000}};
+        timer_settime(timers[i], 0, &when, nullptr);
+    }
+}
+"""
+LOAD_IGNORED = """
+LIBRARY = ctypes.CDLL(load_inline(name="ignored", cpp_sources=[SOURCE], no_implicit_headers=True,
+                                  is_python_module=False, extra_ldflags=["-lrt"]))
+if (made := LIBRARY.make()) < 3000:
+    raise RuntimeError(f"timers to be had: {made}")
+"""
+INTERRUPTS = Cheat(
+    "thousands of timers whose signal is ignored interrupt the core while others are timed on it",
+    (23, 25), "positive", "load", "timers to be had: 0", "y = self.right(x)\nLIBRARY.set()\nreturn y",
+    f'SOURCE = r"""{IGNORED}"""' + LOAD_IGNORED,
+)  # fmt: skip
+"""From a millisecond after each call on, for sixty. Nobody is woken, so no witness sees it."""
 SETTING_ONLY = program(WAKING, "static int help(void*) { return 0; }")
 """The timer is made, and never set."""
 WOKEN = [
