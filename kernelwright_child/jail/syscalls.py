@@ -121,7 +121,8 @@ PRIVATE_OPTIONS = (1, 4, 0x59616D61)
 """prctl PR_SET_PDEATHSIG, PR_SET_DUMPABLE and PR_SET_PTRACER: the keeper and the judge rely on them."""
 
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+ALLOW, DONE, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050000, 0x00050001, 0x00050026, 0x80000000
+"""DONE: the call does nothing and says that it did."""
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
 Instruction = tuple[int, int, int, int]
 
@@ -132,14 +133,15 @@ def machine() -> str | None:
     return name if name in AUDIT_ARCH else None
 
 
-def program(architecture: str, alone: bool, guarded: tuple[int, ...] = (), timers: bool = False) -> list[Instruction]:
+def program(architecture: str, alone: bool, guarded: tuple[int, ...] = (), *allowed: str) -> list[Instruction]:
     """The filter as BPF instructions `(code, jump if true, jump if false, operand)`.
 
     `alone`: no namespaces are around it, so what they would stop is refused here, and whatever names one of the
-    `guarded` processes. `timers`: those that go on while their process is stopped may be made.
+    `guarded` processes. What may be `allowed` besides: `timers` that go on while their process is stopped, and to
+    change the `cores` of a thread. An OpenMP library ends the process where it can not, so without it nothing happens.
     """
     refused = {**SAME_EVERYWHERE, **REFUSED[architecture], **(REFUSED_ALONE[architecture] if alone else {})}
-    refused |= {} if timers else TIMERS[architecture]
+    refused |= {} if "timers" in allowed else TIMERS[architecture]
     examined = EXAMINED[architecture]
     code: list[Instruction] = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, AUDIT_ARCH[architecture])]
     code += [(RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
@@ -147,6 +149,8 @@ def program(architecture: str, alone: bool, guarded: tuple[int, ...] = (), timer
         code += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, EPERM)]
     for number in sorted(refused.values()):
         code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM)]
+    if "cores" not in allowed:
+        code += [(EQUAL, 0, 1, OF_A_PROCESS[architecture]["sched_setaffinity"]), (RETURN, 0, 0, DONE)]
     # A later clone3 could hide its flags behind a pointer; "no such call" makes the C library fall back to clone.
     code += [(EQUAL, 0, 1, examined["clone3"]), (RETURN, 0, 0, ENOSYS)]
     code += _when(examined["clone"], FIRST_ARGUMENT, [(ANY_BIT, 0, 1, CLONE_NEW), (RETURN, 0, 0, EPERM)])
@@ -194,14 +198,14 @@ class _Program(ctypes.Structure):
 
 
 def install(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
-    """Put the filter on this process and all that it will start; `alone`, `guarded`, `timers` are as in `program`.
+    """Put the filter on this process and all that it will start; `alone`, `guarded`, `allowed` are as in `program`.
 
     Needs no_new_privs. Raises `OSError`.
     """
     architecture = machine()
     if architecture is None:
         raise OSError(f"the system call filter does not know {os.uname().machine}")
-    steps = program(architecture, plan["alone"], tuple(plan["guarded"]), plan["timers"])
+    steps = program(architecture, plan["alone"], tuple(plan["guarded"]), *plan["allowed"])
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     buffer = ctypes.create_string_buffer(code, len(code))
     filter_program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))

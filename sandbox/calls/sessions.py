@@ -5,7 +5,7 @@ import time
 from typing import Any, Self
 
 from kernelwright.sandbox.calls.import_timeout import ImportTimeout
-from kernelwright.sandbox.calls.timed_call import Timed
+from kernelwright.sandbox.calls.timed_call import Timed, beyond_threads
 from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process_state import TELLS_REST
@@ -155,6 +155,9 @@ class Session:
         before = self._cpu_ms()
         answer, milliseconds = self._exchange(question(op, values), timeout_s)
         cpu_ms = self._cpu_ms() - before
+        excess = beyond_threads(self._settings, milliseconds, cpu_ms)
+        if excess and self._kind == "worker" and self._watches("threads"):
+            raise Misbehaved(excess)
         if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
             raise Misbehaved("the candidate keeps processes of its own running after a call")
         changed = self._lent.changed(values.tensors) if self._watches("input_check") else None

@@ -5,6 +5,10 @@ from typing import NamedTuple
 from kernelwright.sandbox.calls.device import Prepared
 from kernelwright.sandbox.machine.clocks import ClockSample
 from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.verdict.settings import Settings
+
+CLOCKS, CLOCKS_MS = 0.02, 0.05
+"""By how much, of the time and at least, the kernel's clock of a process may be off the judge's in one call."""
 
 
 class Witnessed(NamedTuple):
@@ -32,3 +36,16 @@ class Timed(NamedTuple):
     cpu_ms: float
     device: Witnessed | None = None
     """What else is known of a call on a GPU."""
+
+
+def beyond_threads(settings: Settings, milliseconds: float, cpu_ms: float) -> str:
+    """What is wrong with a candidate's call on a processor that used more of it than its threads can; mostly nothing.
+
+    A child that is timed has a core a thread, and all threads that it starts stay there, however many they are. So it
+    takes moving them to other cores.
+    """
+    threads = settings.threads
+    if threads >= len(settings.cores) or cpu_ms <= threads * (milliseconds * (1 + CLOCKS) + CLOCKS_MS):
+        return ""
+    used = f"{cpu_ms:.2f} ms of processor time in a call of {milliseconds:.2f} ms"
+    return f"the candidate used {used}, more than --threads {threads} allows"

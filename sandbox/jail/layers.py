@@ -135,6 +135,8 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     user = None if own_users else _user(folder, prefix is not None, fenced and not settings.gpu)
     filtered = syscalls.machine() is not None
     limits, fence = _limits(settings, own_users), _fence(readable, writable, settings.gpu) if fenced else None
+    # With one thread there is nothing for OpenMP to bind, and a candidate is kept on the one core that it has.
+    allowed = ["timers", "cores"] if settings.gpu else ["cores"] if kind != "worker" or settings.threads > 1 else []
     group = cgroups.limited_group(settings.memory_bytes, settings.processes)  # last of all that may fail
     plan = {
         # It bounds what is reserved rather than used, and libraries reserve for every core: a group does it better.
@@ -143,7 +145,7 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
         "drop": os.geteuid() == 0 and not own_users,
         "reads_all": user is not None and fenced and not _reachable(),
         "landlock": fence,
-        "filter": {"alone": prefix is None, "guarded": [os.getpid()], "timers": settings.gpu} if filtered else None,
+        "filter": {"alone": prefix is None, "guarded": [os.getpid()], "allowed": allowed} if filtered else None,
         # The watch costs time on a core that a timed call may need; the group does it for nothing.
         "memory": None if group else settings.memory_bytes,
         "folder": str(folder.path),
@@ -213,7 +215,7 @@ def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_RTPRIO": 0,
         # Timers count too. Several children of one user share it, and where it is the judge's, with all that he runs.
-        "RLIMIT_SIGPENDING": PENDING_SIGNALS + _own_pending_signals(),
+        "RLIMIT_SIGPENDING": PENDING_SIGNALS + users.pending_signals(),
         # Otherwise counted for the user over the whole machine: leave room for the others.
         "RLIMIT_NPROC": settings.processes + (0 if counted_apart else _own_threads()),
     }
@@ -235,11 +237,6 @@ def _own_threads() -> int:
         except OSError:
             continue
     return count
-
-
-def _own_pending_signals() -> int:
-    """What the kernel counts of this process's user now: in /proc/self/status `SigQ`, before the limit."""
-    return int(Path("/proc/self/status").read_text().partition("SigQ:")[2].split("/", 1)[0] or 0)
 
 
 @cache

@@ -43,3 +43,8 @@ def _has_account(number: int) -> bool:
     except KeyError:
         return False
     return True
+
+
+def pending_signals() -> int:
+    """Signals that wait, and timers, of this process's user now, as the kernel counts them against a limit."""
+    return int(Path("/proc/self/status").read_text().partition("SigQ:")[2].split("/", 1)[0] or 0)

@@ -59,7 +59,13 @@ def spawn(order: ChildSpec, ends: Ends) -> Root:
     """Start interpreter, keeper and child anew. Raises `OSError`."""
     inner = ["-m", MODULES[order.kind], str(ends.channel)]
     command = order.jail.command(inner, ends.lifeline, ends.status)
-    return _run(command, order, ends, (ends.channel, *order.jail.fds))
+    cores = os.sched_getaffinity(0)
+    if order.kind != "builder":  # a child that is timed has a core a thread; it inherits this thread's
+        os.sched_setaffinity(0, sorted(cores)[: int(order.environment["OMP_NUM_THREADS"])])
+    try:
+        return _run(command, order, ends, (ends.channel, *order.jail.fds))
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> Root:

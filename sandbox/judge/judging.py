@@ -316,7 +316,7 @@ class Judge:
             "entry": "ModelNew",
             "built": str(built.folder.path / "build"),
             "threads": self.settings.threads,
-            "cores": list(self.settings.cores),
+            "cores": list(self.settings.cores[: None if self.settings.gpu else self.settings.threads]),
             "dtype": self.problem.dtype,
         }
 

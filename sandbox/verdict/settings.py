@@ -23,14 +23,16 @@ Defence = Literal[
     "standing_still",
     "idle_witness",
     "offspring",
+    "threads",
     "weights",
     "timed_check",
     "placebo",
 ]
 """`fresh_values`: new values for every call. `families`: values of several kinds. `input_check`: inputs are compared
 after the call. `standing_still`: every thread stops outside calls. `idle_witness`: processor time used outside calls.
-`offspring`: processes left running. `weights`: parameters are changed after construction. `timed_check`: timed outputs
-are compared. `placebo`: the baseline is timed against itself."""
+`offspring`: processes left running. `threads`: processor time in a call, where there are more cores than threads.
+`weights`: parameters are changed after construction. `timed_check`: timed outputs are compared. `placebo`: the baseline
+is timed against itself."""
 
 
 class Settings(Record):
@@ -45,7 +47,7 @@ class Settings(Record):
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where candidate and baselines run: `cpu`, `cuda` (the first CUDA device), or `cuda:N`."""
     threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
-    """Threads for torch and OpenMP, the same for candidate and baseline."""
+    """Threads for torch and OpenMP, the same for candidate and baseline; on a processor all that each may keep busy."""
     cores: tuple[int, ...] = Field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
     """The processor cores that both sides may use."""
     shortcuts: bool = True

@@ -38,6 +38,24 @@ def stop_again():
 threading.Thread(target=stop_again, daemon=True).start()
 """
 )
+WANDERS = """
+import os, threading
+
+everywhere, found = range(os.cpu_count()), []
+
+def wander():
+    os.sched_setaffinity(0, everywhere)
+    found.append(len(os.sched_getaffinity(0)))
+
+wander()
+thread = threading.Thread(target=wander)
+thread.start()
+thread.join()
+if os.fork() == 0:
+    wander()
+    os._exit(found[-1])
+found.append(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
 MAKES_TIMERS = """
 import ctypes, os
 
@@ -148,6 +166,17 @@ def test_without_the_witness_nobody_sees_that_it_ran(worker, turn):
     session = worker(WAKES_ITSELF, jail="off", without=("idle_witness",))
     wait_until_it_has_run(session)
     session.nothing_ms()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", [(), ("namespaces",)], ids=["namespaces", "alone"])
+def test_a_child_with_one_thread_stays_on_its_core_with_all_its_threads_and_processes(worker, without):
+    worker(WANDERS + "assert found == [1, 1, 1], found\n", threads=1, jail_without=without)
+
+
+@pytest.mark.slow
+def test_a_child_with_more_threads_can_bind_them(worker):
+    worker(WANDERS + "import torch\nassert found == [len(os.sched_getaffinity(0))] * 3, found\n", threads=2)
 
 
 @pytest.mark.slow

@@ -99,11 +99,11 @@ def test_a_tool_in_somebodys_home_shows_nothing_but_itself(tmp_path, monkeypatch
     assert str(tmp_path) not in bubblewrap.needed_paths()
 
 
-@pytest.mark.parametrize("timers", [False, True])
+@pytest.mark.parametrize("allowed", [(), ("cores",), ("timers", "cores")])
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("architecture", syscalls.AUDIT_ARCH)
-def test_the_filter_is_a_program_that_the_kernel_could_load(architecture, alone, timers):
-    code = syscalls.program(architecture, alone, (1234,), timers)
+def test_the_filter_is_a_program_that_the_kernel_could_load(architecture, alone, allowed):
+    code = syscalls.program(architecture, alone, (1234,), *allowed)
     assert len(code) < 4096
     assert code[-1] == (syscalls.RETURN, 0, 0, syscalls.ALLOW)
     for place, (_, if_true, if_false, operand) in enumerate(code[:-1]):

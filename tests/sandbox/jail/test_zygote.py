@@ -389,3 +389,13 @@ folder.close()
 """
     output, _ = judge(code).communicate()
     assert output.splitlines() == ["16 True []"]
+
+
+@pytest.mark.parametrize("zygotes", [ZYGOTES, None], ids=["forked", "spawned"])
+def test_a_child_that_is_timed_has_a_core_a_thread_and_a_builder_all(start, zygotes):
+    one, all_of_them = WAYS["off"].model_copy(update={"threads": 1}), os.sched_getaffinity(0)
+    assert os.sched_getaffinity(start(one, zygotes).pid) == {min(all_of_them)}
+    assert os.sched_getaffinity(start(one, zygotes, kind="reference").pid) == {min(all_of_them)}
+    assert os.sched_getaffinity(0) == all_of_them
+    if zygotes is not None:
+        assert os.sched_getaffinity(start(one, zygotes, kind="builder").pid) == all_of_them
