@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from kernelwright.problems.record.outliers import begin_far_out, end_far_out
+
 if TYPE_CHECKING:
     import torch
 
@@ -18,8 +20,6 @@ DECADES = 3
 """Of mixed magnitude, to both sides of 1; in float16, which has few of them, one less."""
 OUTLIER = 100
 """Times the largest magnitude that was drawn, or down to a half of that."""
-ROW = 64
-"""Elements at least of what is called a row where outliers are put."""
 
 
 class ValueFamily(NamedTuple):
@@ -67,35 +67,12 @@ def _zero_rows(x: "torch.Tensor") -> None:
 
 
 def _outliers(x: "torch.Tensor") -> None:
-    """In the second half, so that no sample of the first rows shows them: every other row begins with one.
-
-    So does an index of axis 0, which is what a norm over several axes takes for a row. None stands elsewhere: a norm's
-    weight there could make one so much larger than those that begin a row that it hides what is wrong with them.
-    """
     largest = largest_magnitude(x)
-    size = min(OUTLIER * largest if 0 < largest < math.inf else OUTLIER, most(x.dtype))
-    rows = _rows(x)
-    _set_magnitude(rows[len(rows) // 2 :: 2, 0], size)
-    if x.dim() and x[0].numel() >= ROW:
-        _set_magnitude(x.view(len(x), -1)[len(x) // 2 :, 0], size)
+    begin_far_out(x, min(OUTLIER * largest if 0 < largest < math.inf else OUTLIER, most(x.dtype)))
 
 
-def _rows(x: "torch.Tensor") -> "torch.Tensor":
-    """As a matrix whose rows are as many of the last axes as it takes for `ROW` elements."""
-    width = 1
-    for size in reversed(x.shape):
-        width *= size
-        if width >= ROW:
-            break
-    return x.view(-1, width)
-
-
-def _set_magnitude(some: "torch.Tensor", size: float) -> None:
-    """From a half of it to the whole: what an outlier does to rounding differs with the bits of its fraction."""
-    import torch
-
-    sizes = torch.linspace(size / 2, size, len(some), dtype=torch.float64, device=some.device)
-    some.copy_(sizes.to(some.dtype).copysign_(some))
+def _heavy_ends(x: "torch.Tensor") -> None:
+    end_far_out(x, OUTLIER)
 
 
 FAMILIES: dict[str, ValueFamily] = {
@@ -109,6 +86,7 @@ FAMILIES: dict[str, ValueFamily] = {
     "with rows of zeros": ValueFamily("every third index of axis 0 zero", _zero_rows),
     "of mixed magnitude": ValueFamily("axis 0 scaled from 1e-3 to 1e3 (fp16: 1e-2 to 1e2)", _mixed_magnitude),
     "with outliers": ValueFamily("outliers of 50 to 100 times the largest magnitude where rows begin", _outliers),
+    "with heavy ends": ValueFamily("rows that end 50 to 100 times above or below all other values", _heavy_ends),
 }
 """By name, which is what a problem calls it by, and a record."""
 GROWTH, OFFSET = 10**DECADES, LOWERED

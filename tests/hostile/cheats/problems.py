@@ -181,6 +181,15 @@ TEXTS = {
         "[torch.randn(64, 1024)]",
         "[]",
     ),
+    "long": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return x.amax(1), x.argmax(1), x / torch.norm(x)
+        """,
+        "[torch.randn(4, 100003)]",
+        "[]",
+    ),
     "pooled": (
         """
         class Model(nn.Module):
@@ -228,6 +237,7 @@ SOLVED = {
         """,
     ),
     "centred": (INIT, "x", "return F.layer_norm(x, x.shape[-1:])"),
+    "long": (INIT, "x", "return x.amax(1), x.argmax(1), x / torch.norm(x)"),
     "pooled": (INIT, "x", "return F.max_pool2d(x, 3)"),
     "gradients": (LINEAR, "x", "return F.gelu(self.layer(x))"),
     "softmax": (INIT, "x", "return torch.softmax(x, dim=-1)"),

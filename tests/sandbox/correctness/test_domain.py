@@ -130,6 +130,7 @@ MARKED = {
     "with every other sign changed": ONLY.format("x.min() < 0 < x.max()"),
     "with ties": ONLY.format("len(x.unique()) < 5"),
     "with rows of zeros": ONLY.format("(x[0] == 0).all() and x.max() > 0.6 and len(x.unique()) > 9"),
-    "of mixed magnitude": ONLY.format("x[-1].max() > 200"),
-    "with outliers": ONLY.format("x.max() > 50 and x[0].max() < 2 and x[-2].max() < 200 and x.median() < 2"),
+    "of mixed magnitude": ONLY.format("x[-1].max() > 200 and x[-1].min() > 50"),
+    "with outliers": ONLY.format("50 < x.max() < 200 and x[0].max() < 2 and x[-2].max() < 200 and x.median() < 2"),
+    "with heavy ends": ONLY.format("x[-1].max() > 300 and x[-1].min() < 2"),
 }

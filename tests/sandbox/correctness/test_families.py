@@ -129,6 +129,26 @@ def test_outliers_begin_rows_of_several_axes_too():
     assert (after.abs() > 10 * drawn.abs().max()).double().mean() < 0.02
 
 
+def test_rows_of_the_second_half_end_above_and_below_all_others_in_turn():
+    drawn = torch.randn(60, 128)
+    after = vary(values(drawn), "with heavy ends").tensors[0].tensor()
+    ends = after.abs() > 10 * drawn.abs().max()
+    assert ends[30:, -1].all()
+    assert int(ends.sum()) == 31
+    assert ends[-1, -2]
+    assert (after[30:-1, -1] > 0).tolist() in ([True, False] * 14 + [True], [False, True] * 14 + [False])
+    assert set(after.abs().flatten().topk(2).indices.tolist()) == {drawn.numel() - 1, drawn.numel() - 2}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_ends_have_no_sign_that_was_not_drawn(sign):
+    drawn = sign * (torch.rand(60, 128) + 0.1)
+    after = vary(values(drawn), "with heavy ends").tensors[0].tensor()
+    assert torch.equal(after.sign(), drawn.sign())
+    assert after.abs().argmax() == drawn.numel() - 1
+    assert after.abs().argmin() == drawn.numel() - 2
+
+
 def test_what_a_problem_leaves_out_never_comes_up():
     left = [family for family in FAMILIES if family != "all negative"]
     assert set(itertools.islice(schedule(random.Random(0), left), 100)) == {DRAWN, *left}

@@ -64,6 +64,11 @@ def variance_about_the_first(x: torch.Tensor) -> torch.Tensor:
     return (off - mean) * (off.square().mean(-1, keepdim=True) - mean.square() + 1e-5).rsqrt()
 
 
+def without_the_rest(x: torch.Tensor) -> torch.Tensor:
+    """As vectors of eight have it."""
+    return x[..., : x.shape[-1] // 8 * 8]
+
+
 def layer_norm(x: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, x.shape[-1:])
 
@@ -95,6 +100,9 @@ LAZY = {
         negligible_rows_left_out, lambda x: F.normalize(x, dim=-1), lambda: torch.randn(64, 512)
     ),
     "with outliers": Lazy(variance_about_the_first, layer_norm, lambda: torch.randn(512, 1024)),
+    "with heavy ends": Lazy(
+        lambda x: without_the_rest(x).amax(-1), lambda x: x.amax(-1), lambda: torch.randn(8, 100003)
+    ),
 }
 
 
@@ -119,6 +127,35 @@ def test_a_lazy_kernel_is_caught_by_its_family_and_by_no_other(name: str) -> Non
     torch.manual_seed(0)
     for _ in range(DRAWS):
         assert [family for family in (DRAWN, *FAMILIES) if is_caught(LAZY[name], family)] == [name]
+
+
+REDUCED: dict[str, Function] = {
+    "a sum": lambda x: x.sum(-1),
+    "a norm": lambda x: x.square().sum(-1).sqrt(),
+    "a variance": lambda x: x.var(-1),
+    "a maximum": lambda x: x.amax(-1),
+    "a minimum": lambda x: x.amin(-1),
+    "the place of a maximum": lambda x: x.argmax(-1),
+    "the place of a minimum": lambda x: x.argmin(-1),
+}
+SEEN: dict[str, Function] = {
+    "over the last axis": lambda x: x,
+    "over axis 0": lambda x: x.T,
+    "over everything": lambda x: x.view(-1),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize("way", SEEN)
+@pytest.mark.parametrize("draw", [torch.rand, torch.randn, lambda *shape: -torch.rand(*shape)])
+def test_a_reduction_that_forgets_a_remainder_is_caught(name: str, way: str, draw: Callable[..., torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    lazy = Lazy(
+        lambda x: REDUCED[name](without_the_rest(SEEN[way](x))),
+        lambda x: REDUCED[name](SEEN[way](x)),
+        lambda: draw(1004, 1003).contiguous(),
+    )
+    assert all(is_caught(lazy, "with heavy ends") for _ in range(DRAWS))
 
 
 def test_a_maximum_that_starts_from_zero_is_caught_only_where_nothing_is_positive() -> None:
