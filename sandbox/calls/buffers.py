@@ -298,8 +298,7 @@ def fetch(output: Shown, in_place: bool = False) -> tuple[RawTensor, torch.Tenso
     if not output.bytes:
         return RawTensor(output.dtype, output.shape, data), data.tensor
     whole = data.tensor.view(dtype).as_strided(output.shape, output.stride)
-    raw = RawTensor(output.dtype, output.shape, data) if whole.is_contiguous() else RawTensor.of(whole)
-    return raw, data.tensor
+    return RawTensor.laid(whole, data), data.tensor
 
 
 def poison(output: Shown, stream: driver.Stream) -> None:

@@ -46,8 +46,8 @@ def rows_of(raw: RawTensor, start: int, stop: int) -> RawTensor:
     step = len(raw.data) // raw.shape[0] if raw.shape[0] else 0
     shape = (stop - start, *raw.shape[1:])
     if isinstance(raw.data, DeviceBytes):
-        return RawTensor(raw.dtype, shape, DeviceBytes(raw.data.tensor[start * step : stop * step]))
-    return RawTensor(raw.dtype, shape, raw.data[start * step : stop * step])
+        return raw._replace(shape=shape, data=DeviceBytes(raw.data.tensor[start * step : stop * step]))
+    return raw._replace(shape=shape, data=raw.data[start * step : stop * step])
 
 
 def result_rows(result: Values, start: int, stop: int) -> Values:

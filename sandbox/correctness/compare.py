@@ -46,6 +46,8 @@ class Checks(NamedTuple):
     structure: bool = True
     shape: bool = True
     dtype: bool = True
+    places: bool = True
+    """Whether each element has its own, where the reference's have."""
     masks: bool = True
     """Places of NaN and of both infinities."""
     largest: bool = True
@@ -188,6 +190,8 @@ def _form(label: str, mine: RawTensor, reference: RawTensor, checks: Checks) -> 
         return Wrong(f"{label} has shape {list(mine.shape)}, the reference's is {list(reference.shape)}", "")
     if checks.dtype and mine.dtype != reference.dtype:
         return Wrong(f"{label} has dtype {mine.dtype}, the reference's is {reference.dtype}", "")
+    if checks.places and mine.is_shared and not reference.is_shared:
+        return Wrong(f"in {label} several elements share one place in memory; write each, as the reference does", "")
     return None
 
 

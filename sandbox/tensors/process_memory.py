@@ -111,7 +111,7 @@ def _read(pid: int, place: Described) -> RawTensor:
     data = read_bytes(pid, place.address, extent * dtype.itemsize)
     try:
         whole = torch.frombuffer(data, dtype=dtype).as_strided(shape, place.stride)
-        return RawTensor(place.dtype, shape, data) if whole.is_contiguous() else RawTensor.of(whole)
+        return RawTensor.laid(whole, data)
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:  # NotImplementedError is a RuntimeError
         raise MemoryReadError(
             f"an output of dtype {place.dtype} and shape {place.shape} can not be read: {error}"

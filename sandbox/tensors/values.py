@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kernelwright.sandbox.tensors.strides import is_shared
+
 LOOK_BYTES = 2**28
 """Device memory is compared in pieces: torch notes the outcome for each element before it says whether all are same."""
 
@@ -70,6 +72,15 @@ class RawTensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     data: bytearray | DeviceBytes
+    is_shared: bool = False
+    """Whether several elements lay in one place where a child had them."""
+
+    @classmethod
+    def laid(cls, tensor: torch.Tensor, data: bytearray | DeviceBytes) -> "RawTensor":
+        """What a child has laid over these bytes, made contiguous."""
+        if tensor.is_contiguous():
+            return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
+        return cls.of(tensor)._replace(is_shared=is_shared(tensor.shape, tensor.stride()))
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "RawTensor":

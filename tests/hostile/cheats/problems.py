@@ -190,6 +190,33 @@ TEXTS = {
         "[torch.randn(4, 100003)]",
         "[]",
     ),
+    "windows": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return torch.tanh(x).unfold(1, 16, 1).contiguous()
+        """,
+        "[torch.randn(16, 256)]",
+        "[]",
+    ),
+    "spread": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return x.sum(1, keepdim=True).repeat(1, x.shape[1])
+        """,
+        "[torch.randn(32, 80)]",
+        "[]",
+    ),
+    "repeated": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return x.mean(1, keepdim=True).expand(x.shape), torch.tanh(x).unfold(1, 16, 1)
+        """,
+        "[torch.randn(32, 80)]",
+        "[]",
+    ),
     "pooled": (
         """
         class Model(nn.Module):
@@ -238,6 +265,13 @@ SOLVED = {
     ),
     "centred": (INIT, "x", "return F.layer_norm(x, x.shape[-1:])"),
     "long": (INIT, "x", "return x.amax(1), x.argmax(1), x / torch.norm(x)"),
+    "windows": (INIT, "x", "return torch.tanh(x).unfold(1, 16, 1).contiguous()"),
+    "spread": (INIT, "x", "return x.sum(1, keepdim=True).repeat(1, x.shape[1])"),
+    "repeated": (
+        INIT,
+        "x",
+        "return x.mean(1, keepdim=True).repeat(1, x.shape[1]), torch.tanh(x).unfold(1, 16, 1).contiguous()",
+    ),
     "pooled": (INIT, "x", "return F.max_pool2d(x, 3)"),
     "gradients": (LINEAR, "x", "return F.gelu(self.layer(x))"),
     "softmax": (INIT, "x", "return torch.softmax(x, dim=-1)"),

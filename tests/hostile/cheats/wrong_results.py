@@ -5,6 +5,7 @@ from tests.hostile.cheats.cheat import Cheat
 
 DTYPE = "dtype bfloat16|dtype float64"
 OFF = "is wrong"
+SHARED = "share one place in memory"
 FOUND = "is wrong|has NaN"
 ZEROED = "right value is zero|must be exactly zero"
 """Memory that nobody wrote may hold anything."""
@@ -43,10 +44,10 @@ WRONG_RESULTS = [
     Cheat("a list that is too short", (43,), "several", "check", "structure",
           "y = self.right(x); y['more'] = y['more'][:1]; return y"),
     Cheat("one row that is broadcast", (43,), "weighted", "check", "shape [1, 72]", "return self.right(x[:1])"),
-    Cheat("one row seen as all", (43, 59), "weighted", "check", OFF, "return self.right(x[:1]).expand(x.shape)"),
+    Cheat("one row seen as all", (43, 59), "weighted", "check", SHARED, "return self.right(x[:1]).expand(x.shape)"),
     Cheat("one number", (43,), "loss", "check", "shape []",
           "return F.cross_entropy(logits, targets)"),
-    Cheat("the mean loss in every row", (41,), "loss", "check", OFF,
+    Cheat("the mean loss in every row", (41,), "loss", "check", SHARED,
           "return F.cross_entropy(logits, targets).expand(logits.shape[0])"),
     Cheat("zeros in double precision", (21,), "doubles", "check", "all elements are zero",
           "return torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)"),
@@ -152,6 +153,10 @@ WRONG_RESULTS = [
           "return torch.cumsum(x * self.weight, dim=1)"),
     Cheat("weights taken for one, which they are when constructed", (16, 59), "norm", "check", OFF,
           "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon)"),
+    Cheat("windows of which a sixteenth is ever written", (), "windows", "check", SHARED,
+          "return torch.tanh(x).unfold(1, 16, 1)"),
+    Cheat("sums that are written once and seen in every column", (), "spread", "check", SHARED,
+          "return x.sum(1, keepdim=True).expand(x.shape)"),
     Cheat("one buffer for two outputs", (), "several", "check", "place",
           "y = self.right(x); p = y['place']; y['place'] = p[:1].expand(p.shape); return y"),
     Cheat("maxima that start from zero, where nothing that is drawn is negative", (52,), "pooled", "check", OFF,

@@ -345,6 +345,16 @@ ATTACKS = {
     "usual": under_a_peak,
     "slices": small_rows,
 }
+SHARED = output(ROW)._replace(tensors=(RawTensor.of(ROW)._replace(is_shared=True),))
+
+
+def test_elements_that_share_a_place_are_refused_where_the_references_do_not():
+    exact = output(ROW.double())
+    assert "share one place" in mismatch(SHARED, exact, output(ROW), Tolerance()).reason
+    assert not is_right_anyhow(SHARED, output(ROW), Tolerance())
+    assert mismatch(SHARED, exact, output(ROW), Tolerance(), Checks(places=False)) is None
+    assert mismatch(SHARED, exact, SHARED, Tolerance()) is None
+    assert mismatch(output(ROW), exact, SHARED, Tolerance()) is None
 
 
 @pytest.mark.parametrize("check", ATTACKS)

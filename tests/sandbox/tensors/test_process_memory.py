@@ -27,6 +27,28 @@ def test_every_plain_dtype_can_be_read_widened_and_compared(dtype, stride):
     assert bool(((found == tensor) | found.to(wide).isnan()).all())
 
 
+SIX = torch.arange(6.0)
+SHARING = {
+    "a row seen as several": (SIX.expand(3, 6), True),
+    "windows that overlap": (SIX.unfold(0, 3, 1), True),
+    "windows side by side": (SIX.unfold(0, 3, 3), False),
+    "a transposed matrix": (SIX.view(2, 3).T, False),
+    "a part of a matrix": (SIX.view(2, 3)[:, 1:], False),
+    "one element on an axis of one": (SIX[:1].expand(1, 1), False),
+    "nothing, seen as several": (SIX[:0].expand(3, 0), False),
+    "axes that pass each other by": (torch.arange(8.0).as_strided((3, 2), (2, 3)), False),
+    "axes that meet": (torch.arange(11.0).as_strided((4, 2), (2, 4)), True),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_elements_that_share_a_place_are_noticed(name):
+    tensor, shares = SHARING[name]
+    found = read(tensor)
+    assert found.is_shared == shares
+    assert torch.equal(found.tensor(), tensor)
+
+
 ALL = {str(found).removeprefix("torch.") for found in vars(torch).values() if isinstance(found, torch.dtype)}
 OTHERS = sorted(ALL - PLAIN_DTYPES)
 
