@@ -381,11 +381,11 @@ class ReferenceSession:
         question = {"op": "weights", "names": self.weight_names}
         limit = self.settings.start_timeout_s
         worker.ask(question, limit, self.weights)
-        worker.call(values, self.settings.call_timeout_s, operation(self.problem))
+        worker.call_ms(values, self.settings.call_timeout_s, operation(self.problem))
         theirs = worker.state(self.weights.size)  # what goes wrong in it is not the problem's fault
         with self._translated():
             self._session.ask(question, limit, self.weights)
-            self._session.call(values, self._patience_s, operation(self.problem))
+            self._session.call_ms(values, self._patience_s, operation(self.problem))
             return theirs, self._session.state(self.weights.size)
 
     def burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
@@ -540,6 +540,11 @@ class ReferenceSession:
             f"the reference of {name} takes more memory{plan} than the {there} that a child may take here{how}; give "
             "more with --memory, or use a machine that has more"
         )
+
+    @property
+    def returns_inputs(self) -> bool:
+        """Whether its results lie in the memory of inputs; known from its first call on."""
+        return self._session.returns_inputs
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -46,6 +46,11 @@ class SharedMemory:
                 raise ValueError(f"{len(raw.data)} bytes for a place of {size}")
             self._memory[offset : offset + size] = raw.on_host
 
+    def overwrite(self) -> None:
+        """Leave nothing of the values: NaN, -1 or true is read in their place."""
+        first = ctypes.c_char.from_buffer(self._memory)
+        _libc.memset(ctypes.byref(first), 0xFF, ctypes.c_size_t(len(self._memory)))
+
     def changed(self, tensors: Sequence[RawTensor]) -> int | None:
         """The index of the first tensor whose bytes are no longer those given, or None."""
         places = zip(tensors, self._offsets, self._sizes, strict=True)

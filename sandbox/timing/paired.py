@@ -115,6 +115,7 @@ class Timing:
     def _expect(self, session: Session, result_bytes: int) -> None:
         with in_background(lambda: self.baseline.expect(result_bytes), beside=self._settings.side_by_side):
             session.expect(result_bytes)
+        session.returns_inputs = self.baseline.returns_inputs
 
     def retire(self, session: Session) -> None:
         """End a worker whose part is done, while the next one starts; it has ended before anything is timed again."""

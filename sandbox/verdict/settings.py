@@ -20,6 +20,7 @@ Defence = Literal[
     "fresh_values",
     "families",
     "input_check",
+    "overwriting",
     "standing_still",
     "idle_witness",
     "offspring",
@@ -29,10 +30,10 @@ Defence = Literal[
     "placebo",
 ]
 """`fresh_values`: new values for every call. `families`: values of several kinds. `input_check`: inputs are compared
-after the call. `standing_still`: every thread stops outside calls. `idle_witness`: processor time used outside calls.
-`offspring`: processes left running. `threads`: processor time in a call, where there are more cores than threads.
-`weights`: parameters are changed after construction. `timed_check`: timed outputs are compared. `placebo`: the baseline
-is timed against itself."""
+after the call. `overwriting`: they are gone before its result is read. `standing_still`: every thread stops outside
+calls. `idle_witness`: processor time used outside calls. `offspring`: processes left running. `threads`: processor time
+in a call, where there are more cores than threads. `weights`: parameters are changed after construction. `timed_check`:
+timed outputs are compared. `placebo`: the baseline is timed against itself."""
 
 
 class Settings(Record):

@@ -97,6 +97,7 @@ HABITS = [
            "y = torch.empty(16, x.shape[0], 241).permute(1, 2, 0); y.copy_(torch.tanh(x).unfold(1, 16, 1)); return y"),
     Honest("elements that share places, where the reference's do", "repeated",
            "return x.mean(1, keepdim=True).expand(x.shape), torch.tanh(x).unfold(1, 16, 1)"),
+    Honest("an input, where the reference returns it", "handed on", "return x.view(-1), x + x"),
     Honest("scratch memory from the constructor", "positive",
            "torch.clamp(x, min=0, out=self.scratch); return self.scratch",
            constructor="self.scratch = torch.empty(32, 80)"),

@@ -201,7 +201,7 @@ ATTACKED_HARNESS = [
                       with open(os.path.join(folder, name), "w") as file: file.write("import os; os._exit(0)")
                   except OSError: pass
           """),
-    Cheat("the worker describes the input as the result", (81,), "weighted", "check", OFF,
+    Cheat("the worker describes the input as the result", (81,), "weighted", "run", "lies in the memory of an input",
           """
           wire, real = module("child.wire"), module("child.wire").describe
           wire.describe = lambda tensor: real(x)

@@ -217,6 +217,35 @@ TEXTS = {
         "[torch.randn(32, 80)]",
         "[]",
     ),
+    "turned": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return x.t().contiguous()
+        """,
+        "[torch.randn(32, 80)]",
+        "[]",
+    ),
+    "scattered": (
+        """
+        class Model(nn.Module):
+            def forward(self, x, rows):
+                y = x.clone()
+                y[rows] = y[rows] * 2 + 1
+                return y
+        """,
+        "[torch.randn(256, 1024), torch.randperm(256)[:4]]",
+        "[]",
+    ),
+    "handed on": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return x.contiguous().view(-1), x * 2
+        """,
+        "[torch.randn(32, 80)]",
+        "[]",
+    ),
     "pooled": (
         """
         class Model(nn.Module):
@@ -272,6 +301,9 @@ SOLVED = {
         "x",
         "return x.mean(1, keepdim=True).repeat(1, x.shape[1]), torch.tanh(x).unfold(1, 16, 1).contiguous()",
     ),
+    "turned": (INIT, "x", "return x.t().contiguous()"),
+    "scattered": (INIT, "x, rows", "y = x.clone(); y[rows] = y[rows] * 2 + 1; return y"),
+    "handed on": (INIT, "x", "return x.reshape(-1).clone(), x + x"),
     "pooled": (INIT, "x", "return F.max_pool2d(x, 3)"),
     "gradients": (LINEAR, "x", "return F.gelu(self.layer(x))"),
     "softmax": (INIT, "x", "return torch.softmax(x, dim=-1)"),

@@ -60,8 +60,34 @@ PATH = load_inline(name="lazy", cpp_sources=[SOURCE], no_implicit_headers=True, 
 MAKE = ctypes.CDLL(PATH).lazy
 MAKE.argtypes, MAKE.restype = [ctypes.c_void_p, ctypes.c_long], ctypes.c_void_p
 """
+LENT_MAPPING = """
+LIBC = ctypes.CDLL(None)
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
+LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+def lent(size):
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            if "memfd:lent" in os.readlink(f"/proc/self/fd/{fd}") and os.fstat(int(fd)).st_size >= size:
+                return int(fd)
+        except OSError:
+            pass
+"""
+PRIVATE_MAPPING = """
+size = x.numel() * 4
+if self.last:
+    LIBC.munmap(self.last, size)
+self.last = LIBC.mmap(None, size, 3, 2, lent(size), 0)
+y = torch.frombuffer((ctypes.c_char * size).from_address(self.last), dtype=x.dtype).view(x.shape)
+y[rows] = x[rows] * 2 + 1
+return y
+"""
 
 REUSED_RESULTS = [
+    Cheat("the lent memory mapped anew, of which only what is written to is copied", (34,), "scattered", "run",
+          "lies in the memory of an input", PRIVATE_MAPPING, LENT_MAPPING),
+    Cheat("the same after an honest first call", (34, 53), "scattered", "check", "has NaN",
+          "self.calls += 1\nif self.calls == 1: return self.right(x, rows)\n" + PRIVATE_MAPPING.strip(), LENT_MAPPING),
     Cheat("right twice, then the last result", (15, 39), "weighted", "check", OFF,
           """
           self.calls += 1

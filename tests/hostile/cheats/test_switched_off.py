@@ -49,6 +49,7 @@ ATTACKS: dict[Defence, Attack] = {
     "fresh_values": cheat("the first call answers for all (product)"),
     "families": cheat("the input, where nothing was negative so far (positive)"),
     "input_check": cheat("an input changed to zeros (weighted)"),
+    "overwriting": cheat("the lent memory mapped anew, of which only what is written to is copied (scattered)"),
     "offspring": cheat("a process that forks twice and outlives (weighted)"),
     "weights": cheat("the bias left out, which is zero when constructed (weighted)"),
     "timed_check": cheat("right before the timing, cheap in it (weighted)"),

@@ -5,6 +5,7 @@ from tests.hostile.cheats.cheat import Cheat
 
 DTYPE = "dtype bfloat16|dtype float64"
 OFF = "is wrong"
+LENT = "lies in the memory of an input"
 SHARED = "share one place in memory"
 FOUND = "is wrong|has NaN"
 ZEROED = "right value is zero|must be exactly zero"
@@ -17,7 +18,9 @@ WRONG_RESULTS = [
         "the same share for everything", (41, 42), "softmax", "check", "all elements are",
         "return torch.full_like(x, 1 / x.shape[1])",
     ),
-    Cheat("the input, where nothing was negative so far", (34,), "positive", "check", ZEROED, "return x"),
+    Cheat("the input, where nothing was negative so far", (34,), "positive", "check", ZEROED, "return x.clone()"),
+    Cheat("an input itself", (34,), "positive", "run", LENT, "return x"),
+    Cheat("an input seen otherwise", (34,), "turned", "run", LENT, "return x.t()"),
     Cheat("a copy of the input", (34,), "norm", "check", OFF, "return x.clone()"),
     Cheat("memory as it is found", (29, 40), "weighted", "check", FOUND, "return torch.empty_like(x)"),
     Cheat(
