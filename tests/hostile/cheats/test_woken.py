@@ -26,7 +26,8 @@ def unjailed_judge_of():
 
 @pytest.fixture(scope="module")
 def blind_judge_of():
-    with judges(UNJAILED.model_copy(update={"without": ("idle_witness",)})) as judge:
+    # What follows the inputs would also follow what they are overwritten with.
+    with judges(UNJAILED.model_copy(update={"without": ("idle_witness", "overwriting")})) as judge:
         yield judge
 
 

@@ -123,8 +123,8 @@ if not LIBRARY.take(*arguments):
     y.copy_(self.right(x))
 LIBRARY.leave(*arguments)
 {END}"""
-WAS_WOKEN = "the candidate ran while it was stopped|the child could not be stopped"
-"""The latter where the timer comes while the judge is about to stop it."""
+WAS_WOKEN = "the candidate ran while it was stopped|the child could not be stopped|processes of its own running"
+"""The second where the timer comes while the judge is about to stop it, the third where its helper is still there."""
 
 
 def program(*parts: str) -> str:
