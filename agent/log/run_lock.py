@@ -4,6 +4,7 @@ The lock goes with the process that holds it, however that ends, so a run that w
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import re
@@ -44,8 +45,10 @@ class RunLock:
             LOG.warning("nothing keeps other processes from going on with %s: %s", self._folder, error)
 
     def release(self) -> None:
-        """Let others go on with the run."""
+        """Let others go on with the run, at once: a fork just made may still have the file open."""
         if self._file is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
             self._file = None
 

@@ -51,6 +51,7 @@ def test_the_commands_judge_the_attempt_by_all_rules_of_its_problem(model, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_with_what_the_pages_show_the_last_command_needs_no_run(model, tmp_path):
     detail, problem = model.detail("5_Double", 1), model.index()["problems"][0]
     (tmp_path / "problem").mkdir()

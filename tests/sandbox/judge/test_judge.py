@@ -134,6 +134,10 @@ def test_weights_that_do_not_fit_fail_at_load(scaled_rows):
     assert "match those of Model (weight[48]) neither by name nor by order" in verdict.reason
 
 
+def test_the_input_returned_as_the_result_fails_at_run(scaled_rows):
+    assert "lies in the memory of an input" in failed(scaled_rows, candidate("return x"), "run").reason
+
+
 def test_an_exception_in_forward_fails_at_run_with_its_own_line(scaled_rows):
     verdict = failed(scaled_rows, candidate("return torch.cumsum(x * None, dim=1)"), "run")
     assert verdict.reason.startswith("TypeError")
@@ -143,7 +147,6 @@ def test_an_exception_in_forward_fails_at_run_with_its_own_line(scaled_rows):
 
 WRONG = {
     "zeros": ("return torch.zeros_like(x)", "all elements are zero"),
-    "the input": ("return x", "wrong"),
     "a wrong index": (
         "y = torch.cumsum(x * self.weight, dim=1); y[:, -1] = y[:, -2]; return y",
         "index 47 (the last) of axis 1",

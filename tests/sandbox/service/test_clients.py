@@ -403,6 +403,7 @@ def test_a_search_is_judged_by_the_service_and_says_so(tmp_path, model_server):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("ask", ["judge cumsum.py wrong.py --json", "score cumsum.py candidates --json"])
 def test_a_command_whose_service_is_killed_says_that_it_waits_and_ends_with_its_verdict(tmp_path, ask):
     service = Service(tmp_path)
