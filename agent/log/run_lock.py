@@ -4,7 +4,6 @@ The lock goes with the process that holds it, however that ends, so a run that w
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from kernelwright.agent.log.events import RunLogError
-from kernelwright.sandbox.machine.file_locks import open_everybodys, try_lock
+from kernelwright.sandbox.machine.file_locks import open_everybodys, try_lock, unlock
 from kernelwright.sandbox.verdict.errors import MachineError
 
 LOG = logging.getLogger("kernelwright.agent.log")
@@ -48,7 +47,7 @@ class RunLock:
         """Let others go on with the run, at once: a fork just made may still have the file open."""
         if self._file is not None:
             with contextlib.suppress(OSError):
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+                unlock(self._file.fileno())
             self._file.close()
             self._file = None
 

@@ -29,9 +29,7 @@ try:
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, Observation, State
 except ImportError as error:
-    raise LibraryMissing(
-        f"the OpenEnv environment needs {error.name}; run pip install 'kernelwright[openenv]'"
-    ) from None
+    raise LibraryMissing.of_extra("the OpenEnv environment", error.name, "openenv") from None
 
 STEPS, SESSIONS = 4, 64
 

@@ -23,6 +23,11 @@ def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
+def unlock(fd: int) -> None:
+    """Give back the lock of `try_lock` for all that have this very file open, such as a fork; it goes with the last."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
 def try_lock_byte(fd: int, byte: int, shared: bool = False) -> bool:
     """Take a lock on one byte for this open file, if no other open file holds one that stands against it."""
     try:
