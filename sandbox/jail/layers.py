@@ -145,7 +145,7 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
         "drop": os.geteuid() == 0 and not own_users,
         "reads_all": user is not None and fenced and not _reachable(),
         "landlock": fence,
-        "filter": {"alone": prefix is None, "guarded": [os.getpid()], "allowed": allowed} if filtered else None,
+        "filter": filter_plan(prefix is None, allowed) if filtered else None,
         # The watch costs time on a core that a timed call may need; the group does it for nothing.
         "memory": None if group else settings.memory_bytes,
         "folder": str(folder.path),
@@ -158,6 +158,11 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     layers += [GROUP] if group else []
     layers += [PRIVILEGES, LIMITS, WATCH, ENVIRONMENT, KEEPER]
     return Jail(tuple(prefix or ()), plan, tuple(layers), group)
+
+
+def filter_plan(alone: bool, allowed: Sequence[str]) -> dict[str, Any]:
+    """The system call filter of a child, as `kernelwright_child.jail.syscalls.install` takes it."""
+    return {"alone": alone, "guarded": [os.getpid()], "allowed": list(allowed)}
 
 
 def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | None:

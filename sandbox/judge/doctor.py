@@ -12,7 +12,16 @@ from pathlib import Path
 from kernelwright.sandbox.build import python_header, shortcuts_found
 from kernelwright.sandbox.jail import bubblewrap, cgroups
 from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
-from kernelwright.sandbox.jail.layers import REMEDIES, STRICT, USER, landlock_abi, landlock_layer
+from kernelwright.sandbox.jail.layers import (
+    FILTER,
+    PRIVILEGES,
+    REMEDIES,
+    STRICT,
+    USER,
+    filter_plan,
+    landlock_abi,
+    landlock_layer,
+)
 from kernelwright.sandbox.jail.zygote import ZYGOTES, private_bytes, resident_bytes
 from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
 from kernelwright.sandbox.judge.health_check import HealthCheck
@@ -152,7 +161,7 @@ def _filter_obstacle() -> str:
         f"import ctypes, sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
         "from kernelwright_child.jail import syscalls; "
         "libc = ctypes.CDLL(None, use_errno=True); libc.prctl(38, 1, 0, 0, 0); "
-        "syscalls.install(libc, {'alone': True, 'guarded': []})"
+        f"syscalls.install(libc, {filter_plan(alone=True, allowed=())!r})"
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
@@ -161,9 +170,10 @@ def _filter_obstacle() -> str:
 def _child() -> Iterator[HealthCheck]:
     """Start a child and read its memory from outside, as judging does; then, whether `--jail strict` would."""
     layers: tuple[str, ...] = ()
+    status: dict[str, str] = {}
 
     def attempt() -> str:
-        nonlocal layers
+        nonlocal layers, status
         start = time.monotonic()
         folder = WorkFolder()
         try:
@@ -175,6 +185,7 @@ def _child() -> Iterator[HealthCheck]:
                     address = int(maps.readline().partition("-")[0], 16)
                 read_bytes(child.pid, address, 16)
                 layers = child.layers
+                status = process_status(child.pid)
             finally:
                 child.close()
         finally:
@@ -185,6 +196,10 @@ def _child() -> Iterator[HealthCheck]:
     yield child
     if child.state != "ok":
         return
+    for layer, key, value in ((FILTER, "Seccomp", "2"), (PRIVILEGES, "NoNewPrivs", "1")):
+        if layer in layers:
+            has_it = status.get(key) == value
+            yield _judged(f"child: {layer}", has_it, f"the child reports {key} {status.get(key)}", "please report this")
     yield _tried("further children", _further)
     yield _layer("unprivileged user", USER in layers, "children are not root", "children stay root", REMEDIES[USER])
     missing = [layer for layer in STRICT if layer not in layers]
@@ -193,6 +208,12 @@ def _child() -> Iterator[HealthCheck]:
         yield HealthCheck(name="--jail strict", state="absent", found=found, remedy=REMEDIES.get(missing[0], ""))
     else:
         yield HealthCheck(name="--jail strict", state="ok", found="every layer that it insists on is there")
+
+
+def process_status(pid: int) -> dict[str, str]:
+    """The fields of /proc/PID/status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def _further() -> str:
