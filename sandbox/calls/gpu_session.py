@@ -18,6 +18,7 @@ from kernelwright.sandbox.calls.sessions import (
     Misbehaved,
     Refused,
     Session,
+    Timeout,
     question,
 )
 from kernelwright.sandbox.calls.timed_call import Timed, Witnessed
@@ -349,6 +350,10 @@ class GpuSession(Session):
         self._outputs = ()
         answer, _, milliseconds, _ = self._clocked({"op": "nothing"}, self._settings.call_timeout_s)
         return answer, milliseconds
+
+    def _call_limit(self, timeout_s: float) -> Timeout:
+        """By the wall clock: others wait for the device meanwhile."""
+        return timeout_s
 
     def _show(self, values: Values) -> None:
         assert self._inputs is not None, "lend memory before calling"

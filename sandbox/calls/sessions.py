@@ -4,8 +4,8 @@ import logging
 import time
 from typing import Any, Self
 
-from kernelwright.sandbox.calls.import_timeout import ImportTimeout
 from kernelwright.sandbox.calls.timed_call import Timed, beyond_threads
+from kernelwright.sandbox.calls.timeouts import CallTimeout, ImportTimeout
 from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process_state import TELLS_REST
@@ -45,6 +45,9 @@ class Unbuilt(Exception):
 class Misbehaved(Exception):
     """The child did in a call what no honest candidate does; the text says what."""
 
+
+Timeout = float | CallTimeout | ImportTimeout
+"""Seconds by the wall clock, or what else ends a wait."""
 
 LOG = logging.getLogger("kernelwright.sandbox.calls")
 ROOM, LEAST_BYTES = 4, 2**24
@@ -117,9 +120,7 @@ class Session:
         except ChildGone as error:
             raise MachineError(f"{error}; see `kernelwright doctor`, or try --jail off to find the layer") from None
 
-    def ask(
-        self, message: dict[str, Any], timeout_s: float | ImportTimeout, values: Values | None = None
-    ) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any], timeout_s: Timeout, values: Values | None = None) -> dict[str, Any]:
         """One untimed question; tensors that go with it are lent for as long as the child keeps them mapped."""
         if values is None or not values.tensors:
             return self._exchange(message, timeout_s)[0]
@@ -177,7 +178,7 @@ class Session:
         self.refuse_work_done_meanwhile()
         self._lent.write(values.tensors)
         before = self._cpu_ms()
-        answer, milliseconds = self._exchange(question(op, values), timeout_s)
+        answer, milliseconds = self._exchange(question(op, values), self._call_limit(timeout_s))
         cpu_ms = self._cpu_ms() - before
         excess = beyond_threads(self._settings, milliseconds, cpu_ms)
         if excess and self._kind == "worker" and self._watches("threads"):
@@ -198,12 +199,17 @@ class Session:
         """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
         self._show(values)
         asked = question("observe", values) | {"gradients": gradients}
-        return self._exchange(asked, OBSERVING * self._settings.call_timeout_s)[0].get("observed")
+        limit = self._call_limit(OBSERVING * self._settings.call_timeout_s)
+        return self._exchange(asked, limit)[0].get("observed")
 
     def trace(self, values: Values, timeout_s: float) -> dict[str, Any]:
         """What a trusted child finds that a call on `values` must do; nothing is timed here."""
         self._show(values)
         return self._exchange(question("trace", values), timeout_s)[0]
+
+    def _call_limit(self, timeout_s: float) -> Timeout:
+        """How long a call may take."""
+        return CallTimeout(timeout_s)
 
     def _show(self, values: Values) -> None:
         """Put inputs where the child sees them, for a question that is not timed."""
@@ -241,9 +247,7 @@ class Session:
             raise MemoryReadError("the child described its result in a form that can not be read")
         return Values(tree, read_tensors(self._child.pid, claims, most_bytes or self.result_bytes))
 
-    def _exchange(
-        self, message: dict[str, Any], timeout_s: float | ImportTimeout, *fds: int
-    ) -> tuple[dict[str, Any], float]:
+    def _exchange(self, message: dict[str, Any], timeout_s: Timeout, *fds: int) -> tuple[dict[str, Any], float]:
         self.refuse_work_done_meanwhile()
         start = time.perf_counter_ns()
         self._release()
@@ -256,9 +260,9 @@ class Session:
             raise Refused(answer)
         return answer, milliseconds
 
-    def _hear(self, timeout_s: float | ImportTimeout) -> dict[str, Any]:
+    def _hear(self, timeout_s: Timeout) -> dict[str, Any]:
         """The child's answer."""
-        if isinstance(timeout_s, ImportTimeout):
+        if not isinstance(timeout_s, float | int):
             timeout_s.wait(self._child)
             timeout_s = 0.0
         answer = self._child.receive(time.monotonic() + timeout_s)

@@ -1,14 +1,15 @@
-"""Waiting for a candidate to be imported and constructed: its compilers may take long, it may not.
+"""How long the judge waits for a candidate: for its import and construction, and for one call.
 
-Whether a compiler is at work is seen from outside, by the program that a process runs and by whether it computes. A
-name that a process gives itself counts for nothing, and neither does a program that the child could have written, nor a
-compiler that waits for its input. A candidate that keeps a real compiler computing gains no more than the time that is
-allowed for compilation.
+A candidate's compilers may take long, its own code may not. The judge looks from outside for a compiler at work, by the
+program that a process runs and by whether it computes. A name that a process gives itself counts for nothing. Neither
+does a program that the child could have written, or a compiler that waits for its input. A candidate that keeps a real
+compiler computing gains no more than the time that is allowed for compilation.
 """
 
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -18,6 +19,8 @@ from kernelwright.sandbox.verdict.settings import Settings
 
 LOOK_S = 0.25
 """How often it is looked for compilers."""
+WALL = 10
+"""A call may take so many times its limit where the machine is too busy to run it."""
 LEAST_SHARE = 0.2
 """Of a core, over the time since the last look: a compiler that takes less, and does not want more, waits."""
 PROGRAM = re.compile(
@@ -69,6 +72,42 @@ class ImportTimeout(NamedTuple):
                 )
             if now - start >= self.in_all_s:
                 raise ChildLate
+
+
+class CallTimeout(NamedTuple):
+    """The limit of one call on a processor: time in which a thread waits for a core is the machine's and not counted.
+
+    `WALL` times the limit is the end in any case.
+    """
+
+    limit_s: float
+
+    def wait(self, child: Watched) -> None:
+        """Return when the child has something to say. Raises `ChildLate`."""
+        start = time.monotonic()
+        if child.has_spoken(min(LOOK_S, self.limit_s)):
+            return
+        queued_s, before = 0.0, _queued_s(child.processes())
+        while True:
+            passed = time.monotonic() - start
+            left = min(self.limit_s + queued_s, WALL * self.limit_s) - passed
+            if left <= 0:
+                raise ChildLate
+            if child.has_spoken(min(left, LOOK_S)):
+                return
+            now = _queued_s(child.processes())
+            queued_s += max((waited - before.get(task, 0.0) for task, waited in now.items()), default=0.0)
+            before = now
+
+
+def _queued_s(pids: list[int]) -> dict[str, float]:
+    """Seconds that each thread of these processes was ready to run and had no core, by its place in /proc."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError, IndexError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found[str(task)] = int((task / "schedstat").read_bytes().split()[1]) / 1e9
+    return found
 
 
 class Compilers:

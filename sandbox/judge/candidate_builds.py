@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from kernelwright.sandbox.build import BuildStore, HeaderShelf, Toolchain, read_record, toolchain
 from kernelwright.sandbox.build.failures import read_failures
 from kernelwright.sandbox.calls.backend import architecture
-from kernelwright.sandbox.calls.import_timeout import ImportTimeout
 from kernelwright.sandbox.calls.sessions import Session, Unbuilt
+from kernelwright.sandbox.calls.timeouts import ImportTimeout
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine.language_packages import versions_used
 from kernelwright.sandbox.tensors.values import Values

@@ -11,9 +11,9 @@ from kernelwright.sandbox.authenticity.evidence import Observed, judge_authentic
 from kernelwright.sandbox.build import BuildStore, Toolchain, diagnose, require_headers, toolchain
 from kernelwright.sandbox.build.failures import read_failures
 from kernelwright.sandbox.calls.backend import build_turn, device_held, timing_turn
-from kernelwright.sandbox.calls.import_timeout import ImportTimeout
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session
+from kernelwright.sandbox.calls.timeouts import ImportTimeout
 from kernelwright.sandbox.judge.candidate_builds import build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
@@ -27,7 +27,7 @@ from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.paired import DrawingReference, Timing
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.findings import Look
-from kernelwright.sandbox.verdict.harness import HARNESS, harness_digest
+from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Measurement, Passed, Verdict
@@ -337,7 +337,7 @@ class Judge:
             problem_status=self._baselines.known_status,
             exact=self._baselines.exact_ways,
             device=self.settings.device,
-            versions=versions() | versions_used(built.candidate.source) | {HARNESS: harness_digest()},
+            versions=versions() | versions_used(built.candidate.source) | {JUDGE: str(JUDGE_VERSION)},
             deterministic=built.deterministic,
             builds=built.ways,
             hidden_builds=tuple(failed.line for failed in built.failed_builds),

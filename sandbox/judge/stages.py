@@ -6,8 +6,8 @@ from contextlib import ExitStack, contextmanager
 
 from kernelwright.sandbox.build import diagnose
 from kernelwright.sandbox.build.failures import FailedBuild
-from kernelwright.sandbox.calls.import_timeout import CandidateLate
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
+from kernelwright.sandbox.calls.timeouts import CandidateLate
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.judge.standing import Stand, close_all
 from kernelwright.sandbox.machine.workfolder import WorkFolder

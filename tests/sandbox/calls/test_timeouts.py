@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.calls.import_timeout import CandidateLate, Compilers, ImportTimeout, is_compiler
+from kernelwright.sandbox.calls.timeouts import WALL, CallTimeout, CandidateLate, Compilers, ImportTimeout, is_compiler
 from kernelwright.sandbox.jail.children import ChildLate
 from kernelwright_child.jail.keeper import descendants
 
@@ -124,3 +124,44 @@ def test_a_compiler_at_work_extends_the_limit_up_to_that_of_a_build(started):
     with pytest.raises(ChildLate) as late:
         ImportTimeout(1, 3).wait(Silent(pid))
     assert not isinstance(late.value, CandidateLate)
+
+
+class Mute:
+    """A child that never answers, with the processes that its call runs in."""
+
+    def __init__(self, *pids):
+        self._pids = list(pids)
+
+    def has_spoken(self, timeout_s):
+        time.sleep(timeout_s)
+        return False
+
+    def processes(self):
+        return self._pids
+
+
+def late_after(limit_s, *pids):
+    start = time.monotonic()
+    with pytest.raises(ChildLate):
+        CallTimeout(limit_s).wait(Mute(*pids))
+    return time.monotonic() - start
+
+
+def test_a_call_that_sleeps_is_late_at_its_limit(started):
+    assert 0.6 <= late_after(0.6, started("sleep", str(PATIENCE_S)).pid) < WALL * 0.6
+
+
+def busy_on_one_core(started, count):
+    """One of `count` processes that all compute on the same core."""
+    core = str(min(os.sched_getaffinity(0)))
+    busy = [started("taskset", "-c", core, "sh", "-c", "while :; do :; done") for _ in range(count)]
+    return busy[0].pid
+
+
+def test_time_in_which_a_call_waits_for_a_core_is_not_counted(started):
+    assert late_after(1.0, busy_on_one_core(started, 3)) > 1.5
+
+
+@pytest.mark.slow
+def test_a_call_that_hardly_gets_a_core_ends_at_ten_times_its_limit(started):
+    assert late_after(0.3, busy_on_one_core(started, 20)) >= WALL * 0.3
