@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.comparison import Comparison, in_turn
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.runs.facts import all_facts
-from kernelwright.sandbox.verdict.harness import harness_digest
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.evals.made_run import made_run
 
 RUNS, PROBLEMS, ATTEMPTS = 10, 100, 100
@@ -32,6 +32,6 @@ def run() -> Comparison:
 
 
 def _board(place: str) -> None:
-    (board,) = boards(all_facts([Path(place)]), harness_digest())
+    (board,) = boards(all_facts([Path(place)]), str(JUDGE_VERSION))
     attempts = sum(cell.attempts for row in board.rows for cell in row.cells)
     assert attempts == RUNS * PROBLEMS * ATTEMPTS, attempts

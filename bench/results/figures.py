@@ -58,18 +58,19 @@ def level_of(kept: Kept) -> str:
 def standings(index: Index) -> list[Standing]:
     """One for each dtype, as `kernelwright leaderboard` has it; what a later judge refused is in quarantine."""
     refused = {
-        (row.facts.digest, row.facts.best.candidate_digest): Verified(row.again.measured, row.again.harness, "again")
+        (row.facts.digest, row.facts.best.candidate_digest): Verified(
+            row.again.measured, row.again.judge_version, "again"
+        )
         for row in index.rows
-        if row.facts.best and row.again and row.again.refused
+        if row.facts.best and (again := row.again) and again.refused
     }
     found = []
     begun = [row for row in index.rows if row.is_begun]
     for dtype in dict.fromkeys(row.dtype for row in begun):
         kept = tuple(row for row in begun if row.dtype == dtype)
-        harness = str(index.run_facts(kept[0]).harness)
-        (board,) = boards(
-            [index.run_facts(row) for row in kept], harness, lambda _, problem, kernel: refused.get((problem, kernel))
-        )
+        facts = [index.run_facts(row) for row in kept]
+        version = str(facts[0].judge_version)
+        (board,) = boards(facts, version, lambda _, problem, kernel: refused.get((problem, kernel)))
         found.append(Standing(dtype, board, board.rows[0], kept))
     return found
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import AwareDatetime, ValidationError
 
@@ -18,7 +18,7 @@ from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.faults import first_fault
 from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.verdict.harness import HARNESS
+from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, judged_by
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 RECORDS, AGAIN, INDEX, KERNELS = "records.jsonl.gz", "again.jsonl.gz", "index.json", "kernels"
@@ -60,7 +60,7 @@ class SecondJudging(Record):
 
     time: AwareDatetime
     device: str
-    harness: str
+    judge_version: Annotated[str, JUDGE_FIELD]
     torch: str
     measured: Measured
     meets: bool
@@ -132,7 +132,7 @@ def facts_of(run: str, header: dict[str, Any], facts: ProblemFacts) -> RunFacts:
         model=search["model"],
         strategy=search["strategy"],
         target=search["target"],
-        harness=header["versions"].get(HARNESS),
+        judge_version=judged_by(header["versions"]),
         problems=(facts,),
     )
 
@@ -254,7 +254,7 @@ def _second(facts: ProblemFacts, again: Sequence[Judgement]) -> SecondJudging | 
     return SecondJudging(
         time=last.time,
         device=last.conditions.device,
-        harness=last.conditions.harness,
+        judge_version=last.conditions.judge_version,
         torch=last.conditions.torch,
         measured=figures,
         meets=meet(facts.best.measured, figures),

@@ -26,6 +26,7 @@ from kernelwright.evals.boards.columns import estimate_text, number_text, share_
 from kernelwright.evals.figures.measured import Measured
 from kernelwright.evals.figures.metrics import THRESHOLDS, fast_curve
 from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.verdict.judge_version import JUDGE, OLD_JUDGE
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER
 
 PAGE = "results.md"
@@ -277,12 +278,12 @@ def _made(index: Index) -> str:
     for name in dict.fromkeys(row.run for row in index.rows):
         header = index.runs[name]
         judging, versions = header["config"]["judging"], header["versions"]
-        of = ", ".join(f"{key} {versions[key]}" for key in sorted(versions) if key != "harness")
+        of = ", ".join(f"{key} {versions[key]}" for key in sorted(versions) if key not in (JUDGE, OLD_JUDGE))
         days = f"{header['started'][:10]} to {header['ended'][:10]}"
         model = header["config"]["search"]["model"]
         rows = [row for row in index.rows if row.run == name]
         devices = ", ".join(dict.fromkeys(row.device for row in rows))
-        judges = {row.facts.best.harness for row in rows if row.facts.best}
+        judges = {row.facts.best.judge_version for row in rows if row.facts.best}
         by = ", ".join(sorted(one or "not on record" for one in judges))
         told = (name, model, days, devices, judging["jail"], of, str(header["commit"] or "-")[:12], by)
         lines.append(tuple(escaped(each) for each in told))

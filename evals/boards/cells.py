@@ -23,7 +23,7 @@ class Cell(Record):
     why: str = ""
     """For a weak problem, a provisional number or a kernel in quarantine."""
     stale: bool = False
-    """The published number was reached under another harness than today's: to be judged again."""
+    """The published number was reached under another judge version: judge it again."""
     attempts: int
     passed: int
     compiled: bool

@@ -25,7 +25,7 @@ class Verified(NamedTuple):
     """What a second judging of a kernel said, with new seeds and processes."""
 
     measured: Measured
-    harness: str
+    judge_version: str
     record: str
 
 
@@ -92,18 +92,18 @@ def nothing_verified(folder: str, problem_digest: str, candidate_digest: str) ->
 
 def boards(
     runs: Iterable[RunFacts],
-    harness: str,
+    judge_version: str,
     verifications: Verifications = nothing_verified,
     effort: JudgingEffort = "rank",
 ) -> list[Board]:
-    """A board for each device, in the order of their names. `harness` is the digest of today's.
+    """A board for each device, in the order of their names. Numbers of another `judge_version` are stale.
 
     `effort`: the least with which a number that counts was measured.
     """
     by_device: dict[str, list[RunFacts]] = {}
     for run in runs:
         by_device.setdefault(run.device, []).append(run)
-    maker = _Maker(harness, verifications, effort)
+    maker = _Maker(judge_version, verifications, effort)
     return [maker.board(device, group) for device, group in sorted(by_device.items())]
 
 
@@ -113,8 +113,8 @@ class _Entry(NamedTuple):
 
 
 class _Maker:
-    def __init__(self, harness: str, verifications: Verifications, effort: JudgingEffort) -> None:
-        self.harness = harness
+    def __init__(self, judge_version: str, verifications: Verifications, effort: JudgingEffort) -> None:
+        self.judge_version = judge_version
         self.effort = effort
         self.verifications = verifications
 
@@ -160,7 +160,7 @@ class _Maker:
             update={
                 "status": status,
                 "why": why,
-                "stale": (again.harness if again else best.harness) != self.harness,
+                "stale": (again.judge_version if again else best.judge_version) != self.judge_version,
                 "run": entry.run.run,
                 "folder": entry.run.folder,
                 "attempt": best.attempt,

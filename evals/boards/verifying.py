@@ -20,7 +20,7 @@ from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.pool.conditions import Conditions
-from kernelwright.sandbox.verdict.harness import harness_digest
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
@@ -43,24 +43,24 @@ class Verifier:
         self._found: dict[str, dict[tuple[str, str], Judgement]] = {}
 
     def lookup(self, folder: str, problem_digest: str, candidate_digest: str) -> Verified | None:
-        """The latest verification of a kernel; one under today's harness before any other."""
+        """The latest verification of a kernel; one of the current judge version before any other."""
         if folder not in self._found:
             self._found[folder] = _by_kernel(Path(folder) / VERIFIED)
         found = self._found[folder].get((problem_digest, candidate_digest))
         if found is None:
             return None
         record = f"{VERIFIED} {found.key[:12]}"
-        return Verified(measured(found.verdict), found.conditions.harness, record)
+        return Verified(measured(found.verdict), found.conditions.judge_version, record)
 
     def verify_top(self, runs: Sequence[RunFacts], count: int) -> list[Board]:
-        """Judge again until the `count` best rows of this device's board rest on numbers of today's harness alone.
+        """Judge again until the `count` best rows of this device's board rest on numbers of the current judge version.
 
         A row may fall when its numbers are taken again, and the next one comes up; so it goes on until nothing moves.
         Each kernel is judged once.
         """
         tried: set[tuple[str, str]] = set()
         while True:
-            found = boards(runs, harness_digest(), self.lookup, self.effort)
+            found = boards(runs, str(JUDGE_VERSION), self.lookup, self.effort)
             cells = [cell for cell in _top_cells(found, self.device, count) if _kernel(cell) not in tried]
             if not cells:
                 return found
@@ -112,7 +112,7 @@ def judged_here(problem: Problem, candidate: Candidate, settings: Settings, devi
 
 
 def _recency(judgement: Judgement) -> tuple[bool, datetime]:
-    return judgement.conditions.harness == harness_digest(), judgement.time
+    return judgement.conditions.judge_version == str(JUDGE_VERSION), judgement.time
 
 
 def _kernel(cell: Cell) -> tuple[str, str]:
@@ -120,7 +120,7 @@ def _kernel(cell: Cell) -> tuple[str, str]:
 
 
 def _top_cells(found: Iterable[Board], device: str, count: int) -> list[Cell]:
-    """Cells of the best rows with a kernel whose number is the search's own, or of another harness."""
+    """Cells of the best rows with a kernel whose number is the search's own, or of another judge version."""
     rows = [row for board in found if board.device == device for row in board.rows[:count]]
     return [cell for row in rows for cell in row.cells if cell.run and (cell.status in UNSETTLED or cell.stale)]
 

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats import Entry
@@ -12,7 +12,7 @@ from kernelwright.problems.record.problem import Problem
 from kernelwright.sandbox.calls.memory_planning import refusal_by_text
 from kernelwright.sandbox.machine.identity import device_name
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
-from kernelwright.sandbox.verdict.harness import harness_digest
+from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Settings
 
 Status = Literal["ok", "weak", "unsupported", "unsupported here", "broken", "failed"]
@@ -51,14 +51,14 @@ class Checked(Record):
     device: str = ""
     """The name of the processor or GPU; empty where nothing was run."""
     dtype: str | None = None
-    harness: str = ""
-    """Of the judge, since another one may find another thing."""
+    judge_version: Annotated[str, JUDGE_FIELD] = ""
+    """Another judge may find something else."""
     seconds: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, str, str | None, str]:
         """Lines with the same key stand for one another."""
-        return self.problem, self.digest, self.device, self.dtype, self.harness
+        return self.problem, self.digest, self.device, self.dtype, self.judge_version
 
     @property
     def words(self) -> str:
@@ -77,7 +77,7 @@ def begun(entry: Entry, settings: Settings) -> Checked:
         digest=entry.problem.digest,
         device=device_name(settings.device),
         dtype=entry.problem.dtype,
-        harness=harness_digest(),
+        judge_version=str(JUDGE_VERSION),
     )
 
 

@@ -1,14 +1,14 @@
 """What a leaderboard needs of a run, derived from its folded log and kept beside it.
 
 `derived.json` in the run's folder holds what was found, with the last event that it rests on; it may be deleted, and is
-made again when the run has grown or the harness has changed. Where the folder cannot be written nothing is kept.
+made again when the run has grown or the judge version has changed. Where the folder cannot be written nothing is kept.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import ValidationError
 
@@ -21,11 +21,11 @@ from kernelwright.evals.figures.metrics import Effort, total_cost
 from kernelwright.evals.scores.collecting import level_of
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.verdict.harness import HARNESS, harness_digest
+from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION, judged_by
 from kernelwright.sandbox.verdict.verdicts import Failed
 
 DERIVED = "derived.json"
-FORMAT = 4
+FORMAT = 5
 
 
 class Kernel(Record):
@@ -36,8 +36,8 @@ class Kernel(Record):
     record: str
     """The event of the run's log, or the key in the file of judgements."""
     candidate_digest: str
-    harness: str | None
-    """Digest of the harness that judged it; None where the record does not tell."""
+    judge_version: Annotated[str | None, JUDGE_FIELD]
+    """The judge version of its verdict, in older records a digest of sources. None where the record does not say."""
     measured: Measured
 
 
@@ -72,7 +72,7 @@ class RunFacts(Record):
     model: str
     strategy: str
     target: str
-    harness: str | None
+    judge_version: Annotated[str | None, JUDGE_FIELD]
     problems: tuple[ProblemFacts, ...]
 
 
@@ -80,7 +80,7 @@ class Derived(Record):
     """The contents of `derived.json`."""
 
     format: int
-    harness: str
+    judge_version: str
     last_event: int
     facts: RunFacts
 
@@ -93,7 +93,7 @@ def run_facts(folder: Path) -> RunFacts:
         if kept is not None:
             return kept.model_copy(update={"folder": str(folder), "run": log.header.run_id})
         found = _read(log)
-    derived = Derived(format=FORMAT, harness=harness_digest(), last_event=last, facts=found)
+    derived = Derived(format=FORMAT, judge_version=str(JUDGE_VERSION), last_event=last, facts=found)
     with suppress(OSError):
         write_atomically(folder / DERIVED, derived.model_dump_json())
     return found
@@ -104,7 +104,7 @@ def _kept(folder: Path, last: int) -> RunFacts | None:
         derived = Derived.model_validate_json((folder / DERIVED).read_bytes())
     except (OSError, ValidationError):
         return None
-    whole = (derived.format, derived.harness, derived.last_event) == (FORMAT, harness_digest(), last)
+    whole = (derived.format, derived.judge_version, derived.last_event) == (FORMAT, str(JUDGE_VERSION), last)
     return derived.facts if whole else None
 
 
@@ -119,7 +119,7 @@ def _read(log: RunLog) -> RunFacts:
         model=str(config.get("model", "unknown")),
         strategy=str(config.get("strategy", "unknown")),
         target=str(config.get("target", "unknown")),
-        harness=header.versions.get(HARNESS),
+        judge_version=judged_by(header.versions),
         problems=tuple(_problem_facts(log, name) for name in header.problems),
     )
 
@@ -145,7 +145,7 @@ def _problem_facts(log: RunLog, name: str) -> ProblemFacts:
         tokens=_tokens(replies),
         first_correct=_effort(view, first),
         to_best=_effort(view, view.best),
-        best=None if view.best is None else _kernel(view.best, events, log.header.versions.get(HARNESS)),
+        best=None if view.best is None else _kernel(view.best, events, judged_by(log.header.versions)),
     )
 
 
@@ -171,10 +171,10 @@ def _effort(view: View, until: Attempt | None) -> Effort | None:
     return Effort(attempts=sum(one.finished and one.counts for one in before), cost_usd=total_cost(costs))
 
 
-def _kernel(best: Attempt, events: Iterable[Event], harness: str | None) -> Kernel:
+def _kernel(best: Attempt, events: Iterable[Event], judge_version: str | None) -> Kernel:
     """The best kernel; its record is the event of the verdict that counts.
 
-    A verdict that does not name its harness was reached under the run's, unless a later process went on with the run.
+    A verdict that names no judge version has the run's, unless a later process went on with the run.
     """
     assert best.ruling is not None and best.candidate is not None, "only a candidate that passed is ranked"
     kind = "judged" if best.confirmed is None else "confirmed"
@@ -185,7 +185,7 @@ def _kernel(best: Attempt, events: Iterable[Event], harness: str | None) -> Kern
         attempt=str(best.number),
         record=f"event {seqs[-1]}",
         candidate_digest=best.candidate.digest,
-        harness=best.ruling.evidence.versions.get(HARNESS, None if went_on else harness),
+        judge_version=judged_by(best.ruling.evidence.versions, None if went_on else judge_version),
         measured=measured(best.ruling),
     )
 

@@ -39,7 +39,7 @@ from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import require_tools, versions
 from kernelwright.sandbox.pool.front.elsewhere import as_far_as_there
 from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
-from kernelwright.sandbox.verdict.harness import HARNESS, harness_digest
+from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Settings
 
 FOR_RECORDED: dict[str, object] = {
@@ -98,7 +98,7 @@ class Running:
         setting = Setting(
             config=plan.model_dump(mode="json"),
             device="simulated" if plan.provider.kind == "simulated" else plan.executor.kind or sheet.name,
-            versions=versions() | {"kernelwright": own_version(), HARNESS: harness_digest()},
+            versions=versions() | {"kernelwright": own_version(), JUDGE: str(JUDGE_VERSION)},
             commit=commit(),
         )
         return cls(RunLog.create(folder, problems, setting), plan)

@@ -18,7 +18,7 @@ from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.pool.dispatch import DeviceVerdict, Dispatcher
 from kernelwright.sandbox.pool.protocol import Executor, Unjudged, Work, choose_kind_name
-from kernelwright.sandbox.verdict.harness import harness_digest
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
 DATABASE = "scores.db"
@@ -80,8 +80,8 @@ class Batch:
         asyncio.run(self._run(collected, files, Dispatcher(executor, kind)))
 
     def tell(self, collected: Collected, files: Sequence[CandidateFile], kind: str | None) -> None:
-        """Report on every file what is on record from today's harness; judge nothing."""
-        kept = [one for one in self.store.conditions() if one.harness == harness_digest()]
+        """Report on every file what is on record from the current judge version; judge nothing."""
+        kept = [one for one in self.store.conditions() if one.judge_version == str(JUDGE_VERSION)]
         name = choose_kind_name({one.device for one in kept}, kind) if kept else None
         fitting = [one for one in kept if one.device == name]
         for group in self._not_known(collected, files, fitting):

@@ -10,19 +10,16 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from kernelwright.sandbox.machine.cache import cache_root
 from kernelwright.sandbox.machine.identity import versions
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
 LOG = logging.getLogger("kernelwright.sandbox.machine")
 FORMAT = 1
 """Part of every name: a change in what is kept makes all older files unseen."""
-TRACE = 1
-"""Raised when tracing counts something else, so that older counts are not used."""
 
 Key = Mapping[str, Any]
 
@@ -114,8 +111,8 @@ def _plain(key: Key) -> Any:
 
 
 def work_key(problem_digest: str) -> dict[str, Any]:
-    """What a problem's necessary work depends on: the problem, torch's operators, and how they are counted."""
-    return {"trace": TRACE, "problem": problem_digest, "torch": versions()["torch"]}
+    """Key of a problem's necessary work: the problem, torch's operators, and how the judge counts them."""
+    return {"judge": JUDGE_VERSION, "problem": problem_digest, "torch": versions()["torch"]}
 
 
 def plan_key(problem_digest: str) -> dict[str, Any]:
@@ -124,17 +121,8 @@ def plan_key(problem_digest: str) -> dict[str, Any]:
 
 
 def status_key(problem_digest: str, device: str) -> dict[str, Any]:
-    """What a problem's status depends on: the problem, where it is tried, torch, and our own rules of what is right."""
-    return {"problem": problem_digest, "device": device, "torch": versions()["torch"], "rules": _rules_digest()}
-
-
-@cache
-def _rules_digest() -> str:
-    """Of the sources that say which answers are tried, on what, and when one passes."""
-    tops = (find_spec("kernelwright.sandbox.correctness"), find_spec("kernelwright.problems.record"))
-    folders = [Path(top.origin).parent for top in tops if top is not None and top.origin is not None]
-    files = [path for folder in folders for path in sorted(folder.glob("*.py"))]
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+    """Key of a problem's status: the problem, the device, torch, and the judge's rules of correctness."""
+    return {"judge": JUDGE_VERSION, "problem": problem_digest, "device": device, "torch": versions()["torch"]}
 
 
 def baseline_key(problem_digest: str, device: str, versions: Mapping[str, str], baseline: str) -> dict[str, Any]:

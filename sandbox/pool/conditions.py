@@ -4,10 +4,10 @@ import hashlib
 import json
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Annotated, Any
 
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.verdict.harness import harness_digest
+from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION
 
 NO_CONDITION = frozenset({"memory_bytes", "device_memory_bytes"})
 """Settings that decide whether something can be judged, and never what the verdict is."""
@@ -25,7 +25,7 @@ def torch_version() -> str:
 class Conditions(Record):
     """All beside problem and candidate that a verdict depends on."""
 
-    harness: str
+    judge_version: Annotated[str, JUDGE_FIELD]
     device: str
     torch: str
     settings: str
@@ -35,19 +35,23 @@ class Conditions(Record):
     def here(cls, device: str, settings: dict[str, Any]) -> "Conditions":
         """Those of this process for a device and a dumped `Settings`."""
         text = json.dumps({key: value for key, value in settings.items() if key not in NO_CONDITION}, sort_keys=True)
-        return cls(harness=harness_digest(), device=device, torch=torch_version(), settings=text)
+        return cls(judge_version=str(JUDGE_VERSION), device=device, torch=torch_version(), settings=text)
 
     @cached_property
     def alike(self) -> str:
         """The same for conditions whose verdicts may stand for one another: which cores were used tells nothing."""
         settings = json.loads(self.settings)
         cores = {"cores": len(settings["cores"])} if "cores" in settings else {}
-        return json.dumps([self.harness, self.device, self.torch, settings | cores], sort_keys=True)
+        return json.dumps([self.judge_version, self.device, self.torch, settings | cores], sort_keys=True)
 
     @cached_property
     def digest(self) -> str:
         """sha256 over the whole record, as 64 hex digits."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        fields = self.model_dump()
+        fields["harness"] = fields.pop("judge_version")  # its first name: digests of stored records stay as they are
+        order = ("harness", "device", "torch", "settings")
+        text = json.dumps({name: fields[name] for name in order}, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def key(self, problem_digest: str, candidate_digest: str) -> str:
         """What identifies a verdict: the same key means that there is nothing to judge again."""

@@ -29,7 +29,7 @@ from kernelwright.sandbox.service.openapi import description, page
 from kernelwright.sandbox.service.prometheus import metrics_text
 from kernelwright.sandbox.service.reading import RequestError
 from kernelwright.sandbox.service.text_process import TextProcess
-from kernelwright.sandbox.verdict.harness import harness_digest
+from kernelwright.sandbox.verdict.judge_version import own_versions
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 SILENCE_S = 15.0
@@ -153,9 +153,7 @@ def facts(queue: JobQueue) -> ServiceFacts:
     """What clients of ours ask before they send anything."""
     devices = {name: [one.model_dump(mode="json") for one in place.devices] for name, place in queue.places.items()}
     room = {name: place.room for name, place in queue.places.items()}
-    return ServiceFacts(
-        harness=harness_digest(), devices=devices, room=room, queue=queue.limit, draining=queue.draining
-    )
+    return ServiceFacts(**own_versions(), devices=devices, room=room, queue=queue.limit, draining=queue.draining)
 
 
 def _wait_s(request: Request) -> float:

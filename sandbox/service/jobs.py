@@ -96,8 +96,10 @@ class Job(Record):
 class ServiceFacts(Record):
     """What the service is."""
 
-    harness: str
-    """The sources that decide a verdict, by their digest: verdicts of different ones are not compared."""
+    judge_version: int
+    """Verdicts of different judge versions are not compared."""
+    wire_version: int
+    """The version of the messages. Clients of another version are refused."""
     devices: dict[PlaceName, list[dict[str, Any]]]
     """What is judged on, with the conditions of each verdict that is reached there."""
     room: dict[PlaceName, int]

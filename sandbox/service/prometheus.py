@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kernelwright.sandbox.service.job_queue import JobQueue
-from kernelwright.sandbox.verdict.harness import harness_digest
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
 OUTCOMES = ("passed", "failed", "error", "cancelled")
 STAGES = ("build", "check", "time")
@@ -22,7 +22,7 @@ def metrics_text(queue: JobQueue, late: Counter[str]) -> str:
             counter.update(getattr(place.tally, what))
         busy |= {f"{name} {device.name}": place.tally.busy_s.get(device.name, 0.0) for device in place.devices}
     parts = [
-        _metric("service_info", "gauge", "The judge that answers.", {f'harness="{harness_digest()}"': 1}),
+        _metric("service_info", "gauge", "The judge that answers.", {f'judge_version="{JUDGE_VERSION}"': 1}),
         _metric("jobs_accepted_total", "counter", "Jobs taken since the start.", {"": counts.accepted}),
         _metric("jobs_total", "counter", "Jobs that ended.", _by("outcome", counts.ended, OUTCOMES)),
         _metric("refused_total", "counter", "Requests refused.", _by("reason", counts.refused + late)),

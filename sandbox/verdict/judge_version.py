@@ -1,41 +1,42 @@
-"""The code that decides a verdict, as one digest: verdicts of different code may not stand beside one another."""
+"""Versions that say which verdicts, stored facts and processes may be used together."""
 
-import hashlib
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
-HARNESS = "harness"
-"""The key of the digest among the versions of a run or of a verdict."""
-JUDGING = ("kernelwright_child", "kernelwright.sandbox", "kernelwright.problems")
-"""The packages whose code decides a verdict."""
-CODE = frozenset({".py", ".cpp", ".h"})
-NOT_CODE = frozenset({"catalog", "pool", "service", "__pycache__"})
-"""Folders that decide nothing: data, and where judging runs."""
+from pydantic import AliasChoices, Field
 
+JUDGE_VERSION = 1
+"""Raise it when a verdict, a time or an interval may change. Moves and renames keep it.
 
-@cache
-def harness_digest() -> str:
-    """sha256 over the sources that decide a verdict, 16 hex digits. Verdicts of different harnesses are not compared.
+`tests/contract` holds the outcomes and figures of each version and fails where one changes while the number stays.
+"""
+WIRE_VERSION = 1
+"""Raise it when a client, server or worker of the version before would misread a message."""
 
-    Any change of these sources changes it, also one that changes no verdict: better judged once too often.
-    """
-    digest = hashlib.sha256()
-    for package in JUDGING:
-        root = _folder(package)
-        for place in sources(root):
-            digest.update(f"{package}/{place.as_posix()}\0".encode() + (root / place).read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+JUDGE = "judge_version"
+"""The key of the judge version in the versions of a run or a verdict, and in what a service reports."""
+OLD_JUDGE = "harness"
+"""Its key in records of older releases. The value there is a digest of the judge's sources."""
+WIRE = "wire_version"
+
+JUDGE_FIELD = Field(validation_alias=AliasChoices(JUDGE, OLD_JUDGE))
+"""For a record's judge version as text. Records of older releases are read with the digest that they have."""
 
 
-def sources(root: Path) -> list[Path]:
-    """The files below a package's folder that are code, in an order of their own; relative to it."""
-    places = [path.relative_to(root) for path in sorted(root.rglob("*")) if path.suffix in CODE]
-    return [place for place in places if not NOT_CODE & set(place.parts)]
+def judged_by(versions: Mapping[str, str], default: str | None = None) -> str | None:
+    """The judge version in a record's versions. A digest of 16 hex digits stands in records of older releases."""
+    return versions.get(JUDGE, versions.get(OLD_JUDGE, default))
 
 
-def _folder(package: str) -> Path:
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise AssertionError(f"the package {package} is part of this program")
-    return Path(spec.origin).parent
+def own_versions() -> dict[str, int]:
+    """This process's versions, as peers compare them by `other_version`."""
+    return {JUDGE: JUDGE_VERSION, WIRE: WIRE_VERSION}
+
+
+def other_version(peer: Mapping[str, Any]) -> str | None:
+    """Say how a peer (`judge_version` and `wire_version`) differs from this process; None where it does not."""
+    for name, own in own_versions().items():
+        found = peer.get(name)
+        if found != own:
+            return f"{name} {'unknown' if found is None else found}, this process has {own}"
+    return None

@@ -206,7 +206,10 @@ class Evidence(Record):
     problem_status: ProblemStatus | None = None
     """None where nobody has looked: that is done beside the first candidate of a problem that is right."""
     versions: dict[str, str]
-    """python, torch, compiler, the processor or GPU, and `harness`, the digest of the code that decided."""
+    """Versions of python, torch, compiler and device, and `judge_version`.
+
+    Records of older releases have `harness` in its place, a digest of the judge's sources.
+    """
     deterministic: bool | None = None
     """Whether the same values gave the same bytes twice; None where that was not reached."""
     builds: tuple[str, ...] = ()

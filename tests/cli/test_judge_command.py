@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from kernelwright.sandbox.verdict.harness import harness_digest
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.texts import PROBLEM
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ def test_a_right_candidate_ends_with_0_and_one_json_object_with_the_keys_of_the_
     found = json.loads(done.stdout)
     assert (done.returncode, found["outcome"], set(found)) == (0, "passed", KEYS)
     assert found["speedup_low"] <= found["speedup"] <= found["speedup_high"]
-    assert found["versions"]["harness"] == harness_digest(), "by which code it was decided"
+    assert found["versions"]["judge_version"] == str(JUDGE_VERSION), "by which code it was decided"
     assert len(found["samples"][0]["candidate_ms"]) == len(found["samples"][0]["baseline_ms"]) >= 8
 
 

@@ -51,19 +51,21 @@ def problem(name, family="made", **changes):
     return Problem(name=name, title=f"What {name} does", family=family, size="cpu", source=REFERENCE, **changes)
 
 
-def setting(device="Example CPU", model="model-a", harness="h1"):
+def setting(device="Example CPU", model="model-a", judge_version="h1"):
     search = {"model": model, "strategy": "refine", "target": "cpp"}
-    return Setting(config={"search": search}, device=device, versions={"python": "3.11", "harness": harness})
+    return Setting(
+        config={"search": search}, device=device, versions={"python": "3.11", "judge_version": judge_version}
+    )
 
 
-def evidence(weak=False, harness=None):
+def evidence(weak=False, judge_version=None):
     status = ProblemStatus(status="weak", why=("it accepts zeros",)) if weak else ProblemStatus(status="ok")
     return Evidence(
         jail=("namespaces", "filter"),
         seconds={"build": 4.2, "time": 1.5},
         authenticity=Authenticity(label="custom", evidence=("it defines kernels of its own",)),
         problem_status=status,
-        versions={"python": "3.11"} | ({"harness": harness} if harness else {}),
+        versions={"python": "3.11"} | ({"judge_version": judge_version} if judge_version else {}),
     )
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.sandbox.pool.conditions import Conditions
 
-CONDITIONS = Conditions(harness="h", device="d", torch="2", settings="{}")
+CONDITIONS = Conditions(judge_version="h", device="d", torch="2", settings="{}")
 
 
 def judgement(name, verdict):

@@ -191,7 +191,7 @@ def test_a_line_stands_for_the_same_problem_on_the_same_device(tmp_path):
     with CheckedFile(path) as file:
         mine = begun(ENTRY, SETTINGS)
         assert file.known(mine) is not None
-        for other in ({"device": "NVIDIA H200"}, {"digest": "0"}, {"dtype": "bfloat16"}, {"harness": "0"}):
+        for other in ({"device": "NVIDIA H200"}, {"digest": "0"}, {"dtype": "bfloat16"}, {"judge_version": "0"}):
             assert file.known(mine.model_copy(update=other)) is None
 
 

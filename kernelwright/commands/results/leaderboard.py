@@ -65,7 +65,7 @@ def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "li
     from kernelwright.evals.boards.verifying import Verifier
     from kernelwright.sandbox.jail.own_process import become_a_judge
     from kernelwright.sandbox.machine.identity import ON_DEVICE
-    from kernelwright.sandbox.verdict.harness import harness_digest
+    from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
     if verify:
         become_a_judge()
@@ -75,7 +75,7 @@ def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "li
         devices = ", ".join(sorted({run.device for run in runs}))
         raise UserMistake(f"this machine is {here!r} and the runs were made on {devices}; verify them there")
     verifier = Verifier(here, lambda cell, again: typer.echo(f"judged again: {cell.problem}", err=True), effort)
-    return verifier.verify_top(runs, verify) if verify else boards(runs, harness_digest(), verifier.lookup, effort)
+    return verifier.verify_top(runs, verify) if verify else boards(runs, str(JUDGE_VERSION), verifier.lookup, effort)
 
 
 def _show(found: "list[Board]") -> None:
@@ -90,4 +90,4 @@ def _show(found: "list[Board]") -> None:
             print(unranked(board))
     stale = sum(row.stale for board in found for row in board.rows)
     if stale:
-        print(f"{stale} numbers were reached under another harness; --verify judges those of the best rows again")
+        print(f"{stale} numbers were reached under another judge version; --verify judges those of the best rows again")

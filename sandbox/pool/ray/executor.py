@@ -8,6 +8,7 @@ builder to a device through the object store, under its digest.
 import asyncio
 import contextlib
 import importlib
+import json
 import logging
 import os
 import secrets
@@ -43,7 +44,7 @@ from kernelwright.sandbox.pool.ray.access import (
     wants_token,
 )
 from kernelwright.sandbox.pool.workers.devices import given, own_cores
-from kernelwright.sandbox.verdict.harness import harness_digest
+from kernelwright.sandbox.verdict.judge_version import other_version
 from kernelwright.sandbox.verdict.settings import Settings
 
 BUILD = "build"
@@ -165,11 +166,9 @@ class RayExecutor:
         except (TimeoutError, self._ray.exceptions.RayError):
             self._ray.kill(actor)
             return None
-        device = Device.model_validate_json(said)
-        if device.conditions.harness != harness_digest():
-            raise ExecutorError(
-                f"node {device.node} of the Ray cluster has another version of kernelwright; install this one there"
-            )
+        if (differs := other_version(json.loads(said))) is not None:
+            raise ExecutorError(f"a node of the Ray cluster has another version ({differs}); install this one there")
+        device = Device.model_validate(json.loads(said)["device"])
         self._actors[device.name] = actor
         self._places[device.name] = place | self._on_node(node)
         self._kinds.setdefault(device.name, device.kind)

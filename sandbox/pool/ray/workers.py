@@ -6,6 +6,7 @@ build is bytes. Ray is imported by whoever starts these.
 
 import atexit
 import importlib
+import json
 from typing import TYPE_CHECKING, Any
 
 from kernelwright.sandbox.jail.own_process import become_a_judge, rest_between_loops
@@ -14,6 +15,7 @@ from kernelwright.sandbox.pool.protocol import Question
 from kernelwright.sandbox.pool.workers.build_transfer import is_kept, pack, unpack
 from kernelwright.sandbox.pool.workers.devices import device_at, is_on_gpu, own_cores, shared_cores, split
 from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
+from kernelwright.sandbox.verdict.judge_version import own_versions
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool.workers.worker import Worker
@@ -40,8 +42,9 @@ class DeviceWorker:
         self._worker = _judging(order)
 
     def describe(self) -> tuple[str, str]:
-        """The device as JSON, and the whole name of its node."""
-        return self.device.model_dump_json(), importlib.import_module("ray").get_runtime_context().get_node_id()
+        """The device and its versions as JSON, and the full name of its node."""
+        told = own_versions() | {"device": self.device.model_dump(mode="json")}
+        return json.dumps(told), importlib.import_module("ray").get_runtime_context().get_node_id()
 
     def answer(self, question: str, digest: str, packed: list[Any]) -> str | None:
         """The answer as JSON; None where the build is nowhere to be had. `packed` is a reference to its bytes."""

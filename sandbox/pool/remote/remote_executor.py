@@ -9,7 +9,7 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.protocol import Answer, Device, ExecutorError, Product, Stage, Work
 from kernelwright.sandbox.pool.remote.job_settings import chosen_for_jobs
 from kernelwright.sandbox.pool.remote.service_client import RefusedJob, ServiceClient, job_request
-from kernelwright.sandbox.verdict.harness import harness_digest
+from kernelwright.sandbox.verdict.judge_version import other_version
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
@@ -32,10 +32,9 @@ class RemoteExecutor:
     async def open(self) -> tuple[Device, ...]:
         """As many as it takes to keep the service busy."""
         facts = await self._client.facts()
-        if facts["harness"] != harness_digest():
-            raise ExecutorError(
-                f"the service at {self._client.server} is another version of kernelwright; start this one there"
-            )
+        if (differs := other_version(facts)) is not None:
+            server = self._client.server
+            raise ExecutorError(f"the service at {server} is another version ({differs}); start this one there")
         devices = [Device.model_validate(one) for one in facts["devices"].get(self._place, ())]
         if not devices:
             there = ", ".join(sorted(facts["devices"])) or "none"

@@ -38,7 +38,7 @@ BUSY = frozenset({429, 503})
 GATEWAY = frozenset({502, 504})
 """What a proxy answers in the place of a service that is gone."""
 LATE = 408
-JOB, FACTS = frozenset({"id", "state"}), frozenset({"harness", "devices"})
+JOB, FACTS = frozenset({"id", "state"}), frozenset({"devices", "room"})
 """What is in every answer of a service that has one to give."""
 
 

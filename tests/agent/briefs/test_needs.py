@@ -8,7 +8,7 @@ from kernelwright.agent.log.view import View, fold
 from kernelwright.prompts import cpu_sheet
 from kernelwright.prompts.brief import Yardstick
 from kernelwright.sandbox.floor import processor
-from kernelwright.sandbox.machine.fact_store import TRACE, Store, baseline_key
+from kernelwright.sandbox.machine.fact_store import Store, baseline_key, work_key
 from kernelwright.sandbox.machine.identity import versions
 from kernelwright.sandbox.timing.baseline_times import BaselineTime
 from kernelwright.sandbox.verdict.peaks import Level, Peaks
@@ -109,7 +109,7 @@ def test_where_nothing_was_found_at_the_start_the_first_right_verdict_with_a_flo
 @pytest.fixture
 def works(tmp_path):
     """A folder that holds the problem's work."""
-    key = {"trace": TRACE, "problem": PROBLEM.digest, "torch": versions()["torch"]}
+    key = work_key(PROBLEM.digest)
     Store("works", tmp_path).put(key, WORK.model_dump(mode="json"))
     return tmp_path
 

@@ -28,7 +28,7 @@ from kernelwright.sandbox.verdict.settings import Settings
 from tests.bench.results.walk import ROOT, SETTINGS
 from tests.evals.made_run import REFERENCE, Writer, evidence, failed, passed, problem
 
-CONDITIONS = Conditions(harness="h2", device="Example CPU", torch="2", settings="{}")
+CONDITIONS = Conditions(judge_version="h2", device="Example CPU", torch="2", settings="{}")
 SHA256 = hashlib.sha256(REFERENCE.encode()).hexdigest()
 ADDRESSES = ("level1/5", "level1/15", "level2/5")
 
@@ -43,7 +43,7 @@ def setting(model="model-a", device="Example CPU", torch="2", judging=None, **ch
     once = {"drafts": 1, "tune": 0, "share": False, "confirm": 1, "learn": False, "attempts": 2}
     search = SearchConfig(model=model, target="cpp", **(once | changes))
     plan = Plan(search=search, provider=ProviderOptions(kind="files"), judging=judging or Settings())
-    versions = {"python": "3.11", "harness": "h1", "torch": torch}
+    versions = {"python": "3.11", "judge_version": "h1", "torch": torch}
     return Setting(config=plan.model_dump(mode="json"), device=device, versions=versions)
 
 

@@ -15,14 +15,14 @@ from kernelwright.evals.runs.facts import run_facts
 from kernelwright.sandbox.pool.conditions import Conditions
 from tests.evals.made_run import Writer, failed, passed, problem, setting
 
-HARNESS = "h1"
+JUDGE = "h1"
 NAMES = ("one", "two", "three", "four")
 
 
-def run_of(folder, model, speedups, device="Example CPU", harness=HARNESS, **facts):
+def run_of(folder, model, speedups, device="Example CPU", judge_version=JUDGE, **facts):
     """A run with one attempt for each problem: a speedup, a whole verdict, or None for a failure."""
     wanted = [problem(name) for name in NAMES[: len(speedups)]]
-    with RunLog.create(folder / model, wanted, setting(device=device, model=model, harness=harness)) as log:
+    with RunLog.create(folder / model, wanted, setting(device=device, model=model, judge_version=judge_version)) as log:
         for one, speedup in zip(wanted, speedups, strict=True):
             writer = Writer(log, one.name, random.Random(0))
             verdict = passed(speedup, spread=0.0, **facts) if isinstance(speedup, float) else speedup
@@ -31,8 +31,8 @@ def run_of(folder, model, speedups, device="Example CPU", harness=HARNESS, **fac
     return run_facts(folder / model)
 
 
-def only_board(*runs, harness=HARNESS, **more):
-    (board,) = boards(runs, harness, **more)
+def only_board(*runs, judge_version=JUDGE, **more):
+    (board,) = boards(runs, judge_version, **more)
     return board
 
 
@@ -80,22 +80,22 @@ def test_a_weak_problem_is_shown_and_not_ranked(tmp_path):
 
 def test_devices_are_kept_apart(tmp_path):
     runs = [run_of(tmp_path, "a", [2.0], device="GPU A"), run_of(tmp_path, "b", [3.0], device="GPU B")]
-    assert [board.device for board in boards(runs, HARNESS)] == ["GPU A", "GPU B"]
+    assert [board.device for board in boards(runs, JUDGE)] == ["GPU A", "GPU B"]
 
 
 def test_a_number_of_another_harness_is_marked_for_judging_again(tmp_path):
-    run = run_of(tmp_path, "a", [2.0], harness="h0")
+    run = run_of(tmp_path, "a", [2.0], judge_version="h0")
     assert only_board(run).rows[0].stale == 1
-    assert only_board(run, harness="h0").rows[0].stale == 0
+    assert only_board(run, judge_version="h0").rows[0].stale == 0
 
 
 def test_a_verdict_that_names_its_harness_is_believed_over_the_header(tmp_path):
-    run = run_of(tmp_path, "a", [passed(2.0, harness="h1")], harness="h0")
+    run = run_of(tmp_path, "a", [passed(2.0, judge_version="h1")], judge_version="h0")
     assert only_board(run).rows[0].stale == 0
 
 
 def test_a_verdict_that_names_none_after_others_went_on_with_the_run_is_of_no_known_harness(tmp_path):
-    with RunLog.create(tmp_path / "a", [problem("one")], setting(harness=HARNESS)) as log:
+    with RunLog.create(tmp_path / "a", [problem("one")], setting(judge_version=JUDGE)) as log:
         writer = Writer(log, "one", random.Random(0))
         writer.put(Resumed(problem="one"))
         writer.attempt(passed(2.0))
@@ -113,8 +113,8 @@ def test_each_cell_names_run_attempt_and_record(tmp_path):
         assert log.text(cell.candidate_digest)
 
 
-def again(verdict, harness=HARNESS):
-    return lambda folder, problem, candidate: Verified(measured(verdict), harness, "verified.db 1")
+def again(verdict, judge_version=JUDGE):
+    return lambda folder, problem, candidate: Verified(measured(verdict), judge_version, "verified.db 1")
 
 
 def test_a_verified_number_is_published_in_place_of_the_claimed_one(tmp_path):
@@ -136,7 +136,7 @@ def test_a_kernel_that_fails_when_judged_again_is_in_quarantine_and_not_credited
 def with_floor(**limits):
     """A verification whose candidate takes about 1 ms."""
     found = measured(passed(3.0)).model_copy(update=limits)
-    return lambda folder, problem, candidate: Verified(found, HARNESS, "r")
+    return lambda folder, problem, candidate: Verified(found, JUDGE, "r")
 
 
 def test_a_time_that_no_algorithm_could_take_is_in_quarantine(tmp_path):
@@ -157,7 +157,7 @@ def test_the_roofline_fraction_of_a_row_is_floor_over_time(tmp_path):
 
 
 def test_a_verification_of_another_harness_is_to_be_judged_again(tmp_path):
-    board = only_board(run_of(tmp_path, "a", [3.0]), verifications=again(passed(2.5), harness="h0"))
+    board = only_board(run_of(tmp_path, "a", [3.0]), verifications=again(passed(2.5), judge_version="h0"))
     assert board.rows[0].stale == 1
 
 
@@ -186,7 +186,7 @@ HOSTILE = "<script>alert(1)</script>|x"
 
 @pytest.fixture
 def hostile_board(tmp_path):
-    return boards([run_of(tmp_path / "r", "m", [2.0, None]).model_copy(update={"model": HOSTILE})], HARNESS)
+    return boards([run_of(tmp_path / "r", "m", [2.0, None]).model_copy(update={"model": HOSTILE})], JUDGE)
 
 
 def test_html_escapes_names(hostile_board):
@@ -217,8 +217,8 @@ def test_json_is_whole(hostile_board):
 
 
 def test_conditions_tell_harnesses_apart():
-    first = Conditions(harness="a", device="d", torch="2", settings="{}")
-    second = first.model_copy(update={"harness": "b"})
+    first = Conditions(judge_version="a", device="d", torch="2", settings="{}")
+    second = first.model_copy(update={"judge_version": "b"})
     assert first.key("p", "c") != second.key("p", "c")
 
 
@@ -241,6 +241,6 @@ def test_it_counts_where_that_is_asked_for(tmp_path):
 
 
 def test_a_verification_in_full_makes_it_count(tmp_path):
-    again = Verified(measured(passed(3.0, spread=0.0)), HARNESS, "verified")
+    again = Verified(measured(passed(3.0, spread=0.0)), JUDGE, "verified")
     board = only_board(run_of(tmp_path, "a", [searched_only(4.0)]), verifications=lambda *_: again)
     assert board.rows[0].cells[0].status == "verified"

@@ -11,7 +11,7 @@ from kernelwright.evals.boards.verifying import VERIFIED, Verifier
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.machine.identity import processor_name
-from kernelwright.sandbox.verdict.harness import harness_digest
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.evals.made_run import Writer, passed, setting
 from tests.texts import PROBLEM, RIGHT, WRONG
 
@@ -57,7 +57,7 @@ def test_the_published_number_is_the_second_one(verified):
 def test_a_verification_is_kept_and_used_by_the_next_leaderboard(verified):
     folder, runs, board, _ = verified
     assert (folder / "honest" / VERIFIED).exists()
-    again = boards(runs, harness_digest(), Verifier("", lambda *_: None).lookup)
+    again = boards(runs, str(JUDGE_VERSION), Verifier("", lambda *_: None).lookup)
     statuses = {row.model: row.cells[0].status for row in again[0].rows}
     assert statuses == {row.model: row.cells[0].status for row in board.rows}
 

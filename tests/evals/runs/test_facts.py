@@ -129,7 +129,9 @@ def test_kept_facts_of_another_harness_are_read_afresh(tmp_path):
     written(folder, passed(1.2))
     run_facts(folder)
     kept = (folder / DERIVED).read_text()
-    (folder / DERIVED).write_text(kept.replace('"passed":1', '"passed":7').replace('"harness":"', '"harness":"x', 1))
+    (folder / DERIVED).write_text(
+        kept.replace('"passed":1', '"passed":7').replace('"judge_version":"', '"judge_version":"x', 1)
+    )
     assert run_facts(folder).problems[0].passed == 1
 
 

@@ -1,5 +1,6 @@
 """Shards and the record of a batch, without judging."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from kernelwright.evals.scores.collecting import CandidateFile
 from kernelwright.evals.scores.judgements import Judgements, JudgementsError
 from kernelwright.evals.scores.scoring import Shard
 from kernelwright.sandbox.pool.conditions import Conditions
-from kernelwright.sandbox.verdict.harness import harness_digest, sources
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.evals.made_run import failed, passed
 from tests.evals.record import judgement
 
@@ -42,7 +43,9 @@ def test_the_first_judgement_of_a_key_stays(store):
     assert [found.verdict for found in store] == [first.verdict]
 
 
-@pytest.mark.parametrize("change", [{"harness": "other"}, {"device": "other"}, {"torch": "other"}, {"settings": "[]"}])
+@pytest.mark.parametrize(
+    "change", [{"judge_version": "0"}, {"device": "other"}, {"torch": "other"}, {"settings": "[]"}]
+)
 def test_other_conditions_make_another_key(change):
     one = judgement("a", failed())
     other = one.model_copy(update={"conditions": Conditions(**one.conditions.model_dump() | change)})
@@ -64,14 +67,12 @@ def test_a_file_that_is_no_store_is_told(tmp_path):
         Judgements(tmp_path / "scores.db")
 
 
-def test_the_harness_is_named_by_its_sources():
-    found = harness_digest()
-    assert len(found) == 16 and int(found, 16) >= 0
-    assert Conditions.here("d", {}).harness == found
+def test_conditions_name_the_judge_version():
+    assert Conditions.here("d", {}).judge_version == str(JUDGE_VERSION)
 
 
-def test_the_sources_of_the_harness_are_python_and_c_but_no_catalog(tmp_path):
-    for name in ("a.py", "floor/measure.cpp", "building/binding.h", "catalog/one/reference.py", "a.pyc", "words.toml"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    assert [str(place) for place in sources(tmp_path)] == ["a.py", "building/binding.h", "floor/measure.cpp"]
+def test_conditions_of_an_older_release_are_read_with_the_digest_that_they_have():
+    old = '{"harness":"0123456789abcdef","device":"d","torch":"2","settings":"{}"}'
+    found = Conditions.model_validate_json(old)
+    assert found.judge_version == "0123456789abcdef"
+    assert found.digest == hashlib.sha256(old.encode()).hexdigest(), "the keys of stored records stay as they are"

@@ -41,7 +41,7 @@ from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from tests.evals.made_run import failed
 
-conditions = Conditions(harness="h", device="d", torch="2", settings="{}")
+conditions = Conditions(judge_version="h", device="d", torch="2", settings="{}")
 with Judgements(Path(sys.argv[2])) as store:
     for number in range(int(sys.argv[4])):
         word = f"{sys.argv[3]}:{number}"

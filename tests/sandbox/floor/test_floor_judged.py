@@ -6,8 +6,7 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.floor.processor import _key
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.machine.fact_store import TRACE, Store
-from kernelwright.sandbox.machine.identity import versions
+from kernelwright.sandbox.machine.fact_store import Store, work_key
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from kernelwright.sandbox.verdict.report import report
@@ -56,7 +55,7 @@ def times(candidate_ms, eager_ms):
 
 
 def keep_work(read_bytes):
-    key = {"trace": TRACE, "problem": DOUBLED.digest, "torch": versions()["torch"]}
+    key = work_key(DOUBLED.digest)
     Store("works").put(key, {"read_bytes": read_bytes, "written_bytes": 0})
 
 
@@ -95,5 +94,5 @@ def test_the_work_of_a_problem_is_traced_once(keeper, own_cache):
     peaks = Peaks(device="known", levels=(Level(name="memory", inside_bytes=0, bytes_per_s=1e10),), flops_per_s={})
     Store("peaks").put(_key(SETTINGS.threads), peaks.model_dump(mode="json"))
     Floors(DOUBLED, SETTINGS).of(keeper.reference)
-    kept = Store("works").get({"trace": TRACE, "problem": DOUBLED.digest, "torch": versions()["torch"]})
+    kept = Store("works").get(work_key(DOUBLED.digest))
     assert kept["read_bytes"] == 4 * MIB

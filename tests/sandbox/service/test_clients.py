@@ -24,6 +24,7 @@ from kernelwright.sandbox.pool.remote.service_client import (
     default_socket,
 )
 from kernelwright.sandbox.service.application import facts
+from kernelwright.sandbox.verdict.judge_version import own_versions
 from tests.model_server import fenced
 from tests.sandbox.pool.parts import right, wrong
 from tests.sandbox.service.listening import listening
@@ -184,9 +185,11 @@ def test_a_service_of_another_version_or_without_the_device_is_not_asked(service
 
     with pytest.raises(ExecutorError, match="has no cuda; it has: cpu"):
         opened(Settings(device="cuda"))
-    monkeypatch.setattr("kernelwright.sandbox.pool.remote.remote_executor.harness_digest", lambda: "another")
-    with pytest.raises(ExecutorError, match="is another version"):
-        opened(Settings())
+    for name, own in own_versions().items():
+        theirs = own_versions() | {name: own + 1}
+        with monkeypatch.context() as patched, pytest.raises(ExecutorError, match=f"{name} {own + 1}.* has {own}"):
+            patched.setattr("kernelwright.sandbox.service.application.own_versions", lambda theirs=theirs: theirs)
+            opened(Settings())
 
 
 def test_a_token_is_shown_or_asked_for(tmp_path, monkeypatch):
@@ -265,7 +268,7 @@ def answering(*answers):
 
 
 JSON, HTML = "application/json", "text/html"
-FACTS = (200, JSON, b'{"harness": "x", "devices": {}, "room": {}}')
+FACTS = (200, JSON, b'{"judge_version": 1, "devices": {}, "room": {}}')
 
 
 @pytest.mark.parametrize(
@@ -310,7 +313,7 @@ def test_a_service_that_is_back_soon_is_not_told_of(monkeypatch, capsys):
     with answering(FACTS, None, None, FACTS) as at:
         client = ServiceClient(at)
         for _ in range(2):
-            assert asyncio.run(client.facts())["harness"] == "x"
+            assert asyncio.run(client.facts())["judge_version"] == 1
     assert capsys.readouterr() == ("", "")
 
 
@@ -319,7 +322,7 @@ def test_a_proxy_whose_service_is_gone_is_asked_again():
     with answering(FACTS, bad, bad, FACTS) as at:
         client = ServiceClient(at)
         for _ in range(2):
-            assert asyncio.run(client.facts())["harness"] == "x"
+            assert asyncio.run(client.facts())["judge_version"] == 1
 
 
 def test_a_service_that_fails_at_one_job_gives_no_reason_and_is_still_one():

@@ -7,6 +7,7 @@ import pytest
 
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 from tests.sandbox.timing.test_timing import NORM
@@ -54,7 +55,7 @@ def test_a_status_stands_for_one_problem_and_one_kind_of_device():
 
 def test_a_status_of_other_rules_is_found_again(monkeypatch):
     assert Known(PROBLEM, Settings()).status == WEAK
-    monkeypatch.setattr("kernelwright.sandbox.machine.fact_store._rules_digest", lambda: "of other sources")
+    monkeypatch.setattr("kernelwright.sandbox.machine.fact_store.JUDGE_VERSION", JUDGE_VERSION + 1)
     assert Baselines(PROBLEM, Settings())._kept_status() is None
 
 
