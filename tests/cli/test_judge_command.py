@@ -3,7 +3,7 @@ import json
 import pytest
 
 from kernelwright.sandbox.verdict.harness import harness_digest
-from tests.texts import PROBLEM
+from tests.support.problems import PROBLEM
 
 pytestmark = pytest.mark.slow
 KEYS = {

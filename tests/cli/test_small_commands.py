@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from kernelwright.commands.options.exit_codes import own_command
-from tests.model_server import fenced
-from tests.texts import PROBLEM, RIGHT
+from tests.support.problems import PROBLEM, RIGHT
+from tests.support.servers import fenced
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import pytest
 from kernelwright.agent.briefs.composing import BriefMaker
 from kernelwright.agent.log.view import fold
 from kernelwright.prompts import TargetVersions
-from tests.agent.search_parts import CPU, PROBLEM, new_log, searched
+from tests.support.search import CPU, PROBLEM, new_log, searched
 
 
 @pytest.fixture(scope="module")

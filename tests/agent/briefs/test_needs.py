@@ -14,7 +14,7 @@ from kernelwright.sandbox.timing.baseline_times import BaselineTime
 from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed
-from tests.agent.search_parts import EVIDENCE, PROBLEM, failed, new_log, searched
+from tests.support.search import EVIDENCE, PROBLEM, failed, new_log, searched
 
 SHEET = cpu_sheet("Example CPU", 2, ["avx2"], {})
 WORK = NecessaryWork(read_bytes=12_600_000, written_bytes=4_000, flops={"float32": 2_500_000_000})

@@ -15,7 +15,7 @@ from kernelwright.agent.providers.reply_cache import CachedProvider
 from kernelwright.agent.providers.servers.client import OpenAIProvider
 from kernelwright.agent.providers.servers.presets import load_presets
 from kernelwright.agent.providers.simulated.simulation import SimulatedProvider
-from tests.agent.search_parts import new_log
+from tests.support.search import new_log
 
 ECHO = """
 class Echo:

@@ -17,7 +17,7 @@ from kernelwright.agent.providers.provider import AnswerPending, NoMoreAnswers, 
 from kernelwright.agent.strategies import Step, Stop, StrategyError
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import MachineError
-from tests.agent.search_parts import (
+from tests.support.search import (
     ANSWERS,
     CONFIG,
     PROBLEM,
@@ -269,7 +269,7 @@ def test_a_cancelled_search_can_go_on(log):
 KILLED = """
 import asyncio, signal, sys
 from pathlib import Path
-from tests.agent.search_parts import Scripted, new_log, searched
+from tests.support.search import Scripted, new_log, searched
 
 class Slow(Scripted):
     async def complete(self, request, ask, prompt):

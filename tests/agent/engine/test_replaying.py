@@ -8,7 +8,7 @@ from kernelwright.agent.engine.replaying import ReplayDiffers, replay
 from kernelwright.agent.log.events import Stopped
 from kernelwright.agent.log.run_log import RunLog
 from tests.agent.engine.test_steps import PLAN, TUNABLE, WHOLE, CutOff, renamed
-from tests.agent.search_parts import CONFIG, ReadingEvaluator, Scripted, new_log, reply_with, searched
+from tests.support.search import CONFIG, ReadingEvaluator, Scripted, new_log, reply_with, searched
 
 DUPLICATES = {1: reply_with("1.5"), 2: renamed(reply_with("1.5")), 3: reply_with("check"), 4: reply_with("1.6")}
 RUNS = {

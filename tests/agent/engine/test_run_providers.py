@@ -9,8 +9,8 @@ import pytest
 
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from tests.model_server import fenced
-from tests.texts import PROBLEM, RIGHT, WRONG
+from tests.support.problems import PROBLEM, RIGHT, WRONG
+from tests.support.servers import fenced
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from kernelwright.agent.engine.search import search
 from kernelwright.agent.log.events import Event, JudgedAttempt
 from kernelwright.agent.log.view import fold
-from tests.agent.search_parts import (
+from tests.support.search import (
     CONFIG,
     PROBLEM,
     ReadingEvaluator,

@@ -15,7 +15,7 @@ import pytest
 
 from kernelwright.agent.log.events import Kept, Resumed, RunLogError, Stopped
 from kernelwright.agent.log.run_log import DATABASE, RunLog
-from tests.agent.search_parts import PROBLEM, SETTING, new_log, searched
+from tests.support.search import PROBLEM, SETTING, new_log, searched
 
 ROOT = Path(__file__).parents[3]
 

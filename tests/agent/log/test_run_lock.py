@@ -10,8 +10,8 @@ import pytest
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.run_lock import LOCK, RunLock
 from kernelwright.agent.log.run_log import RunLog
-from tests.agent.search_parts import new_log
-from tests.full_disk import no_room
+from tests.support.processes import no_room
+from tests.support.search import new_log
 
 ROOT = Path(__file__).parents[3]
 HOLDING = """

@@ -11,7 +11,7 @@ from kernelwright.agent.providers.options import OpenAISettings
 from kernelwright.agent.providers.provider import AnswerPending, ProviderError
 from kernelwright.agent.providers.servers.batch_service import BatchService
 from kernelwright.cli import app
-from tests.agent.search_parts import CONFIG, PROBLEM, new_log, reply_with, searched
+from tests.support.search import CONFIG, PROBLEM, new_log, reply_with, searched
 
 WAITING = 3
 ALL = CONFIG.model_copy(update={"slots": WAITING, "drafts": WAITING, "attempts": WAITING})

@@ -13,8 +13,8 @@ from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.registry import check_provider
 from kernelwright.agent.providers.reply_cache import CACHED, CachedProvider, ReplyCache, answer_key
-from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
-from tests.full_disk import no_room
+from tests.support.processes import no_room
+from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 
 REQUEST = Request(model="m", prompt="Write it.")
 ONE = CONFIG.model_copy(update={"attempts": 1})

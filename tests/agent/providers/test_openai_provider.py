@@ -13,7 +13,7 @@ from kernelwright.agent.providers.options import OpenAISettings
 from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.servers.client import OpenAIProvider
 from kernelwright.prompts import Prompt
-from tests.agent.search_parts import CONFIG, PROBLEM, new_log, reply_with, searched
+from tests.support.search import CONFIG, PROBLEM, new_log, reply_with, searched
 
 KEY = "sk-a-very-secret-key"
 ASK = Ask(attempt=1, problem="p", role="propose", target="cpp", parent=None, idea="", directive="", model="some-model")

@@ -11,7 +11,7 @@ from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.kinds.recorded import RecordedProvider
 from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.story import read_story, recorded_targets
-from tests.agent.search_parts import PROBLEM, SETTING, Scripted, new_log, outline, parts_of, reply_with, searched
+from tests.support.search import PROBLEM, SETTING, Scripted, new_log, outline, parts_of, reply_with, searched
 
 CONFIG = SearchConfig(model="recorded", attempts=9, drafts=1)
 STORY = """\

@@ -10,7 +10,7 @@ from kernelwright.agent.steering.budget import exceeded, spent
 from kernelwright.agent.steering.prices import PriceError, Prices, load_prices
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import Failed
-from tests.agent.search_parts import CONFIG, PROBLEM, ReadingEvaluator, Scripted, new_log, searched
+from tests.support.search import CONFIG, PROBLEM, ReadingEvaluator, Scripted, new_log, searched
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from kernelwright.evals.runs.prompting import default_size
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.prompts import Traits, applicable, idea_bank, traits_of
 from kernelwright.prompts.targets import TARGETS
-from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 from tests.agent.strategies.test_refine import view_of
+from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 
 RIGHT = ("propose", None, "one simple kernel", 1.0)
 

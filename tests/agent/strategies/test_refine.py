@@ -11,7 +11,7 @@ from kernelwright.agent.log.records import Ask, Attempt
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.strategies import Stop, StrategyError, load_strategy
-from tests.agent.search_parts import failed, passed
+from tests.support.search import failed, passed
 
 CONFIG = SearchConfig(model="m", attempts=20, drafts=2, repairs=2, patience=3, runner_up=0)
 PROMPT = PromptOutline(role="propose", target="cpp", digest="", stable_digest="", sections=())

@@ -26,7 +26,7 @@ from kernelwright.problems.record.problem import Origin
 from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.bench.results.walk import ROOT, SETTINGS
-from tests.evals.made_run import REFERENCE, Writer, evidence, failed, passed, problem
+from tests.support.runs import REFERENCE, Writer, evidence, failed, passed, problem
 
 CONDITIONS = Conditions(harness="h2", device="Example CPU", torch="2", settings="{}")
 SHA256 = hashlib.sha256(REFERENCE.encode()).hexdigest()

@@ -24,10 +24,10 @@ from kernelwright.sandbox.pool.remote.service_client import (
     default_socket,
 )
 from kernelwright.sandbox.service.application import facts
-from tests.model_server import fenced
-from tests.sandbox.pool.parts import right, wrong
-from tests.sandbox.service.listening import listening
-from tests.sandbox.service.parts import FEW, PROBLEM, RIGHT, ROOT, WRONG, Service, job, until
+from tests.support.executors import right, wrong
+from tests.support.problems import PROBLEM, RIGHT, WRONG
+from tests.support.servers import fenced
+from tests.support.service import FEW, ROOT, Service, job, listening, until
 
 QUICK = Settings(**FEW)
 
