@@ -63,7 +63,7 @@ def test_a_decision_that_comes_out_differently_is_told(tmp_path):
                 if event.kind == "asked" and event.attempt == 2:
                     body = body.model_copy(update={"ask": body.ask.model_copy(update={"idea": "another"})})
                 other.append(body, [log.text(digest) for digest in texts(tmp_path / "run")])
-            with pytest.raises(ReplayDiffers, match="asked of attempt 2 of 'doubled', differs in 'ask'"):
+            with pytest.raises(ReplayDiffers, match=r"attempt 2 of 'doubled'.* 'ask'"):
                 replay(other, tmp_path / "again")
 
 
