@@ -12,7 +12,7 @@ from bench.comparison import Comparison, in_turn
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.runs.facts import all_facts
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
-from tests.evals.made_run import made_run
+from tests.support.runs import made_run
 
 RUNS, PROBLEMS, ATTEMPTS = 10, 100, 100
 ROUNDS = 10

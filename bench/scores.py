@@ -18,7 +18,7 @@ from kernelwright.problems import load_problem
 from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.pool.workers.devices import device_of
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.evals.made_run import REFERENCE, failed, passed, source_of
+from tests.support.runs import REFERENCE, failed, passed, source_of
 
 PROBLEMS, CANDIDATES = 20, 100
 ROUNDS = 3

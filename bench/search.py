@@ -18,12 +18,11 @@ from bench.strategies import briefly
 from kernelwright.agent.replies import Extraction, extract
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
-from tests.agent.faults import FAULTS, PROBLEM, missing_words, with_fault
-from tests.agent.killing import CONFIGS, killed_searches
 from tests.agent.replies.test_extraction import ACCEPTED, REJECTED, kernel_called
 from tests.agent.replies.test_extraction_figures import cuts
-from tests.agent.search_parts import outline
 from tests.sandbox.conftest import QUICK
+from tests.support.faults import FAULTS, PROBLEM, missing_words, with_fault
+from tests.support.search import CONFIGS, killed_searches, outline
 
 KILLS = 50
 LEAST_SHARE, LEAST_RECOVERED = 0.95, 0.98

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from kernelwright.sandbox.pool.remote.service_client import TOKEN, RefusedJob, ServiceClient
 from kernelwright.sandbox.service.http_limits import LARGEST_BODY_BYTES
-from tests.sandbox.service.parts import RIGHT, WRONG, Client, Service, job
+from tests.support.problems import RIGHT, WRONG
+from tests.support.service import Client, Service, job
 
 JOBS = int(os.environ.get("KERNELWRIGHT_SERVICE_JOBS", "500"))
 CLIENTS, IN_FLIGHT, KILLS = 8, 4, 3

@@ -1,25 +1,12 @@
 import contextlib
 import os
 import tempfile
-import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.model_server import Server
-
-
-@contextlib.contextmanager
-def serving(*replies):
-    """A server with these replies."""
-    server = Server(replies)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
+from tests.support.servers import serving
 
 
 @pytest.fixture

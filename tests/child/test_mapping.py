@@ -84,7 +84,7 @@ def test_the_tensors_share_the_pages_and_the_descriptor_is_closed():
 
 def test_a_descriptor_that_can_not_be_mapped_is_closed_too():
     empty = os.memfd_create("empty")
-    with pytest.raises(ValueError, match="cannot mmap an empty file"):
+    with pytest.raises(ValueError, match="empty file"):
         lent_tensors(empty, [])
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(empty)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.texts import PROBLEM, RIGHT, WRONG
+from tests.support.problems import PROBLEM, RIGHT, WRONG
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.files import writing
 from kernelwright.commands.options.search_options import checked_config
 from kernelwright.sandbox.build import python_header
-from tests.evals.made_run import made_run
+from tests.support.runs import made_run
 
 
 def test_version_names_the_version_and_ends_with_0(kernelwright):

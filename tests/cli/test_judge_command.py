@@ -3,7 +3,7 @@ import json
 import pytest
 
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
-from tests.texts import PROBLEM
+from tests.support.problems import PROBLEM
 
 pytestmark = pytest.mark.slow
 KEYS = {

@@ -7,8 +7,8 @@ import pytest
 
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.run_log import RunLog
-from tests.evals.made_run import made_run
-from tests.evals.second_verdicts import write_run
+from tests.support.runs import made_run
+from tests.support.second_verdicts import write_run
 
 pytestmark = pytest.mark.slow
 

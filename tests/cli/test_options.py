@@ -18,8 +18,8 @@ from kernelwright.commands.options.judging_options import (
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright_child.gpu import driver
-from tests.model_server import fenced
-from tests.texts import RIGHT
+from tests.support.problems import RIGHT
+from tests.support.servers import fenced
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.search_options import checked_config, search_options
-from tests.agent.search_parts import new_log, searched
+from tests.support.search import new_log, searched
 
 
 def test_a_run_replays_to_its_own_digest(tmp_path, kernelwright):

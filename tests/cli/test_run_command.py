@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests.model_server import fenced
-from tests.texts import RIGHT, WRONG
+from tests.support.problems import RIGHT, WRONG
+from tests.support.servers import fenced
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.texts import PROBLEM, RIGHT, WRONG
+from tests.support.problems import PROBLEM, RIGHT, WRONG
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]
 EXTENSION = "from torch.utils.cpp_extension import load_inline\next = lambda: load_inline('x', 'int x;')\n"

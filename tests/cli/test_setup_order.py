@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_server import fenced
-from tests.texts import PROBLEM, RIGHT
+from tests.support.problems import PROBLEM, RIGHT
+from tests.support.servers import fenced
 
 pytestmark = pytest.mark.slow
 WATCH = """

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from kernelwright.commands.options.exit_codes import own_command
-from tests.model_server import fenced
-from tests.texts import PROBLEM, RIGHT
+from tests.support.problems import PROBLEM, RIGHT
+from tests.support.servers import fenced
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +162,9 @@ def test_doctor_ends_with_0_where_candidates_can_be_judged(kernelwright):
     assert done.returncode == 0, done.stdout
     states = {finding["name"]: finding["state"] for finding in json.loads(done.stdout)}
     assert {"torch", "C++ compiler", "child process"} <= states.keys()
-    assert states["jail: system call filter"] == states.get("child: system call filter", "absent"), "as children have it"
+    assert states["jail: system call filter"] == states.get("child: system call filter", "absent"), (
+        "as children have it"
+    )
 
 
 @pytest.mark.parametrize("command", ["run", "judge", "extract", "prompt", "problems", "resume", "doctor"])

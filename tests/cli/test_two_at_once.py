@@ -9,9 +9,9 @@ import time
 import pytest
 
 from kernelwright.sandbox.machine.timing_locks import NAME_BYTES, processor_path, processor_turn
-from tests.model_server import fenced
-from tests.texts import RIGHT
-from tests.turns import holders
+from tests.support.problems import RIGHT
+from tests.support.processes import holders
+from tests.support.servers import fenced
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 CORES = tuple(sorted(os.sched_getaffinity(0)))

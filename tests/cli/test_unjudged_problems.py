@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.model_server import fenced
-from tests.problems.foreign import PLAIN, write_tree
-from tests.texts import PROBLEM, RIGHT
+from tests.support.foreign import PLAIN, write_tree
+from tests.support.problems import PROBLEM, RIGHT
+from tests.support.servers import fenced
 
 pytestmark = pytest.mark.slow
 CRASHES = PROBLEM.replace("return torch.cumsum", "raise RuntimeError('no such thing') or torch.cumsum")

@@ -8,11 +8,10 @@ import sys
 
 import pytest
 
-from tests.conftest import serving
 from tests.docs.pages import ROOT, blocks, lines, runnable
 from tests.docs.walking import FILES, RMS_NORM, called, write
-from tests.model_server import fenced
-from tests.texts import PROBLEM, RIGHT
+from tests.support.problems import PROBLEM, RIGHT
+from tests.support.servers import fenced, serving
 
 README = ROOT / "README.md"
 

@@ -11,7 +11,7 @@ import pytest
 from kernelwright.sandbox.service.openapi import PATHS
 from tests.docs.pages import DOCS, lines
 from tests.docs.walking import RMS_NORM
-from tests.sandbox.service.parts import Service
+from tests.support.service import Service
 
 PAGE = DOCS / "serve.md"
 SHELL = [line.text.partition(" #")[0].strip() for line in lines(PAGE) if line.words[0] in ("curl", "python")]

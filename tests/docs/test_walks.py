@@ -6,13 +6,12 @@ import sys
 
 import pytest
 
-from tests.conftest import serving
 from tests.docs.pages import DOCS, blocks, runnable
 from tests.docs.walking import FILES, RMS_NORM, address_of, called, python_files, write
-from tests.evals.made_run import Writer, passed, problem, setting
-from tests.model_server import fenced
-from tests.problems.foreign import PLAIN
-from tests.texts import RIGHT
+from tests.support.foreign import PLAIN
+from tests.support.problems import RIGHT
+from tests.support.runs import Writer, passed, problem, setting
+from tests.support.servers import fenced, serving
 
 PLAIN_RIGHT = PLAIN.replace("class Model(", "class ModelNew(")
 pytestmark = [pytest.mark.long, pytest.mark.slow]

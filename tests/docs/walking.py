@@ -5,8 +5,8 @@ import re
 import subprocess
 import sys
 
-from tests.model_server import fenced
-from tests.texts import PROBLEM, RIGHT
+from tests.support.problems import PROBLEM, RIGHT
+from tests.support.servers import fenced
 
 RMS_NORM = """
 import torch

@@ -2,7 +2,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.evals.browser import Watched, started
+from tests.support.browser import Watched, started
 
 
 @pytest.fixture(scope="module")

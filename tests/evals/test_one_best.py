@@ -14,8 +14,8 @@ from kernelwright.evals.formats import best_folders as kept
 from kernelwright.evals.formats.outcomes import run_outcomes
 from kernelwright.evals.report.summary import summary_rows
 from kernelwright.evals.runs.facts import run_facts
-from tests.evals.made_run import Writer, failed, passed, problem, setting
-from tests.evals.second_verdicts import ATTEMPT, LUCKY, REFUSED, SPEEDUP, Told, write_run
+from tests.support.runs import Writer, failed, passed, problem, setting
+from tests.support.second_verdicts import ATTEMPT, LUCKY, REFUSED, SPEEDUP, Told, write_run
 
 EVERYWHERE = (
     "view", "summary", "table", "progress", "tree", "inspector", "inspected_attempt", "fastest_of_the_attempts",

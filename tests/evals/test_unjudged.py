@@ -13,7 +13,7 @@ from kernelwright.evals.inspector.picture import picture
 from kernelwright.evals.report.progress import Progress, line_of
 from kernelwright.evals.report.summary import summary_rows, summary_table
 from kernelwright.evals.runs.suites import LeftOut
-from tests.agent.search_parts import PROBLEM, SETTING
+from tests.support.search import PROBLEM, SETTING
 
 WHY = "the reference of doubled does not run: no [room] \x1b[2J; correct the problem file"
 TOLD = "not judged: the reference of doubled does not run: no [room] \\x1b[2J; correct the problem file"

@@ -14,7 +14,7 @@ from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats import Entry, read_collection
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.texts import PROBLEM
+from tests.support.problems import PROBLEM
 
 SETTINGS = Settings(threads=1, device="cpu")
 RMS_NORM = load_problem("rms_norm")

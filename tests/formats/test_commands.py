@@ -11,10 +11,9 @@ import pyarrow.parquet
 import pytest
 
 from kernelwright.evals.formats.kernelbench import read_run
-from tests.formats.reading_back import read_baselines, read_eval_results, read_rows
-from tests.model_server import Server, fenced
-from tests.problems.foreign import PLAIN, write_robust, write_tree
-from tests.texts import PROBLEM, RIGHT, WRONG
+from tests.support.foreign import PLAIN, read_baselines, read_eval_results, read_rows, write_robust, write_tree
+from tests.support.problems import PROBLEM, RIGHT, WRONG
+from tests.support.servers import Server, fenced
 
 
 def kernelwright(folder, *words, **environment):
@@ -48,7 +47,7 @@ def test_a_selection_is_imported_and_told_as_json(tmp_path):
 
 def test_solutions_become_candidates_for_every_workload_of_their_definition(tmp_path):
     from tests.formats.test_solutions import SOLUTION
-    from tests.problems.foreign import WORKLOAD, write_trace_set
+    from tests.support.foreign import WORKLOAD, write_trace_set
 
     write_trace_set(tmp_path / "set", [WORKLOAD, WORKLOAD | {"uuid": "other-one", "axes": {"rows": 8}}])
     (tmp_path / "set/solutions/me").mkdir(parents=True)
@@ -63,7 +62,7 @@ def test_solutions_become_candidates_for_every_workload_of_their_definition(tmp_
 @pytest.mark.long
 @pytest.mark.slow
 def test_imported_solutions_are_judged_like_any_candidate(tmp_path):
-    from tests.problems.foreign import RMS, WORKLOAD, write_trace_set
+    from tests.support.foreign import RMS, WORKLOAD, write_trace_set
 
     write_trace_set(tmp_path / "set", [WORKLOAD])
     (tmp_path / "set/solutions").mkdir()

@@ -16,8 +16,8 @@ from kernelwright.sandbox.machine.timing_locks import processor_path, processor_
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.jail.keeper import descendants
 from tests.cli.test_judge_command import KEYS
-from tests.texts import PROBLEM, RIGHT, WRONG
-from tests.turns import waiters
+from tests.support.problems import PROBLEM, RIGHT, WRONG
+from tests.support.processes import waiters
 
 pytestmark = pytest.mark.slow
 QUICK = Settings(threads=1, min_pairs=4, max_pairs=4, worker_pairs=1, warm_up=1, time_budget_s=0.1)

@@ -10,8 +10,16 @@ from kernelwright.evals.formats.kernelbench import BACKENDS, language_of_backend
 from kernelwright.evals.formats.samples import sample_of
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.sandbox.machine.identity import ON_DEVICE
-from tests.formats.outcomes import CANDIDATE, DEVICE, failed, outcome, passed, tree_problems
-from tests.formats.reading_back import read_baselines, read_eval_results
+from tests.support.foreign import (
+    CANDIDATE,
+    DEVICE,
+    failed,
+    outcome,
+    passed,
+    read_baselines,
+    read_eval_results,
+    tree_problems,
+)
 
 RESULTS = {
     "7": [

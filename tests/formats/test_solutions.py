@@ -9,8 +9,7 @@ from kernelwright.evals.formats import solutions, traces
 from kernelwright.evals.formats.format_detection import candidate_format, definitions_under
 from kernelwright.problems.formats.definition import Definition
 from kernelwright.problems.formats.reading import Unsupported
-from tests.formats.outcomes import CANDIDATE, failed, outcome, passed, trace_problem
-from tests.problems.foreign import DEFINITION, WORKLOAD
+from tests.support.foreign import CANDIDATE, DEFINITION, WORKLOAD, failed, outcome, passed, trace_problem
 
 FILLS = "import torch\n\ndef run(x, weight, eps, y):\n    y.copy_(x * weight * eps)\n"
 RETURNS = "import torch\n\ndef run(x, weight, eps):\n    return {'y': x * weight * eps}\n"

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
-from tests.efforts import at_asked_effort
+from tests.support.efforts import at_asked_effort
 
 SETTINGS = at_asked_effort(
     Settings(

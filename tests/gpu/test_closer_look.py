@@ -14,7 +14,7 @@ from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.gpu.test_tools import CLEAN, COUNTERS, OVERRUN
-from tests.texts import PROBLEM, RIGHT
+from tests.support.problems import PROBLEM, RIGHT
 
 SETTINGS = Settings(threads=1)
 RAISING = RIGHT.replace("return torch.cumsum(x, dim=1)", "raise ValueError('not under a tool')")

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from tests.cribs import NO_COMPILER, PROGRAMS, build, run
+from tests.support.snippets import NO_COMPILER, PROGRAMS, build, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NO_COMPILER is not None, reason=NO_COMPILER or "")]
 

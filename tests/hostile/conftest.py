@@ -11,9 +11,9 @@ from kernelwright.sandbox.jail import layers as jail
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine.workfolder import remove
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.efforts import at_asked_effort
 from tests.hostile.attacks import PROBLEM
 from tests.hostile.surroundings import Surroundings
+from tests.support.efforts import at_asked_effort
 
 TIGHT = at_asked_effort(
     Settings(

@@ -7,7 +7,7 @@ import pytest
 
 from kernelwright.integrations.agent_tools import LONGEST_TEXT, AgentTools, ToolRefused
 from kernelwright.problems import load_problem
-from tests.integrations.answers import REFERENCE
+from tests.support.replies import REFERENCE
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 import anyio
 import pytest
 
-from tests.integrations.answers import OWN, REFERENCE, WRONG
+from tests.support.replies import OWN, REFERENCE, WRONG
 
 mcp = pytest.importorskip("mcp", reason="mcp is not installed; `pip install 'kernelwright[mcp]'` to run this")
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from kernelwright.integrations.scoring import CompletionScorer
-from tests.integrations.answers import OWN, SETTINGS, WRONG, posed, reply
+from tests.support.replies import OWN, SETTINGS, WRONG, posed, reply
 
 pytest.importorskip(
     "openenv", reason="openenv-core is not installed; `pip install 'kernelwright[openenv]'` to run this"

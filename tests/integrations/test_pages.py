@@ -58,7 +58,7 @@ def test_completions_are_scored_as_the_page_shows(tmp_path):
 @pytest.mark.slow
 def test_the_trainer_of_the_page_can_be_made(tmp_path):
     pytest.importorskip("trl", reason="trl is not installed; `pip install trl` beside kernelwright to run this")
-    from tests.integrations.tiny_model import tiny
+    from tests.support.replies import tiny
 
     for part in tiny():
         part.save_pretrained(tmp_path / "model")

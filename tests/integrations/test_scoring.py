@@ -10,7 +10,7 @@ from kernelwright.integrations.scoring import CompletionScorer, training_problem
 from kernelwright.problems import ProblemError, load_problem
 from tests.hostile.cheats.corpus import CHEATS
 from tests.hostile.cheats.problems import posed as posed_for_cheats
-from tests.integrations.answers import HIDDEN_BUILD, LIBRARY, OWN, REFERENCE, SETTINGS, WRONG, posed, reply
+from tests.support.replies import HIDDEN_BUILD, LIBRARY, OWN, REFERENCE, SETTINGS, WRONG, posed, reply
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright.integrations.scoring import CompletionScorer
 from kernelwright.integrations.trl_reward import KernelReward
-from tests.integrations.answers import OWN, SETTINGS, WRONG, posed, reply
+from tests.support.replies import OWN, SETTINGS, WRONG, posed, reply
 
 pytestmark = pytest.mark.slow
 WITHOUT = "trl is not installed; `pip install trl` beside kernelwright to run this"
@@ -39,7 +39,7 @@ def test_it_can_be_sent_to_another_process_before_it_judges():
 
 def test_the_trainer_takes_it_and_computes_advantages_from_it(tmp_path, rewarding):
     trl = pytest.importorskip("trl", reason=WITHOUT)
-    from tests.integrations.tiny_model import tiny
+    from tests.support.replies import tiny
 
     model, tokenizer = tiny()
     from datasets import Dataset

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.integrations.answers import OWN, REFERENCE, WRONG, reply
+from tests.support.replies import OWN, REFERENCE, WRONG, reply
 
 vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed; `pip install verifiers` to run this")
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 from kernelwright.integrations.scoring import CompletionScorer
 from kernelwright.sandbox.pool.protocol import ExecutorError
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.integrations.answers import LIBRARY, OWN, REFERENCE, WRONG, posed, reply
-from tests.sandbox.service.parts import Service
+from tests.support.replies import LIBRARY, OWN, REFERENCE, WRONG, posed, reply
+from tests.support.service import Service
 
 pytestmark = pytest.mark.slow
 FEW = Settings(warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, time_budget_s=0.1)

@@ -10,7 +10,7 @@ from kernelwright.problems.formats import LibraryMissing, format_of, read_collec
 from kernelwright.problems.formats.calling import changed_parameters
 from kernelwright.problems.record.reference import parse
 from kernelwright.problems.texts import libraries
-from tests.problems.foreign import (
+from tests.support.foreign import (
     CONFIGURATIONS,
     DEFINITION,
     PLAIN,

@@ -18,7 +18,7 @@ from kernelwright.problems.formats.definition import (
 from kernelwright.problems.formats.kernelbench import read_rows
 from kernelwright.problems.formats.robust import Configurations, read_configurations
 from kernelwright.problems.formats.writing import INDEX, write_collection, write_problem
-from tests.problems.foreign import (
+from tests.support.foreign import (
     CONFIGURATIONS,
     DEFINITION,
     TOLERANCE,

@@ -6,8 +6,8 @@ from kernelwright.evals.runs.suites import suite
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats import read_collection, select
 from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
-from tests.problems.foreign import write_tree
-from tests.problems.synthetic import write_synthetic
+from tests.support.foreign import write_tree
+from tests.support.synthetic import write_synthetic
 
 CHOICES = {
     "": ["level1/1", "level1/2", "level1/10", "level2/3"],

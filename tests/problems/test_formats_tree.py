@@ -11,7 +11,7 @@ from kernelwright.evals.formats.examining import examine_problem
 from kernelwright.problems.formats import read_collection
 from kernelwright.sandbox.calls.memory_planning import refusal_by_text
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.problems.synthetic import COUNT, KINDS, SPECIAL, write_synthetic
+from tests.support.synthetic import COUNT, KINDS, SPECIAL, write_synthetic
 
 CHILD_OF_8_GIB = Settings(memory_bytes=8 * 2**30)
 

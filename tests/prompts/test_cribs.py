@@ -7,7 +7,7 @@ import pytest
 
 from kernelwright.prompts.instructions import CRIBS, cribs, parts
 from kernelwright.prompts.rendering import TEMPLATES
-from tests.cribs import NO_COMPILER, PROGRAMS, build, run
+from tests.support.snippets import NO_COMPILER, PROGRAMS, build, run
 
 compiled = pytest.mark.skipif(NO_COMPILER is not None, reason=NO_COMPILER or "")
 

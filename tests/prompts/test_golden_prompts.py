@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from prompt_briefs import BATCH_NORM, OLD_VERSIONS, PROBLEM, PRODUCT, YARDSTICK, brief
 
 from kernelwright.prompts import render
+from tests.support.briefs import BATCH_NORM, OLD_VERSIONS, PROBLEM, PRODUCT, YARDSTICK, brief
 
 GOLDEN = Path(__file__).parent / "golden"
 MOST_TOKENS = 9000

@@ -1,8 +1,7 @@
 """Cutting the table of attempts: what goes first, what stays longest."""
 
-from prompt_briefs import brief
-
 from kernelwright.prompts import PastAttempt, render, shortened
+from tests.support.briefs import brief
 
 
 def row(number, speedup=None):

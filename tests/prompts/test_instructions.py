@@ -1,12 +1,12 @@
 """Which parts of the programs a prompt shows, and how many tokens all of it may take."""
 
 import pytest
-from prompt_briefs import CPU, GPU, OLD_VERSIONS, PASSED, PROBLEM, PRODUCT, YARDSTICK, brief
 
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.prompts import Prompt, device_sheet, render
 from kernelwright.prompts.instructions import crib, cribs
 from kernelwright.prompts.targets import TARGETS
+from tests.support.briefs import CPU, GPU, OLD_VERSIONS, PASSED, PROBLEM, PRODUCT, YARDSTICK, brief
 
 MOST = 9_000
 

@@ -1,10 +1,10 @@
 """What a prompt says of the mode of a module: only where a layer depends on it, and as the source has it."""
 
 import pytest
-from prompt_briefs import BATCH_NORM, NORMALISED, PROBLEM, brief
 
 from kernelwright.prompts import render
 from kernelwright.prompts.modes import mode_of
+from tests.support.briefs import BATCH_NORM, NORMALISED, PROBLEM, brief
 
 HEAD = """\
 import torch

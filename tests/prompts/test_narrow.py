@@ -1,10 +1,10 @@
 """What a prompt says of a dtype that weights and inputs are cast to."""
 
 import pytest
-from prompt_briefs import PROBLEM, brief
 
 from kernelwright.problems import Tolerance
 from kernelwright.prompts import render
+from tests.support.briefs import PROBLEM, brief
 
 
 def prompt(dtype, target="cuda", **changes):

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from prompt_briefs import CPU, FAILED, HISTORY, PASSED, PROBLEM, YARDSTICK, brief
 
 from kernelwright.prompts import SECTION_NAMES, DeviceSheet, PromptError, estimated_tokens, render
+from tests.support.briefs import CPU, FAILED, HISTORY, PASSED, PROBLEM, YARDSTICK, brief
 
 ROLES = ("propose", "repair", "improve")
 

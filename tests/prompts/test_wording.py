@@ -4,13 +4,13 @@ import re
 
 import pytest
 import torch
-from prompt_briefs import FAILED, HISTORY, OLD_VERSIONS, PASSED, PROBLEM, brief
 
 from kernelwright.problems import VALUE_FAMILIES, ExcludedValues
 from kernelwright.problems.record.value_families import DECADES, LOWERED, OUTLIER, RAISED, UP, most
 from kernelwright.prompts import TargetVersions, device_sheet, render
 from kernelwright.prompts.markdown import fenced, trimmed
 from kernelwright.sandbox.correctness.weights import RELATIVE, SHIFT
+from tests.support.briefs import FAILED, HISTORY, OLD_VERSIONS, PASSED, PROBLEM, brief
 
 
 def text_of(name, asked):

@@ -1,9 +1,9 @@
 """Prompts that ask for words, and the one that asks to go on with a reply."""
 
 import pytest
-from prompt_briefs import FAILED, PASSED, brief
 
 from kernelwright.prompts import Brief, PromptError, continued, render
+from tests.support.briefs import FAILED, PASSED, brief
 
 
 def asked(role, parent=None):

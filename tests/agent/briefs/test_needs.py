@@ -14,7 +14,7 @@ from kernelwright.sandbox.timing.baseline_times import BaselineTime
 from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed
-from tests.agent.search_parts import EVIDENCE, PROBLEM, failed, new_log, searched
+from tests.support.search import EVIDENCE, PROBLEM, failed, new_log, searched
 
 SHEET = cpu_sheet("Example CPU", 2, ["avx2"], {})
 WORK = NecessaryWork(read_bytes=12_600_000, written_bytes=4_000, flops={"float32": 2_500_000_000})
@@ -63,18 +63,15 @@ def told(event, **fields):
 
 def test_pytorchs_times_are_told_the_fastest_first_with_what_each_of_them_is():
     times = told(measured_as(eager=5.55, eager_as_shipped=2.34, **{"torch.compile_default": 1.9}, clock="events")).times
-    assert times == (
-        "torch.compile default: 1.90 ms",
-        "eager as shipped: 2.34 ms, under PyTorch's own precision switches",
-        "eager: 5.55 ms, at the precision policy above",
-    )
+    measured = [time.partition(",")[0] for time in times]
+    assert measured == ["torch.compile default: 1.90 ms", "eager as shipped: 2.34 ms", "eager: 5.55 ms"]
+    assert "PyTorch's own" in times[1] and "policy above" in times[2]
 
 
 def test_where_nothing_is_switched_eager_is_what_ships_and_what_the_clock_itself_takes_is_told():
-    assert told(measured_as(eager=5.55)).times == (
-        "eager: 5.55 ms, at the precision policy above, which is also PyTorch as it ships here",
-        "a call that does nothing: 0.0500 ms, part of all of these",
-    )
+    eager, nothing = told(measured_as(eager=5.55)).times
+    assert eager.startswith("eager: 5.55 ms, ") and "as it ships" in eager
+    assert "does nothing: 0.0500 ms" in nothing
 
 
 def test_the_floor_is_told_with_the_time_of_a_plain_copy_and_its_rate():
@@ -125,7 +122,7 @@ def test_what_earlier_judgings_left_is_known_without_a_search(works):
         key = baseline_key(PROBLEM.digest, device, versions(), "eager")
         Store(f"baselines/{PROBLEM.digest}", works).put(key, known.model_dump(mode="json"))
     found = remembered(PROBLEM, SHEET, 2, works)
-    assert found.times == ("eager: 1.50 ms, at the precision policy above",)
+    assert [time.partition(",")[0] for time in found.times] == ["eager: 1.50 ms"]
     assert [fact.partition(":")[0] for fact in found.floor] == [
         NEEDED[0].partition(":")[0],
         NEEDED[2].partition(":")[0],

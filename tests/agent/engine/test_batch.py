@@ -94,7 +94,8 @@ def test_sharing_can_be_switched_off(tmp_path):
 def test_a_budget_of_the_run_stops_all_problems(tmp_path):
     config = CONFIG.model_copy(update={"batch": Budget(tokens=40_000)})
     views, *_ = ran(tmp_path / "run", config)
-    assert {view.stopped for view in views} == {"the budget of the run of 40000 tokens is used up"}
+    (stopped,) = {view.stopped for view in views}
+    assert "budget of the run" in stopped and "40000 tokens" in stopped
 
 
 def test_the_judge_is_kept_busy_and_every_attempt_is_on_disk(tmp_path):

@@ -15,7 +15,7 @@ from kernelwright.agent.providers.reply_cache import CachedProvider
 from kernelwright.agent.providers.servers.client import OpenAIProvider
 from kernelwright.agent.providers.servers.presets import load_presets
 from kernelwright.agent.providers.simulated.simulation import SimulatedProvider
-from tests.agent.search_parts import new_log
+from tests.support.search import new_log
 
 ECHO = """
 class Echo:
@@ -99,7 +99,7 @@ def test_what_a_provider_started_ends_with_the_run(log, tmp_path):
 
 
 def test_a_name_that_no_provider_has_is_told_with_those_that_there_are(log):
-    with pytest.raises(ProviderError, match=r"no provider 'ecko'; there are: batch, files, .* path/to/file.py"):
+    with pytest.raises(ProviderError, match=r"'ecko'.* batch, files, "):
         provider_for(ProviderOptions(kind="ecko"), log)
 
 
@@ -118,7 +118,7 @@ def test_the_same_question_in_two_forms_has_two_places_in_the_cache(log):
 
 def test_a_missing_key_is_told_before_a_run_starts(monkeypatch):
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
-    with pytest.raises(ProviderError, match="no key in the variable DEEPSEEK_API_KEY"):
+    with pytest.raises(ProviderError, match="DEEPSEEK_API_KEY"):
         check_provider(ProviderOptions(kind="server", server=load_presets()["deepseek"].settings))
 
 

@@ -17,7 +17,7 @@ from kernelwright.agent.providers.provider import AnswerPending, NoMoreAnswers, 
 from kernelwright.agent.strategies import Step, Stop, StrategyError
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import MachineError
-from tests.agent.search_parts import (
+from tests.support.search import (
     ANSWERS,
     CONFIG,
     PROBLEM,
@@ -55,7 +55,7 @@ def test_each_new_best_is_kept_once(log):
 
 def test_the_search_ends_with_its_reason_in_the_log(log):
     searched(log)
-    assert list(log.events())[-1].body.reason == "the budget of 7 attempts is used up"
+    assert "budget of 7 attempts" in list(log.events())[-1].body.reason
 
 
 def test_each_ask_is_committed_before_the_provider_hears_of_it(log):
@@ -96,7 +96,7 @@ def test_a_repair_prompt_says_what_the_judge_found(log):
 def test_a_repair_prompt_says_why_a_reply_held_no_candidate(log):
     provider = Scripted({1: "```python\nclass ModelNew(:\n```", 2: reply_with("1.2")})
     view = searched(log, provider=provider, config=CONFIG.model_copy(update={"drafts": 1, "attempts": 2}))
-    assert view.attempts[0].outcome == "no candidate (syntax_error)"
+    assert "syntax_error" in view.attempts[0].outcome
     assert view.attempts[0].detail in provider.requests[1].prompt
 
 
@@ -192,7 +192,7 @@ def test_a_provider_that_breaks_at_any_attempt_ends_the_search_and_loses_nothing
     with pytest.raises(ProviderError, match="key was refused"):
         searched(log, provider=broken)
     view = fold(PROBLEM.name, log.events())
-    assert view.stopped == "the key was refused; check it"
+    assert "key was refused" in view.stopped
     assert [one.number for one in view.pending] == [attempt]
     again = Scripted()
     assert outline(searched(log, provider=again)) == STORY
@@ -230,7 +230,7 @@ def test_trouble_in_one_slot_lets_the_other_finish(log):
 
 def test_a_provider_without_more_answers_is_an_ordinary_end(log):
     view = searched(log, provider=Scripted(errors={3: [NoMoreAnswers()]}))
-    assert view.stopped == "the recorded answers are used up"
+    assert "recorded answers" in view.stopped
     assert view.best.number == 2
 
 
@@ -269,7 +269,7 @@ def test_a_cancelled_search_can_go_on(log):
 KILLED = """
 import asyncio, signal, sys
 from pathlib import Path
-from tests.agent.search_parts import Scripted, new_log, searched
+from tests.support.search import Scripted, new_log, searched
 
 class Slow(Scripted):
     async def complete(self, request, ask, prompt):

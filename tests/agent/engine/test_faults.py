@@ -4,8 +4,8 @@ import pytest
 
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
-from tests.agent.faults import FAULTS, PROBLEM, RIGHT, missing_words, repair_prompt, with_fault
 from tests.sandbox.conftest import QUICK
+from tests.support.faults import FAULTS, PROBLEM, RIGHT, missing_words, repair_prompt, with_fault
 
 pytestmark = pytest.mark.slow
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.agent.killing import CONFIGS, killed_searches
-from tests.agent.search_parts import STORY, outline
+from tests.support.search import CONFIGS, STORY, killed_searches, outline
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from kernelwright.agent.steering.prices import Prices
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from tests.agent.briefs.test_needs import measured_as
 from tests.agent.engine.test_steps import PLAN
-from tests.agent.search_parts import (
+from tests.support.search import (
     CONFIG,
     PROBLEM,
     ReadingEvaluator,

@@ -8,7 +8,7 @@ from kernelwright.agent.engine.replaying import ReplayDiffers, replay
 from kernelwright.agent.log.events import Stopped
 from kernelwright.agent.log.run_log import RunLog
 from tests.agent.engine.test_steps import PLAN, TUNABLE, WHOLE, CutOff, renamed
-from tests.agent.search_parts import CONFIG, ReadingEvaluator, Scripted, new_log, reply_with, searched
+from tests.support.search import CONFIG, ReadingEvaluator, Scripted, new_log, reply_with, searched
 
 DUPLICATES = {1: reply_with("1.5"), 2: renamed(reply_with("1.5")), 3: reply_with("check"), 4: reply_with("1.6")}
 RUNS = {
@@ -63,7 +63,7 @@ def test_a_decision_that_comes_out_differently_is_told(tmp_path):
                 if event.kind == "asked" and event.attempt == 2:
                     body = body.model_copy(update={"ask": body.ask.model_copy(update={"idea": "another"})})
                 other.append(body, [log.text(digest) for digest in texts(tmp_path / "run")])
-            with pytest.raises(ReplayDiffers, match="asked of attempt 2 of 'doubled', differs in 'ask'"):
+            with pytest.raises(ReplayDiffers, match=r"attempt 2 of 'doubled'.* 'ask'"):
                 replay(other, tmp_path / "again")
 
 

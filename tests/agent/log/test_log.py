@@ -15,7 +15,7 @@ import pytest
 
 from kernelwright.agent.log.events import Kept, Resumed, RunLogError, Stopped
 from kernelwright.agent.log.run_log import DATABASE, RunLog
-from tests.agent.search_parts import PROBLEM, SETTING, new_log, searched
+from tests.support.search import PROBLEM, SETTING, new_log, searched
 
 ROOT = Path(__file__).parents[3]
 
@@ -151,12 +151,12 @@ def test_the_file_is_in_wal_mode(log):
 
 
 def test_a_folder_that_is_in_use_is_not_taken_for_a_new_run(log):
-    with pytest.raises(RunLogError, match="is not empty; choose another folder"):
+    with pytest.raises(RunLogError, match="not empty"):
         new_log(log.folder)
 
 
 def test_two_problems_of_one_name_are_refused(tmp_path):
-    with pytest.raises(RunLogError, match="two problems of the run are named 'doubled'"):
+    with pytest.raises(RunLogError, match=r"two problems.* 'doubled'"):
         RunLog.create(tmp_path / "run", [PROBLEM, PROBLEM], SETTING)
 
 
@@ -180,7 +180,7 @@ def test_a_file_in_place_of_a_folder_is_told(tmp_path):
 
 def test_a_format_of_the_future_is_told(log):
     change_header(log, format=7)
-    with pytest.raises(RunLogError, match="format 7 and this version of kernelwright reads format 1"):
+    with pytest.raises(RunLogError, match=r"format 7.* format 1"):
         RunLog.open(log.folder)
 
 
@@ -213,7 +213,7 @@ def test_a_database_of_something_else_is_told(log):
     (log.folder / "run.db").unlink()
     with sqlite3.connect(log.folder / "run.db") as connection:
         connection.execute("CREATE TABLE other (x)")
-    with pytest.raises(RunLogError, match="was not made by kernelwright"):
+    with pytest.raises(RunLogError, match="not made by"):
         RunLog.open(log.folder)
 
 
@@ -238,7 +238,7 @@ def test_a_damaged_database_is_told(log):
 def test_an_event_of_an_unknown_kind_is_told(log):
     with sqlite3.connect(log.folder / "run.db") as connection:
         connection.execute("INSERT INTO events (time, kind, payload) VALUES ('2030-01-01T00:00:00+00:00', 'x', '{}')")
-    with pytest.raises(RunLogError, match=r"event 2 of .* cannot be read"):
+    with pytest.raises(RunLogError, match="event 2 of "):
         list(log.events())
 
 
@@ -260,7 +260,7 @@ def test_a_full_disk_is_told_and_what_was_logged_stays(log):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunLogError, match=r"cannot make the folder .* choose another one"):
+    with pytest.raises(RunLogError, match="cannot make the folder"):
         new_log(tmp_path / "file" / "run")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from kernelwright.agent.log.events import Event, JudgedAttempt, RunLogError, Stopped
 from kernelwright.agent.log.view import fold
-from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, passed, reply_with, searched
+from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, passed, reply_with, searched
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from kernelwright.agent.providers.kinds.batch import BatchProvider
 from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.servers.batch_file import batch_line, import_answers, open_requests
 from kernelwright.cli import app
-from tests.agent.search_parts import CONFIG, PROBLEM, new_log, reply_with, searched
+from tests.support.search import CONFIG, PROBLEM, new_log, reply_with, searched
 
 WAITING = 4
 

@@ -13,8 +13,8 @@ from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.registry import check_provider
 from kernelwright.agent.providers.reply_cache import CACHED, CachedProvider, ReplyCache, answer_key
-from tests.agent.search_parts import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
-from tests.full_disk import no_room
+from tests.support.processes import no_room
+from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 
 REQUEST = Request(model="m", prompt="Write it.")
 ONE = CONFIG.model_copy(update={"attempts": 1})
@@ -133,17 +133,17 @@ def test_a_cache_that_can_be_written_is_tried_without_a_trace(tmp_path):
 @pytest.mark.parametrize("name", ["some_file", "some_file/below"])
 def test_a_file_in_the_place_of_the_cache_is_told_before_a_run_starts(tmp_path, name):
     (tmp_path / "some_file").touch()
-    with pytest.raises(ProviderError, match=f"{name} cannot be a folder, since a file .*choose another --cache folder"):
+    with pytest.raises(ProviderError, match=f"{name}.* --cache"):
         check_cache(tmp_path / name)
 
 
 def test_a_cache_that_nobody_can_write_to_is_told_before_a_run_starts():
-    with pytest.raises(ProviderError, match=r"cannot write to the response cache /proc/cache \(.*choose another"):
+    with pytest.raises(ProviderError, match=r"write.* /proc/cache \("):
         check_cache("/proc/cache")
 
 
 def test_a_full_cache_is_told_before_a_run_starts(tmp_path):
-    with no_room(), pytest.raises(ProviderError, match=r"cannot write to the response cache .*make room"):
+    with no_room(), pytest.raises(ProviderError, match=r"write.* make room"):
         check_cache(tmp_path)
 
 
@@ -165,11 +165,11 @@ def test_that_answers_can_not_be_kept_is_said_once(tmp_path, capsys, caplog):
     with caplog.at_level(logging.WARNING):
         searched_with_a_cache_that_fails(tmp_path)
     said = capsys.readouterr().err
-    assert said.count("cannot write to the response cache") == said.count("\n") == 1
+    assert said.count("cannot write") == said.count("\n") == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_reply_that_may_not_be_read_is_told_with_its_path(tmp_path):
     (tmp_path / "ab" / "abc.json").mkdir(parents=True)
-    with pytest.raises(ProviderError, match=r"cannot read .*abc\.json \(Is a directory\); check its permissions"):
+    with pytest.raises(ProviderError, match=r"read .*abc\.json \(Is a dir"):
         ReplyCache(tmp_path).find("abc")

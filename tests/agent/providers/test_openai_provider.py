@@ -13,7 +13,7 @@ from kernelwright.agent.providers.options import OpenAISettings
 from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.servers.client import OpenAIProvider
 from kernelwright.prompts import Prompt
-from tests.agent.search_parts import CONFIG, PROBLEM, new_log, reply_with, searched
+from tests.support.search import CONFIG, PROBLEM, new_log, reply_with, searched
 
 KEY = "sk-a-very-secret-key"
 ASK = Ask(attempt=1, problem="p", role="propose", target="cpp", parent=None, idea="", directive="", model="some-model")
@@ -217,19 +217,19 @@ def test_usage_is_read_as_each_server_writes_it(usage, expected):
 )
 def test_what_is_no_chat_completion_is_told_with_the_address(answer):
     error = refused(answer)
-    assert str(error).startswith("the server http://127.0.0.1:")
-    assert str(error).endswith("with a chat completion; check --base-url or OPENAI_BASE_URL: did you forget /v1?")
+    assert "http://127.0.0.1:" in str(error) and "chat completion" in str(error)
+    assert "--base-url" in str(error) and "OPENAI_BASE_URL" in str(error)
 
 
 def test_a_refused_key_is_told_with_its_variable():
     error = refused(Answer({"error": {"message": f"Incorrect API key provided: {KEY}"}}, status=401))
-    assert "refused the key in OPENAI_API_KEY (401)" in str(error)
+    assert "OPENAI_API_KEY (401)" in str(error)
     assert (KEY in str(error), error.retryable) == (False, False)
 
 
 def test_an_unknown_model_is_told_in_the_servers_words():
     error = refused(Answer({"error": {"message": "The model does not exist"}}, status=404))
-    assert "knows no model 'some-model'" in str(error)
+    assert "no model 'some-model'" in str(error)
     assert "The model does not exist" in str(error)
 
 
@@ -249,7 +249,7 @@ def test_too_many_requests_are_tried_again_after_the_time_that_the_server_asks_f
 
 def test_too_many_requests_for_ever_are_a_passing_failure():
     error = refused(Answer({"error": {"message": "slow down"}}, status=429, Retry_After="0.01"), retries=1)
-    assert "asked too often (429: slow down)" in str(error)
+    assert "(429: slow down)" in str(error)
     assert error.retryable
 
 
@@ -268,7 +268,7 @@ def test_an_address_where_nothing_listens_is_told():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        with pytest.raises(ProviderError, match=f"the server {url} cannot be reached .*; start it, or .* --base-url"):
+        with pytest.raises(ProviderError, match=f"{url} cannot be reached.* --base-url"):
             asyncio.run(provider_at(url).complete(REQUEST, ASK, PROMPT))
 
 
@@ -282,7 +282,7 @@ def test_a_server_that_never_answers_is_a_passing_failure(setting, words):
 
 
 def test_openais_own_address_needs_a_key():
-    with pytest.raises(ProviderError, match=r"no key in the variable OPENAI_API_KEY; set it, or .* --base-url"):
+    with pytest.raises(ProviderError, match=r"OPENAI_API_KEY.* --base-url"):
         OpenAIProvider(OpenAISettings(), {})
 
 

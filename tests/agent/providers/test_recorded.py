@@ -11,7 +11,7 @@ from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.kinds.recorded import RecordedProvider
 from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.providers.story import read_story, recorded_targets
-from tests.agent.search_parts import PROBLEM, SETTING, Scripted, new_log, outline, parts_of, reply_with, searched
+from tests.support.search import PROBLEM, SETTING, Scripted, new_log, outline, parts_of, reply_with, searched
 
 CONFIG = SearchConfig(model="recorded", attempts=9, drafts=1)
 STORY = """\
@@ -118,11 +118,10 @@ def test_the_note_says_how_like_the_recorded_prompt_is_to_this_one(log, catalog,
         prompt = searched(first, config=CONFIG.model_copy(update={"attempts": 1})).attempts[0].prompt
     write(catalog, STORY.format(first=prompt.digest, stable=prompt.stable_digest))
     view = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
-    assert [attempt.reply.note for attempt in view.attempts[:3]] == [
-        "recorded answer 01-propose.md; its prompt was the same; written for this test",
-        "recorded answer 02-repair.md; its prompt was the same but for measured values; written for this test",
-        "recorded answer 03-improve.md; its prompt differs from the prompt rendered now; written for this test",
-    ]
+    files, likeness, authors = zip(*(attempt.reply.note.split("; ") for attempt in view.attempts[:3]), strict=True)
+    assert [file.rpartition(" ")[2] for file in files] == ["01-propose.md", "02-repair.md", "03-improve.md"]
+    assert likeness[0].endswith("the same") and "measured values" in likeness[1] and "differs" in likeness[2]
+    assert set(authors) == {"written for this test"}
 
 
 def test_a_recorded_answer_has_no_usage(log, catalog):
@@ -149,7 +148,7 @@ def test_the_targets_with_recorded_answers_are_named(catalog):
 
 def test_a_problem_that_is_cast_has_a_story_of_its_own(tmp_path, catalog):
     cast = PROBLEM.model_copy(update={"dtype": "bfloat16"})
-    with pytest.raises(ProviderError, match=r"for problem 'doubled' in bfloat16 and target 'cpp' .*: none"):
+    with pytest.raises(ProviderError, match=r"'doubled' in bfloat16.* 'cpp' .*: none"):
         read_story(PROBLEM.name, "cpp", catalog, "bfloat16")
     (catalog / PROBLEM.name / "recorded" / "cpp").rename(catalog / PROBLEM.name / "recorded" / "cpp-bfloat16")
     assert recorded_targets(PROBLEM.name, catalog) == ()
@@ -164,7 +163,7 @@ def test_the_number_of_drafts_is_known(catalog):
 
 
 def test_a_problem_without_recorded_answers_is_told(catalog):
-    with pytest.raises(ProviderError, match=r"no recorded answers for problem 'doubled' and target 'cuda' .*: cpp"):
+    with pytest.raises(ProviderError, match=r"'doubled' and target 'cuda' .*: cpp"):
         read_story(PROBLEM.name, "cuda", catalog)
 
 
@@ -186,5 +185,5 @@ def test_a_malformed_story_is_told(catalog, old, new, told):
 
 def test_a_missing_reply_is_told(log, catalog):
     (catalog / PROBLEM.name / "recorded" / "cpp" / "01-propose.md").unlink()
-    with pytest.raises(ProviderError, match=r"cannot read the recorded answer .*01-propose\.md"):
+    with pytest.raises(ProviderError, match=r"cannot read .*01-propose\.md"):
         searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)

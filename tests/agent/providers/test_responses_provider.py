@@ -83,7 +83,7 @@ def test_an_answer_that_is_as_long_as_its_limit_was_cut_off_whatever_the_server_
 
 def test_an_answer_that_failed_is_a_passing_failure_in_the_servers_words():
     error = refused(Answer(response(status="failed", error={"code": "server_error", "message": "out of memory"})))
-    assert "could not finish the answer (out of memory)" in str(error)
+    assert "(out of memory)" in str(error)
     assert error.retryable
 
 
@@ -124,9 +124,9 @@ def test_usage_is_read_and_what_is_unknown_is_none(usage, expected):
 )
 def test_what_is_no_response_is_told_with_the_address(answer):
     error = refused(answer)
-    assert str(error).startswith("the server http://127.0.0.1:")
-    assert str(error).endswith("with a response; check --base-url or OPENAI_BASE_URL: did you forget /v1?")
+    assert "http://127.0.0.1:" in str(error) and "with a response" in str(error)
+    assert "--base-url" in str(error) and "OPENAI_BASE_URL" in str(error)
 
 
 def test_a_server_without_responses_is_told():
-    assert "or no responses (404: not here)" in str(refused(Answer({"error": {"message": "not here"}}, status=404)))
+    assert "responses (404: not here)" in str(refused(Answer({"error": {"message": "not here"}}, status=404)))

@@ -18,7 +18,7 @@ from kernelwright.agent.providers.simulated.simulation import (
     source_of,
 )
 from kernelwright.agent.strategies import SHIPPED, load_strategy
-from tests.agent.search_parts import CONFIG, new_log, searched
+from tests.support.search import CONFIG, new_log, searched
 
 
 def strategy(name, **options):

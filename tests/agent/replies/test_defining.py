@@ -61,7 +61,7 @@ def test_what_defines_the_class_is_extracted_and_scanned(statements):
 
 @pytest.mark.parametrize("statements", NOT_DEFINED.values(), ids=NOT_DEFINED)
 def test_what_defines_none_is_neither_extracted_nor_scanned(statements):
-    assert not extracted(statements) and "no class ModelNew is defined" in refuse(source_of(statements))
+    assert not extracted(statements) and "no class ModelNew" in refuse(source_of(statements))
 
 
 @pytest.mark.parametrize("statements", ONLY_JUDGED.values(), ids=ONLY_JUDGED)
@@ -77,7 +77,8 @@ def test_both_see_the_same_names(statements):
 
 
 def test_the_refusal_names_what_is_defined_instead():
-    assert refuse(source_of("kernel: object = Fast()")) == "no class ModelNew is defined; the file defines Fast, kernel"
+    refusal = refuse(source_of("kernel: object = Fast()"))
+    assert "no class ModelNew" in refusal and "Fast, kernel" in refusal
 
 
 def test_a_long_chain_of_branches_is_read_to_its_end():

@@ -344,7 +344,7 @@ def test_code_in_the_separate_reasoning_counts_where_the_reply_is_empty() -> Non
     found = extract("", reasoning=f"Maybe\n{fenced(FINAL)}")
 
     assert isinstance(found, Extraction), found
-    assert found.how.endswith("in the separate reasoning")
+    assert "separate reasoning" in found.how
 
 
 def test_code_in_the_reply_wins_over_code_in_the_separate_reasoning() -> None:
@@ -392,18 +392,20 @@ def test_a_source_that_needs_another_file_of_the_reply_comes_with_a_warning() ->
     found = extract(f"relu.cu:\n{fenced(KERNEL, 'cuda')}model.py:\n{fenced(loading)}")
 
     assert isinstance(found, Extraction), found
-    assert found.warnings == ("The source names relu.cu, and a candidate is one file.",)
+    (warning,) = found.warnings
+    assert "relu.cu" in warning
 
 
 def test_a_source_without_torch_comes_with_a_warning() -> None:
     found = extract(fenced("class ModelNew:\n    pass"))
 
     assert isinstance(found, Extraction), found
-    assert found.warnings == ("The source does not import torch.",)
+    (warning,) = found.warnings
+    assert "torch" in warning
 
 
 def test_how_tells_which_block_of_how_many_it_was() -> None:
     found = extract(ACCEPTED["draft and final in one zone after the thought"])
 
     assert isinstance(found, Extraction), found
-    assert found.how == "fenced block, 2 of 2 that name ModelNew, after the reasoning"
+    assert "2 of 2" in found.how and "after the reasoning" in found.how

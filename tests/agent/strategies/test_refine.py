@@ -11,7 +11,7 @@ from kernelwright.agent.log.records import Ask, Attempt
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.strategies import Stop, StrategyError, load_strategy
-from tests.agent.search_parts import failed, passed
+from tests.support.search import failed, passed
 
 CONFIG = SearchConfig(model="m", attempts=20, drafts=2, repairs=2, patience=3, runner_up=0)
 PROMPT = PromptOutline(role="propose", target="cpp", digest="", stable_digest="", sections=())
@@ -123,7 +123,8 @@ def test_it_waits_for_a_draft_before_it_starts_afresh():
 @pytest.mark.parametrize("speedup", [1.2, 1.5, 1.5 * 1.019], ids=["slower", "equal", "within two percent"])
 def test_it_stops_after_improvements_without_gain(speedup):
     rows = [RIGHT, RIGHT] + [("improve", 1, f"i{n}", speedup) for n in range(3)]
-    assert proposal(view_of(*rows)) == Stop(reason="3 improvements in a row brought no gain")
+    stop = proposal(view_of(*rows))
+    assert isinstance(stop, Stop) and "3 improvements" in stop.reason
 
 
 def test_a_gain_renews_its_patience():
@@ -142,5 +143,5 @@ def test_the_same_view_and_seed_give_the_same_asks():
 
 
 def test_an_unknown_strategy_is_told_with_those_that_there_are():
-    with pytest.raises(StrategyError, match=r"no strategy 'refyne'; there are: .*refine"):
+    with pytest.raises(StrategyError, match=r"'refyne'.* refine"):
         load_strategy("refyne", CONFIG)

@@ -76,7 +76,7 @@ def test_another_text_and_a_taken_folder_are_refused(walk, parcel, tmp_path):
     found["blobs"][digest] += " "
     bad = tmp_path / "bad.json.gz"
     bad.write_bytes(gzip.compress(json.dumps(found).encode()))
-    with pytest.raises(ProblemError, match=f"does not come to its digest {digest[:8]}"):
+    with pytest.raises(ProblemError, match=digest[:8]):
         unpack(bad, walk.tree, selection, tmp_path / "run")
     found["blobs"][digest] = found["blobs"][digest][:-1]
     found["answers"]["../outside"] = "x"

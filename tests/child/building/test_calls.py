@@ -82,5 +82,5 @@ def test_a_note_brings_the_call_with_its_files_and_its_environment(tmp_path, mon
 
 def test_arguments_that_are_no_plain_values_are_refused(tmp_path):
     call = BuildCall.of(load_inline, ("x", object()), {})
-    with pytest.raises(wire.WireError, match="object can not be handed over"):
+    with pytest.raises(wire.WireError, match="handed over"):
         write_note(tmp_path / "note", call, call.keys(tmp_path), {})

@@ -59,7 +59,6 @@ def test_words_in_strings_are_no_declarations():
 
 
 def test_only_the_includes_of_a_source_are_asked_about():
-    assert unmendable.includes_of("#include <a.h>\nint x;\n  # include <b/c.h> // why\n").split("\n")[:2] == [
-        "#include <a.h>",
-        "  # include <b/c.h> // why",
-    ]
+    source = "#include <a.h>\nint x;\n  # include <b/c.h> // why\n"
+    first, _, second, *_ = source.split("\n")
+    assert unmendable.includes_of(source).split("\n")[:2] == [first, second]

@@ -26,9 +26,9 @@ from kernelwright.evals.scores.scoring import Scored
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.in_words import others_words, timings, verdict_words
 from kernelwright.sandbox.verdict.report import report
-from tests.evals.made_run import Writer, failed, passed, problem, setting
-from tests.formats.outcomes import outcome, tree_problems
-from tests.formats.outcomes import passed as of_tree
+from tests.support.foreign import outcome, tree_problems
+from tests.support.foreign import passed as of_tree
+from tests.support.runs import Writer, failed, passed, problem, setting
 
 ALONE = passed(2.0, spread=0.0)
 SEVERAL = passed(4.0, spread=0.0, compiled=1.5, shipped=2.0)

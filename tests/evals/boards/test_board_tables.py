@@ -10,7 +10,7 @@ from kernelwright.evals.boards.columns import ROW_COLUMNS, row_texts
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.boards.user_metrics import with_metrics
 from kernelwright.evals.runs.facts import run_facts
-from tests.evals.made_run import made_run
+from tests.support.runs import made_run
 
 WIDTHS = (80, 120, 180, 200)
 LONG_MODEL = "organisation/a-model-with-a-very-long-name-70B-instruct-2026"

@@ -10,7 +10,7 @@ from kernelwright.evals.boards.board_formats import as_html, as_markdown
 from kernelwright.evals.boards.board_tables import board_tables
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.runs.facts import run_facts
-from tests.evals.made_run import made_run
+from tests.support.runs import made_run
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from kernelwright.evals.boards.comparing import compare_runs
 from tests.evals.boards.test_leaderboard import run_of
-from tests.evals.made_run import passed
+from tests.support.runs import passed
 
 
 def test_ratios_are_paired_by_problem(tmp_path):

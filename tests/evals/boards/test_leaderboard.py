@@ -13,7 +13,7 @@ from kernelwright.evals.boards.leaderboard import Verified, boards
 from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.sandbox.pool.conditions import Conditions
-from tests.evals.made_run import Writer, failed, passed, problem, setting
+from tests.support.runs import Writer, failed, passed, problem, setting
 
 JUDGE = "h1"
 NAMES = ("one", "two", "three", "four")

@@ -12,8 +12,8 @@ from kernelwright.evals.runs.facts import run_facts
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
-from tests.evals.made_run import Writer, passed, setting
-from tests.texts import PROBLEM, RIGHT, WRONG
+from tests.support.problems import PROBLEM, RIGHT, WRONG
+from tests.support.runs import Writer, passed, setting
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import pytest
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.evals.inspector.export import LARGEST_BYTES, export
-from tests.evals.made_run import Writer, failed, made_run, passed, problem, setting, source_of
+from tests.support.runs import Writer, failed, made_run, passed, problem, setting, source_of
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from kernelwright.agent.log.run_log import RunLog
-from tests.evals.made_run import Writer, failed, made_run, passed, problem, setting
+from tests.support.runs import Writer, failed, made_run, passed, problem, setting
 
 pytest.importorskip("uvicorn", reason="the live view needs starlette and uvicorn")
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.problems import load_problem
-from tests.agent.search_parts import PROBLEM
-from tests.evals.made_run import Writer, passed, setting
+from tests.support.runs import Writer, passed, setting
+from tests.support.search import PROBLEM
 
 ORIGIN = {"format": "kernelbench", "id": "level1/5", "title": "5_Double.py"}
 POSED = PROBLEM.model_copy(update={"name": "5_Double", "dtype": "bfloat16", "size": "file"})

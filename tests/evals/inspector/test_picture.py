@@ -10,7 +10,7 @@ from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.inspector.picture import axis_for, export_picture, picture
 from kernelwright.evals.runs.suites import suite
-from tests.evals.made_run import Writer, failed, made_run, passed, problem, setting
+from tests.support.runs import Writer, failed, made_run, passed, problem, setting
 
 SHOWN = Path(__file__).parents[3] / "docs/pictures/demo.svg"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,7 +9,7 @@ from rich.console import Console
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.report.summary import summary_rows, summary_table
-from tests.evals.made_run import Writer, failed, passed, problem, setting
+from tests.support.runs import Writer, failed, passed, problem, setting
 
 LONGEST = "conv_transpose2d_grouped_asymmetric"
 

@@ -12,7 +12,7 @@ from kernelwright.commands.options.terminal import fit_for
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.report.progress import Progress
 from kernelwright.evals.report.trees import attempt_words
-from tests.evals.made_run import made_run
+from tests.support.runs import made_run
 
 HOSTILE = "\x1b[2J\x1b[32mpassed: 99.00 x\x07"
 

@@ -8,7 +8,7 @@ from kernelwright.agent.log.events import Confirmed, RunLogError
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.runs.facts import DERIVED, all_facts, run_facts
-from tests.evals.made_run import Writer, failed, made_run, passed, problem, setting
+from tests.support.runs import Writer, failed, made_run, passed, problem, setting
 
 
 @pytest.fixture(scope="module")

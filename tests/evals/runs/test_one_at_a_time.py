@@ -10,8 +10,8 @@ import pytest
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.evals.runs.running import run
-from tests.model_server import fenced
-from tests.texts import PROBLEM, WRONG
+from tests.support.problems import PROBLEM, WRONG
+from tests.support.servers import fenced
 
 pytestmark = pytest.mark.slow
 WORDS = [sys.executable, "-m", "kernelwright"]

@@ -8,7 +8,7 @@ from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.evals.runs.running import run
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.texts import PROBLEM
+from tests.support.problems import PROBLEM
 
 
 def started(tmp_path, settings, problem="rms_norm"):

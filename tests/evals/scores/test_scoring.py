@@ -12,8 +12,7 @@ from kernelwright.evals.scores.judgements import Judgements, JudgementsError
 from kernelwright.evals.scores.scoring import Shard
 from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
-from tests.evals.made_run import failed, passed
-from tests.evals.record import judgement
+from tests.support.runs import failed, judgement, passed
 
 FILES = [CandidateFile(f"p{i % 3}", f"{i}.py", Path(f"{i}.py")) for i in range(60)]
 

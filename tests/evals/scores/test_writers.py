@@ -14,7 +14,7 @@ from kernelwright.agent.log.events import ProviderFailed
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.judgements import Judgements
-from tests.evals.made_run import Writer, problem, setting
+from tests.support.runs import Writer, problem, setting
 
 pytestmark = pytest.mark.slow
 WRITERS, EACH = 8, 100
@@ -39,7 +39,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.evals.scores.judgements import Judgement, Judgements
-from tests.evals.made_run import failed
+from tests.support.runs import failed
 
 conditions = Conditions(judge_version="h", device="d", torch="2", settings="{}")
 with Judgements(Path(sys.argv[2])) as store:

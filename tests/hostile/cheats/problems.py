@@ -8,7 +8,7 @@ from kernelwright.problems import Problem, load_problem
 from kernelwright.problems.record.sizes import put_sizes
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
-from tests.efforts import at_asked_effort
+from tests.support.efforts import at_asked_effort
 
 CORPUS = at_asked_effort(
     Settings(

@@ -7,8 +7,8 @@ import pytest
 from kernelwright.problems import Problem
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
-from tests.efforts import at_asked_effort
 from tests.hostile.cheats.problems import CORPUS
+from tests.support.efforts import at_asked_effort
 
 pytestmark = [
     pytest.mark.slow,

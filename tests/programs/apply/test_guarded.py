@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from kernelwright.programs.apply.call_sizes import flat
 from kernelwright.programs.apply.guarded import NoPlace, TiedKernel
 from kernelwright.programs.apply.placing import applied, apply, put_all_back
-from tests.programs.made import COLUMNS, KERNEL, ROWS, Network, kernels_folder
+from tests.support.programs import COLUMNS, KERNEL, ROWS, Network, kernels_folder
 
 COUNTING = KERNEL.replace("import torch\n", "import torch\nCALLS = []\n", 1).replace(
     "        return x /", "        CALLS.append(1)\n        return x /"

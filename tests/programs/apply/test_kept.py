@@ -7,8 +7,8 @@ from kernelwright import applied, apply
 from kernelwright.problems import ProblemError
 from kernelwright.programs.apply.guarded import NoPlace
 from kernelwright.sandbox.machine.cache import all_entries
-from tests.evals.made_run import failed, made_run, passed
-from tests.programs.made import COLUMNS, KERNEL, ROWS, Network, run_over_gates
+from tests.support.programs import COLUMNS, KERNEL, ROWS, Network, run_over_gates
+from tests.support.runs import failed, made_run, passed
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from kernelwright.problems import ProblemError, load_problem
 from kernelwright.programs.capture import cutting
 from kernelwright.programs.capture.trying import Tried
 from kernelwright.programs.record.capture_folder import read_capture
-from tests.programs.programs_of_ours import Attending, Block, ByValue, Custom, Table
+from tests.support.programs import Attending, Block, ByValue, Custom, Table
 
 pytestmark = pytest.mark.slow
 

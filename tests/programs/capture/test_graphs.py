@@ -6,7 +6,7 @@ from torch import nn
 
 from kernelwright.programs.capture.graphs import CannotCut, computes, export_call, op_name
 from kernelwright.programs.capture.runs import inputs_of, outputs_of, runs
-from tests.programs.programs_of_ours import Attending, Block, ByValue
+from tests.support.programs import Attending, Block, ByValue
 
 
 def names(nodes):

@@ -9,7 +9,7 @@ from kernelwright.programs.compare.bars import drawn
 from kernelwright.programs.compare.child import Order
 from kernelwright.programs.compare.comparing import compare
 from kernelwright.programs.compare.words import headline, words
-from tests.programs.made import KERNEL, ROWS, run_over_gates, script
+from tests.support.programs import KERNEL, ROWS, run_over_gates, script
 
 pytestmark = pytest.mark.slow
 

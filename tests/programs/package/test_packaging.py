@@ -6,7 +6,7 @@ from kernelwright.problems import ProblemError
 from kernelwright.programs.apply.kept import kept_kernels
 from kernelwright.programs.package.packaging import write_package
 from tests.packaging.environments import Environment
-from tests.programs.made import KERNEL, run_over_gates, script
+from tests.support.programs import KERNEL, run_over_gates, script
 
 BUILDING = KERNEL.replace(
     "import torch\n",

@@ -16,7 +16,7 @@ from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine.cache import VARIABLE, all_entries
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child.building.compiling import MAKING
-from tests.ordinary_user import ordinary_user
+from tests.support.processes import ordinary_user
 
 COMPILER = """#!/bin/sh
 case "$*" in *core.h*) echo '#define BOTH 1';; *-dM*) echo '#define BOTH 1'; echo '#define MORE(x) x';; esac

@@ -14,7 +14,7 @@ from kernelwright.sandbox.judge.given import (
     is_file_name,
     problem_of,
 )
-from tests.texts import PROBLEM, RIGHT
+from tests.support.problems import PROBLEM, RIGHT
 
 LOADER = "from torch.utils.cpp_extension import load_inline\nmodule = load_inline('m', '', cuda_sources='x')\n"
 

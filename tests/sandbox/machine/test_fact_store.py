@@ -4,7 +4,7 @@ import pytest
 
 from kernelwright.sandbox.machine.cache import is_there
 from kernelwright.sandbox.machine.fact_store import Store
-from tests.ordinary_user import ordinary_user
+from tests.support.processes import ordinary_user
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from kernelwright.sandbox.machine.timing_locks import WaitLimit, measuring, processor_path, processor_turn
 from kernelwright.sandbox.verdict.errors import MachineError
-from tests.turns import holders, locked_bytes, waiters
+from tests.support.processes import holders, locked_bytes, waiters
 
 ROOT = Path(__file__).parents[3]
 WANTS_PEAKS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.texts import PROBLEM, WRONG
+from tests.support.problems import PROBLEM, WRONG
 
 ROOT = Path(__file__).parents[3]
 COUNT = 8

@@ -10,7 +10,7 @@ from kernelwright.sandbox.pool import judges
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.verdict.errors import MachineError
-from tests.sandbox.pool.parts import QUICK, SUM, right
+from tests.support.executors import QUICK, SUM, right
 
 WAIT_S = 60
 

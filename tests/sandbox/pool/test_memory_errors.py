@@ -10,7 +10,7 @@ import torch
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.memory_errors import within_memory
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
-from tests.texts import PROBLEM
+from tests.support.problems import PROBLEM
 
 SUM = Problem(name="cumsum", title="Running sum", family="scan", size="cpu", source=PROBLEM)
 RAN_OUT = [

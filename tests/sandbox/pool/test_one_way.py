@@ -10,7 +10,7 @@ from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.pool.workers.local import LocalExecutor
 from kernelwright.sandbox.verdict.report import report
-from tests.sandbox.pool.parts import QUICK, batch, judged
+from tests.support.executors import QUICK, batch, judged
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,7 @@ from kernelwright.evals.scores.scoring import Batch, UnjudgedSource, interleaved
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
-from tests.evals.made_run import failed, passed
-from tests.evals.record import judgement
+from tests.support.runs import failed, judgement, passed
 
 PROBLEM = Problem(name="one", title="", family="f", size="cpu", source="p")
 

@@ -10,7 +10,7 @@ from kernelwright.sandbox.pool.workers.worker import Worker
 from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.sandbox.pool.parts import SUM, right
+from tests.support.executors import SUM, right
 
 CHOSEN = Settings(sanitize=True, profile=True, compiled=("default",))
 

@@ -17,7 +17,7 @@ from kernelwright.sandbox.pool.remote.job_settings import JobSettings
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed
-from tests.sandbox.pool.parts import QUICK, SUM
+from tests.support.executors import QUICK, SUM
 
 PROBLEM = Problem(name="p", title="", family="simulated", size="cpu", source="p")
 CANDIDATES = [Candidate(source=str(number)) for number in range(3)]

@@ -12,8 +12,7 @@ from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.service.http_limits import LARGEST_BODY_BYTES
 from kernelwright.sandbox.service.jobs import LONGEST_TEXT
 from kernelwright.sandbox.service.openapi import PATHS
-from tests.sandbox.service.listening import listening
-from tests.sandbox.service.parts import job, until
+from tests.support.service import job, listening, until
 
 TOKEN = "a-token-of-the-test"
 

@@ -25,10 +25,10 @@ from kernelwright.sandbox.pool.remote.service_client import (
 )
 from kernelwright.sandbox.service.application import facts
 from kernelwright.sandbox.verdict.judge_version import own_versions
-from tests.model_server import fenced
-from tests.sandbox.pool.parts import right, wrong
-from tests.sandbox.service.listening import listening
-from tests.sandbox.service.parts import FEW, PROBLEM, RIGHT, ROOT, WRONG, Service, job, until
+from tests.support.executors import right, wrong
+from tests.support.problems import PROBLEM, RIGHT, WRONG
+from tests.support.servers import fenced
+from tests.support.service import FEW, ROOT, Service, job, listening, until
 
 QUICK = Settings(**FEW)
 

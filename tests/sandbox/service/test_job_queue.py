@@ -12,7 +12,7 @@ from kernelwright.sandbox.service.job_store import JobStore, KeyTaken
 from kernelwright.sandbox.service.places import AHEAD, Place
 from kernelwright.sandbox.service.reading import read_request
 from kernelwright.sandbox.service.text_process import TextProcess
-from tests.sandbox.service.parts import TurnedExecutor, job
+from tests.support.service import TurnedExecutor, job
 
 ROOM = 1 + AHEAD
 

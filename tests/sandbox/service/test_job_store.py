@@ -13,7 +13,7 @@ import pytest
 from kernelwright.commands.options.exit_codes import MACHINE_LACKS
 from kernelwright.sandbox.service.job_store import REMEDIES, TRIM_EVERY, DiskError, JobStore, StoreError
 from kernelwright.sandbox.service.reading import read_request
-from tests.sandbox.service.parts import ROOT, job
+from tests.support.service import ROOT, job
 
 LESS_THAN_A_MAP_BYTES = 16 * 2**10
 """Below what SQLite needs beside a file that is written ahead."""

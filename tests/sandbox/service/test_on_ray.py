@@ -5,7 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.sandbox.service.parts import RIGHT, WRONG, Service, job
+from tests.support.problems import RIGHT, WRONG
+from tests.support.service import Service, job
 
 pytestmark = [
     pytest.mark.slow,

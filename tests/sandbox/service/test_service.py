@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernelwright.sandbox.verdict.verdicts import Passed
-from tests.sandbox.service.parts import FEW, RIGHT, WRONG, Client, Service, job, until
+from tests.support.problems import RIGHT, WRONG
+from tests.support.service import FEW, Client, Service, job, until
 
 pytestmark = pytest.mark.slow
 TOKEN = "a-token-of-the-test"

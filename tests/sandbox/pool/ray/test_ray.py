@@ -19,8 +19,8 @@ from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.protocol import Product, Work
 from kernelwright.sandbox.pool.ray.executor import RayExecutor
 from kernelwright.sandbox.verdict.verdicts import Candidate
-from tests.sandbox.pool.parts import COMPILED, HIDDEN, NEGATED, QUICK, batch, judged, outcome, right
 from tests.sandbox.pool.workers.test_local import executor as local_executor
+from tests.support.executors import COMPILED, HIDDEN, NEGATED, QUICK, batch, judged, outcome, right
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,7 +12,7 @@ import pytest
 
 from kernelwright.sandbox.pool.workers.local import LocalExecutor
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.sandbox.pool.parts import QUICK, batch, declared, judged, outcome, right, wrong
+from tests.support.executors import QUICK, batch, declared, judged, outcome, right, wrong
 
 pytestmark = pytest.mark.slow
 TWO = sorted(os.sched_getaffinity(0))[:2]

@@ -25,8 +25,8 @@ from kernelwright.sandbox.pool.workers.serving import Serving
 from kernelwright.sandbox.pool.workers.worker import Worker
 from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.errors import MachineError
-from tests.sandbox.pool.parts import QUICK, SUM, declared, judged, right
 from tests.sandbox.pool.workers.faulty import FAULTS
+from tests.support.executors import QUICK, SUM, declared, judged, right
 
 pytestmark = pytest.mark.slow
 

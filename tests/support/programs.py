@@ -1,4 +1,4 @@
-"""A model of two gates and a folder with a kernel for them, as a run would leave it; nothing is compiled."""
+"""Small models for tests of captures, and a folder with a kernel for two of their gates; nothing is compiled."""
 
 import inspect
 import json
@@ -6,6 +6,7 @@ import random
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from kernelwright.agent.log.run_log import RunLog
@@ -13,7 +14,7 @@ from kernelwright.problems import Problem
 from kernelwright.programs.record.capture_folder import CapturedProgram, Chosen, Split, write_record
 from kernelwright.programs.record.parts import CallSite, Part, PartInput, PartSize
 from kernelwright.programs.record.seen import ModuleSeen, TensorSeen
-from tests.evals.made_run import Writer, passed, setting
+from tests.support.runs import Writer, passed, setting
 
 ROWS, COLUMNS = 4, 16
 REFERENCE = f"""
@@ -143,3 +144,77 @@ def run_over_gates(folder, kernel=KERNEL, verdict=None, **how):
     write_record(folder, capture)
     write_record(folder, Split(program_ms=2.0, chosen=(chosen,)))
     return folder
+
+
+class Block(nn.Module):
+    """One ReLU called twice, in place, and a norm with buffers."""
+
+    def __init__(self, channels=8):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x):
+        return self.relu(x + self.conv2(self.relu(self.norm(self.conv(x)))))
+
+
+class Attending(nn.Module):
+    """An attention written out, with a mask, whose core is a run inside `forward`."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x, *, mask=None):
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        scores = query @ key.transpose(-1, -2) / 5.0
+        if mask is not None:
+            scores = scores + mask
+        return self.out(torch.softmax(scores, -1) @ value)
+
+
+class ByValue(nn.Module):
+    """Decides by what is in a tensor; its child does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.inner(x) if x.sum() > 0 else F.relu(self.inner(x))
+
+
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Custom(nn.Module):
+    """Gradients of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return _Twice.apply(self.inner(x))
+
+
+class Table(nn.Module):
+    """Whole-number inputs, and a buffer of whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 64)
+        self.register_buffer("order", torch.tensor([3, 1, 2, 0]))
+
+    def forward(self, words):
+        return torch.tanh(self.embedding(words)[:, self.order]).sum(-1)

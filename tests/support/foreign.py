@@ -1,7 +1,14 @@
-"""Small collections in the formats of other benchmarks, written for these tests."""
+"""Small collections in the formats of other benchmarks, verdicts for their writers, and readers of the results."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
+
+from kernelwright.evals.formats.kernelbench import EvalResult, TimeStats
+from kernelwright.evals.formats.samples import Outcome, sample_of, target_of
+from kernelwright.problems import Problem
+from kernelwright.problems.formats import read_collection
+from kernelwright.sandbox.verdict.verdicts import Authenticity, Evidence, Failed, Measurement, Pairing, Passed
 
 PLAIN = '''
 import torch
@@ -178,3 +185,62 @@ def write_task(root: Path, task: str = TASK) -> Path:
     for name, text in (("task.yml", task), ("task.py", TASK_TYPES), ("reference.py", TASK_REFERENCE)):
         (folder / name).write_text(text)
     return root
+
+
+CANDIDATE = PLAIN.replace("class Model(", "class ModelNew(")
+DEVICE = "a processor"
+TIME = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def evidence():
+    return Evidence(
+        jail=("none",), seconds={}, authenticity=Authenticity(label="custom"), problem_status=None,
+        versions={"torch": "2.13"},
+    )  # fmt: skip
+
+
+def passed(speedup: float = 2.0) -> Passed:
+    candidate = (1.0, 1.5, 1.0, 1.25)
+    eager = tuple(speedup * 2 * ms for ms in candidate)
+    compiled = tuple(speedup * ms for ms in candidate)
+    pairings = (
+        Pairing(baseline="eager", candidate_ms=candidate, baseline_ms=eager),
+        Pairing(baseline="default", candidate_ms=candidate, baseline_ms=compiled),
+    )
+    return Passed(measurement=Measurement(pairings=pairings, threads=2), evidence=evidence())
+
+
+def failed(stage: str = "check") -> Failed:
+    return Failed(stage=stage, reason=f"wrong at {stage}", log="the log", evidence=evidence())
+
+
+def outcome(problem: Problem, verdict, number: int = 0, source: str = CANDIDATE) -> Outcome:
+    return Outcome(sample_of(target_of(problem), source, number), verdict, problem, DEVICE, TIME)
+
+
+def tree_problems(root) -> dict[str, Problem]:
+    return {entry.id: entry.problem for entry in read_collection(write_tree(root)).entries if entry.problem}
+
+
+def trace_problem(root) -> Problem:
+    (entry,) = read_collection(write_trace_set(root)).entries
+    return entry.problem
+
+
+def read_eval_results(path):
+    """KernelBench's results, by number of the problem."""
+    found = json.loads(path.read_text())
+    return {key: [EvalResult.model_validate(one) for one in results] for key, results in found.items()}
+
+
+def read_baselines(path):
+    """KernelBench's baseline times, by level and file of the problem."""
+    return {
+        level: {title: TimeStats.model_validate(time) for title, time in problems.items()}
+        for level, problems in json.loads(path.read_text()).items()
+    }
+
+
+def read_rows(path):
+    """The rows of a data set in JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -8,7 +8,7 @@ from kernelwright.sandbox.pool.protocol import Work
 from kernelwright.sandbox.pool.workers.devices import device_at, given, split
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
-from tests.texts import PROBLEM, RIGHT, WRONG
+from tests.support.problems import PROBLEM, RIGHT, WRONG
 
 QUICK = Settings(
     min_pairs=4, max_pairs=4, worker_pairs=1, warm_up=1, time_budget_s=0.1, without=("placebo",), threads=1

@@ -7,7 +7,7 @@ from kernelwright.agent.log.records import Ask, Attempt
 from kernelwright.agent.log.view import View
 from kernelwright.problems import Problem
 from kernelwright.prompts import TargetVersions, render
-from tests.agent.search_parts import CPU
+from tests.support.search import CPU
 
 PROBLEM = Problem(
     name="scaled_square",

@@ -1,5 +1,9 @@
-"""Who has a place of the processors' lock, and who waits for one, as the kernel tells it: without taking part."""
+"""What a test sees and does of processes: holders of the processor lock, a full disk, an ordinary user."""
 
+import contextlib
+import os
+import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 from kernelwright.sandbox.machine.timing_locks import DOORS, processor_path
@@ -24,3 +28,29 @@ def waiters(path=None):
 def holders(path=None):
     """Cores that somebody has alone."""
     return sorted(byte - 1 for byte, alone in locked_bytes(path) if alone and 0 < byte < DOORS)
+
+
+@contextmanager
+def no_room():
+    """No file of this process may grow. Within the block alone, since whatever runs the tests writes files too."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
+NOBODY = 65534
+
+
+@contextlib.contextmanager
+def ordinary_user():
+    """Within it this process may what an ordinary user may: root gives its rights up for a while."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(own)

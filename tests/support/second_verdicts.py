@@ -24,8 +24,8 @@ from kernelwright.evals.report.progress import Progress
 from kernelwright.evals.report.summary import summary_rows, summary_table
 from kernelwright.evals.report.trees import run_tree
 from kernelwright.evals.runs.facts import run_facts
-from tests.evals.made_run import Writer, failed, passed, problem, setting, source_of
-from tests.formats.outcomes import trace_problem, tree_problems
+from tests.support.foreign import trace_problem, tree_problems
+from tests.support.runs import Writer, failed, passed, problem, setting, source_of
 
 ATTEMPT, SPEEDUP = 2, 1.2
 """The best and its number, by the verdicts that count."""

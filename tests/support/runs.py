@@ -1,4 +1,4 @@
-"""Runs of any size, written as a search would log them, with made-up verdicts. Seeded: the same words each time."""
+"""Runs of any size with made-up verdicts, written as a search would log them, and judgements. Seeded."""
 
 import hashlib
 import random
@@ -12,9 +12,11 @@ from kernelwright.agent.log.outline import PromptOutline
 from kernelwright.agent.log.records import Ask, Reply, Usage
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.replies import NotExtracted
+from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.prompts.prompt import Section
+from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.verdict.verdicts import (
     Authenticity,
     Evidence,
@@ -224,3 +226,18 @@ def made_verdict(rng):
     if chance < 0.5:
         return passed(rng.lognormvariate(0.3, 0.5), rng, compiled=rng.lognormvariate(0.1, 0.4))
     return failed(rng.choice(STAGES)) if chance < 0.9 else None
+
+
+CONDITIONS = Conditions(judge_version="h", device="d", torch="2", settings="{}")
+
+
+def judgement(name, verdict):
+    return Judgement(
+        problem="one",
+        problem_digest="p",
+        candidate=name,
+        candidate_digest=name,
+        conditions=CONDITIONS,
+        time=datetime.now(UTC),
+        verdict=verdict,
+    )

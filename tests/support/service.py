@@ -1,6 +1,7 @@
-"""Asking a service, starting one, and an executor that judges when it is told to."""
+"""A client of the service, the service as a process or in a thread, and an executor that judges on request."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -8,17 +9,27 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelwright.sandbox.pool.protocol import Answer, Lost, Product
-from kernelwright.sandbox.verdict.verdicts import Failed
-from tests.evals.made_run import evidence
-from tests.sandbox.pool.parts import QUICK, declared
-from tests.texts import PROBLEM, RIGHT, WRONG
+import uvicorn
 
-ROOT = Path(__file__).parents[3]
+from kernelwright.sandbox.pool.protocol import Answer, Lost, Product
+from kernelwright.sandbox.service.application import application
+from kernelwright.sandbox.service.http_limits import LARGEST_HEAD_BYTES, Access, DeadlineProtocol
+from kernelwright.sandbox.service.job_queue import JobQueue
+from kernelwright.sandbox.service.job_store import JobStore
+from kernelwright.sandbox.service.places import Place
+from kernelwright.sandbox.service.text_process import TextProcess
+from kernelwright.sandbox.verdict.verdicts import Failed
+from tests.support.executors import declared
+from tests.support.problems import PROBLEM, RIGHT
+from tests.support.runs import evidence
+
+ROOT = Path(__file__).parents[2]
 FEW = {"min_pairs": 4, "max_pairs": 4, "worker_pairs": 1, "warm_up": 1, "time_budget_s": 0.1}
 LONG_S = 300
 
@@ -199,4 +210,65 @@ def until(found, seconds=LONG_S):
     return value
 
 
-__all__ = ["FEW", "PROBLEM", "QUICK", "RIGHT", "WRONG", "Client", "Said", "Service", "TurnedExecutor", "job", "until"]
+class Listening:
+    """Serves from `start` to `stop`."""
+
+    def __init__(self, folder, token=None, hosts=None, limit=100, receive_s=20.0, send_s=30.0):
+        self.folder, self.token, self.hosts, self.limit = folder, token, hosts, limit
+        times = {"receive_s": receive_s, "send_s": send_s, "late": Counter()}
+        self.protocol = type("Protocol", (DeadlineProtocol,), times)
+        self.up = threading.Event()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def _serve(self):
+        self.loop, self.executor = asyncio.get_running_loop(), TurnedExecutor()
+        store, place = JobStore(self.folder / "jobs.db", 100), Place(lambda: self.executor)
+        self.texts, reports = TextProcess(), TextProcess()
+        await place.open()
+        self.queue = JobQueue(store, {"cpu": place}, reports, self.limit)
+        config = uvicorn.Config(
+            application(self.queue, self.texts, Access(self.token, self.hosts), self.protocol.late),
+            http=self.protocol,
+            ws="none",
+            lifespan="off",
+            log_level="critical",
+            h11_max_incomplete_event_size=LARGEST_HEAD_BYTES,
+            timeout_graceful_shutdown=1,
+        )
+        self.server = uvicorn.Server(config)
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            self.port = listening.getsockname()[1]
+            self.up.set()
+            await self.server.serve(sockets=[listening])
+        await self.queue.stop()
+        await place.close()
+        await self.texts.close()
+        await reports.close()
+        store.close()
+
+    def go(self, times=1):
+        """Let so many candidates be judged."""
+        for _ in range(times):
+            self.loop.call_soon_threadsafe(self.executor.may_go.release)
+
+    @property
+    def late(self):
+        return self.protocol.late
+
+    def client(self, token=None):
+        return Client(f"http://127.0.0.1:{self.port}", token)
+
+
+@contextlib.contextmanager
+def listening(folder, **options):
+    """One, and a client of it."""
+    service = Listening(folder, **options)
+    service.thread.start()
+    assert service.up.wait(60)
+    try:
+        yield service
+    finally:
+        service.loop.call_soon_threadsafe(setattr, service.server, "should_exit", True)
+        service.thread.join(60)

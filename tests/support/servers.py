@@ -1,6 +1,8 @@
 """A small real server that speaks chat completions, and batches of them; and replies to give it."""
 
+import contextlib
 import json
+import threading
 from email.parser import BytesParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -108,6 +110,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *words):
         pass
+
+
+@contextlib.contextmanager
+def serving(*replies):
+    """A server with these replies."""
+    server = Server(replies)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def fenced(source):

@@ -1,11 +1,11 @@
-"""A problem with answers to it, for tests of what they earn."""
+"""A problem with answers to it, for tests of rewards; and a language model of a few thousand weights, made here."""
 
 from pathlib import Path
 
 import kernelwright.prompts
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.model_server import fenced
+from tests.support.servers import fenced
 
 EXAMPLE = Path(kernelwright.prompts.__file__).parent / "examples" / "cpp"
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, time_budget_s=0.1)
@@ -34,3 +34,18 @@ def posed(name: str) -> Problem:
 def reply(source: str) -> str:
     """As a model with reasoning answers."""
     return f"<think>Perhaps\n```python\nclass ModelNew: pass\n```\nor not.</think>\nHere it is.\n{fenced(source)}"
+
+
+def tiny():
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(("<pad>", "<eos>", "<unk>", "one", "two", "three"))}
+    plain = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    plain.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(words), num_key_value_heads=2, max_position_embeddings=64, **shape)
+    return LlamaForCausalLM(config), tokenizer
