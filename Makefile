@@ -47,7 +47,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m tests.house
+	$(BIN)/python -m tests.structure
 
 # Every extension of a varied corpus built as torch would and as we do; about half an hour.
 corpus: setup

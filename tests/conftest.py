@@ -16,6 +16,18 @@ def model_server():
         yield lambda *replies: servers.enter_context(serving(*replies))
 
 
+@pytest.fixture(scope="session")
+def outcomes():
+    """The table of outcomes; what a session on the whole corpora finds is written to it."""
+    from tests.hostile.cheats.corpus import CHEATS
+    from tests.honest.test_honest import HONEST
+    from tests.support.outcomes import Outcomes
+
+    found = Outcomes()
+    yield found
+    found.write([*(f"hostile: {name}" for name in CHEATS), *(f"honest: {name}" for name in HONEST)])
+
+
 def pytest_configure():
     """Of several runners each has a temporary place, and so turns, of its own: no test waits for another's judging.
 

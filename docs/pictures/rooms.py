@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from tests import house
+from tests import structure
 
 PLACES = {
     "kernelwright": (265, 16), "programs": (265, 116), "evals": (265, 216), "agent": (265, 316),
@@ -36,8 +36,8 @@ path { fill: none; stroke: #5a6472; } .tip { fill: #5a6472; stroke: none; }
 def imports() -> Counter[tuple[str, str]]:
     """How many modules of one package import the other."""
     found: Counter[tuple[str, str]] = Counter()
-    for module in house.modules().values():
-        others = {house.modules()[name].package for name in house.imports(module.path)}
+    for module in structure.modules().values():
+        others = {structure.modules()[name].package for name in structure.imports(module.path)}
         found.update((module.package, other) for other in others - {module.package})
     return found
 

@@ -1,9 +1,6 @@
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.support.commands import clean_environment, run_command
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 
 
@@ -12,16 +9,7 @@ def kernelwright(tmp_path):
     """Runs the command line in an empty folder; returns the finished process."""
 
     def call(*words, **environment):
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-        return subprocess.run(
-            [sys.executable, "-m", "kernelwright", *map(str, words)],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=clean | environment,
-            timeout=300,
-            check=False,
-        )
+        return run_command(*words, cwd=tmp_path, env=clean_environment(**environment))
 
     return call
 

@@ -1,10 +1,10 @@
 """Doing what a page says, in a folder in which its reader would be."""
 
-import os
 import re
 import subprocess
 import sys
 
+from tests.support.commands import clean_environment, run_command
 from tests.support.problems import PROBLEM, RIGHT
 from tests.support.servers import fenced
 
@@ -41,9 +41,7 @@ def write(folder, files):
 
 def called(words, folder, server=None, **environment):
     """The finished command, by the sources of this checkout."""
-    return subprocess.run(
-        command(words), cwd=folder, env=surroundings(server) | environment, capture_output=True, text=True, check=False
-    )
+    return run_command(*words[1:], cwd=folder, env=surroundings(server) | environment)
 
 
 def command(words):
@@ -52,8 +50,7 @@ def command(words):
 
 
 def surroundings(server):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    return clean | ({"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"} if server else {})
+    return clean_environment() | ({"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"} if server else {})
 
 
 def address_of(words, folder):

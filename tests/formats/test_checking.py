@@ -14,6 +14,7 @@ from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats import Entry, read_collection
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
+from tests.support.commands import run_command
 from tests.support.problems import PROBLEM
 
 SETTINGS = Settings(threads=1, device="cpu")
@@ -57,8 +58,7 @@ def tree(tmp_path):
 
 
 def kernelwright(folder, *words):
-    command = [sys.executable, "-P", "-m", "kernelwright", "problems", "check", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
+    return run_command("problems", "check", *words, cwd=folder)
 
 
 def lines_of(text):

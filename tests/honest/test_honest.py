@@ -12,7 +12,8 @@ HONEST = {f"{honest.habit} ({honest.problem})": honest for honest in [*COMPILED,
 
 
 @pytest.mark.parametrize("name", sorted(HONEST, key=lambda name: HONEST[name].problem))
-def test_an_honest_candidate_passes(judge_of, name):
+def test_an_honest_candidate_passes(judge_of, name, outcomes):
     honest = HONEST[name]
     verdict = judge_of(honest.problem).judge(honest.candidate)
+    outcomes.check(f"honest: {name}", verdict)
     assert isinstance(verdict, Passed), verdict

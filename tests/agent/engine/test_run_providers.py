@@ -1,14 +1,12 @@
 """`run --provider`: each way of being answered leads from a prompt to verdicts, by the commands a person types."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
+from tests.support.commands import clean_environment, run_command
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 from tests.support.servers import fenced
 
@@ -19,11 +17,7 @@ def called(tmp_path):
     (tmp_path / "other.py").write_text(PROBLEM.replace("dim=1", "dim=-1"))
 
     def call(*words):
-        clean = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
-        command = [sys.executable, "-m", "kernelwright", *map(str, words)]
-        return subprocess.run(
-            command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=280, check=False
-        )
+        return run_command(*words, cwd=tmp_path, env=clean_environment())
 
     return call
 

@@ -10,6 +10,7 @@ import pytest
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.providers.options import ProviderOptions
 from kernelwright.evals.runs.running import run
+from tests.support.commands import run_command
 from tests.support.problems import PROBLEM, WRONG
 from tests.support.servers import fenced
 
@@ -27,14 +28,7 @@ def held(tmp_path):
 
 
 def called(folder, *words):
-    return subprocess.run(
-        [*WORDS, *words],
-        cwd=folder,
-        env=os.environ | {"OPENAI_API_KEY": "k"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_command(*words, cwd=folder, env=os.environ | {"OPENAI_API_KEY": "k"})
 
 
 @pytest.mark.parametrize(

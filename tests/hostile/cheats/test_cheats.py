@@ -14,9 +14,10 @@ BY_PROBLEM = sorted(CHEATS, key=lambda name: NAMES.index(CHEATS[name].problem))
 
 
 @pytest.mark.parametrize("name", BY_PROBLEM)
-def test_a_cheat_fails_where_and_why_it_should(judge_of, name):
+def test_a_cheat_fails_where_and_why_it_should(judge_of, name, outcomes):
     cheat = CHEATS[name]
     verdict = judge_of(cheat.problem).judge(cheat.candidate)
+    outcomes.check(f"hostile: {name}", verdict)
     assert isinstance(verdict, Failed), verdict
     assert verdict.stage == cheat.stage, verdict
     assert any(words in verdict.reason for words in cheat.words.split("|")), verdict

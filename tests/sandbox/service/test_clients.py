@@ -25,6 +25,7 @@ from kernelwright.sandbox.pool.remote.service_client import (
 )
 from kernelwright.sandbox.service.application import facts
 from kernelwright.sandbox.verdict.judge_version import own_versions
+from tests.support.commands import run_command
 from tests.support.executors import right, wrong
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 from tests.support.servers import fenced
@@ -348,14 +349,7 @@ def test_half_an_answer_is_none(answer, error):
 
 
 def command(*words, cwd, **environment):
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "kernelwright", *map(str, words)],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_command(*words, cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment)
 
 
 @pytest.mark.slow

@@ -1,0 +1,55 @@
+"""The structure of the packages, held to the data of `tests/structure.py` and the budgets of pyproject.toml."""
+
+import subprocess
+
+import pytest
+
+from tests import structure
+
+DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
+OLD_NAMES = {"agent", "evals", "problems", "programs", "prompts", "sandbox"}
+
+
+def test_no_module_is_a_drawer():
+    assert not [name for name in structure.modules() if DRAWERS & set(name.split("."))]
+
+
+def test_the_table_names_every_package_that_ships():
+    found = {path.parent.name for path in structure.ROOT.glob("*/__init__.py")}
+    assert found - {"tests", "bench"} == set(structure.BELOW)
+
+
+def test_the_old_top_level_names_are_imported_nowhere():
+    for folder in (*structure.BELOW, "tests", "bench"):
+        for path in (structure.ROOT / folder).rglob("*.py"):
+            if not structure.TEXTS & set(path.parts):
+                assert not OLD_NAMES & {name.split(".")[0] for name in structure.top_level_imports(path)}, path
+
+
+def test_imports_cycles_and_sizes_are_as_they_should_be(capsys):
+    assert structure.main() == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("size", "is_off"), [(1001, True), (1000, False), (991, False), (989, True)])
+def test_a_size_lies_between_its_budget_and_one_percent_below(size, is_off):
+    assert bool(structure.off_budget({"shipped_lines": size}, {"shipped_lines": 1000})) == is_off
+
+
+def test_modules_that_import_each_other_are_a_cycle():
+    graph = {"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]}
+    assert sorted(map(sorted, structure._strong(graph))) == [["a", "b", "c"], ["d"]]
+
+
+@pytest.mark.skipif(not (structure.ROOT / ".git").exists(), reason="not a checkout of git")
+def test_git_ignores_no_source_that_ships():
+    """Ruff passes over what git ignores, and a new file there would never be committed."""
+    paths = "\n".join(str(module.path.relative_to(structure.ROOT)) for module in structure.modules().values())
+    command = ["git", "check-ignore", "--no-index", "--stdin"]
+    found = subprocess.run(command, cwd=structure.ROOT, input=paths, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (1, "")
+
+
+def test_sources_are_parsed_in_one_place_only():
+    """Elsewhere two threads could parse at once, which ends one of them in Python 3.11."""
+    calls = [name for name, module in structure.modules().items() if "ast.parse(" in module.path.read_text()]
+    assert calls == ["kernelwright.problems.record.syntax"]
