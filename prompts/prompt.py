@@ -32,7 +32,6 @@ class Section(Record):
 
     @property
     def tokens(self) -> int:
-        """See `estimated_tokens`."""
         return estimated_tokens(self.text)
 
 

@@ -19,8 +19,8 @@ def model_server():
 @pytest.fixture(scope="session")
 def outcomes():
     """The table of outcomes; what a session on the whole corpora finds is written to it."""
-    from tests.hostile.cheats.corpus import CHEATS
     from tests.honest.test_honest import HONEST
+    from tests.hostile.cheats.corpus import CHEATS
     from tests.support.outcomes import Outcomes
 
     found = Outcomes()

@@ -40,7 +40,6 @@ class ExecutorEvaluator:
         return await self._verdict(Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, beat=beat))
 
     async def measure(self, problem: Problem) -> Verdict:
-        """See `Evaluator`, and `measuring` for how."""
         work = measuring(problem, self._compiled)
         key = {"problem": work.problem.digest, "conditions": self._dispatcher.devices[0].conditions.alike}
         known = self._kept.get(key) if self._kept else None

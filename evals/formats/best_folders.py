@@ -122,7 +122,6 @@ def _remove_stale(folder: Path, refused: Outcome) -> None:
 
 
 def write_kept(folder: Path, outcome: Outcome) -> Path:
-    """One such folder."""
     assert isinstance(outcome.verdict, Passed), "only what passed is kept"
     folder.mkdir(parents=True, exist_ok=True)
     write_problem(folder / PROBLEM, outcome.problem)

@@ -62,7 +62,6 @@ class Checked(Record):
 
     @property
     def words(self) -> str:
-        """For a person."""
         return f"{self.problem}: {self.status}{''.join(f'; {reason}' for reason in self.why)}"
 
 

@@ -166,6 +166,5 @@ def solution_name(sample: Sample, problem: Problem) -> str:
 
 
 def write_solution(path: Path, solution: Solution) -> None:
-    """Write the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(solution.as_json(), indent=2) + "\n")

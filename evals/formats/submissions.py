@@ -80,7 +80,6 @@ def _chosen(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def write_submission(path: Path, submission: Submission) -> None:
-    """Write the file."""
     content: dict[str, Any] = submission.as_json()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(content, indent=2) + "\n")

@@ -61,7 +61,6 @@ class LiveRuns:
             return log.last_seq()
 
     def close(self) -> None:
-        """Close all logs."""
         for model in self._models.values():
             model.log.close()
 

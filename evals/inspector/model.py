@@ -112,7 +112,9 @@ class RunModel:
             "sections": self._sections(attempt),
             "parent": attempt.ask.parent,
             "same_as": attempt.same_as,
-            "first": verdict_words(attempt.verdict) if attempt.verdict and attempt.confirmed else None,
+            "first": verdict_words(attempt.verdict).replace(" x ", " \u00d7 ")
+            if attempt.verdict and attempt.confirmed
+            else None,
             "reproduce": reproduction(self.log.folder, name, attempt) if candidate else None,
         }
 

@@ -42,7 +42,6 @@ class BatchProgress:
         self._live.stop()
 
     def __call__(self, scored: Scored) -> None:
-        """One file is done."""
         self.done.append(scored)
         if not scored.cached:
             count = f"{len(self.done)}/{self._total}"

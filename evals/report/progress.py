@@ -72,7 +72,7 @@ class Progress:
         return table
 
 
-def line_of(event: Event, view: View) -> str:  # noqa: PLR0911 - one return for each kind of event
+def line_of(event: Event, view: View) -> str:
     """One line for a person, or nothing for an event that says little."""
     body = event.body
     match body:

@@ -237,7 +237,6 @@ class Pinned:
         return ctypes.string_at(self.address, size)
 
     def close(self) -> None:
-        """Give it back."""
         if self.address:
             call("cuMemFreeHost", c_void_p(self.address))
             self.address = 0
@@ -279,7 +278,6 @@ class Stream:
         call("cuStreamSynchronize", self._stream)
 
     def close(self) -> None:
-        """Give it up."""
         if self._stream:
             call("cuStreamDestroy_v2", self._stream)
             self._stream = c_void_p()
@@ -299,7 +297,6 @@ class CudaEvent:
         return elapsed.value
 
     def close(self) -> None:
-        """Give it up."""
         if self.event:
             call("cuEventDestroy_v2", self.event)
             self.event = c_void_p()

@@ -55,7 +55,7 @@ def value_of(node: ast.expr, names: Mapping[str, Value]) -> Value:
         raise NotArithmetic(f"{ast.unparse(node)} has no value ({error})") from None
 
 
-def _value(node: ast.expr, names: Mapping[str, Value]) -> Value:  # noqa: PLR0911 - a rule for each form
+def _value(node: ast.expr, names: Mapping[str, Value]) -> Value:
     match node:
         case ast.Constant(value=int() | float() as value):
             return _bounded(value)

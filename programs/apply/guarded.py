@@ -112,7 +112,6 @@ class Replacement:
         self.module.__class__ = self._derived if here else self.own
 
     def forget_counts(self) -> None:
-        """Count from now on."""
         self.taken = 0
         self.fallbacks.clear()
 

@@ -26,7 +26,6 @@ class SplicedReplacement(Replacement):
     """Kernels in the place of runs inside the `forward` of one module."""
 
     def put(self, module: nn.Module) -> None:
-        """As for any."""
         self._plans: dict[Any, Plan | str] = {}
         self._within = {
             name: replacement

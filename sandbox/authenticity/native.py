@@ -189,7 +189,6 @@ def named(node: ast.AST) -> tuple[str, ...]:
 
 
 def names(expression: ast.AST) -> set[str]:
-    """All names in it."""
     return {name for node in ast.walk(expression) for name in named(node)}
 
 

@@ -226,7 +226,6 @@ class CudaDevice:
         return total if self.limit_bytes is None else min(total, self.limit_bytes)
 
     def close(self) -> None:
-        """Give everything back."""
         if self._flush:
             self.make_current()
             self.glancer.close()

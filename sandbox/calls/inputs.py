@@ -22,7 +22,6 @@ class SharedInputs:
         return self._lent
 
     def close(self) -> None:
-        """Give it back."""
         if self._lent is not None:
             self._lent.close()
             self._lent = None

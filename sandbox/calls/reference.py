@@ -552,7 +552,6 @@ class ReferenceSession:
         return self._session.layers
 
     def close(self) -> None:
-        """End the child."""
         self._forget()
         self._forget = lambda: None
         try:

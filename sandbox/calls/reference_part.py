@@ -38,11 +38,9 @@ class PartOfReference:
             self._turn()
 
     def call(self, values: Values) -> TimedResult:
-        """As of the whole."""
         return self._whole.call(values)
 
     def call_ms(self, values: Values) -> float:
-        """As of the whole."""
         return self._whole.call_ms(values)
 
     def exact(self, values: Values) -> Values:
@@ -50,13 +48,10 @@ class PartOfReference:
         return self._whole.exact_part(values)
 
     def keep(self, output: Values) -> Values:
-        """As of the whole."""
         return self._whole.keep(output)
 
     def reweighted(self) -> AbstractContextManager[Values]:
-        """As of the whole."""
         return self._whole.reweighted()
 
     def nothing_ms(self) -> float:
-        """As of the whole."""
         return self._whole.nothing_ms()

@@ -90,7 +90,7 @@ def _measured(threads: int) -> Peaks:
         min(SMALL_BYTES, known.first // cores // 2) if known.first else SMALL_BYTES,
         known.second // cores // 2,
         known.third // 2,
-        min(SPILL * shared, LARGEST_BYTES, _free_bytes() // 4),
+        min(SPILL * shared, LARGEST_BYTES, (os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 4),
     ]
     rates = _run([threads, *sizes])
     flops = {name: rates.pop(name) for name in ("float32", "float64")}
@@ -151,7 +151,3 @@ def caches() -> Caches:
             if kind != "Instruction" and size.endswith("K"):
                 found[int(level), shared] = int(size[:-1]) * 1024
     return Caches(*(sum(size for (level, _), size in found.items() if level == wanted) for wanted in (1, 2, 3)))
-
-
-def _free_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -105,7 +105,6 @@ class Jail(NamedTuple):
         return self.group is not None and self.group.ran_out()
 
     def close(self) -> None:
-        """Remove the control group."""
         if self.group is not None:
             self.group.close()
 

@@ -110,7 +110,6 @@ class Zygote:
         self._control.close()
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
 
     def close(self) -> None:
@@ -222,7 +221,6 @@ class Zygotes:
 
     @property
     def pids(self) -> list[int]:
-        """Their numbers."""
         return [zygote.pid for zygote in (*self._found.values(), *self._retired)]
 
 

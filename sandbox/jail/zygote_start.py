@@ -127,7 +127,6 @@ class StartedKeeper:
         self._process.wait()
 
     def kill(self) -> None:
-        """End it."""
         self._process.kill()
 
 

@@ -76,7 +76,6 @@ def _findings() -> Iterator[HealthCheck]:
 
 
 def _building() -> Iterator[HealthCheck]:
-    """What compiling needs."""
     path, wanted = compiler(), os.environ.get("CXX", "g++")
     yield _needed(
         "C++ compiler", path, f"{wanted} is not found", "for cpp and cuda candidates: apt-get install g++, or set CXX"

@@ -71,7 +71,6 @@ class Judge:
         self._is_stopped = True
 
     def close(self) -> None:
-        """End the reference children."""
         self.stop()
         self._baselines.close()
         if self.settings.gpu:

@@ -142,7 +142,6 @@ class Spare:
             stand.close()
 
     def give_up(self) -> None:
-        """End those that stand."""
         stand = self.take()
         if stand is not None:
             stand.close()

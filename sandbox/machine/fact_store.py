@@ -8,11 +8,11 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.machine.cache import cache_root
 from kernelwright.sandbox.machine.identity import versions
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
@@ -66,7 +66,8 @@ class Store:
         text = json.dumps({"key": _plain(key), "value": value}, indent=1)
         self._unwritten[path] = text
         try:
-            _write(path, text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text)
             self._unwritten.pop(path, None)
         except OSError as error:
             LOG.info("%s can not be written, and is kept for this process alone: %s", path, error)
@@ -74,18 +75,6 @@ class Store:
     def _path(self, key: Key) -> Path:
         text = json.dumps([FORMAT, _plain(key)], sort_keys=True)
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-    try:
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _text(path: Path) -> str:

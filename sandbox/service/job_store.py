@@ -141,7 +141,6 @@ class JobStore:
             raise _store_error("the jobs can not be kept", error) from None
 
     def close(self) -> None:
-        """Close the file."""
         self._thread.shutdown()
         self._db.close()
 

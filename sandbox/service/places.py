@@ -55,7 +55,6 @@ class Place:
             raise
 
     async def close(self) -> None:
-        """End all workers."""
         dispatcher, self._dispatcher, self.builders = self._dispatcher, None, 0
         if dispatcher is not None:
             await dispatcher.__aexit__()

@@ -42,7 +42,6 @@ def metrics_text(queue: JobQueue, late: Counter[str]) -> str:
 
 
 def resident_bytes() -> int:
-    """Memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -72,7 +72,6 @@ class TextProcess:
         return self._process
 
     async def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             await process.close()

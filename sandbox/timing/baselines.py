@@ -283,7 +283,6 @@ class Baselines:
         session.close()
 
     def close(self) -> None:
-        """End all of them."""
         with self._choosing:
             self._closed = True
         ending = [*self._eager.values(), *self._compiled.values()]

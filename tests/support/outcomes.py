@@ -1,9 +1,9 @@
 """Outcomes of the hostile and honest candidates, and figures of the stored verdicts, each under a judge version.
 
-`tests/contract/outcomes.json` holds for each candidate its stage and kinds of reason. `make prove` judges all of them: it
-adds new candidates, writes the whole table anew after `JUDGE_VERSION` was raised, and fails where an outcome differs
-under the same version. `tests/contract/figures.json` holds speedup, interval and comparison of every verdict in
-`results`; `python -m tests.support.outcomes` writes it under a new version.
+`tests/contract/outcomes.json` holds the stage and kinds of reason of each candidate. `make prove` judges all of them:
+it adds new candidates, and writes the table again after `JUDGE_VERSION` was raised. An outcome that differs under the
+same version fails. `tests/contract/figures.json` holds speedup, interval and comparison of each verdict in `results`;
+`python -m tests.support.outcomes` writes it under a new version.
 """
 
 import json
@@ -33,7 +33,7 @@ def kinds():
 
 
 def outcome_of(verdict: Verdict):
-    """`passed`, or stage and kind of reason: `check: largest error`. Raises `AssertionError` for a reason of no kind."""
+    """Return `passed`, or stage and kind as `check: shape`. Raises `AssertionError` for a reason of no kind."""
     if isinstance(verdict, Passed):
         return PASSED
     for kind, pattern in kinds().items():
@@ -90,7 +90,9 @@ def earlier_tables(path):
     log = ["git", "log", "--format=%H", "--", str(place)]
     commits = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     for commit in commits:
-        shown = subprocess.run(["git", "show", f"{commit}:{place}"], cwd=ROOT, capture_output=True, text=True, check=False)
+        shown = subprocess.run(
+            ["git", "show", f"{commit}:{place}"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         if shown.returncode == 0:
             yield read_table(path, shown.stdout)
 

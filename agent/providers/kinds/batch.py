@@ -21,5 +21,4 @@ class BatchProvider:
 
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:
-    """It needs neither."""
     return BatchProvider()

@@ -46,7 +46,6 @@ class Chat:
     noun = "chat completion"
 
     def arguments(self, request: Request, is_own: bool) -> dict[str, Any]:
-        """See `ApiForm`."""
         # OpenAI's newer models refuse max_tokens; most other servers know nothing else.
         limit = "max_completion_tokens" if is_own else "max_tokens"
         message = {"role": "user", "content": request.prompt}
@@ -54,11 +53,9 @@ class Chat:
         return {"model": request.model, "messages": [message], **options}
 
     async def send(self, client: "openai.AsyncOpenAI", arguments: dict[str, Any]) -> Any:
-        """See `ApiForm`."""
         return await client.chat.completions.create(**arguments)
 
     def is_answer(self, answer: Any) -> bool:
-        """See `ApiForm`."""
         from openai.types.chat import ChatCompletion
 
         return isinstance(answer, ChatCompletion)
@@ -68,7 +65,6 @@ class Chat:
         return None
 
     def read(self, plain: dict[str, Any], request: Request, request_id: str | None, latency_s: float) -> Reply | None:
-        """See `ApiForm`."""
         return read_reply(plain, asked_model=request.model, request_id=request_id, latency_s=latency_s)
 
 
@@ -78,27 +74,22 @@ class Responses:
     noun = "response"
 
     def arguments(self, request: Request, is_own: bool) -> dict[str, Any]:
-        """See `ApiForm`."""
         options = _given({"temperature": request.temperature, "max_output_tokens": request.max_tokens})
         kept = {"store": False} if is_own else {}
         return {"model": request.model, "input": request.prompt, **options, **kept}
 
     async def send(self, client: "openai.AsyncOpenAI", arguments: dict[str, Any]) -> Any:
-        """See `ApiForm`."""
         return await client.responses.create(**arguments)
 
     def is_answer(self, answer: Any) -> bool:
-        """See `ApiForm`."""
         from openai.types.responses import Response
 
         return isinstance(answer, Response)
 
     def failure(self, plain: dict[str, Any]) -> str | None:
-        """See `ApiForm`."""
         return read_failure(plain)
 
     def read(self, plain: dict[str, Any], request: Request, request_id: str | None, latency_s: float) -> Reply | None:
-        """See `ApiForm`."""
         reply = read_response(plain, asked_model=request.model, request_id=request_id, latency_s=latency_s)
         # llama.cpp calls an answer completed that ran into its limit.
         if reply is None or reply.finish_reason != "stop" or not _at_limit(reply, request):

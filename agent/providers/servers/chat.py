@@ -79,7 +79,6 @@ class ChatUsage(UsageForm):
     cost: Annotated[float | None, BeforeValidator(_cost)] = None
 
     def told(self, as_sent: str) -> Usage:
-        """See `UsageForm`."""
         inside, outside = (
             self.prompt_tokens_details or InputDetails(),
             self.completion_tokens_details or OutputDetails(),

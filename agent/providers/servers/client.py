@@ -55,7 +55,6 @@ class OpenAIProvider:
 
     @property
     def place(self) -> str:
-        """See `Provider`."""
         return f"{self.base_url} {self.settings.api}"
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:

@@ -34,7 +34,6 @@ class LocalServer:
             raise
 
     def close(self) -> None:
-        """End the child."""
         self._process.kill()
         self._process.communicate()
 

@@ -65,7 +65,6 @@ class ResponsesUsage(UsageForm):
     output_tokens_details: OutputDetails | None = None
 
     def told(self, as_sent: str) -> Usage:
-        """See `UsageForm`."""
         inside, outside = self.input_tokens_details or InputDetails(), self.output_tokens_details or OutputDetails()
         return Usage(
             input_tokens=self.input_tokens,

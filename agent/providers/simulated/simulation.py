@@ -64,7 +64,6 @@ class SimulatedProvider:
     name: str = "simulated"
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """See `Provider`; the same request gets the same answer."""
         rng = random.Random(f"{self.seed}/{ask.problem}/{request.digest}")
         latency = rng.uniform(*self.latency_s)
         await asyncio.sleep(latency)

@@ -199,7 +199,6 @@ class RayExecutor:
             self._building[name] -= 1
 
     async def run(self, stage: Stage, work: Work, product: Product, device: Device) -> Answer:
-        """See `Executor`."""
         question = Question(stage=stage, work=work).model_dump_json()
         packed = [product.place] if product.place is not None else []
         actor = self._actors[device.name]

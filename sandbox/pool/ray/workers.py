@@ -63,7 +63,6 @@ class DeviceWorker:
         return _built(self._worker, question)
 
     def close(self) -> None:
-        """End the children."""
         self._worker.close()
 
 

@@ -52,7 +52,6 @@ class RemoteExecutor:
         return Product("")
 
     async def run(self, stage: Stage, work: Work, product: Product, device: Device) -> Answer:
-        """See `Executor`. Raises `ExecutorError` where the service is gone."""
         try:
             request = job_request(work.problem, work.candidate.source, self._asks | work.asks, self._place)
             own = {"stage": stage, "fresh": work.fresh, "effort": work.effort, "beat": work.beat}
@@ -62,7 +61,6 @@ class RemoteExecutor:
         return answer_of(job)
 
     async def revive(self, device: Device) -> bool:
-        """See `Executor`; there is no worker of ours."""
         return True
 
     def release(self, problem: Problem) -> None:

@@ -66,24 +66,19 @@ class LocalExecutor:
         return named | {f"builds/{number}": process.pid for number, process in enumerate(self._pool)}
 
     async def build(self, work: Work) -> Answer | Product:
-        """See `Executor`; the product lies in this machine's store of finished builds."""
         pool = min(self._pool or self._supervisors.values(), key=lambda process: process.asked)
         answer = await pool.ask(Question(stage="build", work=work))
         return answer if answer.product is None else Product(answer.product)
 
     async def run(self, stage: Stage, work: Work, product: Product, device: Device) -> Answer:
-        """See `Executor`."""
         return await self._supervisors[device.name].ask(Question(stage=stage, work=work))
 
     async def revive(self, device: Device) -> bool:
-        """See `Executor`; the next question starts a new process."""
         return True
 
     def release(self, problem: Problem) -> None:
-        """See `Executor`."""
         for process in (*self._supervisors.values(), *self._pool):
             process.release(problem)
 
     async def close(self) -> None:
-        """See `Executor`."""
         await asyncio.gather(*(process.close() for process in (*self._supervisors.values(), *self._pool)))

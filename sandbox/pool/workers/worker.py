@@ -53,5 +53,4 @@ class Worker:
         self._judges.stop()
 
     def close(self) -> None:
-        """End the reference children."""
         self._judges.close()
