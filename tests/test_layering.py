@@ -53,7 +53,7 @@ def test_a_figure_that_is_not_as_noted_is_told(monkeypatch, count, said):
 def test_what_is_not_noted_may_not_be_found_at_all():
     assert house.off(house.OWED, to_read=0) == []
     (said,) = house.off({**house.OWED, "imports that run back up": 1}, to_read=0)
-    assert said == "imports that run back up: 1, at most 0; mend it, the bound is not raised"
+    assert "back up: 1, at most 0" in said
 
 
 def test_the_reading_order_takes_an_afternoon():
