@@ -26,9 +26,10 @@ def test_a_tree_is_imported_with_a_line_for_each_problem(tmp_path):
     write_tree(tmp_path / "KernelBench")
     done = kernelwright(tmp_path, "import", "KernelBench", "ours")
     assert done.returncode == 0, done.stderr
-    assert "problem level1/10: read -> problems/level1/10_Ten" in done.stdout
-    assert "problem level1/2: broken (level1/2 has no get_inputs" in done.stdout
-    assert done.stdout.endswith("1 problems broken, 3 problems read; written to ours\n")
+    *lines, last = done.stdout.splitlines()
+    assert [line for line in lines if "level1/10: read" in line and "problems/level1/10_Ten" in line]
+    assert [line for line in lines if "level1/2: broken" in line and "get_inputs" in line]
+    assert "1 problems broken" in last and "3 problems read" in last
 
 
 def test_a_selection_is_imported_and_told_as_json(tmp_path):
@@ -85,7 +86,7 @@ def test_a_machine_without_the_library_for_a_format_is_told_how_to_get_it(tmp_pa
     (tmp_path / "rows.parquet").write_bytes(b"")
     done = kernelwright(tmp_path, "import", "rows.parquet", "ours", PYTHONPATH=str(tmp_path / "without"))
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
-    assert "needs pyarrow; run pip install 'kernelwright[data]'" in done.stderr
+    assert "pyarrow" in done.stderr and "'kernelwright[data]'" in done.stderr
 
 
 MISTAKES = {
@@ -170,7 +171,7 @@ def test_a_run_feeds_kernelbenchs_own_files(run):
 @pytest.mark.slow
 def test_a_run_without_a_definition_has_no_traces(run):
     done = kernelwright(run, "export", "r", "traces", "--to", "flashinfer")
-    assert done.returncode == 1 and "has no definition and workload" in done.stderr
+    assert done.returncode == 1 and "no definition" in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,7 @@ print(judge_all([({problem!r}, "no candidate")])[0].report["stage"], "torch" in 
 
 
 def test_judging_outside_of_its_context_is_told():
-    with pytest.raises(JudgingError, match="use it inside `async with"):
+    with pytest.raises(JudgingError, match="`async with"):
         asyncio.run(Judging(1).judge("rms_norm", "x"))
 
 

@@ -86,7 +86,8 @@ def test_the_kernels_of_a_submission_are_candidates(tmp_path):
         ("level1/7", 0, "m"),
         ("level2/3", 1, "m"),
     ]
-    assert found.refused[0][0] == "one" and found.notes == ("field 'colour' is not known",)
+    (note,) = found.notes
+    assert found.refused[0][0] == "one" and "'colour'" in note
 
 
 def test_a_run_folder_is_read_again_as_it_was_written(tmp_path, outcomes):
@@ -101,7 +102,8 @@ def test_a_run_folder_is_read_again_as_it_was_written(tmp_path, outcomes):
 def test_what_is_beside_the_kernels_of_a_run_is_told(tmp_path, outcomes):
     kernelbench.write_run(tmp_path, outcomes)
     (tmp_path / "notes.txt").write_text("")
-    assert kernelbench.read_run(tmp_path).notes == ("notes.txt is no kernel file of KernelBench",)
+    (note,) = kernelbench.read_run(tmp_path).notes
+    assert "notes.txt" in note
 
 
 def test_results_stand_in_the_order_of_problems_and_samples_with_failures_unmeasured(outcomes):
@@ -138,7 +140,8 @@ def test_two_levels_get_a_folder_each(tmp_path, problems):
 
 def test_a_problem_that_is_not_theirs_is_left_out_and_told(tmp_path):
     left = kernelbench.write_run(tmp_path, [outcome(load_problem("rms_norm"), passed())])
-    assert left == ["rms_norm has no level and number, so KernelBench has no place for it"]
+    (reason,) = left
+    assert reason.startswith("rms_norm has no level")
 
 
 def test_a_submission_holds_the_fastest_right_sample_of_each_problem(problems):
@@ -175,5 +178,5 @@ def test_a_backend_that_is_not_supported_is_told_with_the_reason(backend, said, 
 
 
 def test_an_unknown_backend_is_told_with_those_that_there_are():
-    with pytest.raises(ProblemError, match=r"no backend 'opencl'; there are: cuda, triton.*hip, thunderkittens"):
+    with pytest.raises(ProblemError, match=r"'opencl'.* cuda, triton"):
         language_of_backend("opencl")

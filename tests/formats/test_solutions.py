@@ -119,7 +119,8 @@ def test_one_bad_file_does_not_take_the_others_with_it(tmp_path):
     definitions = {"rms_norm_h64": Definition.model_validate(DEFINITION)}
     found = solutions.read_samples(tmp_path, definitions)
     assert [one.name for one in found.samples] == ["mine"] and found.refused[0][0] == "bad.json"
-    assert found.notes == ("good.json: field 'colour' is not known",)
+    (note,) = found.notes
+    assert note.startswith("good.json: ") and "'colour'" in note
     assert candidate_format(tmp_path) == "flashinfer"
 
 

@@ -39,7 +39,7 @@ def test_a_problem_of_ones_own_is_read_below_the_folder(tools):
     "name", ["rms_nrm", "/etc/passwd", "../secret.py", "link.py", "/etc::passwd", "a\0.py", "x" * 5000]
 )
 def test_no_other_file_is_read_as_a_problem(tools, name):
-    with pytest.raises(ToolRefused, match="is no name of list_problems and no file below"):
+    with pytest.raises(ToolRefused, match="list_problems"):
         tools.problem(name)
 
 
@@ -57,7 +57,7 @@ def test_a_candidate_is_given_in_one_way(tools, source, path):
 
 @pytest.mark.parametrize("source", ["scaled.py", "none.py"])
 def test_a_file_is_no_source(tools, source):
-    with pytest.raises(ToolRefused, match=f"^the source is '{source}', the name of a file; give that as path$"):
+    with pytest.raises(ToolRefused, match=f"'{source}'.* path$"):
         judged(tools, "scaled.py", source, None)
 
 
@@ -78,8 +78,8 @@ def test_a_prompt_for_a_gpu_is_at_its_size(tools):
 
 
 def test_where_nothing_is_right_yet_that_is_said(tools):
-    assert tools.best("scaled.py") == "nothing right yet for scaled.py"
-    assert tools.best("rms_norm") == "nothing right yet for rms_norm"
+    for name in ("scaled.py", "rms_norm"):
+        assert "nothing right" in tools.best(name) and name in tools.best(name)
 
 
 def test_the_best_of_a_run_counts_for_the_same_problem_alone(tools, tmp_path):
@@ -92,7 +92,7 @@ def test_the_best_of_a_run_counts_for_the_same_problem_alone(tools, tmp_path):
     record = passed(3.0) | {"problem_digest": problem.digest, "attempt": 4, "run": "r"}
     (folder / "verdict.json").write_text(json.dumps(record))
     shown = AgentTools(tools.folder, run=tmp_path / "run").best("scaled.py")
-    assert shown.startswith("scaled at size file, attempt 4 of r\npassed")
+    assert "attempt 4 of r\npassed" in shown
     assert "# of the run" in shown
     (folder / "verdict.json").write_text(json.dumps(record | {"problem_digest": "another"}))
     assert AgentTools(tools.folder, run=tmp_path / "run").best("scaled.py").startswith("nothing right yet")

@@ -42,7 +42,7 @@ def test_it_offers_its_tools_with_the_rules_of_evidence(folder):
     assert {one.name for one in tools} == {
         "list_problems", "read_problem", "read_prompt", "judge", "profile", "best_so_far"
     }  # fmt: skip
-    assert "Only a verdict of `judge` says" in rules
+    assert "verdict of `judge`" in rules
     assert all(one.annotations.read_only_hint for one in tools)
 
 

@@ -67,7 +67,7 @@ def test_a_build_that_fails_unseen_earns_nothing_even_where_the_library_is_paid_
     (found,) = scorer.score(["any"], [HIDDEN_BUILD])
     assert found.report["outcome"] == "passed", found.words
     assert (found.reward.value, found.reward.flags) == (0, ("no_own_kernel", "hidden_build"))
-    assert "a build failed and was hidden" in found.words
+    assert "failed and was hidden" in found.words
 
 
 def test_equal_answers_are_judged_once(scorer):

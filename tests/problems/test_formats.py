@@ -130,7 +130,8 @@ def test_a_bad_row_is_broken_with_its_reason_and_the_others_are_read(tmp_path, n
 def test_an_unknown_column_is_told(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(rows()[0] | {"hint": "x"}))
-    assert only(path).notes == ("column 'hint' is not known and was left",)
+    (note,) = only(path).notes
+    assert "'hint'" in note
 
 
 def test_a_number_that_comes_twice_is_broken_the_second_time(tmp_path):
@@ -140,7 +141,7 @@ def test_a_number_that_comes_twice_is_broken_the_second_time(tmp_path):
 
 
 def test_a_missing_library_is_told_with_its_remedy(monkeypatch):
-    with pytest.raises(LibraryMissing, match=r"needs not_there; run pip install 'kernelwright\[data\]'"):
+    with pytest.raises(LibraryMissing, match=r"not_there.*'kernelwright\[data\]'"):
         libraries.library("not_there.at_all", "reading x.parquet")
 
 
@@ -165,7 +166,7 @@ def test_configurations_that_are_no_lists_are_broken(tmp_path):
 def test_a_backward_task_is_told_to_be_left_out(tmp_path):
     root = write_robust(tmp_path)
     (root / "tasks/linear/func_backward.py").write_text("")
-    assert "func_backward.py is not read" in read_collection(root).entries[0].notes[0]
+    assert "func_backward.py" in read_collection(root).entries[0].notes[0]
 
 
 def test_expressions_of_axes_give_sizes(tmp_path):
@@ -275,15 +276,15 @@ def test_a_folder_of_loose_files_is_no_collection(tmp_path):
 
 
 def test_a_path_that_holds_nothing_is_one_sentence(tmp_path):
-    with pytest.raises(ProblemError, match="holds no collection of problems; give the place of"):
+    with pytest.raises(ProblemError, match="no collection"):
         read_collection(tmp_path)
 
 
 def test_a_collection_of_several_problems_names_their_addresses(tmp_path):
-    with pytest.raises(ProblemError, match=r"holds 4 problems; name one of them, such as .*::tasks/linear/0"):
+    with pytest.raises(ProblemError, match=r"4 problems.*::tasks/linear/0"):
         load_problem(str(write_robust(tmp_path)))
 
 
 def test_a_refused_problem_says_its_reason_when_it_is_asked_for(tmp_path):
-    with pytest.raises(ProblemError, match=r"level1/2 of .* is broken: level1/2 has no get_inputs"):
+    with pytest.raises(ProblemError, match=r"level1/2 of .* get_inputs"):
         load_problem(f"{write_tree(tmp_path)}::level1/2")

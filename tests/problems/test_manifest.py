@@ -39,9 +39,7 @@ def test_a_tolerance_with_its_reason_is_taken() -> None:
 
 
 def test_a_tolerance_without_a_reason_is_refused() -> None:
-    assert refusal(GOOD + "[tolerance]\nfactor = 100\n") == (
-        "problem.toml: [tolerance] departs from the defaults; add its reason"
-    )
+    assert "[tolerance] departs" in refusal(GOOD + "[tolerance]\nfactor = 100\n")
 
 
 def test_a_blank_reason_is_no_reason() -> None:
@@ -49,43 +47,40 @@ def test_a_blank_reason_is_no_reason() -> None:
 
 
 def test_text_that_is_no_toml_is_told_with_its_line() -> None:
-    assert refusal("family = 'toy'\ntitle\n") == (
-        "problem.toml is not valid TOML: Expected '=' after a key in a key/value pair (at line 2, column 6); correct it"
-    )
+    message = refusal("family = 'toy'\ntitle\n")
+    assert "not valid TOML" in message and "line 2, column 6" in message
 
 
 def test_a_missing_key_is_named() -> None:
-    assert refusal(GOOD.replace('title = "Doubling"', "")) == "problem.toml: the key 'title' is missing; add it"
+    assert "'title' is missing" in refusal(GOOD.replace('title = "Doubling"', ""))
 
 
 def test_an_unknown_key_is_told_the_known_ones() -> None:
     message = refusal("colour = 1\n" + GOOD)
-    assert message.startswith("problem.toml: unknown key 'colour'; there are: family, title, precision,")
+    assert "unknown key 'colour'" in message and "family, title, precision," in message
 
 
 def test_an_unknown_key_of_the_tolerance_is_told_the_known_ones() -> None:
     message = refusal(GOOD + "[tolerance]\nrtol = 0.1\n")
-    assert message == "problem.toml: unknown key 'tolerance.rtol'; there are: factor, floor_ulp, stated, reason"
+    assert "'tolerance.rtol'" in message and "factor, floor_ulp, " in message
 
 
 def test_an_unknown_policy_is_told_the_choices() -> None:
     message = refusal('precision = "fp8"\n' + GOOD)
-    assert message == "problem.toml: 'precision' is 'fp8'; it should be 'strict', 'tf32' or 'half'"
+    assert "'precision' is 'fp8'" in message and "'tf32' or 'half'" in message
 
 
 def test_a_size_that_is_no_whole_number_is_named() -> None:
     message = refusal(GOOD.replace("ROWS = 400", 'ROWS = "400"'))
-    assert message == "problem.toml: 'sizes.gpu.ROWS' is '400'; it should be a valid integer"
+    assert "'sizes.gpu.ROWS' is '400'" in message and "integer" in message
 
 
 def test_a_manifest_without_a_cpu_size_is_refused() -> None:
-    assert refusal(GOOD.replace("sizes.cpu", "sizes.tpu")) == "problem.toml: there is no table [sizes.cpu]; add it"
+    assert "no table [sizes.cpu]" in refusal(GOOD.replace("sizes.cpu", "sizes.tpu"))
 
 
 def test_sizes_that_set_different_constants_are_refused() -> None:
-    assert refusal(GOOD + "COLS = 3\n") == (
-        "problem.toml: COLS is set in only one of [sizes.cpu] and [sizes.gpu]; set both"
-    )
+    assert "COLS is set in only one" in refusal(GOOD + "COLS = 3\n")
 
 
 NARROW = GOOD + '[values]\nwithout = ["all negative"]\n'
@@ -97,16 +92,15 @@ def test_a_problem_may_leave_families_of_values_out_with_a_reason() -> None:
 
 
 def test_families_of_values_left_out_without_a_reason_are_refused() -> None:
-    assert refusal(NARROW) == "problem.toml: [values] leaves families of values out; add its reason"
+    assert "[values] leaves" in refusal(NARROW) and "reason" in refusal(NARROW)
 
 
 def test_a_family_of_values_that_there_is_not_is_told_those_that_there_are() -> None:
     message = refusal(NARROW.replace("all negative", "negative") + 'reason = "a logarithm"\n')
-    assert message.startswith("problem.toml: 'values.without.0' is 'negative'; it should be 'scaled up by 8',")
+    assert "'values.without.0'" in message and "'negative'" in message and "'scaled up by 8'," in message
     assert all(f"'{family}'" in message for family in VALUE_FAMILIES)
 
 
 def test_an_unknown_key_of_the_values_is_told_the_known_ones() -> None:
-    assert refusal(GOOD + "[values]\nonly = []\n") == (
-        "problem.toml: unknown key 'values.only'; there are: without, reason"
-    )
+    message = refusal(GOOD + "[values]\nonly = []\n")
+    assert "'values.only'" in message and "without, reason" in message

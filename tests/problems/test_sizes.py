@@ -45,7 +45,7 @@ def test_no_values_leave_the_text_as_it_is() -> None:
 
 
 def test_a_constant_that_is_absent_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ProblemError, match=r"no constant 'COLS' to set \(a line `COLS = 1`\); it has: BATCH, ROWS"):
+    with pytest.raises(ProblemError, match=r"'COLS'.* BATCH, ROWS"):
         put_sizes("ROWS = 16\nBATCH = 1\n", {"COLS": 1})
 
 
@@ -55,5 +55,5 @@ def test_a_computed_constant_counts_as_absent() -> None:
 
 
 def test_a_constant_set_twice_is_refused_with_its_lines() -> None:
-    with pytest.raises(ProblemError, match="sets the constant 'ROWS' on lines 1 and 3; set it once"):
+    with pytest.raises(ProblemError, match="'ROWS' on lines 1 and 3"):
         put_sizes("ROWS = 16\n\nROWS = 8\n", {"ROWS": 4})

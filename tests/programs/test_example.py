@@ -36,11 +36,11 @@ def test_the_example_goes_the_whole_way(tmp_path, monkeypatch):
     told = said(*us, "run", tmp_path / "capture", "--top", 2, "--folder", BIRDS / "answers", "--out", run)
     assert "contrast_1" in told and "tonal_1" in told
     told = said(BIRDS / "use.py", run)
-    assert "a batch of 3 gives what it gave: True" in told and "loads back: True" in told
-    assert "gradients differ by 0.0e+00" in told and "another shape (1)" in told
+    assert "what it gave: True" in told and "loads back: True" in told
+    assert "differ by 0.0e+00" in told and "another shape (1)" in told
     picture = tmp_path / "birds.svg"
     flags = ("--run", run, "--processes", 2, "--compile", "none", "--picture", picture)
     told = said(*us, "compare", BIRDS / "birds.py", *flags, code=(0, 1))
-    assert "tonal: the kernel was taken 1 times a sample" in told and "REFUSED" not in told
+    assert "taken 1 times a sample" in told and "REFUSED" not in told
     assert picture.read_text().startswith("<svg")
     assert "OK" in said(*us, "export", run, "--package", tmp_path / "listener_kernels")

@@ -33,11 +33,11 @@ def test_every_known_device_finds_itself_and_no_other(name):
 
 
 def test_balance_of_the_h200_is_its_fp32_rate_over_its_bandwidth():
-    assert any("below about 14 fp32 operations" in fact for fact in device_sheet("H200").facts)
+    assert any("about 14 fp32 operations" in fact for fact in device_sheet("H200").facts)
 
 
 def test_balance_of_16_bits_is_that_of_tensor_cores():
-    assert any("(of 16 bits on tensor cores about 206) for each byte" in fact for fact in device_sheet("H200").facts)
+    assert any("tensor cores about 206)" in fact for fact in device_sheet("H200").facts)
 
 
 def test_processor_is_described_by_its_widest_vectors():
@@ -47,4 +47,4 @@ def test_processor_is_described_by_its_widest_vectors():
 
 def test_cache_sizes_are_given_in_binary_units():
     facts = cpu_sheet("x", 4, [], {"L1d": 48 << 10, "L2": 1 << 20, "L3": 40 << 20}).facts
-    assert facts[-1] == "caches, each: L1d 48 KiB, L2 1 MiB, L3 40 MiB"
+    assert facts[-1].startswith("caches") and facts[-1].endswith("L1d 48 KiB, L2 1 MiB, L3 40 MiB")

@@ -46,4 +46,4 @@ def test_without_room_nothing_stays():
 
 def test_the_prompt_says_how_many_are_left_out():
     prompt = render(brief("improve").model_copy(update={"left_out": 7}))
-    assert "7 further attempts are left out." in prompt.text
+    assert "7 further attempts" in prompt.text

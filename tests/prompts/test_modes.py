@@ -62,27 +62,25 @@ def test_layers_that_do_the_same_in_both_modes_are_not_told(layer):
 
 def test_batch_norm_takes_batch_statistics_as_constructed():
     assert mode_of(NORMALISED).batch == ("BatchNorm2d",)
-    assert "those of the call's own input" in contract(BATCH_NORM)
+    assert "call's own input" in contract(BATCH_NORM)
 
 
 def test_running_statistics_are_free_unless_the_problem_follows_them():
     followed = BATCH_NORM.model_copy(update={"state": "followed"})
-    assert "Running statistics need not be updated." in contract(BATCH_NORM)
+    assert "need not be updated" in contract(BATCH_NORM)
     assert "need not be updated" not in contract(followed)
-    assert "After a call the buffers, running statistics and their counters among them, must hold" in contract(followed)
+    assert "statistics and their counters" in contract(followed) and "must hold" in contract(followed)
 
 
 def test_buffers_that_are_followed_are_told_without_any_such_layer():
-    assert "After a call the buffers must hold what `Model`'s hold then" in contract(
-        PROBLEM.model_copy(update={"state": "followed"})
-    )
+    assert "must hold what `Model`'s" in contract(PROBLEM.model_copy(update={"state": "followed"}))
 
 
 def test_a_constructor_that_calls_eval_puts_the_module_into_eval_mode():
     for call in ("self.eval()", "self.train(False)"):
         text = told(source("self.norm = nn.BatchNorm1d(8)", "self.drop = nn.Dropout()", call))
-        assert "eval mode, into which the constructor puts the module" in text
-        assert "the running statistics, which are buffers" in text and "nothing is drawn" in text
+        assert "eval mode" in text and "the constructor" in text
+        assert "running statistics" in text and "nothing is drawn" in text
 
 
 def test_eval_of_one_layer_leaves_the_others_in_training_mode():
@@ -93,7 +91,7 @@ def test_eval_of_one_layer_leaves_the_others_in_training_mode():
 
 
 def test_dropout_has_to_draw_by_the_same_calls():
-    assert "draw by the same torch calls" in told(source("self.drop = nn.Dropout(rate)"))
+    assert "same torch calls" in told(source("self.drop = nn.Dropout(rate)"))
 
 
 @pytest.mark.parametrize(("given", "draws"), [("[0.0]", False), ("[0.1]", True), ("[rate]", True), ("[]", True)])
@@ -133,7 +131,7 @@ def test_a_layer_that_is_named_like_a_function_is_none():
 
 
 def test_a_source_that_reads_its_mode_is_told_it():
-    assert "`self.training` is True." in told(source(forward="x if self.training else -x"))
+    assert "`self.training` is True" in told(source(forward="x if self.training else -x"))
 
 
 def test_classes_that_the_model_does_not_use_do_not_count():

@@ -19,24 +19,24 @@ def test_without_a_dtype_no_prompt_speaks_of_a_cast():
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_contract_says_what_is_cast_and_what_is_not(dtype):
     text = prompt(dtype)
-    assert f"Dtype `{dtype}`: once both modules are constructed" in text and "integers and booleans stay" in text
+    assert f"Dtype `{dtype}`" in text and "integers and booleans" in text
     assert f"before the cast to `{dtype}`:" in text
 
 
 @pytest.mark.parametrize(("dtype", "share"), [("float16", "9.8e-04"), ("bfloat16", "7.8e-03")])
 def test_the_tolerance_is_that_of_the_narrow_dtype(dtype, share):
-    assert "The error allowed is 4 times" in prompt(dtype)
-    assert f"at the scale of the output, {share} of its largest magnitude" in prompt(dtype)
+    assert "allowed is 4 times" in prompt(dtype)
+    assert f"{share} of its largest magnitude" in prompt(dtype)
 
 
 def test_a_problem_may_state_a_narrower_floor():
     text = prompt("bfloat16", tolerance=Tolerance(floor_ulp=1, reason="stated"))
-    assert "never less than 0.5 units in the last place of bf16" in text
+    assert "0.5 units in the last" in text and "of bf16" in text
 
 
 @pytest.mark.parametrize("target", ["cpp", "cuda", "triton"])
 def test_sums_are_to_be_kept_in_fp32_for_16_bits_alone(target):
-    assert "Sums kept in bf16 are not, beyond some dozens of terms." in prompt("bfloat16", target)
+    assert "Sums kept in bf16 are not" in prompt("bfloat16", target)
     assert "keep sums in fp32" not in prompt("float32", target)
 
 

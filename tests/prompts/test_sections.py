@@ -108,7 +108,7 @@ def test_section_can_be_left_out_on_request():
 
 
 def test_leaving_out_an_unknown_section_names_those_that_exist():
-    with pytest.raises(PromptError, match="no section 'hardwear' to leave out; there are: role, contract"):
+    with pytest.raises(PromptError, match=r"'hardwear'.* role, contract"):
         render(brief(), without=frozenset({"hardwear"}))
 
 
@@ -119,24 +119,24 @@ def test_own_template_takes_the_place_of_the_shipped_one(tmp_path: Path):
 
 def test_undefined_variable_is_an_error_that_names_section_and_variable(tmp_path: Path):
     (tmp_path / "hardware.md.j2").write_text("{{ devise.name }}")
-    with pytest.raises(PromptError, match="section 'hardware' cannot be rendered: 'devise' is undefined"):
+    with pytest.raises(PromptError, match=r"'hardware'.* 'devise'"):
         render(brief(), templates=tmp_path)
 
 
 @pytest.mark.parametrize("variable", ["device", "yardstick", "role", "history", "parent", "directive", "best_ms"])
 def test_stable_section_cannot_read_what_changes_between_attempts(tmp_path: Path, variable: str):
     (tmp_path / "contract.md.j2").write_text("{{ " + variable + " }}")
-    with pytest.raises(PromptError, match=f"section 'contract' cannot be rendered: '{variable}' is undefined"):
+    with pytest.raises(PromptError, match=f"'contract'.* '{variable}'"):
         render(brief(), templates=tmp_path)
 
 
 def test_repair_without_a_parent_is_refused():
-    with pytest.raises(PromptError, match="role 'repair' needs a parent attempt"):
+    with pytest.raises(PromptError, match="'repair' needs a parent"):
         render(brief("repair", parent=None))
 
 
 def test_repair_of_an_attempt_that_passed_is_refused():
-    with pytest.raises(PromptError, match="does not fit attempt 3, whose outcome is 'passed'; use role 'improve'"):
+    with pytest.raises(PromptError, match=r"attempt 3,.*'passed'.*'improve'"):
         render(brief("repair", parent=brief("improve").parent))
 
 
@@ -151,10 +151,10 @@ def test_proposing_with_a_parent_is_refused():
 
 
 def test_target_on_the_wrong_kind_of_device_is_refused():
-    with pytest.raises(PromptError, match="target 'cuda' runs on a cuda device and 'Example CPU' is of kind 'cpu'"):
+    with pytest.raises(PromptError, match=r"'cuda'.*'Example CPU'.*'cpu'"):
         render(brief(target="cuda", device=CPU))
 
 
 def test_triton_under_a_pytorch_without_it_is_refused():
-    with pytest.raises(PromptError, match=r"target 'triton' needs PyTorch 2\.0 or newer and 1\.13 was asked for"):
+    with pytest.raises(PromptError, match=r"'triton'.* 2\.0 .*1\.13"):
         render(brief(target="triton", versions={"torch": "1.13"}))

@@ -51,7 +51,7 @@ def test_contract_shows_an_autograd_function_only_where_gradients_are_asked_for(
 
 def test_contract_states_the_tolerance_of_the_problem():
     loose = problem(tolerance=PROBLEM.tolerance.model_copy(update={"factor": 32.0}))
-    assert "The error allowed is 32 times the rounding error" in text_of("contract", brief(problem=loose))
+    assert "allowed is 32 times" in text_of("contract", brief(problem=loose))
 
 
 @pytest.mark.parametrize("family", VALUE_FAMILIES)
@@ -87,7 +87,7 @@ def test_contract_tells_the_size_of_what_the_judge_changes():
 )
 def test_contract_says_how_a_call_is_timed(target, words):
     contract = text_of("contract", brief(target=target))
-    assert "One call at a time, each on fresh values" in contract
+    assert "fresh values" in contract
     assert words in contract
 
 
@@ -98,13 +98,13 @@ def test_contract_says_that_both_passes_are_timed_where_gradients_are_asked_for(
 
 def test_contract_says_when_weights_are_copied_and_that_each_process_has_others():
     contract = text_of("contract", brief())
-    assert "in each process once, after your constructor and before the first call" in contract
-    assert "Each process has other weights: the constructor's, or these" in contract
+    assert "in each process once" in contract and "before the first call" in contract
+    assert "other weights" in contract
 
 
 def test_contract_states_the_target_versions():
     contract = text_of("contract", brief(target="cuda", versions=OLD_VERSIONS))
-    assert "Must run on Python 3.8 and PyTorch 1.13 with CUDA 11.7." in contract
+    assert "Python 3.8" in contract and "PyTorch 1.13" in contract and "CUDA 11.7" in contract
 
 
 @pytest.mark.parametrize("target", ["cpp", "cuda"])
@@ -140,7 +140,7 @@ def test_repair_prompt_holds_no_measured_times():
 
 
 def test_repair_directive_sets_speed_aside():
-    assert "Speed does not count in this step" in text_of("directive", brief("repair"))
+    assert "does not count" in text_of("directive", brief("repair"))
 
 
 def test_repair_evidence_gives_the_stage_before_the_reason():
@@ -155,18 +155,18 @@ def test_long_log_loses_its_middle():
 
 
 def test_improve_evidence_gives_the_measured_time():
-    assert "Its median time is 0.0814 ms, 1.50x the speed of" in text_of("evidence", brief("improve"))
+    assert "0.0814 ms, 1.50x the" in text_of("evidence", brief("improve"))
 
 
 def test_improve_aims_below_the_best_time_of_all_attempts():
     faster = HISTORY[-1].model_copy(update={"number": 4, "candidate_ms": 0.05})
     directive = text_of("directive", brief("improve", history=(*HISTORY, faster)))
-    assert "Aim below 0.0450 ms; the best so far takes 0.0500 ms." in directive
+    assert "Aim below 0.0450 ms" in directive and "takes 0.0500 ms" in directive
 
 
 def test_time_of_an_attempt_that_failed_is_no_aim():
     broken = HISTORY[0].model_copy(update={"candidate_ms": 0.001})
-    assert "the best so far takes 0.0814 ms" in text_of("directive", brief("improve", history=(broken,)))
+    assert "best so far takes 0.0814" in text_of("directive", brief("improve", history=(broken,)))
 
 
 def test_parent_without_a_source_shows_no_source_section():
@@ -205,7 +205,8 @@ def test_fence_keeps_the_indentation_of_the_first_line():
 def test_trimmed_text_says_how_much_is_missing():
     text = "a" * 50 + "\n" + "b" * 60 + "\n" + "c" * 20
     left_out = len(text) - 50 - 20
-    assert trimmed(text, limit=90) == "a" * 50 + f"\n[... {left_out} characters left out ...]\n" + "c" * 20
+    start, mark, end = trimmed(text, limit=90).split("\n")
+    assert (start, end) == ("a" * 50, "c" * 20) and f" {left_out} characters" in mark
 
 
 @pytest.mark.parametrize(("target", "words"), [("cuda", "max.NaN.f32"), ("cpp", "bad |= x != x")])
@@ -214,7 +215,7 @@ def test_crib_says_how_a_maximum_passes_nan_on(target, words):
 
 
 def test_contract_gives_the_floor_of_the_tolerance_as_a_share_of_the_output():
-    assert "in fp32 7.6e-06 of its largest magnitude" in text_of("contract", brief())
+    assert "7.6e-06 of its largest" in text_of("contract", brief())
 
 
 PRODUCT = PROBLEM.model_copy(update={"source": PROBLEM.source.replace("torch.relu(x) ** 2", "torch.matmul(x, x)")})
@@ -223,7 +224,7 @@ PRODUCT = PROBLEM.model_copy(update={"source": PROBLEM.source.replace("torch.rel
 @pytest.mark.parametrize(("asked", "shown"), [(PRODUCT, True), (PROBLEM, False)])
 def test_split_operands_are_explained_where_arithmetic_may_be_the_limit(asked, shown):
     asked = brief(target="cuda", problem=asked)
-    assert ("operands split into pieces" in text_of("tuning", asked)) == shown
+    assert ("split into pieces" in text_of("tuning", asked)) == shown
     assert ("__half2float(h[0])" in text_of("instructions", asked)) == shown
 
 

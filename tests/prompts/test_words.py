@@ -1,5 +1,7 @@
 """Prompts that ask for words, and the one that asks to go on with a reply."""
 
+import re
+
 import pytest
 
 from kernelwright.prompts import Brief, PromptError, continued, render
@@ -16,8 +18,8 @@ CASES = {"plan": None, "plan from": PASSED, "critique": FAILED, "reflect": None}
 @pytest.mark.parametrize("name", CASES)
 def test_a_prompt_for_words_asks_for_no_code(name):
     text = render(asked(name.split()[0], CASES[name])).text
-    assert "Write no code in this step" in text
-    assert text.rstrip().endswith('`[{"name": "a few words", "how": "one or two sentences"}]`.')
+    assert "Write no code" in text
+    assert re.search(r'`\[\{"name": "[^"]+", "how": "[^"]+"\}\]`\.\s*$', text)
 
 
 def test_a_prompt_for_words_shares_the_stable_prefix_of_the_others():

@@ -75,7 +75,7 @@ def test_a_weak_problem_is_shown_and_not_ranked(tmp_path):
     assert board.weak == ("one",)
     assert board.rows[0].score == pytest.approx(2.0)
     assert {cell.problem: cell.status for cell in board.rows[0].cells}["one"] == "weak problem"
-    assert unranked(board) == "Not ranked: one (it accepts zeros)"
+    assert "one (it accepts zeros)" in unranked(board)
 
 
 def test_devices_are_kept_apart(tmp_path):

@@ -80,11 +80,11 @@ def test_a_metric_that_gives_no_number_is_told(board, named, name):
 
 
 def test_what_can_not_be_found_is_told(named):
-    with pytest.raises(MetricError, match=r"defines no function 'best'; name one that takes \(cells\)"):
+    with pytest.raises(MetricError, match=r"'best'.*\(cells\)"):
         named("best")
-    with pytest.raises(MetricError, match=r"no metric 'mine'; give it as path/to/file.py:function"):
+    with pytest.raises(MetricError, match=r"'mine'.*file.py:function"):
         load_metrics(["mine"])
     with pytest.raises(MetricError, match=r"no metric file gone.py"):
         load_metrics(["gone.py:worst"])
-    with pytest.raises(MetricError, match="two metrics are named 'worst'"):
+    with pytest.raises(MetricError, match=r"two .*'worst'"):
         named("worst", "worst")

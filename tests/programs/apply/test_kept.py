@@ -51,11 +51,11 @@ def test_what_was_applied_counts_to_what_is_kept_and_the_longest_unused_goes(tmp
     ],
 )
 def test_what_is_not_right_or_not_faster_stays_out(tmp_path, verdict, why):
-    with pytest.raises(NoPlace, match=f"kept no kernel for the program: gate: .*{why}"):
+    with pytest.raises(NoPlace, match=f"gate: .*{why}"):
         apply(Network(), run_over_gates(tmp_path / "run", verdict=verdict))
 
 
 def test_a_run_over_plain_problems_is_refused(tmp_path):
     made_run(tmp_path / "run", problems=1, attempts=1)
-    with pytest.raises(ProblemError, match="searched for no parts of a program"):
+    with pytest.raises(ProblemError, match="no parts of a program"):
         apply(Network(), tmp_path / "run")

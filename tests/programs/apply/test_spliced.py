@@ -98,9 +98,8 @@ def test_other_calls_take_the_modules_own_code(model, tmp_path):
     with torch.no_grad():
         x = torch.randn(ROWS + 1, COLUMNS)
         got = model(x)
-        assert dict(applied(model).kernels[0].fallbacks) == {
-            "its graph or a shape in it is another than that which was captured": 1
-        }
+        ((why, times),) = applied(model).kernels[0].fallbacks.items()
+        assert "graph or a shape" in why and times == 1
         assert torch.equal(got, put_all_back(model)(x))
 
 
@@ -110,9 +109,8 @@ def test_a_forward_that_goes_another_way_is_not_taken_for_the_captured_one(model
     x = torch.randn(ROWS, COLUMNS)
     with torch.no_grad():
         got = model(x)
-        assert list(applied(model).kernels[0].fallbacks) == [
-            "its graph or a shape in it is another than that which was captured"
-        ]
+        (why,) = applied(model).kernels[0].fallbacks
+        assert "graph or a shape" in why
         assert torch.equal(got, put_all_back(model)(x))
 
 

@@ -118,14 +118,14 @@ def test_control_flow_by_value_is_told_and_its_child_is_cut(tmp_path):
 
 def test_gradients_of_a_function_of_its_own_are_left_alone(tmp_path):
     _, record = captured(tmp_path, Custom().train(), torch.randn(4096, 64))
-    assert any("_Twice, an autograd.Function" in one.why for one in record.uncut)
+    assert any("_Twice" in one.why and "autograd.Function" in one.why for one in record.uncut)
     assert not parts(record, "module", "Custom") and parts(record, "module", "Linear")
 
 
 def test_a_dropout_in_training_is_told(tmp_path):
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).train()
     _, record = captured(tmp_path, model, torch.randn(4096, 64))
-    assert any("draws random values (dropout)" in one.why for one in record.uncut)
+    assert any("random" in one.why and "(dropout)" in one.why for one in record.uncut)
 
 
 def test_whole_numbers_are_drawn_in_their_range_and_tables_written_out(tmp_path):

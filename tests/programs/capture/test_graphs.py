@@ -37,12 +37,12 @@ def test_writing_into_a_part_of_a_tensor_is_refused_in_words():
             y[:, 0].add_(1)
             return y
 
-    with pytest.raises(CannotCut, match="writes into a part of a tensor in place"):
+    with pytest.raises(CannotCut, match="part of a tensor in place"):
         export_call(Writes(), [torch.randn(3, 3)], {})
 
 
 def test_control_flow_by_value_is_refused_in_words():
-    with pytest.raises(CannotCut, match="decides by the values of a tensor"):
+    with pytest.raises(CannotCut, match="values of a tensor"):
         export_call(ByValue(), [torch.randn(2, 64)], {})
 
 

@@ -68,7 +68,7 @@ def test_a_package_installs_runs_and_tests_itself_without_us(tmp_path):
 @pytest.mark.long
 def test_a_kernel_that_is_wrong_makes_no_package(tmp_path):
     wrong = run_over_gates(tmp_path / "run", kernel=KERNEL.replace("1 + torch.exp", "1.01 + torch.exp"))
-    with pytest.raises(ProblemError, match=r"does not work here(.|\n)*not less than or equal to"):
+    with pytest.raises(ProblemError, match=r"not work here(.|\n)*not less"):
         write_package(tmp_path / "gates", kept_kernels(wrong), "runs/x")
 
 
@@ -80,5 +80,5 @@ def test_a_folder_that_names_no_package_is_refused(tmp_path, name):
 
 def test_what_others_put_there_is_not_overwritten(tmp_path):
     (tmp_path / "gates" / "gates").mkdir(parents=True)
-    with pytest.raises(ProblemError, match="is there and holds no kernels"):
+    with pytest.raises(ProblemError, match="no kernels"):
         write_package(tmp_path / "gates", kept_kernels(run_over_gates(tmp_path / "run")), "runs/x")
