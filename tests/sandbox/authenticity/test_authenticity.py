@@ -115,7 +115,7 @@ RELU = ("aten::relu", 1, 80.0)
 
 def test_a_fallback_that_ran_is_told_with_its_line():
     found = judge_authenticity(ZEROS, seen(RELU, lines=(CALL, CLAUSE, FALLBACK)))
-    assert f"an exception led to another way: the except clause in line {CLAUSE}" in found.evidence
+    assert [one for one in found.evidence if "except clause" in one and f"line {CLAUSE}" in one]
     assert found.label == "mixed"
 
 
@@ -126,7 +126,7 @@ def test_a_kernel_whose_line_ran_alone_is_custom():
 def test_a_kernel_whose_line_did_not_run_leaves_the_library():
     found = judge_authenticity(ZEROS, seen(RELU, lines=(FALLBACK,)))
     assert found.label == "library_only"
-    assert "operators took 80 % of the call: aten::relu" in found.evidence
+    assert [one for one in found.evidence if "80 %" in one and "aten::relu" in one]
 
 
 def test_evidence_says_that_the_observed_process_could_lie():
@@ -137,11 +137,11 @@ def test_evidence_says_that_the_observed_process_could_lie():
     ("operators", "observed", "words"),
     [
         ("any", seen(RELU), ""),
-        ("custom-only", seen(RELU, lines=(FALLBACK,)), "none was reached; what ran: aten::relu"),
-        ("custom-only", seen(RELU, lines=(CALL,)), "80 % of the call went to aten::relu"),
+        ("custom-only", seen(RELU, lines=(FALLBACK,)), "none was reached"),
+        ("custom-only", seen(RELU, lines=(CALL,)), "80 % of the call"),
         ("custom-only", seen(("aten::copy_", 1, 80.0), ("aten::relu", 1, 1.0), lines=(CALL,)), ""),
-        ("custom-only", seen(("aten::copy_", 1, 80.0), lines=(CALL,)), "a way to relu in line 8 that did not run"),
-        ("custom-only", seen(error="no profiler"), "could not be observed: no profiler"),
+        ("custom-only", seen(("aten::copy_", 1, 80.0), lines=(CALL,)), "line 8 that did not run"),
+        ("custom-only", seen(error="no profiler"), ": no profiler"),
         ("no-library", seen(RELU), ""),
         ("no-library", seen(("aten::addmm", 1, 1.0), lines=(CALL,)), "these ran: aten::addmm"),
         ("no-library", seen(("Torch-Compiled Region: 0/0", 1, 1.0)), "torch.compile computed"),

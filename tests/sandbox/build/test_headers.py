@@ -134,7 +134,7 @@ def test_it_counts_among_all_that_is_kept_and_goes_first_when_it_is_the_longest_
 def test_a_compiler_that_fails_makes_nothing_and_its_words_are_logged(tools, logged):
     Path(tools.compiler).write_text("#!/bin/sh\necho 'x.h:1: error: no such thing' >&2\nexit 1\n")
     assert not HeaderShelf(tools).prepare()
-    assert "plain/binding.o for torch's header was not made: x.h:1: error: no such thing" in logged.messages
+    assert "plain/binding.o" in logged.text and "x.h:1: error: " in logged.text
     assert not [path for path in tools.light.rglob("*.o*")]
 
 
@@ -149,5 +149,6 @@ def test_what_another_process_makes_is_left_to_it(tools, logged):
     with mark.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         shelf.prepare()
-    assert logged.messages == ["plain/binding.o is not made here: another process is making it"]
+    (message,) = logged.messages
+    assert message.startswith("plain/binding.o ") and "another process" in message
     assert not shelf.is_ready() and mark.exists()

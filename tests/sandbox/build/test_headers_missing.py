@@ -18,7 +18,7 @@ CONTENT = {"a plain library": PLAIN, "no extension": "import torch\nclass ModelN
 
 @pytest.mark.parametrize("source", WANTING.values(), ids=WANTING)
 def test_a_candidate_that_needs_the_missing_header_is_told_what_to_install(tmp_path, source):
-    with pytest.raises(MachineError, match=r"there is no \S+Python\.h; install them \(Debian: apt-get install"):
+    with pytest.raises(MachineError, match=r"Python\.h; .*apt-get install"):
         require_headers(source, tmp_path / "Python.h")
 
 

@@ -19,10 +19,8 @@ def test_each_compilation_is_told_with_its_way_and_its_seconds(tmp_path):
 
 def test_a_compilation_that_failed_is_told_as_such(tmp_path):
     lines = [json.dumps(LINE), json.dumps(LINE | {"compiled": False})]
-    assert read_record(folder_with(tmp_path, *lines)).ways == (
-        "ext main.cpp: light, 4.2 s",
-        "ext main.cpp: light, 4.2 s, failed",
-    )
+    way = "ext main.cpp: light, 4.2 s"
+    assert read_record(folder_with(tmp_path, *lines)).ways == (way, f"{way}, failed")
 
 
 def test_lines_that_are_no_claims_are_left_out(tmp_path):

@@ -144,7 +144,8 @@ def test_why_a_build_is_thrown_away_is_logged(store, build, empty, tmp_path, log
     store.keep(KEY, build)
     kept_file(tmp_path, "ext.so").write_bytes(b"other code!!")
     store.restore(KEY, empty)
-    assert logged.messages == [f"{tmp_path}/cache/builds/{KEY} is thrown away: its files are not as they were"]
+    (message,) = logged.messages
+    assert f"{tmp_path}/cache/builds/{KEY}" in message and "thrown away" in message
 
 
 def test_why_a_build_is_not_kept_is_logged(store, build, tmp_path, logged):
@@ -152,11 +153,9 @@ def test_why_a_build_is_not_kept_is_logged(store, build, tmp_path, logged):
     store.keep(KEY, build)
     (build / "ext" / "ext.so").unlink()
     store.keep(KEY, build)
-    link = f"{build}/ext/secret is neither a file nor a folder"
-    assert logged.messages == [
-        f"{build} is not kept in {tmp_path}/cache/builds: {link}",
-        f"the build in {build} is not kept: not all that its index names lies in it",
-    ]
+    link, lacking = logged.messages
+    assert "not kept" in link and f"{build}/ext/secret" in link
+    assert "not kept" in lacking and str(build) in lacking and "secret" not in lacking
 
 
 def test_what_goes_from_a_full_store_is_logged(build, tmp_path, monkeypatch, logged):
@@ -165,7 +164,8 @@ def test_what_goes_from_a_full_store_is_logged(build, tmp_path, monkeypatch, log
     store, root = BuildStore(limit_bytes=350_000), tmp_path / "cache" / "builds"
     for number in range(2):
         store.keep(str(number), build)
-    assert logged.messages == [f"{root}/0 is removed as the longest unused: {root} holds more than 350000 bytes"]
+    (message,) = logged.messages
+    assert f"{root}/0 is removed" in message and "350000 bytes" in message
 
 
 def test_what_a_dead_process_has_left_in_a_store_is_logged(store, build, tmp_path, logged):
@@ -173,4 +173,5 @@ def test_what_a_dead_process_has_left_in_a_store_is_logged(store, build, tmp_pat
     left.mkdir(parents=True)
     os.utime(left, (0, 0))
     store.keep(KEY, build)
-    assert logged.messages == [f"{left} is removed: whoever made it ended before it was whole"]
+    (message,) = logged.messages
+    assert f"{left} is removed" in message

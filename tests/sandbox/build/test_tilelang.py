@@ -56,7 +56,7 @@ def test_the_example_compiles_in_the_jail():
 @pytest.mark.slow
 def test_without_a_device_one_line_says_so():
     _, said = constructed((EXAMPLES / "tilelang" / "answer.py").read_text(), 1000, before="")
-    assert "No registered target detector found an available target" in said.splitlines()[0]
+    assert "available target" in said.splitlines()[0]
 
 
 @pytest.mark.long

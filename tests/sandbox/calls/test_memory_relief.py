@@ -61,5 +61,5 @@ def test_what_came_of_asking_is_logged(asked, caplog):
     caplog.set_level(logging.INFO, "kernelwright.sandbox.calls")
     with_relief(failing(1, torch.OutOfMemoryError("none left")))
     refused, came = caplog.messages
-    assert refused == "no memory was given back: it has gone"
-    assert came.startswith("memory ran short on device 0: 3 sessions were asked for theirs, ")
+    assert "it has gone" in refused
+    assert "device 0" in came and "3 sessions" in came

@@ -10,7 +10,7 @@ TWO_OF_THREE = Settings(threads=2, cores=(0, 1, 2))
 
 def test_more_processor_time_than_the_threads_can_use_is_told():
     said = beyond_threads(TWO_OF_THREE, milliseconds=10.0, cpu_ms=21.0)
-    assert said == "the candidate used 21.00 ms of processor time in a call of 10.00 ms, more than --threads 2 allows"
+    assert "21.00 ms" in said and "10.00 ms" in said and "--threads 2" in said
 
 
 @pytest.mark.parametrize("cpu_ms", [1.0, 20.0, 20.4])

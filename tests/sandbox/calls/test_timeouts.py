@@ -111,7 +111,7 @@ class Silent:
 
 
 def test_a_candidate_that_waits_for_nothing_is_late_by_itself():
-    with pytest.raises(CandidateLate, match=r"within 0\.3 s, and no compiler was at work"):
+    with pytest.raises(CandidateLate, match=r"0\.3 s,.* no compiler"):
         ImportTimeout(0.3, PATIENCE_S).wait(Silent())
 
 

@@ -28,7 +28,7 @@ def test_a_product_is_a_sound_problem():
 
 def test_a_problem_whose_result_does_not_depend_on_its_input_is_weak():
     found = status(lambda x: torch.softmax(x, 1).sum(1), *two_draws())
-    assert "it accepts the result for other inputs" in found.why
+    assert [why for why in found.why if "other inputs" in why]
 
 
 def test_a_problem_that_accepts_zeros_is_weak():
@@ -36,11 +36,11 @@ def test_a_problem_that_accepts_zeros_is_weak():
 
 
 def test_a_problem_that_accepts_its_input_is_weak():
-    assert "it accepts input 0 passed through" in status(lambda x: x + 0, *two_draws()).why
+    assert [why for why in status(lambda x: x + 0, *two_draws()).why if "input 0" in why]
 
 
 def test_a_problem_that_accepts_half_precision_is_weak():
-    assert "it accepts the result rounded to bfloat16" in status(lambda x: torch.sign(x) * 2, *two_draws()).why
+    assert [why for why in status(lambda x: torch.sign(x) * 2, *two_draws()).why if "bfloat16" in why]
 
 
 class Answered(NamedTuple):
@@ -118,7 +118,7 @@ def test_an_unsound_problem_is_weak_and_the_finding_has_its_evidence(name):
 
 def test_an_input_that_is_not_used_is_named():
     findings = found(lambda x, y: torch.cumsum(x, 1), lambda: [torch.randn(24, 64), torch.randn(24, 64)])
-    assert "the result for another input 1" in findings["independent"].evidence
+    assert "another input 1" in findings["independent"].evidence
 
 
 def test_whole_numbers_that_hide_half_precision_are_found():
@@ -147,7 +147,8 @@ def test_weights_that_do_not_matter_are_found():
 
 
 def test_a_call_that_is_hardly_longer_than_nothing_is_too_short():
-    assert "a call takes 1.5 ms, and one that does nothing 1 ms" in found(torch.sin, milliseconds=1.5)["short"].evidence
+    evidence = found(torch.sin, milliseconds=1.5)["short"].evidence
+    assert "1.5 ms" in evidence and "nothing 1 ms" in evidence
 
 
 def test_a_busy_moment_does_not_make_a_call_too_short():

@@ -164,7 +164,8 @@ def test_a_kept_fact_that_is_not_used_is_logged_with_the_reason(tmp_path, caplog
     (path,) = (tmp_path / "facts").iterdir()
     path.write_text("half of a fi")
     assert store.get({"a": 1}) is None and store.get({"a": 2}) is None
-    assert caplog.messages == [f"{path} counts as absent: it is not what was put there"]
+    (message,) = caplog.messages
+    assert f"{path} counts as absent" in message
 
 
 def test_why_a_fact_is_kept_for_this_process_alone_is_logged(tmp_path, caplog):
@@ -172,4 +173,4 @@ def test_why_a_fact_is_kept_for_this_process_alone_is_logged(tmp_path, caplog):
     (tmp_path / "facts").write_text("a file where the folder should be")
     Store("facts", tmp_path).put({"a": 1}, 1)
     (said,) = caplog.messages
-    assert "can not be written, and is kept for this process alone: " in said
+    assert "this process alone" in said

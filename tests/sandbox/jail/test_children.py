@@ -108,7 +108,7 @@ def test_one_that_fails_in_both_ways_later_closes_nothing_that_is_somebody_elses
         child = Child("worker", folder, Settings(jail="off"), zygotes)
         os.kill(zygotes.pids[0], signal.SIGKILL)
         monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-        with pytest.raises(MachineError, match="no child process can be started"):
+        with pytest.raises(MachineError, match="no child process"):
             child.greet(time.monotonic() + PATIENCE_S)
     others = [os.open("/dev/null", os.O_RDONLY) for _ in range(16)]  # whoever comes next gets the same numbers
     child.close()

@@ -279,22 +279,22 @@ def test_why_a_child_is_started_by_itself_is_logged(folder, zygotes, logged):
         child.greet(time.monotonic() + PATIENCE_S)
     finally:
         child.close()
-    assert f"a worker is started by itself, since no fork of process {pid} came up: the child did not st" in logged.text
+    assert "by itself" in logged.text and f"process {pid} " in logged.text
 
 
 def test_why_children_are_no_longer_forked_is_logged(zygotes, logged):
     for _ in range(3):
         zygotes.failed(zygotes.find({"PATH": os.defpath}), "it did not come to life")
-    assert logged.messages == [
-        "children are no longer forked, and each takes seconds to start: it did not come to life"
-    ]
+    (message,) = logged.messages
+    assert "no longer forked" in message and "it did not come to life" in message
 
 
 def test_a_zygote_that_is_replaced_is_logged(zygotes, logged, monkeypatch):
     first = zygotes.find({"PATH": os.defpath})
     monkeypatch.setattr("kernelwright.sandbox.jail.zygote.RECYCLED_BYTES", 1)
     zygotes.find({"PATH": os.defpath})
-    assert logged.messages == [f"process {first.pid} is no longer forked from: it has ended, or grown beyond its limit"]
+    (message,) = logged.messages
+    assert f"process {first.pid} " in message and "beyond its limit" in message
 
 
 def test_only_so_many_zygotes_are_kept(zygotes):

@@ -97,14 +97,14 @@ def test_one_verdict_is_asked_for_in_the_same_forms(folder):
 
     problem = load_problem("rowsum.py")
     for told in (lambda source: asyncio.run(asked(source)), lambda source: judge(problem, source)):
-        with pytest.raises(ValueError, match=r"^the source is 'cand\.py', the path of a file; give the text"):
+        with pytest.raises(ValueError, match=r"source.* 'cand\.py'.* text"):
             told("cand.py")
-    with pytest.raises(ValueError, match=r"^the problem is 3; give a catalog name"):
+    with pytest.raises(ValueError, match="problem is 3; "):
         judge(3, RIGHT)
 
 
 def test_a_sentence_stays_short(folder):
-    with pytest.raises(ValueError, match=r"^pairs\[0\] is .{1,80}; give") as caught:
+    with pytest.raises(ValueError, match=r"^pairs\[0\] is .{1,80}; ") as caught:
         checked_pairs([[RIGHT * 100]])
     assert "\n" not in str(caught.value)
 
@@ -129,9 +129,9 @@ def test_problems_come_in_a_list(folder):
     one = load_problem("rowsum.py")
     assert checked_problems([Path("rowsum.py"), "rms_norm", one]) == ["rowsum.py", "rms_norm", one]
     for wrong in ("rms_norm", Path("rowsum.py"), one):
-        with pytest.raises(ValueError, match=r"^problems is .*; give a list$"):
+        with pytest.raises(ValueError, match=r"^problems .* list$"):
             checked_problems(wrong)
-    with pytest.raises(ValueError, match=r"^problems\[1\] is None; give a catalog name"):
+    with pytest.raises(ValueError, match=r"^problems\[1\] is None"):
         checked_problems(["rms_norm", None])
 
 

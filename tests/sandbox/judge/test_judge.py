@@ -113,14 +113,14 @@ def test_a_syntax_error_fails_at_scan(scaled_rows):
 
 def test_a_source_without_the_class_fails_at_scan(scaled_rows):
     verdict = failed(scaled_rows, Candidate(source="import torch\nclass Model: pass\n"), "scan")
-    assert verdict.reason == "no class ModelNew is defined; the file defines Model"
+    assert "no class ModelNew" in verdict.reason and verdict.reason.endswith(" Model")
 
 
 def test_an_undeclared_function_fails_at_build_with_the_compilers_line(scaled_rows):
     top = """load_inline(name="undeclared", cpp_sources=["void f() { g(); }"], no_implicit_headers=True,
     is_python_module=False)"""
     verdict = failed(scaled_rows, candidate(RIGHT, top=top), "build")
-    assert re.search(r"error: .g. was not declared in this scope", verdict.reason)
+    assert re.search(r"error: .g. was not declared", verdict.reason)
     assert "void f() { g(); }" in verdict.log
 
 
@@ -131,17 +131,17 @@ def test_an_exception_in_the_constructor_fails_at_load(scaled_rows):
 
 def test_weights_that_do_not_fit_fail_at_load(scaled_rows):
     verdict = failed(scaled_rows, candidate(RIGHT, constructor="self.extra = nn.Parameter(torch.zeros(3))"), "load")
-    assert "match those of Model (weight[48]) neither by name nor by order" in verdict.reason
+    assert "(weight[48])" in verdict.reason
 
 
 def test_the_input_returned_as_the_result_fails_at_run(scaled_rows):
-    assert "lies in the memory of an input" in failed(scaled_rows, candidate("return x"), "run").reason
+    assert "memory of an input" in failed(scaled_rows, candidate("return x"), "run").reason
 
 
 def test_an_exception_in_forward_fails_at_run_with_its_own_line(scaled_rows):
     verdict = failed(scaled_rows, candidate("return torch.cumsum(x * None, dim=1)"), "run")
     assert verdict.reason.startswith("TypeError")
-    assert "return torch.cumsum(x * None, dim=1)" in verdict.log
+    assert "cumsum(x * None, dim=1)" in verdict.log
     assert "worker.py" not in verdict.log
 
 
@@ -261,7 +261,7 @@ def test_a_reference_that_does_not_run_is_the_problems_fault():
     problem = Problem(
         name="broken", title="", family="", size="file", source=source + "def get_init_inputs(): return [1]\n"
     )
-    with pytest.raises(BrokenProblem, match="reference of broken does not run"):
+    with pytest.raises(BrokenProblem, match="reference of broken"):
         judge(problem, candidate(RIGHT))
 
 

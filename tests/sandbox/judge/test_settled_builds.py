@@ -89,7 +89,7 @@ def test_a_failed_compilation_that_is_hidden_is_made_once_and_told(scaled_rows, 
     assert isinstance(verdict, Passed), verdict
     (hidden,) = verdict.evidence.hidden_builds
     assert hidden.startswith("ext: ") and "undeclared" in hidden
-    assert f"a build failed and was hidden: {hidden}" in words(report(verdict)).splitlines()
+    assert f"was hidden: {hidden}\n" in words(report(verdict)) + "\n"
 
 
 def test_a_hidden_failure_is_kept_with_the_build_and_told_again(scaled_rows):
@@ -104,7 +104,7 @@ def test_what_a_hidden_failure_said_stands_in_the_log_of_what_came_of_it(scaled_
     assert isinstance(verdict, Failed), verdict
     assert verdict.stage == "run"
     assert "NoneType" in verdict.reason
-    assert "the build of ext failed, and that was hidden" in verdict.log and "undeclared" in verdict.log
+    assert "was hidden" in verdict.log and "ext" in verdict.log and "undeclared" in verdict.log
 
 
 def test_a_failure_that_is_hidden_only_until_the_constructor_fails_at_build(scaled_rows):
@@ -150,7 +150,7 @@ def test_a_candidate_that_asks_for_another_build_in_every_call_comes_to_an_end(s
     forward = f"built(RIGHT.replace('one', 'one' + uuid.uuid4().hex) + RIGHT.replace('1; }}', '1; }}'))\n{RETURN}"
     verdict = scaled_rows.judge(candidate("", forward))
     assert isinstance(verdict, Failed), verdict
-    assert (verdict.stage, verdict.reason.partition(":")[0]) == ("build", "there is no end to what it builds")
+    assert verdict.stage == "build" and "no end" in verdict.reason.partition(":")[0]
 
 
 HANGING = {
@@ -180,7 +180,7 @@ def test_a_candidate_that_hangs_while_it_is_imported_ends_by_a_limit_of_its_own(
     verdict = impatient.judge(candidate(HANGING[how]))
     assert isinstance(verdict, Failed), verdict
     assert verdict.stage == "load"
-    assert verdict.reason == "importing and constructing it was not done within 3 s, and no compiler was at work"
+    assert "within 3 s" in verdict.reason and "no compiler" in verdict.reason
 
 
 def test_a_candidate_that_hangs_only_in_a_worker_ends_by_the_same_limit(impatient):
@@ -192,7 +192,7 @@ def test_a_candidate_that_hangs_only_in_a_worker_ends_by_the_same_limit(impatien
     """
     verdict = impatient.judge(candidate(top))
     assert isinstance(verdict, Failed), verdict
-    assert verdict.reason.startswith("importing and constructing it was not done within 3 s")
+    assert "within 3 s" in verdict.reason
 
 
 def test_a_compiler_at_work_is_waited_for_longer():

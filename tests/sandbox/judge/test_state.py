@@ -73,7 +73,7 @@ def test_who_does_not_fails_where_they_must_follow_and_passes_where_they_are_fre
         assert isinstance(found, Passed), found
     else:
         assert isinstance(found, Failed) and found.stage == "check", found
-        assert "a buffer of ModelNew after a call" in found.reason
+        assert "a buffer of ModelNew" in found.reason
 
 
 def test_buffers_that_are_larger_than_the_result_are_followed_too():

@@ -115,7 +115,7 @@ def test_a_cache_below_what_takes_no_folders_can_not_be_written(tmp_path):
 @pytest.mark.parametrize("given", ["abc", "-1", "nan", "inf"])
 def test_a_limit_that_is_none_is_told_and_the_usual_one_is_in_force(monkeypatch, given):
     monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", given)
-    assert limit_fault() == f"KERNELWRIGHT_CACHE_GIB is '{given}', which is no number of GiB, so 2.0 are kept"
+    assert f"KERNELWRIGHT_CACHE_GIB is '{given}'" in limit_fault() and "2.0" in limit_fault()
     assert limit_bytes() == 2 * 2**30
     monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", "0.5")
     assert (limit_fault(), limit_bytes()) == ("", 2**29)

@@ -32,7 +32,7 @@ def test_a_link_in_place_of_a_lock_is_not_followed(name, own_place, tmp_path_fac
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "file"
     for lock in names_of(TAKERS[name], own_place):
         (own_place / lock).symlink_to(elsewhere)
-    with pytest.raises(MachineError, match=r"the lock .*kernelwright.* can not be used .*; remove it, or set TMPDIR"):
+    with pytest.raises(MachineError, match=r"lock .*kernelwright.* TMPDIR"):
         TAKERS[name]().__enter__()
     assert not elsewhere.exists()
 
@@ -41,7 +41,7 @@ def test_a_link_in_place_of_a_lock_is_not_followed(name, own_place, tmp_path_fac
 def test_what_can_not_be_opened_is_told_with_its_remedy(name, own_place):
     for lock in names_of(TAKERS[name], own_place):
         (own_place / lock).mkdir()
-    with pytest.raises(MachineError, match=r"can not be used \(Is a directory\); remove it, or set TMPDIR"):
+    with pytest.raises(MachineError, match=r"\(Is a directory\).* TMPDIR"):
         TAKERS[name]().__enter__()
 
 
@@ -51,7 +51,7 @@ def test_a_file_that_another_user_made_is_told(name, own_place):
     for lock in names_of(TAKERS[name], own_place):
         (own_place / lock).touch(mode=0o666)
         os.chown(own_place / lock, 4321, 4321)
-    with pytest.raises(MachineError, match="it belongs to another user"):
+    with pytest.raises(MachineError, match="another user"):
         TAKERS[name]().__enter__()
 
 

@@ -39,10 +39,10 @@ def nothing_installed(monkeypatch):
 
 @EACH
 def test_without_the_package_one_sentence_says_how_to_install_it(nothing_installed, language):
-    said = f"candidates in {language} need the package {PACKAGES[language].distribution}, which is not installed; "
     with pytest.raises(MachineError) as error:
         require_tools(language)
-    assert str(error.value) == f"{said}pip install 'kernelwright[{language}]'"
+    assert PACKAGES[language].distribution in str(error.value)
+    assert f"pip install 'kernelwright[{language}]'" in str(error.value)
 
 
 @EACH
@@ -60,8 +60,8 @@ def test_doctor_says_which_version_there_is_or_how_to_get_one(language):
 )
 def test_a_package_that_needs_a_newer_torch_is_refused_with_the_remedy(version, torch, fits):
     said = too_new(PACKAGES["helion"], version, torch)
-    wanted = f"helion {version} needs torch 2.12 and this is {torch}; pip install 'helion<1.5', or a newer torch"
-    assert said == ("" if fits else wanted)
+    named = ("torch 2.12", torch, "'helion<1.5'")
+    assert said == "" if fits else all(word in said for word in named)
     assert too_new(PACKAGES["tilelang"], version, torch) == ""
 
 

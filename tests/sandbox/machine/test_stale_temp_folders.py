@@ -201,7 +201,7 @@ def test_a_folder_to_which_something_is_written_while_it_is_removed_is_removed(t
 def test_a_work_folder_that_can_not_be_laid_out_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("kernelwright.sandbox.machine.workfolder.PLACES", ("home", "home"))
-    with pytest.raises(MachineError, match="no work folder can be made"):
+    with pytest.raises(MachineError, match="no work folder"):
         WorkFolder()
     assert list(tmp_path.iterdir()) == []
 

@@ -21,6 +21,4 @@ def test_a_machine_without_a_folder_for_temporary_files_is_told_in_one_sentence(
         [sys.executable, "-B", "-c", NOWHERE_TO_WRITE],
         capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3],
     )  # fmt: skip
-    assert done.stdout == (
-        "no folder for temporary files can be written to; set TMPDIR to one on a disk with at least 2 GiB free\n"
-    ), done.stderr
+    assert done.stdout.count("\n") == 1 and "TMPDIR" in done.stdout and "2 GiB" in done.stdout, done.stderr

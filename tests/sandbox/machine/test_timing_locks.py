@@ -86,7 +86,7 @@ def test_builds_share_cores_and_are_no_company_for_a_timing():
 
 
 def test_nothing_is_measured_while_something_is_timed():
-    with processor_turn((0,)), pytest.raises(MachineError, match="the processor has been taken by"), measuring(0):
+    with processor_turn((0,)), pytest.raises(MachineError, match=r"processor.* taken"), measuring(0):
         pass
     with measuring(0):
         pass
@@ -158,7 +158,7 @@ def test_who_waits_says_once_for_whom_and_goes_on():
         assert holder.stdout.readline() == "held\n" and holders() == [0, 1]
         other = program(HOLDS)
         told = other.stderr.readline()
-        assert told == f"kernelwright: process {holder.pid} is judging on the processor; this one waits for its turn\n"
+        assert f"process {holder.pid} " in told and "waits for its turn" in told
         assert waiters() == 1
         holder.stdin.close()
         assert other.stdout.readline() == "held\n"
@@ -171,7 +171,8 @@ def test_whom_a_lock_is_waited_for_is_logged(caplog):
     with processor_turn((0, 1)):
         assert not caplog.messages
         assert not may_time((0, 1))
-    assert caplog.messages == [f"waiting for the processor: process {os.getpid()} has it"]
+    (message,) = caplog.messages
+    assert "waiting" in message and f"process {os.getpid()} " in message
 
 
 def test_a_holder_that_is_killed_frees_the_turn():
@@ -211,7 +212,8 @@ def test_waiting_ends_where_nobody_wants_the_turn_any_more():
         until(lambda: waiters() == 1)
         stopped.set()
         thread.join()
-    assert errors == ["the judging was stopped before its turn on the processor came"]
+    (error,) = errors
+    assert "stopped before its turn" in error
     assert locked_bytes(processor_path()) == []
 
 

@@ -58,7 +58,8 @@ def test_a_build_that_nobody_waits_for_leaves_no_folder(place, monkeypatch, fres
     Gated.gate.set()
     thread.join()
     assert not [path for path in place.iterdir() if path.is_dir()]
-    assert errors == ["the judging of cumsum was ended"]
+    (error,) = errors
+    assert "cumsum was ended" in error
 
 
 class Started:
@@ -79,7 +80,7 @@ BASELINES = []
 def test_a_reference_that_starts_while_its_judge_is_closed_is_closed_too(monkeypatch):
     monkeypatch.setattr("kernelwright.sandbox.timing.baselines.ReferenceSession", Started)
     BASELINES[:] = [Baselines(SUM, QUICK)]
-    with pytest.raises(MachineError, match="the judging of cumsum was ended"):
+    with pytest.raises(MachineError, match="cumsum was ended"):
         BASELINES[0].eager(0)
     BASELINES[0].close()  # it was not kept, so nobody closes it again
     assert Started.closed == 1

@@ -90,7 +90,7 @@ class Broken(SimulatedExecutor):
 
 def test_a_broken_problem_is_not_tried_again_for_each_candidate():
     found, tally = judge_all(Broken(TIMES, 1, 1), [work(number) for number in range(20)])
-    assert all(str(one) == "the reference does not run" for one in found)
+    assert all("reference" in str(one) for one in found)
     assert tally.begun["build"] == 1
 
 
@@ -150,7 +150,7 @@ def test_work_for_a_kind_is_timed_on_devices_of_that_kind_alone():
 
 
 def test_a_kind_that_is_not_there_is_told_with_those_that_are():
-    with pytest.raises(ExecutorError, match=r"no device of kind 'huge'; there are: big, small"):
+    with pytest.raises(ExecutorError, match=r"'huge'.* big, small"):
         judge_all(SimulatedExecutor(TIMES, 4, 1, kinds=("big", "small")), [], kind="huge")
 
 

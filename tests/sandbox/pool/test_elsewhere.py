@@ -32,7 +32,7 @@ def test_on_a_gpu_cores_and_memory_of_another_machine_become_those_of_this_one(c
 
 
 def test_what_is_measured_on_other_cores_is_not_measured_on_these():
-    with pytest.raises(ExecutorError, match=r"lacks \d+ of them .*start a new run here"):
+    with pytest.raises(ExecutorError, match=r"lacks \d+ .*new run"):
         as_far_as_there(ExecutorChoice(), Settings(cores=MANY))
 
 

@@ -176,5 +176,5 @@ def test_an_address_without_ray_is_a_mistake():
 
 
 def test_more_devices_than_cores_are_a_mistake():
-    with pytest.raises(ExecutorError, match=r"100000 devices .* ask for fewer"):
+    with pytest.raises(ExecutorError, match="100000 devices"):
         settled(ExecutorChoice(devices=100_000), Settings())

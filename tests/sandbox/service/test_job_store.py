@@ -71,14 +71,14 @@ def test_a_job_ends_and_a_start_is_made_also_where_the_oldest_can_not_be_forgott
 def test_a_file_that_is_no_database_may_be_removed(tmp_path):
     (tmp_path / "jobs.db").write_text("no database " * 1000)
     kind, sentence = told(tmp_path / "jobs.db")
-    assert kind is StoreError and sentence.endswith("give another --state folder, or remove it")
+    assert kind is StoreError and "--state" in sentence and sentence.endswith("remove it")
 
 
 def test_a_damaged_file_may_be_removed_with_its_jobs(kept):
     data = kept.read_bytes()
     kept.write_bytes(data[:100] + b"\xaa" * (len(data) - 100))
     kind, sentence = told(kept)
-    assert kind is StoreError and sentence.endswith("give another --state folder, or remove it with the jobs in it")
+    assert kind is StoreError and "--state" in sentence and "remove it with the jobs" in sentence
 
 
 def test_a_file_that_can_not_be_opened_is_not_to_be_removed(tmp_path):
@@ -94,7 +94,7 @@ def test_another_process_that_holds_the_file_is_to_be_ended(kept):
         other.execute("BEGIN EXCLUSIVE")
         kind, sentence = told(kept)
     other.close()
-    assert kind is StoreError and sentence.endswith("another process holds the file; end that one, or wait for it")
+    assert kind is StoreError and "another process" in sentence and "remove" not in sentence
 
 
 def test_only_a_file_whose_jobs_are_lost_is_to_be_removed():
@@ -111,7 +111,7 @@ def test_a_full_disk_is_the_machines_fault_and_what_was_accepted_stays(kept):
         for number in range(100):
             await store.do(store.add, new(number))
 
-    with pytest.raises(DiskError, match="the jobs can not be kept: there is no space left; free some"):
+    with pytest.raises(DiskError, match="no space left"):
         asyncio.run(fill())
     store.close()
     again = JobStore(kept, 100)
@@ -131,7 +131,7 @@ def test_serve_on_a_disk_without_room_ends_with_3_and_says_to_free_some(kept):
         check=False,
     )
     assert done.returncode == MACHINE_LACKS, done.stderr
-    assert f"{kept} can not be used: the disk is full or has failed; free some space" in done.stderr
+    assert str(kept) in done.stderr and "free some space" in done.stderr
     assert "remove" not in done.stderr and len(done.stderr.splitlines()) == 1
     store = JobStore(kept, 100)
     assert len(store.unfinished()) == 2

@@ -136,14 +136,14 @@ def test_the_socket_and_the_jobs_are_for_this_user_alone(started):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
     assert stat.S_IMODE((service.folder / "state").stat().st_mode) == 0o700
     second = Service(service.folder)
-    with pytest.raises(AssertionError, match="another service has its jobs in"):
+    with pytest.raises(AssertionError, match="another service"):
         second.start()
     assert service.end() == 0
     assert not (service.folder / "socket").exists()
 
 
 def test_beyond_the_loopback_a_token_is_needed(started):
-    with pytest.raises(AssertionError, match="is open to others; give a token"):
+    with pytest.raises(AssertionError, match="give a token"):
         started("--port", "0", "--host", "0.0.0.0").start()
     with pytest.raises(AssertionError, match="leave out --jail off"):
         started("--port", "0", "--host", "0.0.0.0", "--jail", "off", KERNELWRIGHT_TOKEN=TOKEN).start()
@@ -158,7 +158,7 @@ def test_beyond_the_loopback_a_token_is_needed(started):
 
 def test_a_socket_and_a_port_at_once_are_refused(started, tmp_path):
     both = started("--port", "0", "--socket", tmp_path / "a.sock")
-    with pytest.raises(AssertionError, match=r"listens at one place; leave out --socket \S+a.sock or --port 0"):
+    with pytest.raises(AssertionError, match=r"--socket \S+a.sock or --port 0"):
         both.start()
     assert both.process.wait() == 2 and not (both.folder / "state").exists()
 
@@ -167,7 +167,7 @@ def test_a_token_file_that_others_can_read_is_refused(started, tmp_path):
     path = tmp_path / "token"
     path.write_text(TOKEN)
     path.chmod(0o644)
-    with pytest.raises(AssertionError, match="others can read the token"):
+    with pytest.raises(AssertionError, match="read the token"):
         started("--port", "0", "--token-file", path).start()
 
 

@@ -55,7 +55,7 @@ OTHERS = sorted(ALL - PLAIN_DTYPES)
 
 @pytest.mark.parametrize("dtype", [*OTHERS, "float", "nn", "", "\ud800\x1b[2J" * 1000])
 def test_a_claim_of_another_dtype_is_refused_before_anything_is_read(dtype):
-    with pytest.raises(MemoryReadError, match="described an output of dtype"):
+    with pytest.raises(MemoryReadError, match="output of dtype"):
         read(torch.ones(4, 4), dtype=dtype, address=0)
 
 

@@ -59,7 +59,7 @@ def test_a_token_that_others_can_read_is_refused_with_the_remedy(token):
 
 
 def test_a_cluster_without_a_token_is_not_joined(tmp_path):
-    with pytest.raises(ExecutorError, match="no token for the Ray cluster at head:6379"):
+    with pytest.raises(ExecutorError, match=r"no token.* head:6379"):
         found_token({TOKEN_PATH: str(tmp_path / "absent")}, "head:6379")
 
 

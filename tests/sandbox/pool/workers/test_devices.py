@@ -37,12 +37,12 @@ def test_of_several_gpus_the_first_ones_are_taken_or_the_one_that_is_named():
 
 
 def test_one_gpu_by_its_number_is_not_several():
-    with pytest.raises(ExecutorError, match="cuda:2 is one device and 2 were asked for"):
+    with pytest.raises(ExecutorError, match="cuda:2 is one device"):
         ordinals(Settings(device="cuda:2"), 2, 4)
 
 
 def test_a_gpu_beyond_those_there_are_is_the_machine_s_lack():
-    with pytest.raises(MachineError, match="there is no cuda:4: torch sees 4 CUDA devices"):
+    with pytest.raises(MachineError, match=r"no cuda:4: .*4 CUDA"):
         ordinals(Settings(device="cuda:4"), None, 4)
 
 
