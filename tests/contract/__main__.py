@@ -22,7 +22,8 @@ def json_keys(place: Path) -> surface.Surface:
     """The keys of every output, quick and slow."""
     held = recorded.read("json_keys") if (recorded.DATA / "json_keys.toml").exists() else {}
     ready = outputs.prepared(place)
-    return outputs.surface_of(outputs.quick_outputs(ready) | outputs.slow_outputs(ready), held)
+    found = outputs.quick_outputs(ready) | outputs.slow_outputs(ready)
+    return outputs.surface_of(found, held, recorded.renames_of("json_keys"))
 
 
 def main(words: list[str]) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from typer.testing import CliRunner
 
+from tests.contract.recorded import Renames, renamed
 from tests.contract.surface import Surface, kernelwright_app
 
 RECORDS = Path(__file__).parent / "records"
@@ -165,14 +166,12 @@ def _paths(value: Any, path: str) -> Iterator[tuple[str, bool]]:
             yield from _paths(one, f"{path}.{inner}" if path else inner)
 
 
-def surface_of(outputs: dict[str, Output], recorded: Surface) -> Surface:
+def surface_of(outputs: dict[str, Output], recorded: Surface, renames: Renames) -> Surface:
     """The keys as a live surface. What is recorded below something empty counts as there: it can not be seen."""
     found: Surface = {}
     for label, output in outputs.items():
-        hidden = {
-            path
-            for path in recorded.get(label, {})
-            if any(path.startswith((f"{empty}.", f"{empty}[")) for empty in output.empty if empty)
-        }
+        held = {renamed(label, path, renames) for path in recorded.get(label, {})}
+        below = tuple(f"{empty}{mark}" for empty in output.empty for mark in ".[" if empty)
+        hidden = {path for path in held if path.startswith(below)}
         found[label] = dict.fromkeys(hidden, "key") | output.keys
     return found
