@@ -43,7 +43,6 @@ class GpuFigures(Record):
 
     @property
     def sheet(self) -> DeviceSheet:
-        """The figures as sentences."""
         facts = (self._units(), self._rates(), self._balance(), self._memory(), *self._on_chip())
         return DeviceSheet(name=self.name, kind="cuda", facts=facts)
 

@@ -76,12 +76,10 @@ class PartSize(Record):
 
     @property
     def calls(self) -> int:
-        """At all sites."""
         return sum(site.calls for site in self.sites)
 
     @property
     def ms(self) -> float:
-        """At all sites."""
         return sum(site.ms for site in self.sites)
 
 

@@ -7,6 +7,7 @@ from pydantic import Field, JsonValue, StringConstraints, model_validator
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.protocol import Stage
 from kernelwright.sandbox.pool.remote.job_settings import JobSettings
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import JudgingEffort
 
 LONGEST_TEXT = 2**18
@@ -96,6 +97,8 @@ class Job(Record):
 class ServiceFacts(Record):
     """What the service is."""
 
+    harness: str = f"judge version {JUDGE_VERSION}"
+    """Deprecated: clients of the version before compare it."""
     judge_version: int
     """Verdicts of different judge versions are not compared."""
     wire_version: int

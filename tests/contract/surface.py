@@ -225,7 +225,7 @@ def tools() -> Surface:
 
 def service(folder: Path) -> Surface:
     """Routes, fields and metrics of the service, as a running one tells them over HTTP."""
-    from tests.sandbox.service.listening import listening
+    from tests.support.service import listening
 
     with listening(folder) as running:
         client = running.client()
