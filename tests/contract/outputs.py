@@ -2,11 +2,9 @@
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typer.testing import CliRunner
 
 from tests.contract.recorded import Renames, renamed
 from tests.contract.surface import Surface, kernelwright_app
+from tests.support.commands import clean_environment, run_command
 
 RECORDS = Path(__file__).parent / "records"
 ROOT = Path(__file__).parents[2]
@@ -103,16 +102,8 @@ def prepared(place: Path) -> Path:
 
 def called(place: Path, words: Iterable[str]) -> "subprocess.CompletedProcess[str]":
     """The finished command line, in a process of its own."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "KERNELWRIGHT_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "kernelwright", *words],
-        cwd=place,
-        env=clean | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    clean = {name: value for name, value in clean_environment().items() if not name.startswith("KERNELWRIGHT_")}
+    return run_command(*words, cwd=place, env=clean)
 
 
 def said(place: Path, words: Iterable[str]) -> str:
