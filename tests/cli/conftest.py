@@ -1,29 +1,15 @@
-import os
-import subprocess
-import sys
+from functools import partial
 
 import pytest
 
 from tests.support.problems import PROBLEM, RIGHT, WRONG
+from tests.support.processes import run_with
 
 
 @pytest.fixture
 def kernelwright(tmp_path):
     """Runs the command line in an empty folder; returns the finished process."""
-
-    def call(*words, **environment):
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-        return subprocess.run(
-            [sys.executable, "-m", "kernelwright", *map(str, words)],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=clean | environment,
-            timeout=300,
-            check=False,
-        )
-
-    return call
+    return partial(run_with, tmp_path)
 
 
 @pytest.fixture

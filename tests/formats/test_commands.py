@@ -1,7 +1,6 @@
 """`kernelwright import` and `export`, end to end with real verdicts."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -13,17 +12,13 @@ import pytest
 from kernelwright.evals.formats.kernelbench import read_run
 from tests.support.foreign import PLAIN, read_baselines, read_eval_results, read_rows, write_robust, write_tree
 from tests.support.problems import PROBLEM, RIGHT, WRONG
+from tests.support.processes import run_with
 from tests.support.servers import Server, fenced
 
 
 def kernelwright(folder, *words, **environment):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
     # Turns of its own on the processor: what else is timed on this machine is not waited for.
-    clean["TMPDIR"] = str(folder)
-    return subprocess.run(
-        [sys.executable, "-m", "kernelwright", *map(str, words)],
-        capture_output=True, text=True, cwd=folder, env=clean | environment, timeout=300, check=False,
-    )  # fmt: skip
+    return run_with(folder, *words, **{"TMPDIR": str(folder)} | environment)
 
 
 def test_a_tree_is_imported_with_a_line_for_each_problem(tmp_path):

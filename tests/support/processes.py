@@ -3,10 +3,29 @@
 import contextlib
 import os
 import resource
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 from kernelwright.sandbox.machine.timing_locks import DOORS, processor_path
+
+HEARING_CTRL_C = """
+import signal
+from kernelwright.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
+main()
+"""
+
+
+def run_with(folder, *words, timeout=300, **environment):
+    """Run `kernelwright` in a folder by the sources of this checkout, without keys; the finished process."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    # -P: a user's folder named `problems` is no package of ours.
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "kernelwright", *map(str, words)],
+        capture_output=True, text=True, cwd=folder, env=clean | environment, timeout=timeout, check=False,
+    )  # fmt: skip
 
 
 def locked_bytes(path=None):
