@@ -1,17 +1,15 @@
+from functools import partial
+
 import pytest
 
-from tests.support.commands import clean_environment, run_command
+from tests.support.commands import run_with
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 
 
 @pytest.fixture
 def kernelwright(tmp_path):
     """Runs the command line in an empty folder; returns the finished process."""
-
-    def call(*words, **environment):
-        return run_command(*words, cwd=tmp_path, env=clean_environment(**environment))
-
-    return call
+    return partial(run_with, tmp_path)
 
 
 @pytest.fixture

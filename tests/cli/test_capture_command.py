@@ -56,7 +56,7 @@ def test_a_script_that_fails_shows_its_own_traceback_and_ends_with_2(kernelwrigh
 
 def test_top_without_a_capture_is_a_mistake(kernelwright, files):
     done = kernelwright("run", "rms_norm", "--top", 2)
-    assert done.returncode == 2 and "--top chooses among the parts of a capture" in done.stderr
+    assert done.returncode == 2 and "--top" in done.stderr and "capture" in done.stderr
 
 
 def test_within_a_script_only_what_it_names_is_captured(kernelwright, files):

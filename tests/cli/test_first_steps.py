@@ -23,21 +23,22 @@ def test_version_names_the_version_and_ends_with_0(kernelwright):
 
 def test_what_the_disk_refuses_names_the_place_and_the_remedy():
     place = Path("/proc/nowhere")
-    with pytest.raises(UserMistake, match=r"cannot write /proc/nowhere \(.*\); choose another place"), writing(place):
+    with pytest.raises(UserMistake, match=r"/proc/nowhere \(.*another"), writing(place):
         place.write_text("")
 
 
 def test_a_model_file_that_is_not_there_is_named(kernelwright):
     done = kernelwright("models", "serve", "absent.gguf")
-    assert (done.returncode, done.stderr) == (2, "kernelwright: there is no model file absent.gguf; check the path\n")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "absent.gguf" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "module", "said"),
     [
-        (("serve",), "starlette", "the service needs starlette; run pip install 'kernelwright[serve]'"),
-        (("mcp",), "mcp", "this needs mcp; run pip install 'kernelwright[mcp]'"),
-        (("inspect", "run"), "starlette", "run pip install 'kernelwright[inspect]', or write a file with --export"),
+        (("serve",), "starlette", "'kernelwright[serve]'"),
+        (("mcp",), "mcp", "'kernelwright[mcp]'"),
+        (("inspect", "run"), "starlette", "'kernelwright[inspect]'"),
     ],
     ids=["serve", "mcp", "inspect"],
 )
@@ -51,7 +52,7 @@ def test_a_machine_without_the_library_of_an_extra_is_told_how_to_get_it(kernelw
 
 
 def test_a_search_setting_of_the_wrong_kind_is_told_in_a_sentence():
-    with pytest.raises(UserMistake, match=r"^search setting 'patience' can not be 'x': it should be a valid integer$"):
+    with pytest.raises(UserMistake, match=r"'patience'.* 'x'.* integer$"):
         checked_config({"model": "some-model", "patience": "x"})
 
 
@@ -69,13 +70,13 @@ def findings(tmp_path_factory):
 @pytest.mark.slow
 def test_the_doctor_names_the_compiler_that_it_did_not_find(findings):
     found = findings["C++ compiler"]
-    assert (found["state"], found["found"]) == ("absent", "/nowhere/g++ is not found")
+    assert found["state"] == "absent" and "/nowhere/g++" in found["found"]
 
 
 @pytest.mark.slow
 def test_the_doctor_says_of_a_cache_that_can_not_be_written_how_to_have_another(findings):
     found = findings["cache"]
-    assert (found["state"], found["found"]) == ("absent", "/dev/null/cache can not be written")
+    assert found["state"] == "absent" and "/dev/null/cache" in found["found"]
     assert "set KERNELWRIGHT_CACHE" in found["remedy"]
 
 

@@ -38,15 +38,14 @@ def told(command, option):
     return next((one.help for one in command.params if option in one.opts), None)
 
 
-@pytest.mark.parametrize("option", ["--device", "--dtype", "--memory", "--threads", "--jail"])
-@pytest.mark.parametrize("name", JUDGING)
+SHARED = [(name, option) for name in JUDGING for option in ("--device", "--dtype", "--memory", "--threads", "--jail")]
+SHARED += [
+    (name, option) for name in ("run", "score") for option in ("--compile", "--sanitize", "--profile", "--effort")
+]
+
+
+@pytest.mark.parametrize(("name", "option"), SHARED)
 def test_every_command_that_judges_tells_an_option_in_the_same_words(name, option):
-    assert told(JUDGING[name], option) == told(JUDGING["judge"], option) is not None
-
-
-@pytest.mark.parametrize("option", ["--compile", "--sanitize", "--profile", "--effort"])
-@pytest.mark.parametrize("name", ["run", "score"])
-def test_every_command_that_judges_candidates_tells_an_option_in_the_same_words(name, option):
     assert told(JUDGING[name], option) == told(JUDGING["judge"], option) is not None
 
 
@@ -62,10 +61,8 @@ def test_every_command_that_judges_takes_a_size(name):
 
 def test_a_check_of_problems_takes_the_policy_of_the_jail(kernelwright):
     done = kernelwright("problems", "check", "rms_norm", "--jail", "loose")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "kernelwright: no jail policy 'loose'; there are: auto, strict, off\n",
-    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "'loose'" in done.stderr and "auto, strict, off" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -103,7 +100,7 @@ def test_an_effort_is_one_of_three():
     assert [JudgingOptions("cpu", effort=name).settings().effort for name in ("screen", "search", "rank")] == [
         "screen", "search", "rank",
     ]  # fmt: skip
-    with pytest.raises(UserMistake, match="no effort 'quick'; there are: screen, search, rank"):
+    with pytest.raises(UserMistake, match=r"'quick'.* screen, search, rank"):
         JudgingOptions("cpu", effort="quick").settings()
 
 
@@ -127,7 +124,7 @@ def test_a_device_that_is_there_is_taken(asked, count):
 
 @pytest.mark.parametrize("asked", ["gpu", "cuda:", "cuda:x", "cpu:0", "H200", ""])
 def test_what_names_no_device_is_a_mistake(asked):
-    with pytest.raises(UserMistake, match="there are: cpu, cuda, and cuda:N"):
+    with pytest.raises(UserMistake, match="cpu, cuda, and cuda:N"):
         check_device(asked, 8)
 
 
@@ -177,7 +174,7 @@ def test_another_dtype_is_another_problem():
 
 
 def test_a_dtype_that_is_none_is_told_with_those_there_are():
-    with pytest.raises(ProblemError, match="no dtype 'int8'; there are: float32, float16, bfloat16"):
+    with pytest.raises(ProblemError, match=r"'int8'.* float32, float16"):
         load_problem("rms_norm", dtype="int8")
 
 
@@ -232,12 +229,12 @@ def test_a_gpu_that_is_asked_for_and_not_there_ends_with_3(kernelwright, files, 
     (files / "ours/problem/a.py").write_text(RIGHT)
     done = kernelwright(*words, "--device", "cuda:1")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1), done.stderr
-    assert "--device cuda:1: this machine has no CUDA device" in done.stderr
+    assert "--device cuda:1" in done.stderr
 
 
 def test_a_cast_problem_is_shown_with_its_dtype(kernelwright, files):
     shown = kernelwright("problems", "show", "problem.py", "--dtype", "bf16")
-    assert "# dtype bfloat16: weights and floating inputs are cast" in shown.stdout
+    assert "# dtype bfloat16" in shown.stdout
     record = json.loads(kernelwright("problems", "show", "problem.py", "--dtype", "bf16", "--json").stdout)
     assert (record["dtype"], record["digest"]) == (
         "bfloat16",

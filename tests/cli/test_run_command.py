@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.support.problems import RIGHT, WRONG
+from tests.support.processes import HEARING_CTRL_C
 from tests.support.servers import fenced
 
 pytestmark = pytest.mark.slow
@@ -22,9 +23,9 @@ def test_a_run_with_a_model_repairs_keeps_the_best_and_ends_with_0(kernelwright,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "failed at check" in done.stdout and "passed" in done.stdout
-    assert (files / "out/best/problem/candidate.py").read_text().strip() == RIGHT.strip()
-    assert "judge out/best/problem/problem out/best/problem/candidate.py " in done.stdout
     best = ("out/best/problem/problem", "out/best/problem/candidate.py")
+    assert (files / best[1]).read_text().strip() == RIGHT.strip()
+    assert f"judge {' '.join(best)} " in done.stdout
     assert kernelwright("judge", *best, "--effort", "screen").returncode == 0
     for path in (files / "out").rglob("*"):
         assert path.is_dir() or b"sk-never" not in path.read_bytes()
@@ -34,7 +35,7 @@ def test_the_repair_prompt_holds_the_verdict(kernelwright, files, model_server):
     server = model_server(fenced(WRONG), fenced(WRONG), fenced(RIGHT))
     words = ("--model", "small", "--base-url", server.base_url, "--attempts", 3, "--out", "out")
     kernelwright("run", "problem.py", "--set", "measure=false", *words)
-    assert "the output is wrong: its largest error is" in server.requests[2]
+    assert "largest error" in server.requests[2]
 
 
 def test_a_run_that_finds_nothing_right_ends_with_1(kernelwright, files, model_server):
@@ -87,14 +88,6 @@ def wait_for_events(folder, count):
             return
         time.sleep(0.05)
     raise AssertionError("the run did not come that far")
-
-
-HEARING_CTRL_C = """
-import signal
-from kernelwright.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
-main()
-"""
 
 
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(kernelwright, files, model_server):

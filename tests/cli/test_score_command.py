@@ -59,7 +59,7 @@ def test_what_this_machine_can_not_judge_at_all_ends_with_3_and_a_sentence(kerne
     (folders / "own/1_cumsum/a.py").write_text(EXTENSION + RIGHT)
     done = kernelwright("score", "tasks", "own", CXX="no-such-compiler")
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "no file could be judged on this machine: no C++ compiler 'no-such-compiler' is found" in done.stderr
+    assert "'no-such-compiler'" in done.stderr
 
 
 def test_kernels_for_a_gpu_end_with_3_where_there_is_none(kernelwright, folders):
@@ -68,8 +68,8 @@ def test_kernels_for_a_gpu_end_with_3_where_there_is_none(kernelwright, folders)
     done = kernelwright("score", "tasks", "own", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 3, done.stdout + done.stderr
     unread, sentence = done.stderr.splitlines()
-    assert unread.startswith("kernelwright: 1 files are no problem that can be read (level1/2_broken: ")
-    assert sentence == "kernelwright: torch sees no CUDA device; use a machine with a GPU, or candidates in cpp"
+    assert "1 files" in unread and "level1/2_broken: " in unread
+    assert "no CUDA device" in sentence
 
 
 def test_what_this_machine_can_judge_in_part_ends_with_1(kernelwright, folders):
@@ -106,11 +106,11 @@ def test_shards_divide_the_files_and_merge(kernelwright, folders):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("tasks", "absent"), "there is no folder absent"),
+        (("tasks", "absent"), "folder absent"),
         (("absent/", "candidates"), "absent"),
         (("tasks", "tasks/level1"), "names a problem"),
         (("tasks", "candidates", "--shard", "3/2"), "give i/n"),
-        (("tasks", "candidates", "--merge", "absent"), "there is no file absent/scores.db"),
+        (("tasks", "candidates", "--merge", "absent"), "file absent/scores.db"),
     ],
 )
 def test_a_mistake_ends_with_2_and_a_sentence(kernelwright, folders, words, said):

@@ -44,17 +44,17 @@ def setup(tmp_path):
 
 def test_a_python_that_is_not_there_is_named(setup):
     (said,) = setup(python="/nowhere/python3")
-    assert said.startswith("kernelwright: /nowhere/python3 is not Python 3.11 or newer; install one, or name another")
+    assert "/nowhere/python3" in said and "3.11" in said
 
 
 def test_a_python_that_is_too_old_is_named(setup):
     (said,) = setup(text=OLD)
-    assert said.startswith("kernelwright: ./python is not Python 3.11 or newer; install one, or name another")
+    assert "./python is not" in said and "3.11" in said
 
 
 def test_a_python_without_venv_is_told_what_to_install(setup):
     (said,) = setup(text=WITHOUT_VENV)
-    assert "can make no virtual environment" in said and "apt-get install python3-venv" in said
+    assert "virtual environment" in said and "python3-venv" in said
 
 
 @pytest.mark.long
@@ -66,13 +66,13 @@ def test_a_proxy_that_refuses_ends_in_one_sentence_about_network_and_proxy(setup
     said = setup(https_proxy=proxy, HTTPS_PROXY=proxy, PIP_RETRIES="0", PIP_CONFIG_FILE="/dev/null", no_proxy="")
     server.shutdown()
     server.server_close()
-    assert "behind a proxy set HTTPS_PROXY" in said[-1]
+    assert "HTTPS_PROXY" in said[-1]
 
 
 @pytest.mark.slow
 def test_a_missing_compiler_is_told_before_the_download(setup):
     said = setup(CXX="/nowhere/g++", PIP_NO_INDEX="1", PIP_CONFIG_FILE="/dev/null", PIP_FIND_LINKS="")
-    assert "no C++ compiler /nowhere/g++ is found" in said[0] and "fetching torch" in said[1]
+    assert "/nowhere/g++" in said[0] and "fetching torch" in said[1]
 
 
 @pytest.mark.long
@@ -80,4 +80,4 @@ def test_a_missing_compiler_is_told_before_the_download(setup):
 def test_a_python_without_its_headers_is_told_which_kernels_need_them(setup):
     blind = f'#!/bin/sh\ncase "$*" in *Python.h*) exit 1;; esac\nexec "{sys.executable}" "$@"\n'
     said = setup(text=blind, PIP_NO_INDEX="1", PIP_CONFIG_FILE="/dev/null", PIP_FIND_LINKS="")
-    assert "./python has no Python.h" in said[0] and "apt-get install python3-dev" in said[0]
+    assert "Python.h" in said[0] and "python3-dev" in said[0]

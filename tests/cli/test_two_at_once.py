@@ -1,7 +1,6 @@
 """Two judges on one processor wait for each other, whatever they are, and say so."""
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -64,11 +63,10 @@ def test_two_judges_and_a_run_take_turns_and_say_for_whom_they_wait(files, model
         said = [one.stderr.readline() for one in running]
         assert {one.poll() for one in running} == {None}, said
         assert who_times() == os.getpid()
-    told = f"kernelwright: process {os.getpid()} is judging on the processor; this one waits for its turn\n"
-    assert said == [told] * 3
+    assert all(f"process {os.getpid()} " in line and "waits for its turn" in line for line in said), said
     seen = seen_timing(running)
     ended = [(one.returncode, *one.communicate()) for one in running]
     assert [code for code, *_ in ended] == [0, 0, 0], ended
     assert seen >= {one.pid for one in judges} and len(seen - {None, 0, os.getpid()}) == 3
-    assert all(re.fullmatch(r"(kernelwright: .* waits for its turn\n)*", err) for _, _, err in ended), ended
+    assert all("waits for its turn" in line for _, _, err in ended for line in err.splitlines()), ended
     assert holders() == []

@@ -44,7 +44,7 @@ def test_a_level_is_told_and_those_below_it_are_not(logger, capsys):
     tell_logs("INFO")
     logging.getLogger("kernelwright.sandbox.made").info("heard")
     logging.getLogger("kernelwright.sandbox.made").debug("not heard")
-    assert "kernelwright.sandbox.made: heard\n" in (said := capsys.readouterr().err) and "not heard" not in said
+    assert "sandbox.made: heard\n" in (said := capsys.readouterr().err) and "not heard" not in said
 
 
 def test_a_line_is_told_once_however_often_logs_are_asked_for(logger, capsys):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.contract.recorded import Renames, renamed
 from tests.contract.surface import Surface, kernelwright_app
-from tests.support.commands import clean_environment, run_command
+from tests.support.commands import run_with
 
 RECORDS = Path(__file__).parent / "records"
 ROOT = Path(__file__).parents[2]
@@ -102,8 +102,7 @@ def prepared(place: Path) -> Path:
 
 def called(place: Path, words: Iterable[str]) -> "subprocess.CompletedProcess[str]":
     """The finished command line, in a process of its own."""
-    clean = {name: value for name, value in clean_environment().items() if not name.startswith("KERNELWRIGHT_")}
-    return run_command(*words, cwd=place, env=clean)
+    return run_with(place, *words)
 
 
 def said(place: Path, words: Iterable[str]) -> str:

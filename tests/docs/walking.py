@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from tests.support.commands import clean_environment, run_command
+from tests.support.commands import clean_environment, run_with
 from tests.support.problems import PROBLEM, RIGHT
 from tests.support.servers import fenced
 
@@ -41,7 +41,8 @@ def write(folder, files):
 
 def called(words, folder, server=None, **environment):
     """The finished command, by the sources of this checkout."""
-    return run_command(*words[1:], cwd=folder, env=surroundings(server) | environment)
+    server_at = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"} if server else {}
+    return run_with(folder, *words[1:], **server_at | environment)
 
 
 def command(words):

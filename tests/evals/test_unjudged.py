@@ -15,8 +15,8 @@ from kernelwright.evals.report.summary import summary_rows, summary_table
 from kernelwright.evals.runs.suites import LeftOut
 from tests.support.search import PROBLEM, SETTING
 
-WHY = "the reference of doubled does not run: no [room] \x1b[2J; correct the problem file"
-TOLD = "not judged: the reference of doubled does not run: no [room] \\x1b[2J; correct the problem file"
+WHY = "does not run: no [room] \x1b[2J"
+TOLD = "not judged: does not run: no [room] \\x1b[2J"
 LEFT_OUT = LeftOut(problem="tree::level1/2", why="it has no Model", fault="broken")
 
 

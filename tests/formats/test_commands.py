@@ -10,16 +10,15 @@ import pyarrow.parquet
 import pytest
 
 from kernelwright.evals.formats.kernelbench import read_run
-from tests.support.commands import clean_environment, run_command
+from tests.support.commands import run_with
 from tests.support.foreign import PLAIN, read_baselines, read_eval_results, read_rows, write_robust, write_tree
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 from tests.support.servers import Server, fenced
 
 
 def kernelwright(folder, *words, **environment):
-    # A timing lock of its own: what else is timed on this machine is not waited for.
-    own = clean_environment(TMPDIR=str(folder)) | environment
-    return run_command(*words, cwd=folder, env=own)
+    # Turns of its own on the processor: what else is timed on this machine is not waited for.
+    return run_with(folder, *words, **{"TMPDIR": str(folder)} | environment)
 
 
 def test_a_tree_is_imported_with_a_line_for_each_problem(tmp_path):

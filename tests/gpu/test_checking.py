@@ -52,7 +52,7 @@ def test_what_a_constructor_draws_and_does_not_hand_over_is_found():
         "        self.layer =", "        self.drawn = torch.rand(1).item()\n        self.layer ="
     )
     problem = Problem(name="linear", title="Linear", family="test", size="file", source=source)
-    with pytest.raises(UnsupportedProblem, match="a second model of its class"):
+    with pytest.raises(UnsupportedProblem, match="second model"):
         examine_problem(problem, SETTINGS)
 
 

@@ -156,7 +156,7 @@ def test_silence_about_one_candidate_refuses_nobody(subject, tool):
 @pytest.mark.slow
 def test_a_tool_that_never_says_anything_is_the_machines_lack(subject, tool):
     tool("compute-sanitizer", "")
-    with pytest.raises(MachineError, match="compute-sanitizer does not work here"), looked_at(subject(sanitize=True)):
+    with pytest.raises(MachineError, match="compute-sanitizer"), looked_at(subject(sanitize=True)):
         pass
 
 
@@ -185,13 +185,13 @@ def test_a_driver_that_keeps_its_counters_fails_nobody_and_is_explained(subject,
 @pytest.mark.parametrize("option", ["sanitize", "profile"])
 def test_without_a_gpu_a_tool_is_the_users_mistake(option):
     asked = {"sanitize": False, "profile": False} | {option: True}
-    with pytest.raises(UserMistake, match=f"--{option} looks at kernels on a GPU"):
+    with pytest.raises(UserMistake, match=f"--{option} .*GPU"):
         check_tools(**asked, gpu=False)
 
 
 def test_a_tool_that_is_missing_is_the_machines_lack(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("kernelwright.sandbox.judge.cuda_toolkit.PLACES", ())
-    with pytest.raises(MachineError, match="--profile needs ncu, which is not found; install Nsight Compute"):
+    with pytest.raises(MachineError, match="--profile needs ncu"):
         check_tools(sanitize=False, profile=True, gpu=True)
     check_tools(sanitize=False, profile=True, gpu=True, local=False)

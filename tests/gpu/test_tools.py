@@ -57,11 +57,9 @@ NOT_STARTED = """========= COMPUTE-SANITIZER
 def test_a_write_beyond_an_allocation_is_told_with_kernel_access_size_and_place():
     found = memcheck.read(OVERRUN, ended_well=False)
     assert (found.state, found.errors, len(found.faults)) == ("found", 7, 2)
-    assert str(found.faults[0]) == (
-        "Invalid __global__ write of size 4 bytes in kernel shift(const float *, float *, int) (overrun.cu:14): "
-        "out of bounds, 1 bytes after the nearest allocation of size 4039844 bytes; "
-        "by thread (105,0,0) in block (986,0,0)"
-    )
+    fault = str(found.faults[0])
+    for word in ("write of size 4", "shift(", "overrun.cu:14", "out of bounds, 1 bytes", "4039844", "(105,0,0)"):
+        assert word in fault
 
 
 def test_the_deciding_line_comes_first_and_the_count_after_it():
@@ -79,7 +77,7 @@ def test_of_an_inlined_function_the_kernel_around_it_is_named():
 def test_reports_of_older_releases_are_read_too():
     fault = memcheck.read(OLDER).faults[0]
     assert (fault.kernel, fault.where) == ("void add<__half>(T1 *, int)", "/tmp/build/add.cu:162")
-    assert fault.relation == "out of bounds, 12589 bytes after the nearest allocation of size 1024 bytes"
+    assert "out of bounds, 12589 bytes" in fault.relation and "1024" in fault.relation
 
 
 def test_a_report_without_errors_is_clean_only_if_the_program_came_to_its_end():
@@ -94,12 +92,12 @@ def test_no_report_is_silence(report):
 
 
 def test_a_tool_that_can_not_attach_says_so():
-    assert memcheck.read(NOT_STARTED).why.startswith("Error: No attachable process found")
+    assert "No attachable process" in memcheck.read(NOT_STARTED).why
 
 
 def test_errors_of_an_unknown_kind_refuse_nobody():
     found = memcheck.read("========= Something new\n========= ERROR SUMMARY: 3 errors\n")
-    assert (found.state, found.why) == ("silent", "3 errors of a kind that is not known here")
+    assert found.state == "silent" and found.why.startswith("3 errors")
 
 
 def test_what_the_program_prints_is_no_part_of_the_report():
@@ -179,13 +177,14 @@ def test_times_that_are_none_are_left_out():
 
 
 def test_a_look_tells_why_there_are_no_counters():
-    assert list(Look(obstacle="no permission").lines()) == ["no hardware counters: no permission"]
+    (line,) = Look(obstacle="no permission").lines()
+    assert "hardware counters" in line and "no permission" in line
 
 
 def test_a_tool_that_is_not_there_is_named_with_the_option_that_asks_for_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(cuda_toolkit, "PLACES", ())
-    with pytest.raises(MachineError, match="--sanitize needs compute-sanitizer, which is not found; it comes with"):
+    with pytest.raises(MachineError, match="--sanitize needs compute-sanitizer"):
         cuda_toolkit.require_tools(sanitize=True, profile=False)
 
 

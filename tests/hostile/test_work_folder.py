@@ -70,7 +70,7 @@ def test_a_disk_that_is_nearly_full_is_the_machines_lack(monkeypatch):
     monkeypatch.setattr(
         "kernelwright.sandbox.machine.workfolder.LEAST_FREE_BYTES", shutil.disk_usage(tempfile.gettempdir()).total + 1
     )
-    with pytest.raises(MachineError, match=r"only \d+ MiB are free in .*set TMPDIR"):
+    with pytest.raises(MachineError, match=r"\d+ MiB are free.* TMPDIR"):
         WorkFolder()
 
 

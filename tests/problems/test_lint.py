@@ -31,12 +31,12 @@ def test_a_sound_reference_with_unseeded_inputs_gives_no_warning() -> None:
     [
         ("F.dropout(x, 0.5)", "drops values at random"),
         ("nn.Dropout(0.5)(x)", "drops values at random"),
-        ("x + torch.randn_like(x)", "draws random values in forward"),
+        ("x + torch.randn_like(x)", "draws random values"),
         ("x.cuda()", "names a CUDA device"),
         ("x.to('cuda:1')", "names a CUDA device"),
         ("torch.ones(3, device='cuda')", "names a CUDA device"),
-        ("torch.tensor(np.random.normal(4))", "draws with a generator that the judge does not seed"),
-        ("x * random.random()", "draws with a generator that the judge does not seed"),
+        ("torch.tensor(np.random.normal(4))", "draws with a generator"),
+        ("x * random.random()", "draws with a generator"),
         ("torch.load('weights.pt')", "reads a file"),
         ("open('table.txt').read()", "reads a file"),
         ("torch.hub.load('a', 'b')(x)", "uses the network"),
@@ -62,13 +62,17 @@ def test_a_trouble_at_module_level_is_told_with_its_line(statement: str, what: s
     assert warning.startswith(f"line 1: {what}")
 
 
-@pytest.mark.parametrize("expression", ["F.dropout(x, 0.5, training=False)", "nn.Dropout(0.5).eval()(x)"])
-def test_a_dropout_that_is_switched_off_gives_no_warning(expression: str) -> None:
-    assert lint_source(forward(expression)) == []
-
-
-@pytest.mark.parametrize("expression", ["'cuda' in str(x.device)", "self.timeline(x)", "torch.cuda.is_available()"])
-def test_a_mere_likeness_gives_no_warning(expression: str) -> None:
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "F.dropout(x, 0.5, training=False)",
+        "nn.Dropout(0.5).eval()(x)",
+        "'cuda' in str(x.device)",
+        "self.timeline(x)",
+        "torch.cuda.is_available()",
+    ],
+)
+def test_a_dropout_that_is_off_and_a_mere_likeness_give_no_warning(expression: str) -> None:
     assert lint_source(forward(expression)) == []
 
 

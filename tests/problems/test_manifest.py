@@ -4,16 +4,7 @@ import pytest
 
 from kernelwright.problems import VALUE_FAMILIES, ExcludedValues, ProblemError, Tolerance
 from kernelwright.problems.record.manifest import parse_manifest
-
-GOOD = """family = "toy"
-title = "Doubling"
-
-[sizes.cpu]
-ROWS = 4
-
-[sizes.gpu]
-ROWS = 400
-"""
+from tests.support.problems import MANIFEST as GOOD
 
 
 def refusal(text: str) -> str:

@@ -43,12 +43,12 @@ def test_sums_are_to_be_kept_in_fp32_for_16_bits_alone(target):
 @pytest.mark.parametrize(
     ("target", "dtype", "hint"),
     [
-        ("cuda", "bfloat16", "`__nv_bfloat162`, widen by `__bfloat1622float2` and round by `__float22bfloat162_rn`"),
-        ("cuda", "float16", "four `__half2`, widen by `__half22float2` and round by `__float22half2_rn`"),
-        ("triton", "bfloat16", "`tl.dot` of bf16 blocks accumulates in fp32"),
-        ("tilelang", "bfloat16", "with bf16 tiles in shared memory and a float32 fragment"),
-        ("helion", "float16", "with a float32 `acc` and fp16 tiles"),
-        ("cute", "bfloat16", "`cutlass.BFloat16` for tensors and copies"),
+        ("cuda", "bfloat16", "`__float22bfloat162_rn`"),
+        ("cuda", "float16", "`__float22half2_rn`"),
+        ("triton", "bfloat16", "`tl.dot` of bf16 blocks"),
+        ("tilelang", "bfloat16", "bf16 tiles in shared"),
+        ("helion", "float16", "fp16 tiles"),
+        ("cute", "bfloat16", "`cutlass.BFloat16`"),
         ("cpp", "bfloat16", "upper half of a float"),
         ("cpp", "float16", "_mm256_cvtph_ps"),
     ],

@@ -71,10 +71,6 @@ def test_token_estimates_add_up():
     assert prompt.tokens == sum(estimated_tokens(section.text) for section in prompt.sections)
 
 
-def test_seven_ascii_characters_are_estimated_as_two_tokens():
-    assert estimated_tokens("forward") == 2
-
-
 def test_token_estimate_counts_bytes_and_not_characters():
     assert estimated_tokens("核" * 7) == 6
 

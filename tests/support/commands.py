@@ -18,7 +18,6 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUT_S = 300
 MESSAGE_BYTES = 2**20
 
 
@@ -28,15 +27,18 @@ def clean_environment(**changes):
     return {name: value for name, value in kept.items() if not name.endswith("_API_KEY")} | changes
 
 
-def run_command(*words, cwd, env=None, timeout_s=TIMEOUT_S):
-    """Run `kernelwright WORDS` in the folder `cwd`; return the finished process with its output as text."""
-    words, env = [str(word) for word in words], dict(os.environ if env is None else env)
+def run_with(folder, *words, timeout=300, **environment):
+    """Run `kernelwright WORDS` in a folder, without keys of providers; return the finished process."""
+    words, env = [str(word) for word in words], clean_environment(**environment)
     if _at_start(env) != _at_start(os.environ):
+        # -P: a user's folder named `problems` is no package of ours.
         command = [sys.executable, "-P", "-m", "kernelwright", *words]
-        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+        return subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False
+        )
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        request = {"words": words, "cwd": str(cwd), "env": env}
-        code = _server().run(request, out.fileno(), err.fileno(), timeout_s)
+        request = {"words": words, "cwd": str(folder), "env": env}
+        code = _server().run(request, out.fileno(), err.fileno(), timeout)
         texts = [_text(file) for file in (out, err)]
     return subprocess.CompletedProcess(["kernelwright", *words], code, *texts)
 

@@ -18,3 +18,12 @@ def get_init_inputs():
 """
 RIGHT = PROBLEM.replace("class Model(", "class ModelNew(")
 WRONG = RIGHT.replace("dim=1", "dim=0")
+MANIFEST = """family = "toy"
+title = "Doubling"
+
+[sizes.cpu]
+ROWS = 4
+
+[sizes.gpu]
+ROWS = 400
+"""

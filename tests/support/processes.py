@@ -8,6 +8,13 @@ from pathlib import Path
 
 from kernelwright.sandbox.machine.timing_locks import DOORS, processor_path
 
+HEARING_CTRL_C = """
+import signal
+from kernelwright.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
+main()
+"""
+
 
 def locked_bytes(path=None):
     """The bytes on which there are locks, each as often as it is locked, and whether for one alone."""

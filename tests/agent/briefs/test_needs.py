@@ -24,11 +24,13 @@ PEAKS = Peaks(
     flops_per_s={"float32": 100e9},
 )
 FLOOR = Floor(work=WORK, memory_ms=0.5, direct_ms=0.25, least_ms=0.1, copy_ms=0.625)
-NEEDED = (
-    "12.6 MB to read and 4 kB to write, each once: 0.500 ms on this device at the very least",
-    "a plain copy that moves as many bytes: 0.625 ms (20.2 GB/s)",
-    "2.5 GFLOP in float32 the reference's way: 0.250 ms at the device's highest rate",
-)
+NEEDED = (("12.6 MB", "4 kB", "0.500 ms"), ("plain copy", "0.625 ms", "20.2 GB/s"), ("2.5 GFLOP", "0.250 ms"))
+
+
+def says_what_is_needed(facts):
+    return len(facts) == len(NEEDED) and all(
+        word in fact for fact, words in zip(facts, NEEDED, strict=True) for word in words
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +65,8 @@ def told(event, **fields):
 
 def test_pytorchs_times_are_told_the_fastest_first_with_what_each_of_them_is():
     times = told(measured_as(eager=5.55, eager_as_shipped=2.34, **{"torch.compile_default": 1.9}, clock="events")).times
-    measured = [time.partition(",")[0] for time in times]
-    assert measured == ["torch.compile default: 1.90 ms", "eager as shipped: 2.34 ms", "eager: 5.55 ms"]
+    order = [("torch.compile", "1.90 ms"), ("as shipped", "2.34 ms"), ("eager: ", "5.55 ms")]
+    assert all(name in time and ms in time for time, (name, ms) in zip(times, order, strict=True))
     assert "PyTorch's own" in times[1] and "policy above" in times[2]
 
 
@@ -75,7 +77,7 @@ def test_where_nothing_is_switched_eager_is_what_ships_and_what_the_clock_itself
 
 
 def test_the_floor_is_told_with_the_time_of_a_plain_copy_and_its_rate():
-    assert told(measured_as(eager=5.55)).floor == NEEDED
+    assert says_what_is_needed(told(measured_as(eager=5.55)).floor)
 
 
 def test_without_a_floor_the_times_alone_are_told():
@@ -100,7 +102,7 @@ def test_where_nothing_was_found_at_the_start_the_first_right_verdict_with_a_flo
     assert told(event, attempts=searched_view.attempts) == Yardstick()
     yardstick = told(event, attempts=with_floor(searched_view).attempts)
     assert yardstick.times[0].startswith("eager: 1.20 ms, ")
-    assert yardstick.floor == NEEDED
+    assert says_what_is_needed(yardstick.floor)
 
 
 @pytest.fixture
@@ -123,10 +125,8 @@ def test_what_earlier_judgings_left_is_known_without_a_search(works):
         Store(f"baselines/{PROBLEM.digest}", works).put(key, known.model_dump(mode="json"))
     found = remembered(PROBLEM, SHEET, 2, works)
     assert [time.partition(",")[0] for time in found.times] == ["eager: 1.50 ms"]
-    assert [fact.partition(":")[0] for fact in found.floor] == [
-        NEEDED[0].partition(":")[0],
-        NEEDED[2].partition(":")[0],
-    ]
+    memory, arithmetic = found.floor
+    assert "12.6 MB" in memory and "2.5 GFLOP" in arithmetic
 
 
 def test_peaks_that_nobody_has_measured_are_not_measured_for_a_prompt(works):

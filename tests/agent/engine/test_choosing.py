@@ -15,7 +15,6 @@ from kernelwright.agent.providers.reply_cache import CachedProvider
 from kernelwright.agent.providers.servers.client import OpenAIProvider
 from kernelwright.agent.providers.servers.presets import load_presets
 from kernelwright.agent.providers.simulated.simulation import SimulatedProvider
-from tests.support.search import new_log
 
 ECHO = """
 class Echo:
@@ -32,12 +31,6 @@ def provider(options, run):
     return Echo()
 """
 NEAR = OpenAISettings(base_url="http://127.0.0.1:9/v1")
-
-
-@pytest.fixture
-def log(tmp_path):
-    with new_log(tmp_path / "run") as log:
-        yield log
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,6 @@ from tests.support.search import (
 )
 
 
-@pytest.fixture
-def log(tmp_path):
-    with new_log(tmp_path / "run") as log:
-        yield log
-
-
 def test_a_search_repairs_what_failed_and_then_improves_the_best(log):
     assert outline(searched(log)) == STORY
 

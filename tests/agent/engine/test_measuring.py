@@ -19,7 +19,6 @@ from tests.support.search import (
     ReadingEvaluator,
     Scripted,
     failed,
-    new_log,
     parts_of,
     reply_with,
     searched,
@@ -41,12 +40,6 @@ class Measuring(ReadingEvaluator):
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
-
-
-@pytest.fixture
-def log(tmp_path):
-    with new_log(tmp_path / "run") as log:
-        yield log
 
 
 def finding(**baselines_ms):

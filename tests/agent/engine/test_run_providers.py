@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from tests.support.commands import clean_environment, run_command
+from tests.support.commands import run_with
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 from tests.support.servers import fenced
 
@@ -17,7 +17,7 @@ def called(tmp_path):
     (tmp_path / "other.py").write_text(PROBLEM.replace("dim=1", "dim=-1"))
 
     def call(*words):
-        return run_command(*words, cwd=tmp_path, env=clean_environment())
+        return run_with(tmp_path, *words)
 
     return call
 

@@ -12,18 +12,11 @@ from tests.support.search import (
     PROBLEM,
     ReadingEvaluator,
     Scripted,
-    new_log,
     parts_of,
     passed,
     reply_with,
     searched,
 )
-
-
-@pytest.fixture
-def log(tmp_path):
-    with new_log(tmp_path / "run") as log:
-        yield log
 
 
 def config(**changes):

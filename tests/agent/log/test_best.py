@@ -15,13 +15,7 @@ from kernelwright.problems import load_problem
 from kernelwright.problems.record.dtypes import cast
 from tests.docs.walking import called
 from tests.support.runs import Writer
-from tests.support.search import CONFIG, PROBLEM, SETTING, Scripted, new_log, passed, reply_with, searched
-
-
-@pytest.fixture
-def log(tmp_path):
-    with new_log(tmp_path / "run") as log:
-        yield log
+from tests.support.search import CONFIG, PROBLEM, SETTING, Scripted, passed, reply_with, searched
 
 
 def test_the_folder_holds_the_best_kernel_and_its_evidence(log):

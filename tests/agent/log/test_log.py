@@ -20,12 +20,6 @@ from tests.support.search import PROBLEM, SETTING, new_log, searched
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def log(tmp_path):
-    with new_log(tmp_path / "run") as log:
-        yield log
-
-
 def test_a_run_that_is_opened_again_gives_the_same_events(log):
     searched(log)
     with RunLog.open(log.folder) as again:

@@ -17,6 +17,7 @@ from kernelwright.agent.providers.servers.client import OpenAIProvider
 from kernelwright.agent.providers.servers.llama import CONTEXT
 from kernelwright.agent.providers.servers.local_server import LocalServer
 from kernelwright.prompts import Prompt
+from tests.support.commands import run_with
 
 ASK = Ask(attempt=1, problem="p", role="propose", target="cpp", parent=None, idea="", directive="", model="small")
 PROMPT = Prompt(role="propose", target="cpp", sections=())
@@ -202,12 +203,12 @@ def test_a_run_with_the_local_model_goes_from_prompt_to_verdict(tmp_path):
     words = ["run", "problem.py", "--provider", "local", "--attempts", "2", "--out", "out", "--json", "--seed", "1"]
     words += [f"--without={section}" for section in ("crib", "example", "hardware", "tuning")]
     words += ["--set", "max_tokens=400", "--set", "temperature=0.7"]
-    done = called(tmp_path, *words)
+    done = run_with(tmp_path, *words)
     assert done.returncode in (0, 1), done.stderr
     row = json.loads(done.stdout)
     assert row["attempts"] == 2
     assert row["passed"] + sum(row["failures"].values()) == 2
-    assert called(tmp_path, "replay", "out").returncode == 0
+    assert run_with(tmp_path, "replay", "out").returncode == 0
 
 
 ADD = """
@@ -223,11 +224,6 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-
-
-def called(folder, *words):
-    command = [sys.executable, "-m", "kernelwright", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
 
 
 def test_a_cache_that_can_not_even_be_looked_at_holds_no_model(monkeypatch, tmp_path):

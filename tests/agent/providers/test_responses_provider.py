@@ -129,4 +129,5 @@ def test_what_is_no_response_is_told_with_the_address(answer):
 
 
 def test_a_server_without_responses_is_told():
-    assert "responses (404: not here)" in str(refused(Answer({"error": {"message": "not here"}}, status=404)))
+    error = refused(Answer({"error": {"message": "not here"}}, status=404))
+    assert "(404: not here)" in str(error) and "responses" in str(error)

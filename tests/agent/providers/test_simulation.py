@@ -10,7 +10,7 @@ from bench.simulated.clock import run_simulated
 from bench.simulated.playing import play
 from kernelwright.agent.engine.replaying import replay
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.providers.simulated.landscape import STANDARD, Assumptions, Landscape, SimulatedKernel
+from kernelwright.agent.providers.simulated.landscape import Assumptions, Landscape, SimulatedKernel
 from kernelwright.agent.providers.simulated.simulation import (
     SimulatedEvaluator,
     SimulatedProvider,
@@ -95,7 +95,3 @@ def test_a_simulated_run_replays(tmp_path):
             log, provider=SimulatedProvider(latency_s=(0, 0)), evaluator=SimulatedEvaluator(seconds=0), config=config
         )
         assert replay(log, tmp_path / "again").digest == log.digest()
-
-
-def test_the_standard_noise_is_small_beside_a_gain():
-    assert STANDARD.noise * 5 < STANDARD.gain

@@ -372,9 +372,9 @@ WARNINGS = {
     "code only before the closing tag": "no usable code follows",
     "thought that never closes": "no usable code follows",
     "no closing fence": "Nothing closes",
-    "raw code between prose": "lines behind the code were left out",
-    "a final, then a broken extra": "passed over for a syntax error on its line 24",
-    "a broken answer behind a whole thought": "passed over for a syntax error on its line 24",
+    "raw code between prose": "behind the code",
+    "a final, then a broken extra": "syntax error on its line 24",
+    "a broken answer behind a whole thought": "syntax error on its line 24",
 }
 
 

@@ -10,13 +10,7 @@ from kernelwright.agent.steering.budget import exceeded, spent
 from kernelwright.agent.steering.prices import PriceError, Prices, load_prices
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import Failed
-from tests.support.search import CONFIG, PROBLEM, ReadingEvaluator, Scripted, new_log, searched
-
-
-@pytest.fixture
-def log(tmp_path):
-    with new_log(tmp_path / "run") as log:
-        yield log
+from tests.support.search import CONFIG, PROBLEM, ReadingEvaluator, Scripted, searched
 
 
 class Counted(Scripted):
@@ -131,10 +125,6 @@ def test_what_the_provider_says_goes_before_the_table():
 )
 def test_what_is_not_known_costs_no_number(usage, model):
     assert PRICES.usd(facts(usage, model), model) is None
-
-
-def test_the_table_that_ships_knows_no_price():
-    assert load_prices().price == ()
 
 
 def test_a_malformed_table_is_told(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.results.selection import Chosen, digest_of, table
 from kernelwright.agent.providers.story import story_folder
 from kernelwright.problems import load_problem
-from tests.support.commands import run_command
+from tests.support.commands import run_with
 
 ROOT = Path(__file__).parents[3]
 PROBLEMS = {"level1/5": "max_rows", "level1/15": "sum_rows", "level2/5": "min_max"}
@@ -62,7 +62,7 @@ class Walk:
 
     def kernelwright(self, *words: object) -> subprocess.CompletedProcess[str]:
         """A command of ours."""
-        return run_command(*words, cwd=self.root, timeout_s=600)
+        return run_with(self.root, *words, timeout=600)
 
     def _call(self, module: str, *words: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
@@ -30,6 +29,7 @@ from kernelwright.sandbox.verdict.report import report
 from tests.support.foreign import outcome, tree_problems
 from tests.support.foreign import passed as of_tree
 from tests.support.runs import Writer, failed, passed, problem, setting
+from tests.support.second_verdicts import shown
 
 ALONE = passed(2.0, spread=0.0)
 SEVERAL = passed(4.0, spread=0.0, compiled=1.5, shipped=2.0)
@@ -50,12 +50,6 @@ def run(tmp_path):
 def views(run):
     with RunLog.open(run) as log:
         return [fold(name, log.events(name)) for name in ("one", "two")]
-
-
-def shown(table):
-    console = Console(width=200, file=io.StringIO())
-    console.print(table)
-    return console.file.getvalue()
 
 
 def test_the_others_are_told_behind_the_fastest_and_none_where_there_is_but_one():

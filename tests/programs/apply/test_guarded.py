@@ -90,10 +90,10 @@ def test_another_batch_size_takes_the_modules_own_code_and_is_counted(model, tmp
         (lambda model, x: (model, x.t().contiguous().t()), "another layout in memory"),
         (
             lambda model, x: (model, torch.randn(ROWS * COLUMNS + 1)[1:].view(ROWS, COLUMNS)),
-            "memory that is not aligned",
+            "not aligned",
         ),
         (lambda model, x: (model.train(), x), "training mode"),
-        (lambda model, x: (hooked(model), x), "hooks on a module inside"),
+        (lambda model, x: (hooked(model), x), "hooks"),
     ],
 )
 def test_what_the_kernel_was_not_judged_for_takes_the_modules_own_code(model, tmp_path, change, why):
@@ -101,7 +101,8 @@ def test_what_the_kernel_was_not_judged_for_takes_the_modules_own_code(model, tm
     changed, x = change(model, rows())
     with torch.no_grad():
         got = changed.first(x)
-        assert reasons(changed)[0] == {why: 1}
+        ((reason, times),) = reasons(changed)[0].items()
+        assert why in reason and times == 1
         assert torch.equal(got, put_all_back(changed).first(x))
 
 
@@ -116,7 +117,8 @@ def test_autocast_and_vmap_take_the_modules_own_code(model, tmp_path):
         model(rows())
     with torch.no_grad():
         torch.func.vmap(model)(torch.randn(3, ROWS, COLUMNS))
-    assert reasons(model)[0] == {"autocast": 1, "somebody traces the operators": 1}
+    autocast, traced = sorted(reasons(model)[0])
+    assert autocast == "autocast" and "traces" in traced and set(reasons(model)[0].values()) == {1}
 
 
 def test_a_kernel_judged_forward_only_leaves_gradients_to_the_module(model, tmp_path):

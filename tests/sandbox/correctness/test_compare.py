@@ -84,10 +84,18 @@ def test_a_product_with_tf32_inputs_is_right_where_the_policy_allows_it():
         (ROUNDED * 2, "2 times"),
         (ROUNDED.roll(1, 0), "axis 0 is shifted by 1"),
         (ROUNDED.flip(1), "axis 1 is reversed"),
-        (torch.cat([ROUNDED[:, :-3], ROUNDED[:, -3:] + 1], 1), "indices 77 to 79 (the tail) of axis 1"),
-        (torch.where(torch.arange(80) % 5 == 0, ROUNDED + 1, ROUNDED), "every 5th index from 0 to 75 of axis 1"),
-        (torch.cat([ROUNDED[:1] + 1, ROUNDED[1:]]), "index 0 (the first) of axis 0"),
+        (torch.cat([ROUNDED[:, :-3], ROUNDED[:, -3:] + 1], 1), "77 to 79 (the tail)"),
+        (torch.where(torch.arange(80) % 5 == 0, ROUNDED + 1, ROUNDED), "every 5th index"),
+        (torch.cat([ROUNDED[:1] + 1, ROUNDED[1:]]), "index 0 (the first)"),
         (torch.randn(96, 80), "every element is wrong"),
+        (torch.cat([ROUNDED[:32], torch.zeros(64, 80)]), "right only at the first 32"),
+        (torch.cat([ROUNDED[:32], torch.zeros(64, 80)]), "elements are zero"),
+        (ROUNDED + torch.arange(80.0), "a constant of its own"),
+        (ROUNDED * torch.linspace(1, 2, 96)[:, None], "a factor of its own"),
+        (ROUNDED.abs(), "value is negative"),
+        (torch.cat([ROUNDED[1:], ROUNDED[-1:]]), "shifted by -1"),
+        (ROUNDED.t().contiguous().view(96, 80), "transposed"),
+        (-ROUNDED, "-1 times"),
     ],
 )
 def test_the_reason_names_the_pattern(got, words):
@@ -146,35 +154,18 @@ def test_an_empty_output_is_right_where_it_is_wanted():
     assert verdict_on(empty, empty.double(), empty) is None
 
 
-@pytest.mark.parametrize(
-    ("got", "words"),
-    [
-        (torch.cat([ROUNDED[:32], torch.zeros(64, 80)]), "right only at the first 32 of 96 indices of axis 0"),
-        (torch.cat([ROUNDED[:32], torch.zeros(64, 80)]), "the wrong elements are zero"),
-        (ROUNDED + torch.arange(80.0), "each index of axis 1 is off by a constant of its own"),
-        (ROUNDED * torch.linspace(1, 2, 96)[:, None], "each index of axis 0 is off by a factor of its own"),
-        (ROUNDED.abs(), "wrong exactly where the right value is negative"),
-        (torch.cat([ROUNDED[1:], ROUNDED[-1:]]), "axis 0 is shifted by -1, its edge lost"),
-        (ROUNDED.t().contiguous().view(96, 80), "lie as if the last two axes were transposed"),
-        (-ROUNDED, "-1 times"),
-    ],
-)
-def test_the_reason_names_more_patterns(got, words):
-    assert words in verdict_on(got, EXACT, ROUNDED).reason
-
-
 def test_the_reason_gives_the_worst_place_with_got_want_and_bound():
     got = ROUNDED.clone()
     got[7, 5] += 3
     reason = verdict_on(got, EXACT, ROUNDED).reason
-    assert "its largest error is 3, the bound" in reason
+    assert "largest error is 3" in reason
     assert f"at [7, 5]: got {float(got[7, 5]):.7g}, want {float(EXACT[7, 5]):.7g}" in reason
 
 
 def test_places_of_nan_are_described():
     got = ROUNDED.clone()
     got[:, -1] = float("nan")
-    assert "wrong only at index 79 (the last) of axis 1" in verdict_on(got, EXACT, ROUNDED).reason
+    assert "index 79 (the last)" in verdict_on(got, EXACT, ROUNDED).reason
 
 
 def test_an_overflow_of_the_reference_may_be_avoided():
@@ -227,7 +218,7 @@ def test_small_rows_beside_large_ones_count():
     want = EXACT * size
     got = (ROUNDED * size).clone()
     got[:4] = 0
-    assert "4 of 96 indices of axis 0 are off for their own magnitude" in verdict_on(got, want, ROUNDED * size).reason
+    assert "4 of 96 indices of axis 0" in verdict_on(got, want, ROUNDED * size).reason
 
 
 def test_a_slice_in_which_the_reference_had_luck_may_be_off_as_others_are():
@@ -258,12 +249,12 @@ def test_places_that_nothing_contributes_to_are_named():
     want = torch.zeros(8, 30, dtype=torch.float64)
     want[:, ::5] = torch.randn(8, 6, dtype=torch.float64)
     reason = verdict_on(torch.randn(8, 30), want, want.float()).reason
-    assert "192 of 192 elements that must be exactly zero (80 % of all) are not" in reason
+    assert "192 of 192 elements" in reason and "exactly zero (80 %" in reason
 
 
 def test_an_earlier_result_is_recognised():
     first, second = output(A), output(B)
-    assert stale(output(A), [first, second]) == "this is the result of 2 calls before"
+    assert "2 calls before" in stale(output(A), [first, second])
     assert stale(output(A + 1), [first, second]) == ""
 
 
@@ -436,7 +427,7 @@ def test_what_is_compared_stays_as_it_is(dtype):
 
 
 def test_a_reference_that_gives_fewer_tensors_in_float64_is_no_problem_to_judge():
-    with pytest.raises(BrokenProblem, match="2 tensors in its own dtype and 1 in float64"):
+    with pytest.raises(BrokenProblem, match=r"2 tensors .* 1 in float64"):
         mismatch(output(ROUNDED, ROUNDED), output(EXACT), output(ROUNDED, ROUNDED), Tolerance())
 
 

@@ -25,7 +25,7 @@ from kernelwright.sandbox.pool.remote.service_client import (
 )
 from kernelwright.sandbox.service.application import facts
 from kernelwright.sandbox.verdict.judge_version import own_versions
-from tests.support.commands import run_command
+from tests.support.commands import run_with
 from tests.support.executors import right, wrong
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 from tests.support.servers import fenced
@@ -349,7 +349,7 @@ def test_half_an_answer_is_none(answer, error):
 
 
 def command(*words, cwd, **environment):
-    return run_command(*words, cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment)
+    return run_with(cwd, *words, **environment)
 
 
 @pytest.mark.slow

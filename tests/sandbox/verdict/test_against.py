@@ -9,14 +9,11 @@ from kernelwright.sandbox.verdict.verdicts import (
     AS_SHIPPED,
     COMPILED,
     EAGER,
-    Authenticity,
-    Evidence,
     Measurement,
     Pairing,
     Passed,
 )
-
-EVIDENCE = Evidence(jail=(), seconds={}, authenticity=Authenticity(label="custom"), problem_status=None, versions={})
+from tests.support.search import EVIDENCE
 
 
 def pairing(baseline, speedup):

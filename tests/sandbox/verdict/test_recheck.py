@@ -4,9 +4,8 @@ import pytest
 
 from kernelwright.sandbox.verdict.recheck import RecordError, recheck
 from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.verdicts import Authenticity, Evidence, Failed, Measurement, Pairing, Passed
-
-EVIDENCE = Evidence(jail=(), seconds={}, authenticity=Authenticity(label="custom"), problem_status=None, versions={})
+from kernelwright.sandbox.verdict.verdicts import Failed, Measurement, Pairing, Passed
+from tests.support.search import EVIDENCE
 
 
 def record(**changes):
@@ -50,7 +49,7 @@ def test_a_forged_baseline_is_named():
 
 def test_a_failed_verdict_has_nothing_to_compute():
     failed = report(Failed(stage="check", reason="wrong", evidence=EVIDENCE))
-    with pytest.raises(RecordError, match="only a passed verdict rests on samples"):
+    with pytest.raises(RecordError, match="only a passed verdict"):
         recheck(failed)
 
 

@@ -1,0 +1,10 @@
+import pytest
+
+from tests.support.search import new_log
+
+
+@pytest.fixture
+def log(tmp_path):
+    """The log of a new run with one problem."""
+    with new_log(tmp_path / "run") as log:
+        yield log
