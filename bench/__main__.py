@@ -14,6 +14,7 @@ MACHINERY = {
     "chosen",
     "comparison",
     "foreign",
+    "mutation",
     "recorded",
     "results",
     "same_process",
@@ -25,7 +26,7 @@ MACHINERY = {
 
 WITH_WORDS = {"kernelbench", "beside_kernelbench"}
 """Those that need to be told what to look at; without names they are not run."""
-TAKE_WORDS = {*WITH_WORDS, "sections"}
+TAKE_WORDS = {*WITH_WORDS, "mutants", "sections"}
 """Those that may be told."""
 
 
@@ -33,8 +34,8 @@ def main(names: list[str]) -> int:
     """Run the named benches, or all."""
     found = sorted({module.name for module in pkgutil.iter_modules(bench.__path__)} - MACHINERY)
     wanted: list[list[str]] = []
-    for name in names:
-        if name in found:
+    for before, name in zip(["", *names], names, strict=False):
+        if name in found and before != "--subject":
             wanted.append([name])
         elif wanted and wanted[-1][0] in TAKE_WORDS:
             wanted[-1].append(name)
