@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from tests.support.commands import clean_environment, run_with
+from tests.support.commands import run_with
 from tests.support.problems import PROBLEM, RIGHT
 from tests.support.servers import fenced
 
@@ -48,10 +48,6 @@ def called(words, folder, server=None, **environment):
 def command(words):
     # -P: a user's folder named `problems` is no package of ours.
     return [sys.executable, "-P", "-m", "kernelwright", *words[1:]]
-
-
-def surroundings(server):
-    return clean_environment() | ({"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none"} if server else {})
 
 
 def address_of(words, folder):
