@@ -58,12 +58,11 @@ def test_a_command_ends_with_its_code(ended, code, words):
 def test_ctrl_c_ends_with_its_code(tmp_path):
     os.mkfifo(tmp_path / "reply")
     command = [sys.executable, "-c", HEARING_CTRL_C, "extract", str(tmp_path / "reply")]
+    surroundings = os.environ | {"PYTHONPATH": str(outputs.ROOT)}
     with (
-        subprocess.Popen(
-            command, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(outputs.ROOT)}
-        ) as process,
-        (tmp_path / "reply").open("w"),
-    ):  # opened once the command reads
+        subprocess.Popen(command, stderr=subprocess.PIPE, env=surroundings) as process,
+        (tmp_path / "reply").open("w"),  # opened once the command reads
+    ):
         process.send_signal(signal.SIGINT)
         process.wait(60)
     assert process.returncode == 130

@@ -1,84 +1,73 @@
-"""Records of an earlier release open through the commands, with the figures that stand in `data/records.toml`."""
+"""Records of an earlier version open with their public commands and yield the recorded figures."""
 
-import gzip
-import hashlib
 import json
 import tomllib
 
 import pytest
 
-from bench.results.records import Searched
+from bench.results.records import Searched, read_lines
 from kernelwright.evals.scores.judgements import Judgements
-from kernelwright.sandbox.service.job_store import JobStore
 from kernelwright.sandbox.verdict.judge_version import judged_by
-from kernelwright.sandbox.verdict.verdicts import Passed
-from tests.contract.outputs import RECORDS, prepared, said
-from tests.contract.recorded import DATA
+from tests.contract import outputs, recorded
+from tests.support.service import listening
 
-FIGURES = tomllib.loads((DATA / "records.toml").read_text())
-DIGEST_LENGTH = 16
-"""Of the digest that stands in older records in the place of a judge version."""
-
-
-@pytest.fixture
-def place(tmp_path):
-    return prepared(tmp_path)
+FIGURES = tomllib.loads((recorded.DATA / "records.toml").read_text(encoding="utf-8"))
+LARGEST_BYTES = 300_000
+JOBS = {
+    "efe1b5b7b18038f3c9f214d8c057ed0e": ("done", "passed"),
+    "a8a2596712d0a395807ab8efbeef3402": ("done", "failed"),
+}
 
 
-def answer(place, words):
-    return json.loads(said(place, [*words.split(), "--json"]))
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return outputs.prepared(tmp_path_factory.mktemp("records"))
 
 
-def outcome(verdict):
-    return "passed" if isinstance(verdict, Passed) else verdict.stage
+def looked_up(value, path):
+    for part in path.split("."):
+        value = value[int(part) if isinstance(value, list) else part]
+    return value
 
 
-def test_a_run_is_shown_ranked_and_replayed(place):
-    figures = FIGURES["run"]
-    problem = answer(place, "resume run")
-    assert problem["best_attempt"] == figures["best"]
-    assert problem["speedup"] == pytest.approx(figures["speedup_confirmed"])
-    (board,) = answer(place, "leaderboard run")["boards"]
-    (cell,) = board["rows"][0]["cells"]
-    assert cell["published"]["speedup"] == pytest.approx(figures["speedup_verified"])
-    assert cell["stale"], "its judge has another version"
-    replayed = answer(place, "replay run")
-    assert (replayed["same"], replayed["events"]) == (True, figures["events"])
-    said(place, ["inspect", "run", "--export", "report.html"])
-    assert (place / "report.html").stat().st_size > 10_000
+@pytest.mark.parametrize("words", FIGURES)
+def test_an_old_record_yields_its_figures(place, words):
+    value = json.loads(outputs.said(place, [*words.split(), "--json"]))
+    assert {path: looked_up(value, path) for path in FIGURES[words]} == FIGURES[words]
 
 
-def test_a_resumed_run_that_is_finished_stays_as_it_was(place):
-    before = hashlib.sha256((place / "run/header.json").read_bytes()).hexdigest()
-    said(place, ["resume", "run"])
-    assert hashlib.sha256((place / "run/header.json").read_bytes()).hexdigest() == before
-    assert answer(place, "replay run")["events"] == FIGURES["run"]["events"]
+def test_an_old_run_becomes_a_page(place):
+    outputs.said(place, ["inspect", "run", "--export", "run.html"])
+    page = (place / "run.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and len(page) > 50_000
 
 
-def test_a_verdict_is_recomputed_from_its_samples(place):
-    assert answer(place, "judge --recheck passed.json") == {"agrees": True, "differences": {}}
+def test_an_old_run_and_old_scores_are_exported(place):
+    of_run = outputs.said(place, ["export", "run", "-"])
+    scored = ["--problems", "scored/tasks", "--candidates", "scored/candidates"]
+    of_scores = outputs.said(place, ["export", "scored/scores", "-", *scored])
+    assert len(of_run.splitlines()) == 3
+    assert sorted(json.loads(line)["outcome"] for line in of_scores.splitlines()) == ["failed", "passed"]
 
 
-def test_scores_are_read_with_the_judge_that_they_have(place):
+def test_old_jobs_of_a_service_are_told_by_a_new_one(place):
+    with listening(place / "jobs") as running:
+        told = [running.client().ask("GET", f"/v1/jobs/{id}").body for id in JOBS]
+    assert {one["id"]: (one["state"], one["report"]["outcome"]) for one in told} == JOBS
+
+
+def test_the_records_are_small():
+    assert sum(path.stat().st_size for path in outputs.RECORDS.iterdir()) < LARGEST_BYTES
+
+
+def test_old_scores_keep_the_digest_of_their_judge(place):
     found = Judgements.read(place / "scored/scores/scores.db")
-    names = {one.candidate.partition("/")[2].removesuffix(".py"): one for one in found}
-    assert {name: outcome(one.verdict) for name, one in names.items()} == FIGURES["scores"]["outcomes"]
-    right = names["right"]
-    assert right.verdict.measurement.speedup == pytest.approx(FIGURES["scores"]["total"]["right"])
-    assert len(right.conditions.judge_version) == DIGEST_LENGTH
-    assert judged_by(right.verdict.evidence.versions) == right.conditions.judge_version
-
-
-def test_jobs_of_a_service_are_there_with_their_verdicts(place):
-    store = JobStore(place / "jobs/jobs.db", 10)
-    try:
-        reports = {id: store.get(id).report for id in FIGURES["jobs"]}
-    finally:
-        store.close()
-    assert {id: one.get("stage") or one["outcome"] for id, one in reports.items()} == FIGURES["jobs"]
+    assert len(found) == 2
+    for one in found:
+        assert len(one.conditions.judge_version) == len("4be86e80f895e1d9")
+        assert judged_by(one.verdict.evidence.versions) == one.conditions.judge_version
 
 
 def test_a_line_of_the_results_is_read():
-    with gzip.open(RECORDS / "results.jsonl.gz", "rt") as lines:
-        found = [Searched.model_validate_json(line) for line in lines]
+    found = list(read_lines(outputs.RECORDS / "results.jsonl.gz", Searched.model_validate_json))
     assert found and all(one.attempts[0].attempt.verdict is not None for one in found)
