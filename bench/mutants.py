@@ -18,6 +18,7 @@ A stopped run goes on where it was. Never draw again to get rid of a survivor.
 
 import argparse
 import contextlib
+import ctypes
 import functools
 import gc
 import hashlib
@@ -42,13 +43,13 @@ from typing import Any, NamedTuple, TextIO
 from bench.mutation import Code, Mutant, Place, Tree, draw, first_line, mutated
 
 QUICK = "not slow and not long and not gpu and not corpus"
-MOST_FILES, MOST_SECONDS = 10, 4.0
-"""Test files that a mutant is tried on, the most specific first; and how long a test among them may take."""
-CPU_S = 20
-"""Processor time that a mutant gets beyond five times what its tests take; it is killed by this limit as well."""
+MOST_FILES, FILES_S, TEST_S = 8, 20.0, 3.0
+"""Test files that a mutant is tried on, the most specific first; how long they may take together, and one test."""
+CPU_S, TRACE_CPU_S = 10, 120
+"""Processor time of a mutant beyond twice what its tests take, after which it counts as killed; and of a trace."""
 MOST_BYTES = 12 << 30
-BROKEN = 70
-"""Exit code of a fork that failed by an error of this bench."""
+BROKEN, PR_SET_PDEATHSIG = 70, 1
+"""Exit code of a fork that failed by an error of this bench; and the call that ends a fork with its parent."""
 
 
 class Outcome(NamedTuple):
@@ -185,8 +186,9 @@ class Nursery:
             os.environ |= {"TMPDIR": folder, "XDG_CACHE_HOME": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
             os.environ.pop("KERNELWRIGHT_CACHE", None)
             tempfile.tempdir = folder
+            _settle_hypothesis()
             self._trace([name for name in self.files if name not in self._traces()])
-            chosen = {one.id: self._callers(place)[:MOST_FILES] for one, place in todo}
+            chosen = {one.id: self._chosen(place) for one, place in todo}
             wanted = dict.fromkeys(name for names in chosen.values() for name in names)
             self._trace([name for name in wanted if self._traces()[name]["state"] != self.state])
             self._import(wanted)
@@ -210,6 +212,15 @@ class Nursery:
         calling = [name for name in self.files if place.name in traces[name]["functions"]]
         return sorted(calling, key=lambda name: (len(traces[name]["functions"]), name))
 
+    def _chosen(self, place: Place) -> list[str]:
+        """The first of them, as far as there is time; at least one."""
+        traces, left, chosen = self._traces(), FILES_S, []
+        for name in self._callers(place)[:MOST_FILES]:
+            left -= traces[name]["seconds"]
+            if left >= 0 or not chosen:
+                chosen.append(name)
+        return chosen
+
     def _import(self, names: Iterable[str]) -> None:
         import pytest
 
@@ -228,7 +239,7 @@ class Nursery:
         for number, name in enumerate(names, 1):
             found.unlink(missing_ok=True)
             path = self.files[name]
-            forked(lambda path=path: self._traced(path, found), self.tree.build / "trace.log", 6 * CPU_S)
+            forked(lambda path=path: self._traced(path, found), self.tree.build / "trace.log", TRACE_CPU_S)
             nothing = {"functions": [], "seconds": 0.0, "left_out": [path.name]}
             traces[name] = (json.loads(found.read_text()) if found.is_file() else nothing) | {"state": self.state}
             if number % 20 == 0 or number == len(names):
@@ -255,7 +266,7 @@ class Nursery:
             return "survived"
         traces = self._traces()
         left_out = {test for name in names for test in traces[name]["left_out"]}
-        limit = CPU_S + 5 * sum(traces[name]["seconds"] for name in names)
+        limit = CPU_S + 2 * sum(traces[name]["seconds"] for name in names)
         log = self.tree.build / "mutant.log"
         code = forked(lambda: self._tests(live, mutant, place, names, left_out), log, limit)
         if code in {4, BROKEN}:
@@ -267,6 +278,16 @@ class Nursery:
 
         live.exchange(place, mutated(place, mutant))
         return int(pytest.main([*(str(self.files[name]) for name in names), "-x", *self._flags()], [Without(left_out)]))
+
+
+def _settle_hypothesis() -> None:
+    """Let property tests draw the same examples each time, and end at the first failure."""
+    with contextlib.suppress(ModuleNotFoundError):
+        from hypothesis import Phase, settings
+
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
+        settings.load_profile("mutants")
 
 
 class Watch:
@@ -285,7 +306,7 @@ class Watch:
     @property
     def left_out(self) -> set[str]:
         """Names of tests that can not tell a mutant."""
-        return self.failed | {name for name, seconds in self.seconds.items() if seconds > MOST_SECONDS}
+        return self.failed | {name for name, seconds in self.seconds.items() if seconds > TEST_S}
 
 
 class Without:
@@ -356,6 +377,7 @@ def forked(work: Callable[[], int], log: Path, cpu_s: float | None = None) -> in
         code = BROKEN
         try:
             os.setsid()
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             for stream in (1, 2):
                 os.dup2(output, stream)
