@@ -188,7 +188,7 @@ class Nursery:
             tempfile.tempdir = folder
             _settle_hypothesis()
             self._trace([name for name in self.files if name not in self._traces()])
-            chosen = {one.id: self._chosen(place) for one, place in todo}
+            chosen = {one.id: self._chosen(one, place) for one, place in todo}
             wanted = dict.fromkeys(name for names in chosen.values() for name in names)
             self._trace([name for name in wanted if self._traces()[name]["state"] != self.state])
             self._import(wanted)
@@ -197,7 +197,7 @@ class Nursery:
                 start = time.monotonic()
                 found = self._tried(mutant, place, chosen[mutant.id], live)
                 if found != "killed" == self.before.get(mutant.id):
-                    others = [name for name in self._callers(place) if name not in chosen[mutant.id]]
+                    others = [name for name in self._callers(mutant, place) if name not in chosen[mutant.id]]
                     self._trace([name for name in others if self._traces()[name]["state"] != self.state])
                     found = self._tried(mutant, place, others, live)
                 with self._results.open("a") as results:
@@ -206,16 +206,16 @@ class Nursery:
                 self.progress.write(f"  {number} of {len(todo)}: {mutant.id} {found} ({taken:.1f} s)\n")
         return 0
 
-    def _callers(self, place: Place) -> list[str]:
-        """Test files that call a function, those first that call few others."""
+    def _callers(self, mutant: Mutant, place: Place) -> list[str]:
+        """Test files that call a function, also under its name before a rename; those first that call few others."""
         traces = self._traces()
-        calling = [name for name in self.files if place.name in traces[name]["functions"]]
+        calling = [name for name in self.files if {place.name, mutant.function} & set(traces[name]["functions"])]
         return sorted(calling, key=lambda name: (len(traces[name]["functions"]), name))
 
-    def _chosen(self, place: Place) -> list[str]:
+    def _chosen(self, mutant: Mutant, place: Place) -> list[str]:
         """The first of them, as far as there is time; at least one."""
         traces, left, chosen = self._traces(), FILES_S, []
-        for name in self._callers(place)[:MOST_FILES]:
+        for name in self._callers(mutant, place)[:MOST_FILES]:
             left -= traces[name]["seconds"]
             if left >= 0 or not chosen:
                 chosen.append(name)
