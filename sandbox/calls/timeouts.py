@@ -85,7 +85,7 @@ class CallTimeout(NamedTuple):
     def wait(self, child: Watched) -> None:
         """Return when the child has something to say. Raises `ChildLate`."""
         start = time.monotonic()
-        if child.has_spoken(min(LOOK_S, self.limit_s)):
+        if child.has_spoken(min(LOOK_S, self.limit_s / WALL)):
             return
         queued_s, before = 0.0, _queued_s(child.processes())
         while True:

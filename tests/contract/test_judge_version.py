@@ -26,6 +26,7 @@ def drawn():
     common = Counter(one.problem for one in CANDIDATES.values())
     names = sorted(RECORDED.keys() & CANDIDATES.keys(), key=lambda name: (-common[CANDIDATES[name].problem], name))
     found, seen = [], set()
+    names.sort(key=lambda name: "|" in getattr(CANDIDATES[name], "words", ""))  # those last whose outcome may vary
     for name in names:
         if not seen & set(RECORDED[name]):
             seen.update(RECORDED[name])
@@ -46,13 +47,18 @@ def test_the_table_holds_every_candidate_under_the_judge_version_of_today():
     assert all((one == [PASSED]) == name.startswith("honest: ") for name, one in RECORDED.items())
 
 
+def is_kept(entry, earlier):
+    """An outcome that varies from run to run may gain further kinds by hand."""
+    return entry == earlier or (isinstance(earlier[0], str) and set(earlier) < set(entry))
+
+
 @pytest.mark.parametrize("path", [OUTCOMES, FIGURES], ids=["outcomes", "figures"])
 def test_no_committed_entry_changed_under_the_same_version(path):
     """Candidates may be added. A candidate that was renamed or removed is not in the table any more."""
     version, entries = read_table(path)
     for earlier_version, earlier in earlier_tables(path):
         if earlier_version == version:
-            changed = {name for name in entries.keys() & earlier.keys() if entries[name] != earlier[name]}
+            changed = {name for name in entries.keys() & earlier.keys() if not is_kept(entries[name], earlier[name])}
             assert not changed, f"{sorted(changed)} changed under version {version}; raise JUDGE_VERSION"
 
 

@@ -75,7 +75,7 @@ def test_the_seconds_of_judging_are_those_of_the_verdicts_that_were_reached(told
 
 
 def test_the_pages_say_what_the_first_judge_said(told):
-    assert f"{LUCKY:.2f} x" in told[0].details[ATTEMPT - 1]["first"]
+    assert f"{LUCKY:.2f} \u00d7" in told[0].details[ATTEMPT - 1]["first"]
     assert told[0].details[2]["first"] is None
 
 
