@@ -43,10 +43,10 @@ from typing import Any, NamedTuple, TextIO
 from bench.mutation import Code, Mutant, Place, Tree, draw, first_line, mutated
 
 QUICK = "not slow and not long and not gpu and not corpus"
-MOST_FILES, FILES_S, TEST_S = 8, 20.0, 3.0
+MOST_FILES, FILES_S, TEST_S = 8, 30.0, 3.0
 """Test files that a mutant is tried on, the most specific first; how long they may take together, and one test."""
-CPU_S, TRACE_CPU_S = 10, 120
-"""Processor time of a mutant beyond twice what its tests take, after which it counts as killed; and of a trace."""
+TEST_CPU_S, CPU_S = 9, 120
+"""Processor time of one test, after which its mutant counts as killed; and of a file of tests, or all of a mutant."""
 MOST_BYTES = 12 << 30
 BROKEN, PR_SET_PDEATHSIG = 70, 1
 """Exit code of a fork that failed by an error of this bench; and the call that ends a fork with its parent."""
@@ -214,11 +214,11 @@ class Nursery:
 
     def _chosen(self, mutant: Mutant, place: Place) -> list[str]:
         """The first of them, as far as there is time; at least one."""
-        traces, left, chosen = self._traces(), FILES_S, []
+        traces, chosen, taken = self._traces(), [], 0.0
         for name in self._callers(mutant, place)[:MOST_FILES]:
-            left -= traces[name]["seconds"]
-            if left >= 0 or not chosen:
+            if taken + traces[name]["seconds"] <= FILES_S or not chosen:
                 chosen.append(name)
+                taken += traces[name]["seconds"]
         return chosen
 
     def _import(self, names: Iterable[str]) -> None:
@@ -239,7 +239,7 @@ class Nursery:
         for number, name in enumerate(names, 1):
             found.unlink(missing_ok=True)
             path = self.files[name]
-            forked(lambda path=path: self._traced(path, found), self.tree.build / "trace.log", TRACE_CPU_S)
+            forked(lambda path=path: self._traced(path, found), self.tree.build / "trace.log", CPU_S)
             nothing = {"functions": [], "seconds": 0.0, "left_out": [path.name]}
             traces[name] = (json.loads(found.read_text()) if found.is_file() else nothing) | {"state": self.state}
             if number % 20 == 0 or number == len(names):
@@ -266,9 +266,8 @@ class Nursery:
             return "survived"
         traces = self._traces()
         left_out = {test for name in names for test in traces[name]["left_out"]}
-        limit = CPU_S + 2 * sum(traces[name]["seconds"] for name in names)
         log = self.tree.build / "mutant.log"
-        code = forked(lambda: self._tests(live, mutant, place, names, left_out), log, limit)
+        code = forked(lambda: self._tests(live, mutant, place, names, left_out), log, CPU_S)
         if code in {4, BROKEN}:
             raise RuntimeError(f"{mutant} could not be tried: {log.read_text()[-2000:]}")
         return "survived" if code in {0, 5} else "killed"
@@ -277,7 +276,7 @@ class Nursery:
         import pytest
 
         live.exchange(place, mutated(place, mutant))
-        return int(pytest.main([*(str(self.files[name]) for name in names), "-x", *self._flags()], [Without(left_out)]))
+        return int(pytest.main([*(str(self.files[name]) for name in names), "-x", *self._flags()], [Strict(left_out)]))
 
 
 def _settle_hypothesis() -> None:
@@ -309,8 +308,8 @@ class Watch:
         return self.failed | {name for name, seconds in self.seconds.items() if seconds > TEST_S}
 
 
-class Without:
-    """A plugin that leaves tests out."""
+class Strict:
+    """A plugin that leaves tests out, and ends the process where another takes too long."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
@@ -318,6 +317,10 @@ class Without:
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Called by pytest with all that it found."""
         items[:] = [item for item in items if item.nodeid not in self.names]
+
+    def pytest_runtest_setup(self) -> None:
+        """Called by pytest before each test; without a handler the timer's signal kills."""
+        signal.setitimer(signal.ITIMER_PROF, TEST_CPU_S)
 
 
 class Live:
@@ -366,7 +369,7 @@ def digest(*paths: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def forked(work: Callable[[], int], log: Path, cpu_s: float | None = None) -> int:
+def forked(work: Callable[[], int], log: Path, cpu_s: int | None = None) -> int:
     """Exit code of `work` in a process of its own, negative for a signal; all of its group ends with it.
 
     With `cpu_s`, it may use so much processor time and six times as much time by the clock.
@@ -382,7 +385,7 @@ def forked(work: Callable[[], int], log: Path, cpu_s: float | None = None) -> in
             for stream in (1, 2):
                 os.dup2(output, stream)
             if cpu_s is not None:
-                resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s)))
+                resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
                 resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
             code = work()
         except BaseException:

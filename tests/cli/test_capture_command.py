@@ -35,6 +35,7 @@ def test_a_script_runs_as_it_is_and_its_parts_are_problems_that_are_sound(kernel
     assert split["chosen"] and checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.long
 def test_a_capture_is_searched_with_the_attempts_where_the_time_is(kernelwright, files, captured):
     split = json.loads(kernelwright("split", "capture", "--top", 2, "--json").stdout)
     done = kernelwright(

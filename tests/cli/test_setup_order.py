@@ -72,7 +72,9 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", ["judge", *(pytest.param(name, marks=pytest.mark.long) for name in COMMANDS if name != "judge")]
+)
 def test_a_command_that_judges_is_set_up_before_it_imports_torch(watched, name):
     stood_ready(watched(*COMMANDS[name]))
 

@@ -34,6 +34,7 @@ def run_of_five(kernelwright, five, model_server):
     return kernelwright("run", *(f"{name}.py" for name in FIVE), *words)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_past_problems_that_can_not_be_judged(kernelwright, run_of_five, five):
     done = run_of_five
     assert done.returncode == 1, done.stdout + done.stderr

@@ -85,6 +85,7 @@ def test_what_reads_records_prints_the_recorded_keys(place):
     assert differing(outputs.quick_outputs(place), outputs.QUICK) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_judges_prints_the_recorded_keys(place):
     assert differing(outputs.slow_outputs(place), outputs.SLOW) == []

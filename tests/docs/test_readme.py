@@ -49,9 +49,9 @@ def propose(view, slots, rng):
 
 
 def marked(line):
-    """Whole searches and gradients take longest; what they do is tested elsewhere too, and `--json` by `earlier`."""
-    searches = {"run", "resume", "replay"} & set(line.words) and "simulated" not in line.words
-    long = searches or {"--backward", "--json", "KernelBench::level1/1", "rms_norm"} & set(line.words)
+    """What judges takes long, and tests of the command line judge the same way."""
+    judging = {"run", "resume", "replay", "judge", "score", "check", "--verify"} & set(line.words)
+    long = judging and "simulated" not in line.words
     return pytest.param(line, marks=pytest.mark.long if long else (), id=line.text)
 
 

@@ -188,12 +188,14 @@ def test_the_best_kernel_is_the_right_one_with_its_verdict(kept):
     assert (found["outcome"], found["attempt"]) == ("passed", 2) and found["samples"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_best_kernel_can_be_tried_by_itself(kept):
     done = subprocess.run([sys.executable, "use.py"], cwd=kept, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_best_kernel_can_be_put_into_a_model(kept):
     code = (
@@ -205,6 +207,7 @@ def test_the_best_kernel_can_be_put_into_a_model(kept):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_best_kernel_is_verified_by_the_command_that_its_readme_names(kept):
     readme = (kept / "README.md").read_text()

@@ -77,6 +77,7 @@ def subject(reference):
         built.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_is_right_and_clean_passes_with_the_word_of_the_tool(subject, tool):
     tool("compute-sanitizer", CLEAN)
@@ -87,6 +88,7 @@ def test_what_is_right_and_clean_passes_with_the_word_of_the_tool(subject, tool)
     assert one.built.seconds["check"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_fault_in_what_is_right_fails_the_check_with_the_deciding_line_first(subject, tool):
     tool("compute-sanitizer", OVERRUN)
@@ -153,6 +155,7 @@ def test_silence_about_one_candidate_refuses_nobody(subject, tool):
     assert one.built.look.memcheck.why == "ValueError: not under a tool"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_tool_that_never_says_anything_is_the_machines_lack(subject, tool):
     tool("compute-sanitizer", "")

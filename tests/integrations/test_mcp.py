@@ -107,6 +107,7 @@ def test_wrong_arguments_of_every_tool_are_told_in_one_sentence(folder):
         assert "\n" not in said(told) and "http" not in said(told)
 
 
+@pytest.mark.long
 def test_on_a_processor_a_profile_says_how_many_cores_are_busy(folder):
     async def talk(client):
         return await client.call_tool("profile", {"problem": "scaled.py", "path": "own.py"})

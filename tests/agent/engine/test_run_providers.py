@@ -60,6 +60,7 @@ def test_a_folder_of_tasks_goes_from_prompt_to_verdict(called, tmp_path):
     assert json.loads(done.stdout)["passed"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_cache_answers_a_second_run(called, model_server):
     server = model_server("I am sorry, I can not help with that.")

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelwright.evals.figures import metrics
+from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.figures.metrics import Result
+from tests.evals.made_run import failed, passed
 
 RATIOS = st.floats(0.01, 100)
 SPEEDUPS = st.one_of(st.none(), RATIOS)
@@ -118,6 +120,15 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one(case):
     assert metrics.pass_at_k(samples, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
+@pytest.mark.parametrize(
+    ("verdict", "built"),
+    [(passed(2.0), True), (failed("check"), True), (failed("load"), True), (failed("build"), False)],
+    ids=["passed", "check", "load", "build"],
+)
+def test_what_came_through_scan_and_build_counts_as_compiled(verdict, built):
+    assert measured(verdict).compiled == built
+
+
 def test_pass_at_more_samples_than_there_are_is_refused():
     with pytest.raises(ValueError, match="k <= samples"):
         metrics.pass_at_k(3, 1, 4)
@@ -125,6 +136,12 @@ def test_pass_at_more_samples_than_there_are_is_refused():
 
 def test_the_roofline_fraction_is_floor_over_time():
     assert metrics.roofline_fraction(candidate_ms=2.0, floor_ms=0.5) == 0.25
+
+
+@pytest.mark.parametrize(("candidate", "floor"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)])
+def test_a_roofline_fraction_needs_two_times(candidate, floor):
+    with pytest.raises(ValueError, match="positive"):
+        metrics.roofline_fraction(candidate, floor)
 
 
 @pytest.mark.parametrize(("candidate", "score"), [(4.0, 0.5), (1.0, 1.0), (0.5, 1.0), (2.0, 0.75), (7.0, 1 / 3)])

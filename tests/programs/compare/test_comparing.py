@@ -25,6 +25,7 @@ def compared(tmp_path, *arguments, rows=ROWS, compiled=(), **how):
     return compare(order, processes=2)
 
 
+@pytest.mark.long
 def test_a_program_is_timed_with_and_without_kernels_and_compared(tmp_path):
     found = compared(tmp_path)
     assert found.calls == 1 and not found.backward

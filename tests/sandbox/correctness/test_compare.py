@@ -454,3 +454,31 @@ def test_where_a_problem_is_not_defined_anything_is_right():
 def test_beside_what_is_not_defined_all_is_compared():
     assert judged_outside(torch.where(torch.arange(96)[:, None] == 1, 0.0, ROUNDED)).by_distance
     assert "has NaN at [1, 0]" in judged_outside(torch.full_like(ROUNDED, math.nan)).reason
+
+
+UNIT = 2.0**-17
+"""64 units in the last place of 1 in float32."""
+
+
+@pytest.mark.parametrize(("off", "right"), [(0.5, True), (1.0, True), (1.0 + 2**-6, False), (1.5, False)])
+@pytest.mark.parametrize("shape", [(1,), (2, 64)])
+def test_where_rounding_does_nothing_the_floor_is_what_an_output_may_be_off_by(shape, off, right):
+    ones = torch.ones(shape)
+    assert (verdict_on(ones + off * UNIT, ones.double(), ones) is None) == right
+
+
+@pytest.mark.parametrize(("off", "right"), [(7.9, True), (8.1, False)])
+def test_beyond_the_floor_an_output_may_be_off_by_the_factor_times_what_the_reference_is(off, right):
+    rounding = 2.0**-12
+    ones, near = torch.ones(4, dtype=torch.float64), torch.full((4,), 1 + rounding)
+    assert (verdict_on((ones + off * rounding).float(), ones, near) is None) == right
+
+
+def test_a_few_elements_that_are_off_hide_nothing_where_the_usual_one_is_near():
+    near = torch.ones(4097)
+    near[0] = 1e6
+    few, all_of_them = near.clone(), near.clone()
+    few[1] += 10 * UNIT
+    all_of_them[1:] += 10 * UNIT
+    assert is_right_anyhow(output(few), output(near), Tolerance())
+    assert not is_right_anyhow(output(all_of_them), output(near), Tolerance())

@@ -204,3 +204,8 @@ def test_elements_that_are_all_near_are_found_by_pieces_and_one_that_is_not_too(
 def test_what_is_not_finite_is_near_nothing_and_what_is_not_zero_is_not_near_zero(got, near):
     assert not all_within(torch.tensor([1.0, float(got)]), torch.tensor([1.0, float(near)]), 0.5)
     assert all_within(torch.zeros(3), torch.zeros(3), 0.5)
+
+
+@pytest.mark.parametrize(("got", "near"), [(1.09, True), (1.11, False), (0.91, True), (0.89, False)])
+def test_near_is_off_by_no_more_than_the_share(got, near):
+    assert all_within(torch.tensor([2.0, got]), torch.tensor([2.0, 1.0]), 0.1) == near

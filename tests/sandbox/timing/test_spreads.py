@@ -48,3 +48,11 @@ def test_a_worker_pair_counts_by_its_median():
     placebo = Pairing(baseline="x", candidate_ms=(1.0,) * 4, baseline_ms=(1.1, 1.1, 0.9, 0.8), workers=(0, 0, 3, 3))
     assert by_worker(placebo) == {0: pytest.approx(math.log(1.1)), 3: pytest.approx(math.log(0.72) / 2)}
     assert by_worker(None) == {}
+
+
+def test_without_a_store_of_its_own_they_are_kept_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
+    spreads = Spreads(NORM, Settings(worker_pairs=5))
+    spreads.keep([0.001] * 12)
+    assert Spreads(NORM, Settings(worker_pairs=5)).known() == spreads.known()
+    assert list(tmp_path.rglob("*"))

@@ -216,6 +216,8 @@ def test_an_hour_of_a_busy_machine_does_not_widen_all_that_follows():
 @pytest.mark.parametrize(
     ("probability", "degrees", "point"),
     [
+        (0.6, 5, 0.2672),
+        (0.75, 1, 1.0),
         (0.975, 1, 12.7062),
         (0.975, 2, 4.3027),
         (0.975, 4, 2.7764),
