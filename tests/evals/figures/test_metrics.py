@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernelwright.evals.figures import metrics
 from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.figures.metrics import Result
-from tests.evals.made_run import failed, passed
+from tests.support.runs import failed, passed
 
 RATIOS = st.floats(0.01, 100)
 SPEEDUPS = st.one_of(st.none(), RATIOS)
