@@ -42,11 +42,6 @@ class Module(NamedTuple):
     name: str
     path: Path
 
-    @property
-    def where(self) -> str:
-        """Package and folder as one name."""
-        return f"{self.package}.{self.room}".rstrip(".")
-
 
 @cache
 def modules() -> dict[str, Module]:

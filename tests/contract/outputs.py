@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import shutil
-import subprocess
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -100,11 +99,6 @@ def prepared(place: Path) -> Path:
     return place
 
 
-def called(place: Path, words: Iterable[str]) -> "subprocess.CompletedProcess[str]":
-    """The finished command line, in a process of its own."""
-    return run_with(place, *words)
-
-
 def said(place: Path, words: Iterable[str]) -> str:
     """Standard output of a command that runs in this process. Raises what it raises."""
     with contextlib.chdir(place):
@@ -124,8 +118,8 @@ def slow_outputs(place: Path) -> dict[str, Output]:
     found = {}
     for label, words in SLOW.items():
         if label in PREPARED:
-            called(place, PREPARED[label].split())
-        done = called(place, words.split() if label in NOT_JSON else [*words.split(), "--json"])
+            run_with(place, *PREPARED[label].split())
+        done = run_with(place, *words.split(), *([] if label in NOT_JSON else ["--json"]))
         if label not in NOT_JSON:
             assert done.stdout, f"{words} says nothing: {done.stderr}"
             found[label] = output_of(done.stdout)

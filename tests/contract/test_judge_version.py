@@ -21,12 +21,16 @@ FEWEST = 30
 def drawn():
     """One candidate of each outcome, and more of those of the most common problems up to `FEWEST`.
 
-    Candidates of the same problem share a judge, so common problems come first.
+    Candidates of the same problem share a judge, so common problems come first. Those whose outcome may vary come last.
     """
     common = Counter(one.problem for one in CANDIDATES.values())
-    names = sorted(RECORDED.keys() & CANDIDATES.keys(), key=lambda name: (-common[CANDIDATES[name].problem], name))
+
+    def order(name):
+        may_vary = "|" in getattr(CANDIDATES[name], "words", "")
+        return may_vary, -common[CANDIDATES[name].problem], name
+
+    names = sorted(RECORDED.keys() & CANDIDATES.keys(), key=order)
     found, seen = [], set()
-    names.sort(key=lambda name: "|" in getattr(CANDIDATES[name], "words", ""))  # those last whose outcome may vary
     for name in names:
         if not seen & set(RECORDED[name]):
             seen.update(RECORDED[name])

@@ -12,16 +12,11 @@ import pytest
 
 from kernelwright.commands.options import exit_codes
 from tests.contract import outputs, recorded
+from tests.support.commands import run_with
+from tests.support.processes import HEARING_CTRL_C
 
 EXITS = tomllib.loads((recorded.DATA / "exits.toml").read_text(encoding="utf-8"))
 COMMANDS = [(int(code), words) for code, lines in EXITS["commands"].items() for words in lines]
-HEARING_CTRL_C = """
-import signal
-from kernelwright.cli import main
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-main()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +32,7 @@ def place(tmp_path_factory):
 def ended(place):
     """Every recorded command, finished; two at a time, since most of each is its start."""
     with ThreadPoolExecutor(2) as pool:
-        done = pool.map(lambda words: outputs.called(place, words.split()), [words for _, words in COMMANDS])
+        done = pool.map(lambda words: run_with(place, *words.split()), [words for _, words in COMMANDS])
     return dict(zip([words for _, words in COMMANDS], done, strict=True))
 
 

@@ -32,29 +32,14 @@ from kernelwright.sandbox.verdict.verdicts import (
     Passed,
     Verdict,
 )
+from tests.support.runs import REFERENCE
 
 PROBLEM = Problem(
     name="doubled",
     title="Twice the input",
     family="test",
     size="cpu",
-    source="""\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def forward(self, x):
-        return x * 2
-
-
-def get_inputs():
-    return [torch.randn(8)]
-
-
-def get_init_inputs():
-    return []
-""",
+    source=REFERENCE,
 )
 CONFIG = SearchConfig(model="scripted-1", attempts=7, drafts=2, repairs=2, retry_delay_s=0)
 SETTING = Setting(config={"model": "scripted-1"}, device="Example CPU", versions={"python": "3.11"})
