@@ -1,32 +1,68 @@
-"""What a record tells of timing on a device, beside the samples themselves."""
+"""Records of timing on a device, beside the samples themselves."""
 
-from typing import Any
+import statistics
+from typing import Any, Literal
 
 from pydantic import Field
 
 from kernelwright.problems.record.base import Record
 
-AGREES_WITHIN, AGREES_WITHIN_MS = 0.03, 0.01
-"""Events are believed where the judge's clock leaves them no more room than the larger of this share and this time."""
+CHAIN_SHARE, CHAIN_MS = 0.08, 0.003
+"""How much longer a call may take by a chain than by its events: a share of its time, and at least. Library products
+take 2 to 17 us longer behind a change of contexts on an H200, see docs/decisions/gpu-clock.md."""
+CHAIN_SHORT_MS = 0.002
+"""How much shorter it may come out."""
+CALLS_MS = 0.2
+"""What single calls on the judge's clock can be off by, both ways."""
+
+
+class ClockCheck(Record):
+    """The candidate's time on the judge's own clock. Nothing here rests on the word of the candidate's process.
+
+    `chain`: the judge's process reveals each input on the device once the call before has ended, and stamps both.
+    `calls`: single calls by the host's clock, for programs that wait for the device themselves.
+    """
+
+    method: Literal["chain", "calls"]
+    candidate_ms: tuple[float, ...] = Field(min_length=1)
+    """One call each, with what the protocol takes."""
+    empty_ms: tuple[float, ...] = Field(min_length=1)
+    """The same of calls of a trusted process that compute next to nothing."""
+    empty_gpu_ms: float = 0.0
+    """What such a call takes by the device's events."""
+    moves_data: bool = False
+    """Whether results only move inputs, so that a copy engine could give them: it is not waited for in a chain."""
+
+    @property
+    def time_ms(self) -> float:
+        """The candidate's time."""
+        taken = statistics.median(self.candidate_ms) - statistics.median(self.empty_ms)
+        return max(0.0, taken + self.empty_gpu_ms)
+
+    @property
+    def least_ms(self) -> float:
+        """No smaller time of the candidate is believed, whatever its process reports."""
+        if self.method == "calls":
+            return max(0.0, self.time_ms - CALLS_MS)
+        return max(0.0, self.time_ms - max(CHAIN_MS, CHAIN_SHARE * self.time_ms))
+
+    @property
+    def most_ms(self) -> float:
+        """The candidate takes no longer than this. What a baseline takes beyond it is a saving that is confirmed."""
+        if self.method == "calls":
+            return self.time_ms + CALLS_MS
+        idle_ms = statistics.median(self.empty_ms) if self.moves_data else 0.0
+        return self.time_ms + CHAIN_SHORT_MS + idle_ms
 
 
 class Burst(Record):
-    """Several calls on distinct inputs in one go, every result checked: shows whether events can be believed.
-
-    What the protocol costs is in it once, however many calls there are, so the judge's clock becomes sharp. What it
-    costs is known from the same burst of the reference, whose events can be believed.
-    """
+    """Several calls in one go, by which records of older releases confirmed the device's events."""
 
     calls: int
     bound_ms: float
-    """Of all calls, on the judge's clock."""
     device_ms: float | None
-    """Of all calls, by the device's events, as the worker reports them."""
     protocol_ms: float
-    """What the judge's clock shows beyond the device's events, in the same burst of the reference."""
-
     sustained: float = Field(default=1.0, ge=1)
-    """How many times longer a call of the reference takes within its burst than alone: power and clocks."""
 
     @property
     def call_ms(self) -> float:
@@ -35,11 +71,11 @@ class Burst(Record):
 
     def confirms(self, device_ms: float) -> bool:
         """Whether this leaves no room for a call to take longer than the events of single calls say."""
-        return self.call_ms - device_ms <= max(AGREES_WITHIN * device_ms, AGREES_WITHIN_MS)
+        return self.call_ms - device_ms <= max(0.03 * device_ms, 0.01)
 
 
 class DeviceRecord(Record):
-    """How the samples of a measurement came about on a device."""
+    """How the samples of a measurement came about on a device. Lists by side: `candidate`, or a baseline's name."""
 
     device: str
     architecture: str
@@ -50,12 +86,22 @@ class DeviceRecord(Record):
     """Whether all outputs were copied within the clock, since the driver let the judge map nothing."""
     shipped_is_eager: bool = False
     """Whether torch's own precision switches change no bit of what eager gives, so that it is not timed under them."""
-    bound_ms: dict[str, tuple[float, ...]]
-    """By side, each sample on the judge's clock: an upper bound that nobody can fool."""
     device_ms: dict[str, tuple[float | None, ...]]
-    """By side, the same samples by the device's events."""
+    """Time on the device of each sample, by events, as the side's own process reports it."""
+    latency_ms: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """From an idle device to the result, by the worker's word; untimed calls, so of another number."""
+    host_ms: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """Until the call returns, by the worker's word, in the same calls."""
+    check: ClockCheck | None = None
+    """None in records of older releases."""
     sm_mhz: tuple[int | None, ...] = ()
     """The clock of the multiprocessors after each of the candidate's samples."""
     dropped: dict[str, int] = Field(default_factory=dict)
     """Pairs that do not count, by reason."""
+    errors: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Of each baseline beside strict eager, its largest errors over all input distributions, as shares of the
+    candidate's bounds. Above 1 it is less accurate than a candidate may be."""
+    bound_ms: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """Samples on the judge's clock, in records of older releases."""
     burst: Burst | None = None
+    """In records of older releases."""

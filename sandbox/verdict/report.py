@@ -12,9 +12,11 @@ def report(verdict: Verdict) -> dict[str, Any]:
     """The contract of `judge --json`: keys are always all there; what does not apply or is not known is None.
 
     Times are medians in ms, `samples` the raw paired ones (the placebo's and the witnesses' stand in `measurement`);
-    `speedup` is against the fastest baseline, which `against` names, with the ends of its 95 % interval; `speedups` has
-    those against each that was measured, and the keys of `USUAL` those against the usual ones. `clock` says whose times
-    these are. `floor_ms`, `fraction_of_floor` and `impossible_below_ms` are None where no floor is known.
+    `speedup` is against the fastest baseline at equal accuracy, which `against` names, with the ends of its 95 %
+    interval, and `speedup_any` against the fastest of all. `speedups` has those against each that was measured, and the
+    keys of `USUAL` those against the usual ones. `timing_clock` says what `candidate_ms` and `baselines_ms` are: the
+    time on a GPU (`gpu_time`), or of a call on a processor (`call`); `times` has all three times of each side on a GPU.
+    `floor_ms`, `fraction_of_floor` and `impossible_below_ms` are None where no floor is known.
     `kernelwright.sandbox.verdict.recheck` recomputes what is derived.
     """
     evidence = verdict.evidence
@@ -22,10 +24,11 @@ def report(verdict: Verdict) -> dict[str, Any]:
     found: dict[str, Any] = {"outcome": verdict.outcome} | dict.fromkeys(keys)
     found |= {"baselines_ms": None, "against": None, "floor_ms": None, "fraction_of_floor": None}
     found |= {"impossible_below_ms": None, "clock": None, "speedups": None}
+    found |= dict.fromkeys(TIMES) | {"times": {}, "launch_bound": None, "less_accurate": []}
     found |= dict.fromkeys(USUAL)
     found |= {"samples": None, "measurement": None}
     if isinstance(verdict, Passed):
-        found |= derived(verdict.measurement) | {"clock": verdict.measurement.clock}
+        found |= derived(verdict.measurement) | three_times(verdict.measurement)
         whole = verdict.measurement.model_dump(mode="json")
         found |= {"samples": whole.pop("pairings"), "measurement": whole}
     else:
@@ -65,6 +68,20 @@ def derived(measurement: Measurement) -> dict[str, Any]:
         "floor_ms": measurement.floor_ms,
         "fraction_of_floor": measurement.fraction_of_floor,
         "impossible_below_ms": measurement.floor.impossible_below_ms if measurement.floor else None,
+    }
+
+
+TIMES = ("timing_clock", "speedup_any", "gpu_time_ms", "call_latency_ms", "host_time_ms")
+"""Keys of a passed verdict that records of older releases lack."""
+
+
+def three_times(measurement: Measurement) -> dict[str, Any]:
+    """The keys on clocks and accuracy, of a GPU."""
+    return {key: getattr(measurement, key) for key in TIMES} | {
+        "clock": measurement.clock,
+        "times": measurement.times,
+        "launch_bound": measurement.is_launch_bound if measurement.host_time_ms is not None else None,
+        "less_accurate": list(measurement.less_accurate),
     }
 
 

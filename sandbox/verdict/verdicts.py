@@ -16,7 +16,8 @@ from kernelwright.sandbox.verdict.statistics import Interval, paired_ratio, rati
 from kernelwright.sandbox.verdict.worker_intervals import KnownSpread, worker_interval
 
 Stage = Literal["scan", "build", "load", "run", "check", "time"]
-Comparison = Literal["faster", "same", "slower", "too_noisy"]
+Comparison = Literal["faster", "same", "slower", "too_noisy", "unconfirmed"]
+TimingClock = Literal["call", "gpu_time", "events", "bound"]
 Language = Literal["cpp", "cuda", "cutlass", "triton", "tilelang", "helion", "cute", "python"]
 JAIL_OFF = "JAIL OFF by request"
 """The layer that stands in the evidence where the user did without a jail."""
@@ -45,12 +46,12 @@ class Candidate(Record):
 class Pairing(Record):
     """Raw timings of a candidate and one baseline on the same inputs: sample i of both saw the same values.
 
-    Times are in ms on the judge's clock, from the moment the worker may see the input to the moment it is frozen
-    after saying that it is done.
+    Times are in ms. On a processor they are the judge's, from the moment the worker may see the input to the moment it
+    is frozen after saying that it is done. On a GPU they are the time on the device, see `Measurement.timing_clock`.
     """
 
     baseline: str
-    """`eager`, `eager as shipped`, or `torch.compile` with its mode."""
+    """`eager`, another form of it (`eager as shipped`, `eager tf32`), or `torch.compile` with its mode."""
     candidate_ms: tuple[float, ...] = Field(min_length=1)
     baseline_ms: tuple[float, ...] = Field(min_length=1)
     workers: tuple[int, ...] = ()
@@ -83,8 +84,10 @@ class Measurement(Record):
     """Processor time of all threads of the candidate in each of its timed calls: a witness apart from the clock."""
     eager_cpu_ms: tuple[float, ...] = ()
     """The same of the eager baseline."""
-    clock: Literal["bound", "events"] = "bound"
-    """Whose times the samples are: of the judge's clock, or of the device's events where a burst confirms them."""
+    clock: Literal["bound", "events", "gpu"] = "bound"
+    """As it is stored; see `timing_clock`."""
+    less_accurate: tuple[str, ...] = ()
+    """Baselines whose own results do not meet the candidate's bound on every input distribution."""
     floor: Floor | None = None
     """What no program can beat on this machine; None where it is not known."""
     on_device: DeviceRecord | None = None
@@ -93,14 +96,75 @@ class Measurement(Record):
     """What intervals rest on beside the samples where these are few; None at effort `rank`, where they speak alone."""
 
     @property
+    def timing_clock(self) -> TimingClock:
+        """Which times the samples are.
+
+        `call`: of a call on a processor, by the judge's clock. `gpu_time`: on the device, the host ahead and the L2
+        cache cold, as far as the judge's own clock supports them. In records of older releases of a GPU, `events`: on
+        the device, the host not ahead; `bound`: by the judge's clock, with what the protocol takes.
+        """
+        if self.on_device is None:
+            return "call"
+        return "gpu_time" if self.clock == "gpu" else self.clock
+
+    @property
     def closest(self) -> Pairing:
-        """The pairing with the fastest baseline, that is, with the lowest speedup: the one that counts."""
-        return min(self.pairings, key=lambda pairing: pairing.speedup)
+        """The pairing with the fastest baseline at equal accuracy: the one that counts."""
+        equal = [pairing for pairing in self.pairings if pairing.baseline not in self.less_accurate]
+        return min(equal or self.pairings, key=lambda pairing: pairing.speedup)
 
     @property
     def speedup(self) -> float:
-        """Speedup against the fastest baseline."""
+        """Speedup against the fastest baseline at equal accuracy."""
         return self.closest.speedup
+
+    @property
+    def speedup_any(self) -> float:
+        """Speedup against the fastest of all baselines, less accurate ones too."""
+        return min(pairing.speedup for pairing in self.pairings)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the judge's own clock supports that the candidate is faster than the baseline that counts."""
+        check = self.on_device.check if self.on_device else None
+        if check is None:
+            return True
+        return check.most_ms * (1 + SAME_WITHIN) < statistics.median(self.closest.baseline_ms)
+
+    @property
+    def gpu_time_ms(self) -> float | None:
+        """Median time of the candidate on the device; None on a processor and in records of older releases."""
+        return self.candidate_ms if self.timing_clock == "gpu_time" else None
+
+    @property
+    def call_latency_ms(self) -> float | None:
+        """Median time from an idle device to the candidate's result, by its process's word; None where not measured."""
+        return self.times.get("candidate", {}).get("call_latency_ms")
+
+    @property
+    def host_time_ms(self) -> float | None:
+        """Median time until the candidate's call returns, by its process's word; None where not measured."""
+        return self.times.get("candidate", {}).get("host_time_ms")
+
+    @property
+    def is_launch_bound(self) -> bool:
+        """Whether the host takes longer to issue the candidate's call than the device to run it."""
+        return (self.host_time_ms or 0.0) > (self.gpu_time_ms or float("inf"))
+
+    @property
+    def times(self) -> dict[str, dict[str, float | None]]:
+        """The three times of each side in ms, medians; empty on a processor and in records of older releases."""
+        found: dict[str, dict[str, float | None]] = {}
+        if self.on_device is None or self.timing_clock != "gpu_time":
+            return found
+        for side, gpu_ms in ({"candidate": self.candidate_ms} | self.baselines_ms).items():
+            latencies, hosts = self.on_device.latency_ms.get(side), self.on_device.host_ms.get(side)
+            found[side] = {
+                "gpu_time_ms": gpu_ms,
+                "call_latency_ms": statistics.median(latencies) if latencies else None,
+                "host_time_ms": statistics.median(hosts) if hosts else None,
+            }
+        return found
 
     def against(self, baseline: str) -> Pairing | None:
         """The pairing with `EAGER`, `AS_SHIPPED` or, of its modes the fastest, `COMPILED`; None where there is none.
@@ -109,7 +173,7 @@ class Measurement(Record):
         where the device's record says so.
         """
         if baseline == COMPILED:
-            found = [one for one in self.pairings if one.baseline not in (EAGER, AS_SHIPPED)]
+            found = [one for one in self.pairings if one.baseline.startswith(COMPILED)]
         else:
             found = [one for one in self.pairings if one.baseline == baseline]
         if baseline == AS_SHIPPED and not found and (self.on_device is None or self.on_device.shipped_is_eager):
@@ -142,12 +206,13 @@ class Measurement(Record):
     def comparison(self) -> Comparison:
         """`too_noisy` where the interval is wider than `NOISE_LIMIT` or the placebo is off 1.
 
-        Else by whether the interval leaves 1 by more than `SAME_WITHIN`.
+        Else by whether the interval leaves 1 by more than `SAME_WITHIN`. What is faster by the word of the candidate's
+        process alone is `unconfirmed`.
         """
         if self.interval.half_width > NOISE_LIMIT or not self.is_steady:
             return "too_noisy"
         if self.interval.low > 1 + SAME_WITHIN:
-            return "faster"
+            return "faster" if self.is_confirmed else "unconfirmed"
         return "slower" if self.interval.high < 1 / (1 + SAME_WITHIN) else "same"
 
     @property
