@@ -43,8 +43,9 @@ HALF_MOVED = problem(
     "half_moved",
     "(torch.relu(inputs[0]), torch.roll(inputs[1], 512, 0))",
     "torch.randn(1024, 1024)",
-    "torch.randn(1024, 3072)",
+    "torch.randn(1024, 2560)",
 )
+SPREAD = problem("spread", "inputs[0].mean(0, keepdim=True).repeat(2048, 1)", "torch.randn(2048, 4096)")
 
 TOOLS = '''
 import ctypes, gc, time
@@ -519,12 +520,12 @@ CLOCK_ATTACKS = {
         """,
         "forge(lambda ms: 0.3 * ms)",
     ),
-    "waits_in_the_fifth_call": ClockAttack(
+    "waits_now_and_then": ClockAttack(
         "the same, but not before some calls were issued ahead",
         SUMS,
         """
         self.links = self.links + 1 if held() else 0
-        if self.links == 5:
+        if self.links % 5 == 4:
             torch.cuda.synchronize()
         return torch.cumsum(x, 1)
         """,
@@ -656,8 +657,31 @@ CLOCK_ATTACKS = {
         """,
         truth=None,
     ),
-    "copy_engine_tail": ClockAttack(
-        "a kernel for one result; the other is moved through the host by copy engines behind it",
+    "copy_engines_beside_a_kernel": ClockAttack(
+        "a kernel for one result; the other goes through the host by copy engines, in parts that overlap",
+        HALF_MOVED,
+        """
+        moved = torch.empty_like(inputs[1])
+        SIDE.wait_stream(HERE())
+        for first in range(0, 1024, 128):
+            with torch.cuda.stream(SIDE):
+                ROOM[first : first + 128].copy_(inputs[1][first : first + 128], non_blocking=True)
+            BACK.wait_stream(SIDE)
+            to = (first + 512) % 1024
+            with torch.cuda.stream(BACK):
+                moved[to : to + 128].copy_(ROOM[first : first + 128], non_blocking=True)
+        y = torch.relu(x)
+        HERE().wait_stream(BACK)
+        return y, moved
+        """,
+        """
+        ROOM = torch.empty(1024, 2560, pin_memory=True)
+        forge_answers(0.004)
+        """,
+        truth=None,
+    ),
+    "copy_engines_behind_a_kernel": ClockAttack(
+        "the same, one after another",
         HALF_MOVED,
         """
         y, moved = torch.relu(x), torch.empty_like(inputs[1])
@@ -667,7 +691,7 @@ CLOCK_ATTACKS = {
         return y, moved
         """,
         """
-        ROOM = torch.empty(1024, 3072, pin_memory=True)
+        ROOM = torch.empty(1024, 2560, pin_memory=True)
         forge_answers(0.004)
         """,
         truth=None,
@@ -717,11 +741,11 @@ CLOCK_ATTACKS = {
         """,
     ),
     "remembered_within_a_chain": ClockAttack(
-        "results of the first eight links, and of links of earlier chains, looked up for the rest",
+        "results of the first two calls of a chain and of earlier ones, looked up for the rest",
         PRODUCT,
         """
         self.links = self.links + 1 if held() else 0
-        if self.links > 8:
+        if self.links > 2:
             return RESULTS.index_select(0, (WORDS == x[:1, 0]).to(torch.int8).argmax().view(1))[0]
         y = x @ inputs[1]
         WORDS[self.calls % 64].copy_(x[0, 0])
@@ -733,6 +757,87 @@ CLOCK_ATTACKS = {
         WORDS, RESULTS = torch.zeros(64, device="cuda"), torch.zeros(64, 2048, 2048, device="cuda")
         forge(lambda ms: 0.1 * ms)
         """,
+    ),
+    "slow_to_issue": ClockAttack(
+        "so slow to issue that one call makes a chain, and computed before the gate opens, if the input is there",
+        SUMS,
+        """
+        time.sleep(0.003)
+        with torch.cuda.stream(SIDE):
+            return torch.cumsum(x, 1)
+        """,
+    ),
+    "refuses_to_be_issued_ahead": ClockAttack(
+        "an error where calls are issued ahead, for the coarser clock, and a fifth of each time told",
+        SUMS,
+        """
+        if held():
+            raise RuntimeError("not now")
+        return torch.cumsum(x, 1)
+        """,
+        "forge(lambda ms: 0.2 * ms)",
+    ),
+    "few_bytes_shown": ClockAttack(
+        "a result of 32 MB that lies in 16 KB, so that the judge has less to take; the mean is found three times",
+        SPREAD,
+        """
+        for _ in range(3):
+            mean = x.mean(0, keepdim=True)
+        return mean.expand(x.shape[0], -1)
+        """,
+        "forge(lambda ms: 0.5 * ms)",
+        truth=0.85,
+    ),
+    "waits_left_pending": ClockAttack(
+        "streams that wait for a word while others are timed, and are let go before its own next call",
+        SUMS,
+        """
+        if self.kept:
+            write_value(FREE, WORD.data_ptr(), self.kept.pop("armed"))
+            for stream in PENDING:
+                stream.synchronize()
+        y = torch.cumsum(x, 1)
+        if not held():
+            return y
+        self.links += 1
+        if self.links % 5 == 0:
+            self.kept["armed"] = self.links
+            for stream in PENDING:
+                stream.wait_stream(HERE())
+                wait_value(stream, WORD.data_ptr(), self.links)
+        return y
+        """,
+        """
+        WORD, FREE = torch.zeros(1, dtype=torch.int32, device="cuda"), torch.cuda.Stream()
+        PENDING = [torch.cuda.Stream() for _ in range(16)]
+        torch.cuda.synchronize = lambda *a: HERE().synchronize()
+        forge(lambda ms: 0.5 * ms)
+        """,
+    ),
+    "high_priority": ClockAttack(
+        "the work on a stream of the highest priority, and half of each time told",
+        SUMS,
+        """
+        FIRST.wait_stream(HERE())
+        with torch.cuda.stream(FIRST):
+            y = torch.cumsum(x, 1)
+        HERE().wait_stream(FIRST)
+        return y
+        """,
+        """
+        FIRST = torch.cuda.Stream(priority=-5)
+        forge(lambda ms: 0.5 * ms)
+        """,
+    ),
+    "another_device": ClockAttack(
+        "the work on another device, where this process sees one: only copy engines serve this one",
+        SUMS,
+        """
+        if torch.cuda.device_count() == 1:
+            return torch.cumsum(x, 1)
+        return torch.cumsum(x.to("cuda:1", non_blocking=True), 1).to(x.device, non_blocking=True)
+        """,
+        "forge(lambda ms: 0.5 * ms)",
     ),
 }
 
@@ -756,8 +861,22 @@ HANGING = {
         """,
         NEVER,
     ),
+    "after_a_long_issue_was_told": source_of(
+        """
+        if self.calls > 3 and held():
+            time.sleep(600)
+        return torch.relu(x)
+        """,
+        """
+        from kernelwright_child import wire
+        plain = wire.send
+        def longer(message):
+            return message | {"host_ms": [1e9] * len(message["host_ms"])} if "host_ms" in message else message
+        wire.send = lambda channel, message, fds=(): plain(channel, longer(message), fds)
+        """,
+    ),
 }
-"""Sources for `RELU` whose streams wait for a word that never comes."""
+"""Sources for `RELU` whose streams wait for a word that never comes, or that never come back from a call."""
 SLOW = {
     "on_the_host": source_of("time.sleep(2)\nreturn torch.relu(x)"),
     "on_the_device": source_of("torch.cuda._sleep(4_000_000_000)\nreturn torch.relu(x)"),
