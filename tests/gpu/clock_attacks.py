@@ -230,7 +230,7 @@ def number(value):
 def spy(names, then):
     """Have `then(plain, *arguments)` take the place of functions of the driver that the harness calls."""
     from kernelwright_child.gpu import driver
-    loaded = {id(one): one for one in gc.get_objects() if isinstance(one, ctypes.CDLL)} | {0: driver.library()}
+    loaded = {id(one): one for one in gc.get_objects() if issubclass(type(one), ctypes.CDLL)} | {0: driver.library()}
     for library in loaded.values():
         for name in names:
             if library is not CUDA and (plain := getattr(library, name, None)):
