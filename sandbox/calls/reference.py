@@ -19,7 +19,7 @@ from kernelwright.sandbox.correctness.repeats import draws
 from kernelwright.sandbox.correctness.weights import changed
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.merging import alone, merged
+from kernelwright.sandbox.tensors.merging import alone
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
@@ -108,8 +108,8 @@ class ReferenceSession:
         self._own_inputs = inputs is None
         self._forget: Callable[[], None] = lambda: None
         self._shows_exact = False
-        self._bursts: dict[int, tuple[float, float]] = {}
-        """By number of calls, what `burst` has found."""
+        self.policies: dict[str, dict[str, Any]] = {}
+        """On a device: torch's precision switches under each other policy that it was called under."""
         try:
             self._session = open_session("reference", self._folder, settings)
         except BaseException:
@@ -255,9 +255,6 @@ class ReferenceSession:
         self._on_device.let_go()
         return owned
 
-    shipped_switches: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
-    """On a device: the switches under which `shipped` was last called."""
-
     @property
     def switches(self) -> dict[str, Any]:
         """On a device: torch's precision switches as the child reported them."""
@@ -290,19 +287,6 @@ class ReferenceSession:
         if self._on_device is not None:
             assert isinstance(worker, type(self._on_device))
             worker.admit(self.layout, self.needs.result)
-
-    def lend_again(self, worker: Session) -> None:
-        """Where a burst has left a candidate's worker with memory for other inputs or none, lend it like this child's.
-
-        What it has kept of the device's memory is given back first.
-        """
-        if self._on_device is None:
-            return
-        assert isinstance(worker, type(self._on_device))
-        if worker.inputs is None or not worker.inputs.is_for(self.layout):
-            worker.rest()
-            worker.lend_layout(self.layout)
-            worker.expect(self.needs.result)
 
     def equip(self, worker: Session) -> None:
         """Prepare it once its model stands and has its weights: lend it memory, or move the model to the device."""
@@ -350,15 +334,24 @@ class ReferenceSession:
 
     def shipped(self, values: Values) -> Timed:
         """On a device: the same under torch's own precision switches, which are then put back."""
-        assert self._on_device is not None
-        with self._translated():
+        with self.on_device(SHIPPED) as session:
             self._warm(values)
-            self.shipped_switches = self._on_device.policy(SHIPPED)
+            return session.call(values, self._patience_s, operation(self.problem), in_place=True)
+
+    @contextmanager
+    def on_device(self, precision: str | None = None) -> Iterator["GpuSession"]:
+        """Within it the child's session on the device, under another precision policy where one is named."""
+        session = self._on_device
+        assert session is not None
+        with self._translated():
+            if precision:
+                self.policies[precision] = session.policy(precision)
             try:
-                return self._on_device.call(values, self._patience_s, operation(self.problem), in_place=True)
+                yield session
             finally:
-                self._on_device.let_go()
-                self._on_device.policy(self.problem.precision)
+                session.let_go()
+                if precision:
+                    session.policy(self.problem.precision)
 
     def exact(self, values: Values, near: Values | None = None) -> Values:
         """The reference in float64; `near`, where it is known, is the result as it stands, for when memory is short.
@@ -387,31 +380,6 @@ class ReferenceSession:
             self._session.ask(question, limit, self.weights)
             self._session.call_ms(values, self._patience_s, operation(self.problem))
             return theirs, self._session.state(self.weights.size)
-
-    def burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
-        """On a device: as many calls in one go as there are values, the best of several runs.
-
-        What the judge's clock shows beyond the device's events, and one call's part of these, in ms. They are found
-        once for each number of calls: a candidate's own burst would only be told longer by a host that is busy now.
-        """
-        if len(values) not in self._bursts:
-            self._bursts[len(values)] = self._found_burst(values, runs)
-        return self._bursts[len(values)]
-
-    def _found_burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
-        from kernelwright.sandbox.calls.device import device_of
-
-        session, whole = self._on_device, merged(values)
-        assert session is not None
-        op = "burst" if operation(self.problem) == "call" else f"burst {operation(self.problem)}"
-        with self._translated():
-            session.lend(whole)
-            try:
-                found = [_both_clocks(session.call(whole, self._patience_s, op)) for _ in range(1 + runs)][1:]
-            finally:
-                assert self._shared is not None
-                session.lend_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
-        return min(bound - events for bound, events in found), min(events for _, events in found) / len(values)
 
     def compile(self) -> None:
         """From now on calls are those of the compiled model; all compilation is done when this returns."""
@@ -560,11 +528,6 @@ class ReferenceSession:
             if self._own_inputs and self._shared is not None:
                 self._shared.close()
             self._folder.close()
-
-
-def _both_clocks(timed: Timed) -> tuple[float, float]:
-    events = timed.device.device_ms if timed.device else None
-    return timed.milliseconds, events or timed.milliseconds
 
 
 def _seed() -> int:

@@ -64,15 +64,6 @@ class Burst(Record):
     protocol_ms: float
     sustained: float = Field(default=1.0, ge=1)
 
-    @property
-    def call_ms(self) -> float:
-        """A call's time that rests on no word of the candidate."""
-        return max(0.0, self.bound_ms - self.protocol_ms) / self.calls / self.sustained
-
-    def confirms(self, device_ms: float) -> bool:
-        """Whether this leaves no room for a call to take longer than the events of single calls say."""
-        return self.call_ms - device_ms <= max(0.03 * device_ms, 0.01)
-
 
 class DeviceRecord(Record):
     """How the samples of a measurement came about on a device. Lists by side: `candidate`, or a baseline's name."""
@@ -92,6 +83,8 @@ class DeviceRecord(Record):
     """From an idle device to the result, by the worker's word; untimed calls, so of another number."""
     host_ms: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     """Until the call returns, by the worker's word, in the same calls."""
+    positions: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    """Which place in the order of its round each sample had, from 0. `eager again` is the placebo, here by process."""
     check: ClockCheck | None = None
     """None in records of older releases."""
     sm_mhz: tuple[int | None, ...] = ()
