@@ -132,7 +132,9 @@ class DeviceSamples(PairedSamples):
 class Side:
     """One program of a worker pair that is timed: the candidate, or a form of the reference."""
 
-    def __init__(self, name: str, source: Session | ReferenceSession, what: str, precision: str | None = None) -> None:
+    def __init__(
+        self, name: str, source: Session | ReferenceSession, what: str, precision: Precision | None = None
+    ) -> None:
         """`precision`: the policy under which a reference is called, where that is not its own."""
         self.name, self._source, self._what, self._precision = name, source, what, precision
         self.links = 1 + LINKS
@@ -240,7 +242,9 @@ class DeviceTiming(Timing):
         self._look_at_nothing()
         samples.switches |= {CANDIDATE: session.switches, EAGER: self.baseline.switches}
         for name, reference, precision in self._sides_beside():
-            samples.switches[name] = reference.policies.get(precision or "", reference.switches)
+            samples.switches[name] = (
+                reference.switches_under.get(precision, reference.switches) if precision else reference.switches
+            )
         samples.copies_outputs = session.copies_outputs
         if self.baseline.needs.is_large:
             free_cached_memory()

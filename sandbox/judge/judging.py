@@ -340,6 +340,7 @@ class Judge:
             hidden_builds=tuple(failed.line for failed in built.failed_builds),
             look=built.look,
             families_left_out=self._baselines.left_out,
+            baselines_left_out=tuple(f"{name}: {why}" for name, why in self._baselines.unavailable.items()),
             without=self.settings.without,
             effort=self.settings.effort,
             not_met=built.not_met,

@@ -12,6 +12,7 @@ from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, UserMista
 from kernelwright.commands.options.files import read_text
 from kernelwright.commands.options.judging_options import JudgingOptions, device_for, place_words, size_for
 from kernelwright.commands.options.shared_options import (
+    BaselinesOption,
     CompileOption,
     DeviceOption,
     DtypeOption,
@@ -47,6 +48,7 @@ def judge(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    baselines: BaselinesOption = None,
     effort: EffortOption = "rank",
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
@@ -85,7 +87,8 @@ def judge(
         found = found.model_copy(update={"direction": "both"})
     given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     chosen = {key: value for key, value in given.items() if value is not None}
-    settings = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort).settings(**chosen)
+    options = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort, baselines)
+    settings = options.settings(**chosen)
     check_tools(sanitize, profile, settings.gpu, local=False)
     if server is not None:
         place = None if device is None and where == "cpu" else where.partition(":")[0]
