@@ -19,7 +19,7 @@ from kernelwright.sandbox.calls.dealt_chain import CannotIssueAhead, Chain, Link
 from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.calls.gpu_session import CHANGED_INPUT, GpuSession
 from kernelwright.sandbox.calls.memory_relief import free_cached_memory
-from kernelwright.sandbox.calls.reference import PATIENCE, ReferenceSession
+from kernelwright.sandbox.calls.reference import PATIENCE, Precision, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Session
 from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.machine.clocks import ClockSample, steady
