@@ -9,6 +9,7 @@ written by a kernel: while it runs no kernel of another process does. See docs/d
 
 import ctypes
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,8 @@ for the device: its calls cannot be issued ahead."""
 RUN_S = 10.0
 """Wall time for the device to run all calls of a chain."""
 POLL_S = 5e-5
+LEAST_PASSES, MOST_PASSES, SETTLED = 2, 8, 0.03
+"""A program is at its speed once two passes of calls differ by this share at most."""
 
 
 class CannotIssueAhead(Exception):
@@ -254,8 +257,8 @@ def run_chain(
 def rehearse(session: "GpuSession", what: str, values: Values, calls: int, sizes: Sequence[int] = ()) -> list[float]:
     """Call on one input, each call waited for, then as many issued ahead; latencies of the former in ms.
 
-    Memory and kernels are there from then on, which a call behind the judge's flag could not get. The last pass tells
-    what a call takes to issue: `GpuSession.host_ms`.
+    Memory and kernels are there from then on, which a call behind the judge's flag could not get. Calls are issued
+    ahead until two passes take the same time on the device; `GpuSession.host_ms` is what one takes to issue.
     """
     flags = session.flags()
     session.show(values)
@@ -265,17 +268,23 @@ def rehearse(session: "GpuSession", what: str, values: Values, calls: int, sizes
     driver.write_value(session.device.stream.handle, flags.begun, flags.last)
     session.device.stream.wait()
     latencies: list[float | None] = []
-    for waits in (True, False):
-        answer = session.issue(message | {"waits": waits}, RUN_S)
+    before = math.inf
+    for number in range(MOST_PASSES):
+        answer = session.issue(message | {"waits": number == 0}, RUN_S)
         if answer is None:
             raise ChildLate
         if "error" in answer:
             session.issue({"op": "times"}, RUN_S)
             raise CannotIssueAhead(str(answer["error"])[:200])
         session.host_ms = max(ms or 0.0 for ms in _numbers(answer, "host_ms", calls))
-        latencies += _numbers(answer, "latency_ms", calls) if waits else []
-        if session.issue({"op": "times"}, RUN_S) is None:
+        latencies += _numbers(answer, "latency_ms", calls) if number == 0 else []
+        answer = session.issue({"op": "times"}, RUN_S)
+        if answer is None:
             raise ChildLate
+        took = statistics.median(ms or 0.0 for ms in _numbers(answer, "device_ms", calls))
+        if number >= LEAST_PASSES and abs(took - before) <= SETTLED * before:
+            break
+        before = took if number else math.inf
     session.look_after()
     return [ms for ms in latencies if ms is not None]
 
