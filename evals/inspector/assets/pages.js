@@ -41,7 +41,7 @@ function problemTable(problems) {
     h("tbody", {}, problems.map((one) => h("tr", { "data-href": problemLink(one.name), tabindex: -1 },
       h("td", { class: "text" }, h("a", { href: problemLink(one.name) }, one.name), one.weak?.length ? h("span", { class: "badge time", title: one.weak.join("; ") }, "weak") : null),
       h("td", { class: "text" }, one.family), h("td", {}, one.attempts.length), h("td", {}, one.attempts.filter((a) => a.outcome === "passed").length),
-      h("td", {}, one.best === null ? "–" : h("a", { href: attemptLink(one.name, one.best) }, times(one.speedups.best)), one.attempts[one.best - 1].marks),
+      h("td", {}, one.best === null ? "–" : h("a", { href: attemptLink(one.name, one.best) }, times(one.speedups.best)), one.attempts[one.best - 1]?.marks),
       h("td", {}, times(one.speedups.eager)), h("td", {}, times(one.speedups.shipped)), h("td", {}, times(one.speedups.compile)), h("td", { class: "text" }, one.stopped || "not yet"))))));
 }
 
