@@ -8,6 +8,8 @@ import pytest
 from kernelwright.sandbox.authenticity.scan import refuse
 from tests.gpu import faulty
 from tests.gpu.attacks import ATTACKS, NOT_FASTER, SLOWER
+from tests.gpu.clock_attacks import CLOCK_ATTACKS, HANGING, SLOW
+from tests.gpu.clock_honest import CLOCK_HONEST
 from tests.gpu.honest import HONEST
 
 STAGES = {"scan", "build", "load", "run", "check", "time"}
@@ -21,6 +23,15 @@ def test_an_attack_is_a_program_that_the_scan_lets_through(name):
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_candidate_is_a_program_that_the_scan_lets_through(name):
     assert not refuse(HONEST[name].candidate.source)
+
+
+PROBLEMS = {name: one.problem for name, one in (HONEST | CLOCK_ATTACKS | CLOCK_HONEST).items()}
+CLOCKED = {name: one.candidate.source for name, one in (CLOCK_ATTACKS | CLOCK_HONEST).items()} | HANGING | SLOW
+
+
+@pytest.mark.parametrize("name", CLOCKED)
+def test_what_meets_the_clock_is_a_program_that_the_scan_lets_through(name):
+    assert not refuse(CLOCKED[name])
 
 
 def test_a_faulty_candidate_is_a_program_that_the_scan_lets_through():
@@ -39,8 +50,8 @@ def test_there_are_enough_honest_candidates_of_both_kinds():
     assert len([name for name in HONEST if name.startswith("triton")]) >= 5
 
 
-@pytest.mark.parametrize("name", HONEST)
-def test_an_honest_problem_keeps_the_convention(name):
-    names = {node.name for node in ast.parse(HONEST[name].problem.source).body if hasattr(node, "name")}
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_problem_keeps_the_convention(name):
+    names = {node.name for node in ast.parse(PROBLEMS[name].source).body if hasattr(node, "name")}
     assert {"Model", "get_inputs", "get_init_inputs"} <= names
-    assert json.loads(HONEST[name].problem.model_dump_json())["size"] == "gpu"
+    assert json.loads(PROBLEMS[name].model_dump_json())["size"] == "gpu"

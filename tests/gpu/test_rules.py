@@ -11,11 +11,10 @@ from kernelwright.sandbox.calls.buffers import POISON_WORD, PROBES, Allocations,
 from kernelwright.sandbox.calls.device import Prepared
 from kernelwright.sandbox.machine.clocks import ClockSample, steady
 from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit, device_holder, device_path
-from kernelwright.sandbox.tensors.merging import merged, parted
+from kernelwright.sandbox.tensors.merging import merged
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.gpu_timing import Burst
 from kernelwright_child.gpu.precision import fix_precision, told
 
 SIZES = [0, 3, 4, 7, 4 * PROBES - 4, 4 * PROBES, 4 * PROBES + 4, 10**6 + 3, 2**31]
@@ -114,25 +113,6 @@ def test_a_device_that_took_twice_as_long_was_not_idle():
 
 def test_a_device_that_did_not_answer_at_once_was_not_idle():
     assert not Prepared(taken_ms=0.3, idle_ms=0.3, answer_ms=1.5).was_idle
-
-
-@pytest.mark.parametrize(("device_ms", "confirmed"), [(1.0, True), (0.98, True), (0.9, False), (0.001, False)])
-def test_a_burst_confirms_events_that_leave_no_room(device_ms, confirmed):
-    burst = Burst(calls=10, bound_ms=10.5, device_ms=0.01, protocol_ms=0.5)
-    assert burst.call_ms == pytest.approx(1.0)
-    assert burst.confirms(device_ms) is confirmed
-
-
-def test_a_burst_is_taken_apart_into_its_calls():
-    output = Values({"l": [{"t": 0}, {"p": [{"t": 1}, {"t": 2}]}]}, (RawTensor("float32", (1,), bytearray(4)),) * 3)
-    first, second = parted(output, 2)
-    assert (first.tree, second.tree) == ({"t": 0}, {"p": [{"t": 1}, {"t": 2}]})
-
-
-@pytest.mark.parametrize("tree", [{"l": []}, {"t": 0}, {"l": [{"v": 1}] * 3}])
-def test_a_burst_with_another_number_of_results_is_refused(tree):
-    with pytest.raises(MemoryReadError, match="number of results"):
-        parted(Values(tree, ()), 2)
 
 
 UUID = f"GPU-test-{os.getpid()}"
