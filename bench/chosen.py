@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kernelwright.problems.formats.json_lines import json_lines
+
 STARTED = time.monotonic()
 
 
@@ -22,15 +24,15 @@ def is_in_time() -> bool:
 
 
 class Kept:
-    """Rows as lines of JSON, in the folder that `KERNELWRIGHT_OUT` names or in `runs`: a bench goes on from them."""
+    """Rows as lines of JSON in a file, in the folder that `KERNELWRIGHT_OUT` names or in this one."""
 
-    def __init__(self, name: str) -> None:
-        self.path = Path(os.environ.get("KERNELWRIGHT_OUT", "runs")) / name
+    def __init__(self, name: str, folder: str = "runs") -> None:
+        self.path = Path(os.environ.get("KERNELWRIGHT_OUT", folder)) / name
 
     def rows(self, *paths: str) -> list[dict[str, Any]]:
         """Those of the files, or without any those of its own."""
         files = [Path(path) for path in paths] or [self.path] * self.path.exists()
-        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        return [json.loads(line) for file in files for line in json_lines(file.read_text())]
 
     def add(self, row: dict[str, Any]) -> None:
         """Append one; it is on disk when this returns."""

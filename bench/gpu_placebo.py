@@ -6,7 +6,8 @@ own candidate. A line of JSON a verdict goes to `gpu-placebo.jsonl` in the folde
 judges nothing and reports on the files.
 
 `KERNELWRIGHT_VERDICTS` is how many verdicts all problems together are to have (40), `KERNELWRIGHT_EFFORT` their effort
-(search), `KERNELWRIGHT_BENCH=NAME,NAME` picks problems, and `KERNELWRIGHT_SECONDS` ends the run in time.
+(search), `KERNELWRIGHT_BENCH=NAME,NAME` picks problems, also of the catalog or all of that as `catalog`, and
+`KERNELWRIGHT_SECONDS` ends the run in time.
 """
 
 import math
@@ -22,7 +23,7 @@ import numpy as np
 from bench.chosen import Kept, chosen, is_in_time
 from bench.gpu_facts import NO_DEVICE, Report
 from bench.placebo import itself
-from kernelwright.problems import Problem, load_problem
+from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.timing.paired_samples import PLACEBO
 from kernelwright.sandbox.verdict.settings import Settings
@@ -39,43 +40,33 @@ SAME = ("candidate", EAGER, PLACEBO)
 """Sides that run the same program, so that their times differ by the clock alone."""
 BUCKETS_US = (5, 10, 50, 200, 1000, 10_000)
 
-LINEAR = "self.weight = torch.nn.Parameter(torch.randn({}))"
-CONVOLUTION = "self.weight = torch.nn.Parameter(torch.randn(64, 64, 3, 3) / 24)"
-AT_BFLOAT16 = {"product_2048_bf16"}
+X2048, X8192 = "torch.randn({}, 2048)".format, "torch.randn({}, 8192)".format
+WEIGHT = "self.weight = torch.nn.Parameter(torch.randn({}))".format
+RELU, SOFTMAX = "return torch.relu(inputs[0])", "return torch.softmax(inputs[0], -1)"
+PRODUCT, SUM, CUMSUM = "return inputs[0] @ inputs[1]", "return inputs[0].sum(1)", "return torch.cumsum(inputs[0], 1)"
 OWN = {
     # About 10 to 100 us.
-    "softmax_32mib": ("return torch.softmax(inputs[0], -1)", "torch.randn(2048, 2048)", ""),
-    "relu_64mib": ("return torch.relu(inputs[0])", "torch.randn(4096, 2048)", ""),
-    "layer_norm_64mib": (
-        "return F.layer_norm(inputs[0], (2048,), self.weight)",
-        "torch.randn(4096, 2048)",
-        LINEAR.format(2048),
-    ),
-    "cumsum_16mib": ("return torch.cumsum(inputs[0], 1)", "torch.rand(256, 8192)", ""),
-    "sum_128mib": ("return inputs[0].sum(1)", "torch.randn(8192, 4096)", ""),
-    "product_1024": ("return inputs[0] @ inputs[1]", "torch.randn(1024, 1024), torch.randn(1024, 1024)", ""),
-    "product_2048_bf16": ("return inputs[0] @ inputs[1]", "torch.randn(2048, 2048), torch.randn(2048, 2048)", ""),
-    "gelu_residual": (
-        "return F.gelu(inputs[0] + self.weight) + inputs[0]",
-        "torch.randn(2048, 4096)",
-        LINEAR.format(4096),
-    ),
-    "softmax_128mib": ("return torch.softmax(inputs[0], -1)", "torch.randn(8192, 2048)", ""),
-    "transposed_128mib": ("return inputs[0].t().contiguous()", "torch.randn(4096, 4096)", ""),
-    # About 100 us to 10 ms.
-    "relu_1gib": ("return torch.relu(inputs[0])", "torch.randn(16384, 8192)", ""),
-    "cumsum_1gib": ("return torch.cumsum(inputs[0], 1)", "torch.rand(16384, 8192)", ""),
+    "softmax_32mib": (SOFTMAX, X2048(2048)),
+    "relu_64mib": (RELU, X2048(4096)),
+    "layer_norm_64mib": ("return F.layer_norm(inputs[0], (2048,), self.weight)", X2048(4096), WEIGHT("2048")),
+    "cumsum_16mib": (CUMSUM, "torch.rand(256, 8192)"),
+    "sum_128mib": (SUM, "torch.randn(8192, 4096)"),
+    "product_1024": (PRODUCT, "torch.randn(1024, 1024), torch.randn(1024, 1024)"),
+    "product_2048_bf16": (PRODUCT, f"{X2048(2048)}, {X2048(2048)}"),
+    "gelu_residual": ("return F.gelu(inputs[0] + self.weight) + inputs[0]", X8192(1024), WEIGHT("8192")),
+    "softmax_128mib": (SOFTMAX, X2048(8192)),
+    "transposed_128mib": ("return inputs[0].t().contiguous()", "torch.randn(4096, 4096)"),
+    # About 100 us to 10 ms; with four of the catalog.
+    "relu_1gib": (RELU, X8192(16384)),
+    "cumsum_1gib": (CUMSUM, "torch.rand(16384, 8192)"),
     "convolution": (
-        "return F.conv2d(inputs[0], self.weight, padding=1)",
-        "torch.randn(32, 64, 112, 112)",
-        CONVOLUTION,
-    ),
-    "relu_4gib": ("return torch.relu(inputs[0])", "torch.randn(32768, 16384)", ""),
-    "sum_4gib": ("return inputs[0].sum(1)", "torch.randn(65536, 16384)", ""),
-    "product_6144": ("return inputs[0] @ inputs[1]", "torch.randn(6144, 6144), torch.randn(6144, 6144)", ""),
-}
+        "return F.conv2d(inputs[0], self.weight, padding=1)", "torch.randn(32, 64, 112, 112)", WEIGHT("64, 64, 3, 3")),
+    "relu_4gib": (RELU, X8192(65536)),
+    "sum_4gib": (SUM, "torch.randn(65536, 16384)"),
+    "product_6144": (PRODUCT, "torch.randn(6144, 6144), torch.randn(6144, 6144)"),
+}  # fmt: skip
 """By name: what `forward` does, its inputs, its constructor. Sizes in names are those of inputs and results in sum."""
-CATALOG = ("softmax_rows", "layer_norm", "matmul_square", "matmul_batched")
+NAMES = (*OWN, "softmax_rows", "layer_norm", "matmul_square", "matmul_batched")
 
 
 def run(*files: str) -> Report:
@@ -87,27 +78,27 @@ def run(*files: str) -> Report:
         return NO_DEVICE
     effort = os.environ.get("KERNELWRIGHT_EFFORT", "search")
     settings = Settings.model_validate({"device": "cuda", "effort": effort})
-    each = -(-int(os.environ.get("KERNELWRIGHT_VERDICTS", COUNT)) // (len(OWN) + len(CATALOG)))
+    each = -(-int(os.environ.get("KERNELWRIGHT_VERDICTS", COUNT)) // len(NAMES))
     known = Counter(row["problem"] for row in kept.rows())
-    for name in chosen([*OWN, *CATALOG]):
+    for name in [one for word in chosen(NAMES) for one in (catalog_names() if word == "catalog" else (word,))]:
         if known[name] >= each or not is_in_time():
             continue
         with Judge(_problem(name), settings) as judge:
             for _ in range(each - known[name]):
                 if is_in_time():
-                    kept.add(row := {"problem": name, "effort": settings.effort} | _judged(judge))
+                    kept.add(row := {"problem": name, "effort": settings.effort} | judged(judge))
                     print(f"  {name:20} {told(row)}", flush=True)
     return report(kept.rows())
 
 
 def _problem(name: str) -> Problem:
-    if name in CATALOG:
+    if name not in OWN:
         return load_problem(name, "gpu")
-    found = problem(name, *OWN[name])
-    return found.model_copy(update={"dtype": "bfloat16" if name in AT_BFLOAT16 else None})
+    return problem(name, *OWN[name]).model_copy(update={"dtype": "bfloat16" if name.endswith("bf16") else None})
 
 
-def _judged(judge: Judge) -> dict[str, Any]:
+def judged(judge: Judge) -> dict[str, Any]:
+    """What is kept of the verdict on the reference as its own candidate."""
     start = time.perf_counter()
     try:
         found = facts(judge.judge(Candidate(source=itself(judge.problem.source))))
@@ -153,16 +144,21 @@ def clock_facts(measured: Measurement) -> dict[str, Any]:
     }
 
 
+def shown_clock(row: dict[str, Any]) -> str:
+    """What `clock_facts` gives, for people."""
+    events, check = row["events_ms"], row["check"]
+    shown = f"{check['method']} {check['time_ms']:.4f} ms" if check else "no check"
+    return f"events {events:.4f} ms, {shown}" if events else shown
+
+
 def told(row: dict[str, Any]) -> str:
-    """One verdict for people."""
+    """One row for people."""
     if "eager_ms" not in row:
         return f"{row['seconds']:6.1f} s {row['outcome']}: {row['why'][:300]}"
-    check = row["check"]
-    shown = f"{check['method']} {check['time_ms']:.4f} ms" if check else "no check"
     mine, again = (f"{math.expm1(side(row) or 0):+.2%}" for side in SIDES.values())
     return (
         f"{row['seconds']:6.1f} s {row['outcome']:9} eager {statistics.median(row['eager_ms']):.4f} ms by "
-        f"{row['clock']}, candidate {mine}, placebo {again}, {shown}, {row['dropped'] or ''}"
+        f"{row['clock']}, candidate {mine}, placebo {again}, {shown_clock(row)} {row['dropped'] or ''}"
     )
 
 
