@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from kernelwright.agent.briefs.needs import yardstick_of
+from kernelwright.agent.log.ranking import doubt_of
 from kernelwright.agent.log.records import Ask, Attempt, Reply
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
@@ -13,7 +14,7 @@ from kernelwright.agent.steering.advice import lessons
 from kernelwright.agent.strategies.moves import lineage
 from kernelwright.problems import Problem
 from kernelwright.prompts import Brief, DeviceSheet, Parent, PastAttempt, TargetVersions, shortened
-from kernelwright.sandbox.verdict.in_words import timings
+from kernelwright.sandbox.verdict.in_words import DOUBTS, timings
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 
 ALIKE, FEWEST_LINES = 0.6, 3
@@ -90,7 +91,8 @@ class BriefMaker:
         return f"{said}\n\nThe reply was:\n\n{self.texts.reply(reply_digest).text}"
 
     def _past(self, view: View, attempt: Attempt) -> PastAttempt:
-        remarks = [*self._repeats(view, attempt), attempt.detail.partition("\n")[0]]
+        doubt = doubt_of(attempt.ruling.measurement) if isinstance(attempt.ruling, Passed) else None
+        remarks = [*self._repeats(view, attempt), attempt.detail.partition("\n")[0], DOUBTS.get(doubt or "", "")]
         if attempt.ask.role == "tune":
             remarks.insert(0, attempt.ask.directive)
         return PastAttempt(

@@ -58,7 +58,7 @@ def _remembered_floor(problem: Problem, sheet: DeviceSheet, threads: int, folder
 
 def _as_measured(found: Measurement) -> Yardstick:
     times = _times(found.baselines_ms, is_shipped=found.against(AS_SHIPPED) is found.against(EAGER))
-    if found.clock == "bound" and found.protocol_ms:
+    if found.timing_clock == "call" and found.protocol_ms:
         times += (f"a call that does nothing: {statistics.median(found.protocol_ms):#.3g} ms, part of all of these",)
     return Yardstick(times=times, floor=_floor(found.floor))
 

@@ -13,7 +13,7 @@ from kernelwright.agent.log.view import fold
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.writing import write_problem
 from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.verdict.in_words import timings
+from kernelwright.sandbox.verdict.in_words import DOUBTS, timings
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
 
@@ -132,8 +132,9 @@ def _how(best: Attempt) -> str:
 def _doubts(verdict: Passed) -> str:
     """What keeps the number from being taken at its word."""
     doubts = []
-    if verdict.measurement.comparison == "too_noisy":
-        doubts.append("The machine was too noisy for this number: judge it again before you rely on it.")
+    if verdict.measurement.comparison in DOUBTS:
+        why = DOUBTS[verdict.measurement.comparison]
+        doubts.append(f"{why[0].upper()}{why[1:]}. Judge it again before you rely on it.")
     if verdict.evidence.effort != "rank":
         effort = f"It was measured at effort `{verdict.evidence.effort}`, enough to choose"
         doubts.append(f"{effort}: judge it again before you publish it.")

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from kernelwright.sandbox.verdict.verdicts import NOISE_LIMIT, Measurement, Passed, Verdict
+from kernelwright.sandbox.verdict.in_words import DOUBTS
+from kernelwright.sandbox.verdict.verdicts import NOISE_LIMIT, SAME_WITHIN, Measurement, Passed, Verdict
 
 T = TypeVar("T")
 
@@ -12,14 +13,22 @@ T = TypeVar("T")
 def standing_of(verdict: Verdict | None) -> float | None:
     """The speedup to rank by; None unless it passed.
 
-    Where the measurement is too noisy to compare, the lower end of its interval: noise must not win.
+    Where it is unconfirmed, or too noisy to compare, any candidate that is faster without doubt stands higher. Noise
+    must not win, so that of the noisy is the lower end of their interval.
     """
     if not isinstance(verdict, Passed):
         return None
     measured = verdict.measurement
-    if not _may_be_noisy(measured) or measured.comparison != "too_noisy":
-        return measured.speedup
-    return measured.interval.low
+    doubt = doubt_of(measured)
+    value = measured.interval.low if doubt == "too_noisy" else measured.speedup
+    return value if doubt is None or value <= 1 else 1 + SAME_WITHIN * (1 - 1 / value)
+
+
+def doubt_of(measured: Measurement) -> str | None:
+    """`too_noisy` or `unconfirmed` where the comparison is that, None else; spares most their interval."""
+    if not _may_be_noisy(measured) and measured.is_confirmed:
+        return None
+    return measured.comparison if measured.comparison in DOUBTS else None
 
 
 def ranked(found: Iterable[T], standing: Callable[[T], float | None]) -> list[T]:

@@ -8,10 +8,11 @@ from pydantic import BeforeValidator, Field
 
 from kernelwright.agent.log.findings import Decision, FoundCandidate, Note, Screening
 from kernelwright.agent.log.outline import PromptOutline
-from kernelwright.agent.log.ranking import standing_of
+from kernelwright.agent.log.ranking import doubt_of, standing_of
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Role, Target
+from kernelwright.sandbox.verdict.in_words import marks
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed, Verdict
 
 
@@ -214,6 +215,14 @@ class Attempt(Record):
     def speedup(self) -> float | None:
         """Median speedup against the fastest baseline; None unless it passed."""
         return self.ruling.measurement.speedup if isinstance(self.ruling, Passed) else None
+
+    @cached_property
+    def marks(self) -> str:
+        """What stands behind its speedup in tables, see `in_words.marks`."""
+        if not isinstance(self.ruling, Passed):
+            return ""
+        found = self.ruling.measurement
+        return marks(doubt_of(found), found.timing_clock, found.is_launch_bound)
 
     @cached_property
     def standing(self) -> float | None:

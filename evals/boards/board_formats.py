@@ -56,12 +56,22 @@ def as_csv(boards: Sequence[Board]) -> str:
     """A line for each cell, whose numbers are whole; empty where there is none."""
     out = io.StringIO()
     writer = csv.writer(out)
-    measured = ("speedup", "low", "high", "candidate_ms", "floor_ms", "authenticity", "effort")
+    measured = (
+        "speedup",
+        "low",
+        "high",
+        "candidate_ms",
+        "floor_ms",
+        "authenticity",
+        "effort",
+        "comparison",
+        "timing_clock",
+    )
     plain = (
         "problem", "problem_digest", "family", "level", "status", "why", "stale", "attempts", "passed",
         "run", "attempt", "record", "candidate_digest",
     )  # fmt: skip
-    against = [f"speedup_{name}" for name in ("eager", "shipped", "compiled")]
+    against = [f"speedup_{name}" for name in ("eager", "shipped", "compiled", "any")]
     writer.writerow(["device", "rank", "model", "strategy", "target", *plain, *measured, "claimed_speedup", *against])
     for board in boards:
         for row in board.rows:
@@ -70,6 +80,7 @@ def as_csv(boards: Sequence[Board]) -> str:
                 values += [getattr(cell.published, name, None) for name in measured]
                 claimed = cell.claimed.speedup if cell.claimed else None
                 others = [cell.published.against(name) if cell.published else None for name in BASELINES]
+                others.append(cell.published.speedup_any if cell.published else None)
                 about = [board.device, row.rank, row.model, row.strategy, row.target]
                 writer.writerow([*about, *values, claimed, *others])
     return out.getvalue()

@@ -9,7 +9,8 @@ from kernelwright.evals.figures.metrics import Effort, Estimate, Result
 from kernelwright.problems.record.base import Record
 
 Status = Literal["verified", "unverified", "provisional", "weak problem", "quarantined", "unsolved"]
-"""`provisional`: measured with less effort than the board takes, so it is shown and counts for nothing."""
+"""`provisional`: measured with less effort than the board takes, or by an older clock than others of it. So it is shown
+and counts for nothing."""
 
 
 class Cell(Record):
@@ -42,13 +43,18 @@ class Cell(Record):
     @property
     def credit(self) -> float:
         """What the ranking credits."""
-        good = self.status in ("verified", "unverified") and self.published is not None
-        return metrics.credited(self.published.low if good and self.published else None)
+        return metrics.credited(self.published.low if self.published and self.is_beyond_doubt else None)
+
+    @property
+    def is_beyond_doubt(self) -> bool:
+        """Whether its time counts, without a doubt of the judge's clock or the machine."""
+        counts = self.status in ("verified", "unverified")
+        return counts and self.published is not None and not self.published.is_doubtful
 
     def result(self, baseline: str = "best") -> Result:
         """The sample that the metrics count; a kernel in quarantine is a failure."""
         counts = self.status in ("verified", "unverified") and self.published is not None
-        speedup = self.published.against(baseline) if counts and self.published else None
+        speedup = self.published.counting(baseline) if counts and self.published else None
         return Result(
             problem=self.problem, family=self.family, level=self.level, compiled=self.compiled, speedup=speedup
         )

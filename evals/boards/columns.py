@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from kernelwright.evals.boards.cells import Cell, Group
 from kernelwright.evals.boards.leaderboard import Board, Row
 from kernelwright.evals.figures.metrics import Effort, Estimate
+from kernelwright.sandbox.verdict.in_words import marks
 
 RowText = Callable[[Row, Board], str]
 MISSING = "-"
@@ -93,11 +94,8 @@ def _speedup(cell: Cell) -> str:
     if found is None or found.speedup is None:
         return MISSING
     effort = "" if found.effort == "rank" else f" ({found.effort})"
-    return f"{found.speedup:.2f} [{found.low:.2f}, {found.high:.2f}]{effort}"
-
-
-def _fastest_baseline(cell: Cell) -> str:
-    return next(iter(cell.published.speedups), MISSING) if cell.published else MISSING
+    said = marks(found.comparison, found.timing_clock, found.launch_bound)
+    return f"{found.speedup:.2f} [{found.low:.2f}, {found.high:.2f}]{effort}{said}"
 
 
 def _over(baseline: str) -> Callable[[Cell], str]:
@@ -109,7 +107,8 @@ CELL_COLUMNS: dict[str, Callable[[Cell], str]] = {
     "family": lambda cell: cell.family,
     "status": _status,
     "speedup [95 %]": _speedup,
-    "against": _fastest_baseline,
+    "against": lambda cell: (cell.published.counted if cell.published else None) or MISSING,
+    "against any": lambda cell: number_text(cell.published.speedup_any if cell.published else None),
     "over eager": _over("eager"),
     "as shipped": _over("shipped"),
     "compile": _over("compile"),

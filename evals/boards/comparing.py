@@ -1,9 +1,11 @@
 """Two runs on the same problems: the ratio of their speedups, problem by problem, and a sign test. Pure."""
 
 from kernelwright.evals.figures import metrics
+from kernelwright.evals.figures.measured import Measured
 from kernelwright.evals.figures.metrics import Estimate
 from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
 from kernelwright.problems.record.base import Record
+from kernelwright.sandbox.verdict.verdicts import TimingClock
 
 
 class Pair(Record):
@@ -14,9 +16,10 @@ class Pair(Record):
     """Speedup of the first run's best kernel; None where it found no right one."""
     second: float | None
     ratio: float | None
-    """second / first; None unless both found one."""
+    """second / first, of speedups as metrics count them; None unless both found one, by the same clock."""
     winner: str
-    """`first`, `second`, or `same` where the intervals overlap or neither found a right kernel."""
+    """`first`, `second`, or `same` where the intervals overlap, the clocks differ or neither found a right kernel."""
+    timing_clocks: tuple[TimingClock | None, TimingClock | None] = (None, None)
 
 
 class RunComparison(Record):
@@ -66,13 +69,17 @@ def compare_runs(first: RunFacts, second: RunFacts) -> RunComparison:
 def _pair(first: ProblemFacts, second: ProblemFacts) -> Pair:
     one = first.best.measured if first.best else None
     two = second.best.measured if second.best else None
-    ratio = two.speedup / one.speedup if one and two and one.speedup and two.speedup else None
+    counts = one.counting() if one else None, two.counting() if two else None
+    other_clock = one is not None and two is not None and one.timing_clock != two.timing_clock
+    ratio = counts[1] / counts[0] if counts[0] and counts[1] and not other_clock else None
     winner = "same"
     if one is None or two is None:
         winner = "same" if one is two else "first" if two is None else "second"
-    elif (two.low or 0) > (one.high or 0):
+    elif other_clock:
+        winner = "same"
+    elif _at_least(two) > (one.high or 0):
         winner = "second"
-    elif (one.low or 0) > (two.high or 0):
+    elif _at_least(one) > (two.high or 0):
         winner = "first"
     return Pair(
         problem=first.problem,
@@ -80,4 +87,10 @@ def _pair(first: ProblemFacts, second: ProblemFacts) -> Pair:
         second=two.speedup if two else None,
         ratio=ratio,
         winner=winner,
+        timing_clocks=(one.timing_clock if one else None, two.timing_clock if two else None),
     )
+
+
+def _at_least(found: Measured) -> float:
+    low = found.low or 0.0
+    return min(1.0, low) if found.is_doubtful else low

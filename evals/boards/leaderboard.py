@@ -1,8 +1,9 @@
 """Boards from runs alone: who found how fast kernels on how many problems. Pure; reads and writes nothing.
 
-A board holds one device, for times of two devices are not compared. A row is one entrant (model, strategy, target) with
-all its runs; a cell is its best kernel for one problem. Ranked by the geometric mean of what is credited for each
-problem: the lower end of the speedup's interval, 1 where there is no gain or no right kernel (`metrics.credited`).
+A board holds one device, for times of two devices are not compared; of several clocks the newest counts. A row is one
+entrant (model, strategy, target) with all its runs; a cell is its best kernel for one problem. Ranked by the geometric
+mean of what is credited for each problem: the lower end of the speedup's interval, 1 where there is no gain or no right
+kernel (`metrics.credited`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +18,11 @@ from kernelwright.evals.figures.metrics import Estimate
 from kernelwright.evals.runs.facts import Kernel, ProblemFacts, RunFacts
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.settings import AT_EFFORT, JudgingEffort
+from kernelwright.sandbox.verdict.verdicts import TimingClock
 
 PASS_AT = (1, 5, 10)
+CLOCKS = ("gpu_time", "call", "events", "bound", None)
+"""Of several on one board the first counts, see `Measurement.timing_clock`."""
 
 
 class Verified(NamedTuple):
@@ -53,7 +57,7 @@ class Row(Record):
     pass_at: dict[int, float | None]
     """Mean over the problems; None where a problem has fewer attempts than k."""
     roofline: float | None
-    """Geometric mean of the roofline fractions that are known."""
+    """Geometric mean of the roofline fractions that are known, of times without a doubt."""
     speed_of_light: float | None
     """Mean of the scores that are known."""
     attempts_to_correct: float | None
@@ -126,7 +130,10 @@ class _Maker:
             for facts in run.problems:
                 problems.setdefault(facts.digest, facts)
         order = sorted(problems.values(), key=lambda facts: (facts.level or "", facts.family, facts.problem))
-        cells = {entrant: [self._cell(facts, group) for facts in order] for entrant, group in entrants.items()}
+        kernels = ((run, facts, facts.best) for run in runs for facts in run.problems if facts.best is not None)
+        known = {self._published(*kernel)[0].timing_clock for kernel in kernels}
+        clock = next(one for one in CLOCKS if one in known or one is None)
+        cells = {entrant: [self._cell(facts, group, clock) for facts in order] for entrant, group in entrants.items()}
         weak = {cell.problem_digest for row in cells.values() for cell in row if cell.status == "weak problem"}
         rows = [_row(entrant, entrants[entrant], row, weak) for entrant, row in cells.items()]
         rows.sort(key=lambda row: (-row.score, -row.correct, row.model, row.strategy, row.target))
@@ -137,7 +144,11 @@ class _Maker:
             rows=tuple(row.model_copy(update={"rank": rank}) for rank, row in enumerate(rows, start=1)),
         )
 
-    def _cell(self, asked: ProblemFacts, runs: Sequence[RunFacts]) -> Cell:
+    def _published(self, run: RunFacts, facts: ProblemFacts, best: Kernel) -> tuple[Measured, Verified | None]:
+        again = self.verifications(run.folder, facts.digest, best.candidate_digest)
+        return again.measured if again else best.measured, again
+
+    def _cell(self, asked: ProblemFacts, runs: Sequence[RunFacts], clock: TimingClock | None) -> Cell:
         entries = [_Entry(run, facts) for run in runs for facts in run.problems if facts.digest == asked.digest]
         cell = Cell(
             problem=asked.problem,
@@ -149,13 +160,12 @@ class _Maker:
             passed=sum(entry.facts.passed for entry in entries),
             compiled=any(entry.facts.compiled for entry in entries),
         )
-        solved = [self._solved(cell, entry, entry.facts.best) for entry in entries if entry.facts.best is not None]
+        solved = [self._solved(cell, one, one.facts.best, clock) for one in entries if one.facts.best is not None]
         return max(solved, key=lambda one: (one.credit, one.published.low or 0 if one.published else 0), default=cell)
 
-    def _solved(self, cell: Cell, entry: _Entry, best: Kernel) -> Cell:
-        again = self.verifications(entry.run.folder, entry.facts.digest, best.candidate_digest)
-        published = again.measured if again else best.measured
-        status, why = _status(best.measured, again, self.effort)
+    def _solved(self, cell: Cell, entry: _Entry, best: Kernel, clock: TimingClock | None) -> Cell:
+        published, again = self._published(entry.run, entry.facts, best)
+        status, why = _status(best.measured, again, self.effort, clock)
         return cell.model_copy(
             update={
                 "status": status,
@@ -174,7 +184,9 @@ class _Maker:
         )
 
 
-def _status(claimed: Measured, again: Verified | None, least: JudgingEffort) -> tuple[Status, str]:
+def _status(
+    claimed: Measured, again: Verified | None, least: JudgingEffort, clock: TimingClock | None
+) -> tuple[Status, str]:
     counted = again.measured if again else claimed
     weak = counted.weak if counted.weak is not None else claimed.weak
     if not counted.passed:
@@ -189,6 +201,8 @@ def _status(claimed: Measured, again: Verified | None, least: JudgingEffort) -> 
     efforts = list(AT_EFFORT)
     if efforts.index(counted.effort) < efforts.index(least):
         return "provisional", f"measured at effort {counted.effort}: enough to choose, not to be ranked"
+    if counted.timing_clock != clock:
+        return "provisional", f"older clock ({counted.timing_clock}), and others here are timed by {clock}"
     return ("verified", "") if again else ("unverified", "")
 
 
@@ -196,7 +210,7 @@ def _row(entrant: tuple[str, str, str], runs: Sequence[RunFacts], cells: Sequenc
     ranked = [cell for cell in cells if cell.problem_digest not in weak]
     results = {name: [cell.result(name) for cell in ranked] for name in ("best", *BASELINES)}
     speedups = [result.speedup for result in results["best"] if result.speedup is not None]
-    solved = [cell for cell in ranked if cell.result().speedup is not None]
+    sure = [cell for cell in ranked if cell.is_beyond_doubt]
     efforts = [cell.first_correct.attempts for cell in ranked if cell.first_correct]
     return Row(
         rank=0,
@@ -210,8 +224,8 @@ def _row(entrant: tuple[str, str, str], runs: Sequence[RunFacts], cells: Sequenc
         fast={name: metrics.fast_curve(found) for name, found in results.items() if found and _is_known(name, ranked)},
         geometric_mean=metrics.geometric_mean(speedups) if speedups else None,
         pass_at={k: _pass_at(ranked, k) for k in PASS_AT},
-        roofline=_roofline(solved),
-        speed_of_light=_speed_of_light(solved),
+        roofline=_roofline(sure),
+        speed_of_light=_speed_of_light(sure),
         attempts_to_correct=sum(efforts) / len(efforts) if efforts else None,
         cost_usd=metrics.total_cost([facts.cost_usd for run in runs for facts in run.problems]),
         families=grouped_by(ranked, lambda cell: cell.family),
@@ -244,7 +258,7 @@ def _speed_of_light(cells: Sequence[Cell]) -> float | None:
         found = cell.published
         if found is None or found.floor_ms is None or found.candidate_ms is None or not found.baselines_ms:
             continue
-        baseline = min(found.baselines_ms.values())
+        baseline = found.baselines_ms.get(found.counted or "", min(found.baselines_ms.values()))
         if found.floor_ms < baseline:
             scores.append(metrics.speed_of_light_score(found.candidate_ms, baseline, found.floor_ms))
     return sum(scores) / len(scores) if scores else None

@@ -7,9 +7,10 @@ from pydantic import Field
 
 from kernelwright.evals.figures.metrics import Result
 from kernelwright.problems.record.base import Record
+from kernelwright.sandbox.verdict.in_words import DOUBTS
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import JudgingEffort
-from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Passed, Verdict
+from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Passed, TimingClock, Verdict
 
 BASELINES = {"eager": EAGER, "shipped": AS_SHIPPED, "compile": COMPILED}
 """What tables show beside the fastest of all, by the short name that metrics ask for them by."""
@@ -23,10 +24,17 @@ class Measured(Record):
     outcome: str
     stage: str | None
     speedup: float | None
-    """Against the fastest baseline."""
+    """Against the fastest baseline at equal accuracy, which `counted` names."""
     low: float | None
     high: float | None
     comparison: str | None
+    timing_clock: TimingClock | None = None
+    """None unless it passed, and in summaries of older releases."""
+    speedup_any: float | None = None
+    """Against the fastest of all baselines, less accurate ones too."""
+    counted: str | None = None
+    less_accurate: tuple[str, ...] = ()
+    launch_bound: bool = False
     candidate_ms: float | None
     baselines_ms: dict[str, float] | None
     speedups: dict[str, float]
@@ -61,13 +69,23 @@ class Measured(Record):
         """Whether it came through scan and build."""
         return self.passed or self.stage in BUILT
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the speedup counts as at most 1: too noisy, or not confirmed by the judge's clock."""
+        return self.comparison in DOUBTS
+
     def against(self, baseline: str) -> float | None:
-        """The speedup against the fastest of all baselines (`best`), or against one of `BASELINES`."""
+        """The speedup against the fastest baseline at equal accuracy (`best`), or against one of `BASELINES`."""
         return self.speedup if baseline == "best" else self.usual.get(baseline)
+
+    def counting(self, baseline: str = "best") -> float | None:
+        """The same as metrics count it."""
+        speedup = self.against(baseline) if self.passed else None
+        return min(1.0, speedup) if speedup is not None and self.is_doubtful else speedup
 
     def result(self, problem: str, family: str, level: str | None, baseline: str = "best") -> Result:
         """The sample that the metrics count."""
-        speedup = self.against(baseline) if self.passed else None
+        speedup = self.counting(baseline)
         return Result(problem=problem, family=family, level=level, compiled=self.compiled, speedup=speedup)
 
 
@@ -86,6 +104,11 @@ def _of_report(found: dict[str, Any], verdict: Verdict) -> Measured:
         low=found["speedup_low"],
         high=found["speedup_high"],
         comparison=found["comparison"],
+        timing_clock=found["timing_clock"],
+        speedup_any=found["speedup_any"],
+        counted=found["against"],
+        less_accurate=found["less_accurate"],
+        launch_bound=bool(found["launch_bound"]),
         candidate_ms=found["candidate_ms"],
         baselines_ms=found["baselines_ms"],
         speedups=measurement.speedups if measurement else {},

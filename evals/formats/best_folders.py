@@ -12,7 +12,7 @@ from kernelwright.evals.formats.samples import Outcome, best_of
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.formats.writing import write_problem
 from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.verdict.in_words import others_words, speedup_words
+from kernelwright.sandbox.verdict.in_words import DOUBTS, LAUNCH_BOUND, others_of, speedup_words
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Passed
 
@@ -71,8 +71,8 @@ README = """# {title}
 
 The best kernel of run `{run}` for `{name}`: attempt {attempt}, by `{model}`.
 
-- {speedup} against the fastest baseline, {against}{others} ({baselines})
-- candidate {candidate_ms:.4g} ms on {device}{how}
+- {speedup} against the fastest baseline at equal accuracy, {against}{others} ({baselines})
+- candidate {candidate_ms:.4g} ms on {device}{how}, by the clock `{clock}`{doubts}
 - judged with: {versions}
 
 | file | is |
@@ -141,6 +141,7 @@ def write_kept(folder: Path, outcome: Outcome) -> Path:
 
 def _readme(outcome: Outcome, verdict: Passed, facts: dict[str, object]) -> str:
     measurement = verdict.measurement
+    doubts = DOUBTS.get(measurement.comparison, ""), LAUNCH_BOUND if measurement.is_launch_bound else ""
     return README.format(
         title=outcome.problem.title,
         name=outcome.problem.name,
@@ -149,7 +150,9 @@ def _readme(outcome: Outcome, verdict: Passed, facts: dict[str, object]) -> str:
         model=facts.get("model", "?"),
         speedup=speedup_words(verdict),
         against=measurement.closest.baseline,
-        others=others_words(measurement.speedups),
+        others=others_of(measurement),
+        clock=measurement.timing_clock,
+        doubts="".join(f"\n- {line}" for line in doubts if line),
         baselines=", ".join(f"{name} {ms:.4g} ms" for name, ms in measurement.baselines_ms.items()),
         candidate_ms=measurement.candidate_ms,
         device=outcome.device,

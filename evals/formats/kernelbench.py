@@ -198,7 +198,9 @@ def _eval_result(outcome: Outcome) -> EvalResult:
         "speedup_low": found.interval.low,
         "speedup_high": found.interval.high,
         "effort": outcome.verdict.evidence.effort,
+        "speedup_any": found.speedup_any,
         "comparison": found.comparison,
+        "timing_clock": found.timing_clock,
     }
     stats = stats_of(found.closest.candidate_ms, outcome)
     return EvalResult(

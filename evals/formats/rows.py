@@ -24,8 +24,10 @@ tags:
 {count} candidates for {problems} problems, {passed} of them right, judged by kernelwright on {devices}.
 
 One row a candidate. `source` is the candidate and `reference` the PyTorch program that it replaces, both as they were
-judged; `outcome` is `passed` or `failed`, with `stage` and `reason`; `speedup` is against the fastest baseline, which
-`against` names, with the ends of its 95 % interval; `speedup_eager`, `speedup_shipped` and `speedup_compiled` are
+judged; `outcome` is `passed` or `failed`, with `stage` and `reason`; `speedup` is against the fastest baseline at
+equal accuracy, which `against` names, with the ends of its 95 % interval, and `speedup_any` against the fastest of all.
+It counts as at most 1 where `comparison` is `too_noisy` or `unconfirmed`. `timing_clock` says what the times are:
+compare none of two clocks. `speedup_eager`, `speedup_shipped` and `speedup_compiled` are
 against strict eager, eager under PyTorch's own switches and the fastest torch.compile mode; times are medians in ms;
 `report` is the judge's whole report as JSON, with every raw sample. `confirmed` says that a fresh judge gave this
 verdict, in the place of an earlier one; `effort` how much the measurement cost: `rank` in full, `search` enough to
@@ -39,7 +41,9 @@ SHORT = (
     "speedup",
     "speedup_low",
     "speedup_high",
+    "speedup_any",
     "comparison",
+    "timing_clock",
     "candidate_ms",
     "against",
     "effort",

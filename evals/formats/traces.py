@@ -51,6 +51,7 @@ def _evaluation(outcome: Outcome) -> dict[str, Any]:
         found["correctness"] = dict(UNKNOWN_ERROR)
     if isinstance(verdict, Passed):
         measurement = verdict.measurement
+        found["environment"]["libs"]["timing_clock"] = measurement.timing_clock
         found["performance"] = {
             "latency_ms": measurement.candidate_ms,
             "reference_latency_ms": measurement.baselines_ms[measurement.closest.baseline],

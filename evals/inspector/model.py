@@ -201,6 +201,9 @@ def _summary(attempt: Attempt) -> Data:
         "model": attempt.ask.model,
         "outcome": attempt.outcome,
         "speedup": _rounded(counted.measurement.speedup) if counted else None,
+        "speedup_any": _rounded(counted.measurement.speedup_any) if counted else None,
+        "marks": attempt.marks,
+        "timing_clock": counted.measurement.timing_clock if counted else None,
         "ms": _rounded(counted.measurement.candidate_ms) if counted else None,
         "cost": None if None in costs else round(sum(cost for cost in costs if cost is not None), 8),
         "tokens": None if None in tokens else sum(one for one in tokens if one is not None),
@@ -211,7 +214,7 @@ def _summary(attempt: Attempt) -> Data:
 def _judged(verdict: Verdict | None) -> Data:
     keys = (
         "outcome", "stage", "reason", "log", "speedup", "comparison", "against", "candidate_ms", "baselines_ms",
-        "floor_ms",
+        "floor_ms", "speedup_any", "timing_clock", "times", "launch_bound", "less_accurate",
     )  # fmt: skip
     if verdict is None:
         empty = dict.fromkeys((*keys, "low", "high", "evidence"))

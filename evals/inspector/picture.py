@@ -134,7 +134,7 @@ def _way(attempts: tuple[Attempt, ...], axis: Axis, y: int) -> str:
 def _point(attempt: Attempt, axis: Axis, y: int) -> str:
     if attempt.speedup is None:
         return ""
-    told = f"<title>attempt {attempt.number}: {attempt.speedup:.2f} x</title>"
+    told = f"<title>attempt {attempt.number}: {attempt.speedup:.2f} x{attempt.marks}</title>"
     return f'<circle class="right" cx="{axis.at(attempt.speedup)}" cy="{y}" r="4">{told}</circle>'
 
 

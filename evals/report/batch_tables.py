@@ -17,7 +17,7 @@ from kernelwright.evals.figures.metrics import Result
 from kernelwright.evals.scores.collecting import level_of
 from kernelwright.evals.scores.scoring import NOT_JUDGED, Scored
 from kernelwright.problems import Problem
-from kernelwright.sandbox.verdict.in_words import others_words, ratio_words
+from kernelwright.sandbox.verdict.in_words import marks, others_words, ratio_words
 
 
 class BatchProgress:
@@ -89,10 +89,10 @@ def scored_words(scored: Scored) -> str:
         return f"not judged: {scored.report['reason']}"
     if not found.passed:
         return f"failed at {found.stage}: {str(scored.report['reason']).partition(chr(10))[0]}"
-    return (
-        f"passed, {ratio_words(found.speedup or 0.0, found.low, found.high)}, {str(found.comparison).replace('_', ' ')}"
-        f"{others_words(found.speedups)}"
-    )
+    said = marks(found.comparison, found.timing_clock, found.launch_bound)
+    said = f", {found.comparison}{said}" if not found.is_doubtful else said
+    others = others_words(found.speedups, found.counted, found.less_accurate)
+    return f"passed, {ratio_words(found.speedup or 0.0, found.low, found.high)}{said}{others}"
 
 
 def results_of(done: Sequence[Scored], problems: Mapping[str, Problem], baseline: str) -> list[Result]:

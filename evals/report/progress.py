@@ -67,7 +67,7 @@ class Progress:
     def _table(self) -> Table:
         table = Table("problem", "attempts", "best", "now")
         for problem, view in self._views.items():
-            best = f"{view.best.speedup:.2f} x" if view.best and view.best.speedup else "-"
+            best = f"{view.best.speedup:.2f} x{view.best.marks}" if view.best and view.best.speedup else "-"
             table.add_row(problem, str(len(view.attempts)), best, self._stage[problem])
         return table
 

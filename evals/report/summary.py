@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kernelwright.agent.log.view import View
 from kernelwright.sandbox.machine.escaping import one_line
-from kernelwright.sandbox.verdict.in_words import others_words, speedup_words
+from kernelwright.sandbox.verdict.in_words import others_of, speedup_words
 from kernelwright.sandbox.verdict.report import USUAL, usual_speedups
 from kernelwright.sandbox.verdict.verdicts import Passed
 
@@ -17,7 +17,7 @@ from kernelwright.sandbox.verdict.verdicts import Passed
 def summary_rows(views: list[View], folder: Path) -> list[dict[str, Any]]:
     """One flat object for each problem; `speedup` is the best attempt's by its verdict that counts, None without one.
 
-    It is against the fastest baseline, which `against` names; further keys tell it against the usual ones.
+    It is against the fastest baseline at equal accuracy, which `against` names; further keys tell it against the usual.
     `confirmed` says whether that verdict is a second one, by a fresh judge.
     """
     return [_row(view, folder) for view in views]
@@ -39,6 +39,9 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
             "speedup",
             "speedup_low",
             "speedup_high",
+            "speedup_any",
+            "comparison",
+            "timing_clock",
             "against",
             *USUAL,
             "candidate_ms",
@@ -54,6 +57,9 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
             "speedup": found.speedup,
             "speedup_low": found.interval.low,
             "speedup_high": found.interval.high,
+            "speedup_any": found.speedup_any,
+            "comparison": found.comparison,
+            "timing_clock": found.timing_clock,
             "against": found.closest.baseline,
             **usual_speedups(found),
             "candidate_ms": found.candidate_ms,
@@ -85,7 +91,7 @@ def _have_several(views: list[View]) -> bool:
 def _outcome(view: View) -> str:
     """The best speedup; without one, what came out instead. Why a problem could not be judged, or not to the end."""
     if view.best and isinstance(view.best.ruling, Passed):
-        came = speedup_words(view.best.ruling) + others_words(view.best.ruling.measurement.speedups)
+        came = speedup_words(view.best.ruling) + others_of(view.best.ruling.measurement)
     else:
         came = ", ".join(f"{count} {outcome}" for outcome, count in view.failures.items())
     return "; ".join(filter(None, (came, ending_words(view) if view.fault else ""))) or "-"

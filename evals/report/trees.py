@@ -36,7 +36,7 @@ def attempt_words(attempt: Attempt, best: bool) -> Text:
     words = Text(f"{attempt.number} {attempt.ask.role}{idea}: ")
     words.append(attempt.outcome, style=style)
     if isinstance(attempt.ruling, Passed):
-        words.append(f", {attempt.speedup:.2f} x, {attempt.candidate_ms:.3g} ms")
+        words.append(f", {attempt.speedup:.2f} x{attempt.marks}, {attempt.candidate_ms:.3g} ms")
     elif attempt.detail:
         words.append(f": {one_line(attempt.detail.partition(chr(10))[0], 100)}")
     if best:

@@ -25,7 +25,7 @@ from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSIO
 from kernelwright.sandbox.verdict.verdicts import Failed
 
 DERIVED = "derived.json"
-FORMAT = 5
+FORMAT = 6
 
 
 class Kernel(Record):

@@ -21,6 +21,7 @@ from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.judge.given import is_file_name, shown
 from kernelwright.sandbox.machine.identity import needs_device
 from kernelwright.sandbox.pool.front.rewarding import Judging
+from kernelwright.sandbox.verdict.in_words import DOUBTS
 from kernelwright.sandbox.verdict.settings import Settings
 
 LONGEST_TEXT = 60_000
@@ -32,6 +33,7 @@ TERMS = RewardTerms(paid="all")
 """Which operators a candidate may use is the problem's own policy here."""
 FACTS = (
     "outcome", "stage", "speedup", "speedup_low", "speedup_high", "comparison", "against", "candidate_ms", "floor_ms",
+    "speedup_any", "timing_clock", "launch_bound",
 )  # fmt: skip
 
 
@@ -56,7 +58,8 @@ class Best(NamedTuple):
     @property
     def low(self) -> float:
         """The lower end of the speedup's interval, by which kernels are ranked."""
-        return float(self.report["speedup_low"])
+        low = float(self.report["speedup_low"])
+        return min(1.0, low) if self.report["comparison"] in DOUBTS else low
 
 
 class AgentTools:
@@ -108,7 +111,7 @@ class AgentTools:
             words += self._remembered(problem, text, judged.report)
         if profile:
             words += "".join(f"\n{line}" for line in _processor_lines(judged.report))
-        return ToolVerdict(words, {key: judged.report[key] for key in FACTS} | {"flags": list(worth.flags)})
+        return ToolVerdict(words, {key: judged.report.get(key) for key in FACTS} | {"flags": list(worth.flags)})
 
     def best(self, name: str, size: str | None = None) -> str:
         """The fastest right kernel so far, with what it was measured at."""

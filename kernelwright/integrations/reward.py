@@ -18,19 +18,21 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kernelwright.problems.record.base import Record
+from kernelwright.sandbox.verdict.in_words import DOUBTS
 from kernelwright.sandbox.verdict.verdicts import JAIL_OFF
 
 LEAST_FULL_SPEEDUP = 2.0
 """S is not below this: else a hundredth more would be worth a lot where the baseline is close to the floor."""
 Flag = Literal[
     "unjudged", "weak_problem", "undefended", "failed_when_timed", "impossible", "no_own_kernel", "library",
-    "hidden_build", "below_floor", "too_noisy",
+    "hidden_build", "below_floor", "too_noisy", "unconfirmed",
 ]  # fmt: skip
 """With None: `unjudged` (no verdict: the fault of the machine or the problem), `weak_problem` (it accepts trivial
 answers), `undefended` (defences of the judge, or the whole jail, were off). With 0: `failed_when_timed` (right until it
 was timed, or then faster than any program can be), `impossible` (the same by a record's own floor), `no_own_kernel`,
 `library` (of `paid`), `hidden_build` (a kernel could not be built and it went on without). Else: `below_floor` (with
-fewer operations than the reference, or by a mistake: read it), `too_noisy` (its speed earns nothing)."""
+fewer operations than the reference, or by a mistake: read it), `too_noisy`,
+`unconfirmed` (a speedup above 1 earns nothing)."""
 Paid = Literal["custom", "mixed", "all"]
 
 
@@ -101,8 +103,8 @@ def _earned(verdict: Mapping[str, Any], terms: RewardTerms) -> Reward:
     flags: tuple[Flag, ...] = ("below_floor",) if _is_below(verdict, "floor_ms") else ()
     allowed = _allowed(verdict)
     speedup = min(verdict["speedup_low"], math.inf if allowed is None else max(1.0, allowed))
-    if verdict["comparison"] == "too_noisy":
-        flags, speedup = (*flags, "too_noisy"), min(1.0, speedup)
+    if (doubt := verdict["comparison"]) in DOUBTS:
+        flags, speedup = (*flags, doubt), min(1.0, speedup)
     if speedup < 1:
         return Reward(value=terms.right * speedup, flags=flags, why=f"right, {speedup:.3g} x")
     full = terms.full_speedup if allowed is None else max(LEAST_FULL_SPEEDUP, allowed)

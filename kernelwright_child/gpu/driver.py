@@ -29,6 +29,7 @@ ATTRIBUTES = {
 }
 NON_BLOCKING, PERSISTING_L2_SIZE = 1, 6
 HOST_MEMORY, DEVICE_MEMORY = 1, 2
+NOT_READY = 600
 
 
 class CudaError(Exception):
@@ -273,6 +274,19 @@ class Stream:
         """Put a mark behind what was issued so far."""
         call("cuEventRecord", event.event, self._stream)
 
+    @property
+    def handle(self) -> int:
+        """The stream as other libraries take it."""
+        return int(self._stream.value or 0)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that was issued is done."""
+        code = library().cuStreamQuery(self._stream)
+        if code not in (0, NOT_READY):
+            checked("cuStreamQuery", code)
+        return bool(code == 0)
+
     def wait(self) -> None:
         """Until all that was issued is done."""
         call("cuStreamSynchronize", self._stream)
@@ -281,6 +295,16 @@ class Stream:
         if self._stream:
             call("cuStreamDestroy_v2", self._stream)
             self._stream = c_void_p()
+
+
+def wait_value(stream: int, address: int, value: int) -> None:
+    """Have a stream wait until the 32-bit word at an address is at least `value`, in cyclic order."""
+    call("cuStreamWaitValue32_v2", c_void_p(stream), c_uint64(address), c_uint(value), c_uint(0))
+
+
+def write_value(stream: int, address: int, value: int) -> None:
+    """Have a stream write a 32-bit word behind all that was issued to it, with a memory barrier in front."""
+    call("cuStreamWriteValue32_v2", c_void_p(stream), c_uint64(address), c_uint(value), c_uint(0))
 
 
 class CudaEvent:

@@ -78,13 +78,22 @@ class Spill:
         return _said(copied, LENT, offset)
 
 
-def describe(tensor: torch.Tensor, spill: Spill | None = None) -> tuple[dict[str, Any], torch.Tensor]:
+def describe(
+    tensor: torch.Tensor, spill: Spill | None = None, waits: bool = True
+) -> tuple[dict[str, Any], torch.Tensor]:
     """Where a device tensor lies, for the judge to map; and the tensor to keep alive until it has done so.
 
     What no other process can map (of cudaMallocAsync, managed, or lent by the judge; or all, where the driver forbids
-    it) is copied first, which is part of the call's time.
+    it) is copied first, which is part of the call's time; unless it `waits`, raises `NoRoom` in place of that.
     """
     refuse_unplain(tensor, "cuda")
+    if not waits:
+        if tensor.is_conj() or tensor.is_neg() or (spill is not None and spill.takes_all):
+            raise NoRoom(tensor.nbytes)
+        try:
+            return (_placed(tensor) if tensor.numel() else _said(tensor, "", 0)), tensor
+        except driver.CudaError:
+            raise NoRoom(tensor.nbytes) from None
     plain = resolved(tensor)
     if plain is not tensor:
         torch.cuda.synchronize()

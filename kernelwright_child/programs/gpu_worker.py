@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright_child import wire
 from kernelwright_child.exact import widened, widened_value
-from kernelwright_child.gpu import driver
+from kernelwright_child.gpu import driver, sharing
 from kernelwright_child.gpu import memory as gpu_memory
 from kernelwright_child.gpu.kernels import kernels
 from kernelwright_child.gpu.precision import fix_precision
@@ -27,6 +27,8 @@ WIDEST_ITEM = 8
 """Bytes of an element of the widest dtype that outputs come in, complex ones aside."""
 
 
+DONE_OFFSET = 128
+"""Of the word that says which call is done, in bytes behind the word that says which inputs are there."""
 MANY = 2**18
 """Elements that are enough for torch to share a loop on the host among its threads."""
 
@@ -71,6 +73,8 @@ class OnDevice:
         self._woken: torch.Tensor | None = None
         self._kept: list[torch.Tensor] = []
         """Outputs that the judge may still look at."""
+        self._flags: sharing.Shared | None = None
+        self._timed: list[list[Any]] = []
 
     def handlers(self) -> dict[str, Handler]:
         """What the judge may ask."""
@@ -82,8 +86,9 @@ class OnDevice:
             "copy outputs": self.copy_outputs,
             "call": self.call,
             "backward": self.backward,
-            "burst": self.burst,
-            "burst backward": self.burst_backward,
+            "lend flags": self.lend_flags,
+            "ahead": self.ahead,
+            "times": self.times,
             "nothing": self.nothing,
             "kernels": self.kernels,
             "state": self.state,
@@ -147,19 +152,67 @@ class OnDevice:
         """The same forward and backward."""
         return self.timed(self._differentiated, message)
 
-    def burst(self, message: Message, fds: list[int]) -> Message:
-        """One call for each of a list of arguments, one after another, all outputs kept."""
-        with torch.no_grad():
-            return self.timed(lambda calls: [self._run(*arguments) for arguments in calls], message)
+    def lend_flags(self, message: Message, fds: list[int]) -> Message:
+        """Map the words by which the judge and this process's stream tell each other how far they are."""
+        self._flags = sharing.Shared(torch.cuda.current_device(), message["bytes"], fds[0])
+        os.close(fds[0])
+        return {}
 
-    def burst_backward(self, message: Message, fds: list[int]) -> Message:
-        """The same forward and backward."""
-        return self.timed(lambda calls: [self._differentiated(values) for values in calls], message)
+    def ahead(self, message: Message, fds: list[int]) -> Message:
+        """Issue calls ahead on the lent inputs; the device runs each once the judge's flag says that they are new.
+
+        `host_ms` is what each took to issue; `times` tells what the device took. Where the message `waits`, which needs
+        flags that are there already, each is waited for, and `latency_ms` is how long it took from an idle device.
+        """
+        assert self._flags is not None
+        stream = torch.cuda.current_stream()
+        begun, done = self._flags.address, self._flags.address + DONE_OFFSET
+        arguments = wire.unpack(message["arguments"], self.worker.lent)
+        run = self._ahead_of(message["of"], arguments, message["bytes"])
+        self._kept, self.worker.results, self._timed = [], None, []
+        results, host_ms, latency_ms = [], [], []
+        with torch.set_grad_enabled(message["of"] == "backward"):
+            for link, seed in enumerate(message["seeds"], message["base"] + 1):
+                events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+                driver.wait_value(stream.cuda_stream, begun, link)
+                seed_draws({} if seed is None else {"seed": seed})
+                start = time.perf_counter_ns()
+                events[0].record(stream)
+                results.append(run())
+                events[1].record(stream)
+                host_ms.append((time.perf_counter_ns() - start) / 1e6)
+                driver.write_value(stream.cuda_stream, done, link)
+                self._timed.append(events)
+                if message.get("waits"):
+                    torch.cuda.synchronize()
+                    latency_ms.append((time.perf_counter_ns() - start) / 1e6)
+        self.worker.results = results
+        return self._shown(results, waits=False) | {"host_ms": host_ms, "latency_ms": latency_ms}
+
+    def _ahead_of(self, what: str, arguments: Any, sizes: list[int]) -> Callable[[], Any]:
+        """A call of the model with or without gradients, or one that computes next to nothing on so many bytes each."""
+        if what == "backward":
+            return lambda: self._differentiated(arguments)
+        if what == "call":
+            return lambda: self._run(*arguments)
+        results = [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in sizes]
+        one = torch.zeros(1, device="cuda")
+
+        def nothing() -> list[torch.Tensor]:
+            one.fill_(1)
+            return results
+
+        return nothing
+
+    def times(self, message: Message, fds: list[int]) -> Message:
+        """Wait for the calls that were issued ahead; `device_ms` of each by its events."""
+        torch.cuda.synchronize()
+        return {"device_ms": [start.elapsed_time(end) for start, end in self._timed]}
 
     def nothing(self, message: Message, fds: list[int]) -> Message:
         """A call that computes next to nothing: what the protocol costs."""
         if self._nothing is None:
-            self._nothing = torch.zeros(1024, device="cuda")
+            self._nothing = torch.zeros(1024, dtype=torch.uint8, device="cuda")
         result = self._nothing
         return self.timed(lambda arguments: result.fill_(1), {"arguments": {"l": []}})
 
@@ -218,13 +271,16 @@ class OnDevice:
         marks.append(time.perf_counter_ns())
         return shown | {"device_ms": device_ms, "marks": marks}
 
-    def _shown(self, value: Any) -> Message:
-        """The structure of a value and where its tensors lie, which stay there until the next question."""
+    def _shown(self, value: Any, waits: bool = True) -> Message:
+        """The structure of a value and where its tensors lie, which stay there until the next question.
+
+        Unless it `waits`, raises `NoRoom` for tensors that have to be copied first.
+        """
         tensors: list[torch.Tensor] = []
         tree = wire.pack(value, tensors)
         if self._spill is not None:
             self._spill.clear()
-        described = [gpu_memory.describe(tensor, self._spill) for tensor in tensors]
+        described = [gpu_memory.describe(tensor, self._spill, waits) for tensor in tensors]
         self._kept = [kept for _, kept in described]
         return {"tree": tree, "tensors": [said for said, _ in described]}
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from kernelwright_child import wire
 from kernelwright_child.casting import cast_inputs, cast_model
@@ -21,6 +22,11 @@ from kernelwright_child.programs.worker import with_device
 
 CHANGING_LAYERS = "torch.nn."
 """Buffers of torch's own layers (running means and variances) are learnt; those of other modules may be constants."""
+SPATIAL = tuple(
+    getattr(torch.nn, f"{kind}{axes}d") for kind in ("Conv", "ConvTranspose", "BatchNorm") for axes in (2, 3)
+)
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By number of axes."""
 COMPILING_THREADS = 4
 """Each takes memory of its own, which the jail limits."""
 
@@ -57,6 +63,7 @@ class Reference(ModelRunner):
             "draw": self.draw,
             "trace": self.trace,
             "compile": self.compile,
+            "channels last": self.channels_last,
             "compilations": self.compilations,
             "exact call": self.exact_call,
             "exact backward": self.exact_backward,
@@ -71,7 +78,8 @@ class Reference(ModelRunner):
     def load(self, message: Message, fds: list[int]) -> Message:
         """Run the reference and construct `Model` under the given seed.
 
-        Tells arguments, weights, and for each weight whether another value of it makes sense.
+        Tells arguments, weights, for each weight whether another value of it makes sense, and whether it has layers for
+        images or volumes.
         """
         torch.set_num_threads(message["threads"])
         self.namespace = run_source(message["source"], "reference")
@@ -82,7 +90,7 @@ class Reference(ModelRunner):
         self.is_differentiated = message["direction"] != "forward"
         told = arguments if isinstance(arguments, dict) else list(arguments)
         self.drawn = [told, dict(self.model.state_dict()), _changing(self.model)]
-        return place(self.drawn)
+        return place(self.drawn) | {"spatial": any(isinstance(module, SPATIAL) for module in self.model.modules())}
 
     def _constructed(self, seed: int) -> Any:
         """The arguments of a new model, which is the one from now on."""
@@ -119,6 +127,15 @@ class Reference(ModelRunner):
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(COMPILING_THREADS, torch.get_num_threads()))
         note_no_launches()
         self.run = torch.compile(self.model, mode=message["mode"], dynamic=False)
+        return {}
+
+    def channels_last(self, message: Message, fds: list[int]) -> Message:
+        """Convert the weights; from now on each call converts its inputs too, and its results come as they are."""
+        model = self.model
+        assert model is not None
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = _channels_last(tensor.data)
+        self.run = lambda *inputs: model(*tree_map(_channels_last, inputs))
         return {}
 
     def compilations(self, message: Message, fds: list[int]) -> Message:
@@ -199,6 +216,11 @@ class Reference(ModelRunner):
 
     def _widened(self, message: Message) -> Any:
         return wire.unpack(message["arguments"], [widened_value(tensor) for tensor in self.lent])
+
+
+def _channels_last(value: Any) -> Any:
+    is_one = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() in CHANNELS_LAST
+    return value.contiguous(memory_format=CHANNELS_LAST[value.dim()]) if is_one else value
 
 
 def _changing(model: torch.nn.Module) -> list[str]:

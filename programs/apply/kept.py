@@ -16,7 +16,7 @@ from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.machine.cache import MARK, all_entries, cache_root
 from kernelwright.sandbox.verdict.in_words import speedup_words
 from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.verdicts import SAME_WITHIN, Passed
+from kernelwright.sandbox.verdict.verdicts import Passed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,7 +66,7 @@ def _unfit(part: Part, outcome: Outcome | None) -> str:
     status, measured = outcome.verdict.evidence.problem_status, outcome.verdict.measurement
     if status is not None and status.status == "weak":
         return "its problem can not tell a lazy answer from a right one"
-    if measured.interval.low <= 1 + SAME_WITHIN:
+    if measured.comparison != "faster":
         return f"the best kernel is not faster beyond doubt: {speedup_words(outcome.verdict)}"
     if part.written and outcome.problem.state != "followed":
         return "it changes buffers, and the kernel was not judged for them"

@@ -81,6 +81,13 @@ class Lent:
         finally:
             self._staged = []
 
+    @property
+    def places(self) -> list[torch.Tensor]:
+        """Where children see each input, as bytes."""
+        return [
+            seen(self._shared.address + offset, size) for offset, size in zip(self._offsets, self._sizes, strict=True)
+        ]
+
     def spoil(self, stream: driver.Stream) -> None:
         """Issue a fill of what the child sees with one random word: what waits for inputs to appear takes these."""
         stream.fill(self._shared.address, secrets.randbits(32), self.bytes // 4)

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import NamedTuple, Self
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kernelwright.sandbox.calls.buffers import Glancer, Lent, Shown, poison
 from kernelwright.sandbox.machine.clocks import Clocks
@@ -15,6 +15,9 @@ from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu import driver
+
+if TYPE_CHECKING:
+    from kernelwright.sandbox.calls.dealt_chain import Dealer
 
 FLUSH = 2
 """Times the L2 cache's size: as much is written between calls, so that nothing of them is left in it."""
@@ -210,6 +213,13 @@ class CudaDevice:
         self.stream.wait()
         return end.since(start)
 
+    @cached_property
+    def dealer(self) -> "Dealer":
+        """What deals inputs to calls that were issued ahead."""
+        from kernelwright.sandbox.calls.dealt_chain import Dealer
+
+        return Dealer(self, self._flush, self._flush_bytes)
+
     def free_bytes(self) -> int:
         """Device memory that nobody has, as far as it may be used."""
         free, total = self._context.free_bytes()
@@ -229,6 +239,8 @@ class CudaDevice:
         if self._flush:
             self.make_current()
             self.glancer.close()
+            if "dealer" in self.__dict__:
+                self.dealer.close()
             driver.free(self._flush)
             for event in self._events:
                 event.close()

@@ -3,11 +3,13 @@
 import itertools
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
+from kernelwright.sandbox.calls.dealt_chain import ISSUE_FACTOR, ISSUE_S, Flags
 from kernelwright.sandbox.calls.device import CudaDevice, Prepared
 from kernelwright.sandbox.calls.memory_needs import Needs
 from kernelwright.sandbox.calls.memory_relief import relieve
@@ -44,6 +46,7 @@ AFTERMATH_S = 0.1
 """So long after a child has been killed its work has left the device."""
 NAMELESS = 2**30
 """A result of unknown size may take so much."""
+CHANGED_INPUT = "the call changed an input in place"
 LENT_AHEAD = 2**28
 """Room for outputs up to this size is lent before it is known whether it is needed."""
 
@@ -53,7 +56,12 @@ class GpuSession(Session):
 
     def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, device: CudaDevice) -> None:
         super().__init__(kind, folder, settings)
-        self._device = device
+        self._device = self.device = device
+        self._flags: Flags | None = None
+        self._runs_on = False
+        """Whether it has not answered yet, so that it was not stopped."""
+        self.host_ms = 0.0
+        """What a call took to issue ahead, by its word."""
         self._inputs: Lent | None = None
         self._owns_inputs = True
         self._allocations = Allocations()
@@ -235,7 +243,7 @@ class GpuSession(Session):
         return Values(tree, tuple(fetch(output)[0] for output in shown))
 
     def call(self, values: Values, timeout_s: float, op: str = "call", in_place: bool = False) -> Timed:
-        """Call the model on `values` (or, with op `burst`, on each of a list made by `merged`).
+        """Call the model on `values`.
 
         With `in_place` a trusted child's result is not copied: it can be read until the child is asked again, or until
         `let_go`. A call for which memory was missing is made once more when others have given theirs back.
@@ -294,11 +302,9 @@ class GpuSession(Session):
         output = self._taken(answer, looked, in_place)
         read_ns = time.perf_counter_ns()
         self._is_showing = in_place
-        self.refuse_work_done_meanwhile()
-        if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
-            raise Misbehaved("the candidate keeps processes of its own running after a call")
-        if self._watches("input_check") and self._inputs.changed():
-            raise Misbehaved("the call changed an input in place")
+        self.look_after()
+        if self.watches_inputs and self._inputs.changed():
+            raise Misbehaved(CHANGED_INPUT)
         is_anew = self._allocations.count > known
         if is_anew:
             self._allocations.trim(len(looked))
@@ -312,18 +318,90 @@ class GpuSession(Session):
     def _question(self, op: str, values: Values) -> dict[str, Any]:
         return question(op, values) | ({"wake": True} if self._device.wakes else {})
 
+    def flags(self) -> Flags:
+        """The words by which calls are issued ahead; shared with the child when first needed."""
+        if self._flags is None:
+            self._flags = Flags(self._device.ordinal)
+            try:
+                self._exchange(
+                    {"op": "lend flags", "bytes": self._flags.bytes}, self._settings.start_timeout_s, self._flags.fd
+                )
+            finally:
+                os.close(self._flags.fd)
+        return self._flags
+
+    def quiet(self, values: Values) -> Prepared:
+        """Show inputs while the child stands still, on a device that is idle and has nothing in its L2 cache."""
+        assert self._inputs is not None, "lend memory before calling"
+        self._device.make_current()
+        self._inputs.stage(values.tensors)
+        prepared = self._device.prepare(self._inputs, self._outputs)
+        self._inputs.stage_nothing()
+        self._outputs = ()
+        self.is_cold, self._is_showing = False, False
+        self.refuse_work_done_meanwhile()
+        self._refuse_disturbance(prepared)
+        return prepared
+
+    def show(self, values: Values) -> None:
+        """Show inputs for calls that are not timed."""
+        self._show(values)
+        self._outputs = ()
+
+    def issue(self, message: dict[str, Any], limit_s: float) -> dict[str, Any] | None:
+        """A question that the child answers before its device work is done; None where the answer is late."""
+        self.refuse_work_done_meanwhile()
+        self._child.send(message)
+        self._release()
+        try:
+            answer = self._hear(limit_s)
+        except ChildLate:
+            self._runs_on = True
+            return None
+        self._stop()
+        return answer
+
+    def drain(self) -> None:
+        """Have calls that were issued ahead run on whatever lies there, and wait for their end."""
+        self._device.dealer.release(self.flags())
+        if self._runs_on:
+            self._hear(self._settings.call_timeout_s)
+            self._stop()
+            self._runs_on = False
+        if self.issue({"op": "times"}, self._settings.call_timeout_s) is None:
+            raise ChildLate
+
+    def issue_limit_s(self, calls: int) -> float:
+        """How long it may take to issue so many calls ahead."""
+        return max(ISSUE_S, ISSUE_FACTOR * calls * self.host_ms / 1e3)
+
+    @property
+    def watches_inputs(self) -> bool:
+        """Whether it is seen to it that calls leave their inputs as they are."""
+        return self._watches("input_check")
+
+    def find(self, claims: list[Any], calls: int) -> list[Shown]:
+        """The places that a child names for the results of so many calls."""
+        known = self._allocations.count
+        shown = [self._allocations.find(claim) for claim in claims]
+        if sum(output.bytes for output in shown) > calls * self.result_bytes:
+            raise MemoryReadError(f"the outputs of a call take more than {self.result_bytes} bytes")
+        if self._allocations.count > known:
+            self._allocations.trim(len(shown))
+        return shown
+
+    def look_after(self) -> None:
+        """Raise `Misbehaved` where a candidate has run while it was stopped, or left processes behind."""
+        self.refuse_work_done_meanwhile()
+        if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
+            raise Misbehaved("the candidate keeps processes of its own running after a call")
+
     def _log(self, op: str, marks: tuple[int, ...]) -> None:
         if not LOG.isEnabledFor(logging.DEBUG):  # to ask for the memory takes as long as a call
             return
         steps = [(end - begin) / 1e6 for begin, end in itertools.pairwise((*marks, time.perf_counter_ns()))]
         words = "prepared in %.1f ms, called in %.1f, read in %.1f, looked after in %.1f; %s of the device are used"
         LOG.debug("%s %s: " + words, self._kind, op, *steps, gib(self._device.used_bytes()))
-
-    @property
-    def outputs_overlap(self) -> bool:
-        """Whether outputs of the last call lie in each other's memory."""
-        places = sorted((output.address, output.address + output.bytes) for output in self._outputs if output.bytes)
-        return any(end > start for (_, end), (start, _) in itertools.pairwise(places))
 
     def call_ms(self, values: Values, timeout_s: float, op: str = "call") -> float:
         """The same; only its time in ms. A trusted child's result is not read, and its time is that of its events."""
@@ -430,4 +508,7 @@ class GpuSession(Session):
         self._device.make_current()
         self._allocations.close()
         self._give_back()
+        if self._flags is not None:
+            self._flags.close()
+            self._flags = None
         return said

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import device_held, open_session
@@ -19,7 +19,7 @@ from kernelwright.sandbox.correctness.repeats import draws
 from kernelwright.sandbox.correctness.weights import changed
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.merging import alone, merged
+from kernelwright.sandbox.tensors.merging import alone
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
@@ -37,8 +37,10 @@ PATIENCE = 10
 """A reference may take this many times a candidate's call limit: float64 is slow."""
 COMPILING_S = 1200
 """For all compilation by torch.compile, which may try out dozens of kernels."""
-SHIPPED = "shipped"
-"""The precision policy of torch's own defaults."""
+Precision = Literal["strict", "shipped", "tf32"]
+"""Torch's precision switches of a baseline: as the problem's policy says, torch's own defaults, or with TF32."""
+SHIPPED: Precision = "shipped"
+UNDER: dict[Precision, str] = {"strict": "", "shipped": " as shipped", "tf32": " tf32"}
 MOST_WARMING = 4
 """Calls after memory was given back."""
 STATUS_BYTES = 2**28
@@ -60,11 +62,16 @@ class Form(NamedTuple):
 
     compiled: CompileMode | None = None
     changed_weights: bool = False
+    precision: Precision = "strict"
+    """The policy of the whole process."""
+    channels_last: bool = False
+    """Whether weights lie in channels_last, and inputs are converted to it in each call."""
 
     @property
     def baseline(self) -> str:
         """The name in the record."""
-        return "eager" if self.compiled is None else f"torch.compile {self.compiled}"
+        name = "eager" if self.compiled is None else f"torch.compile {self.compiled}"
+        return f"{name}{' channels_last' if self.channels_last else ''}{UNDER[self.precision]}"
 
 
 PLAIN = Form()
@@ -108,8 +115,8 @@ class ReferenceSession:
         self._own_inputs = inputs is None
         self._forget: Callable[[], None] = lambda: None
         self._shows_exact = False
-        self._bursts: dict[int, tuple[float, float]] = {}
-        """By number of calls, what `burst` has found."""
+        self.switches_under: dict[Precision, dict[str, Any]] = {}
+        """On a device: torch's switches under the policies of `under`, as the child reported them."""
         try:
             self._session = open_session("reference", self._folder, settings)
         except BaseException:
@@ -122,6 +129,8 @@ class ReferenceSession:
                     source = str(self._folder.write("reference.py", self.problem.source))
                     require_room(problem, settings, self._session, source)
                     self._load(source)
+                    if form.channels_last:
+                        self._session.ask({"op": "channels last"}, settings.start_timeout_s)
                     self._lend()
         except BaseException:
             self.close()
@@ -137,7 +146,10 @@ class ReferenceSession:
             "direction": self.problem.direction,
             "dtype": self.problem.dtype,
         }
-        made = self._session.fetch(self._session.ask(message, limit))
+        answer = self._session.ask(message, limit)
+        self.is_spatial = bool(answer.get("spatial"))
+        """Whether a layer convolves or normalises images or volumes, for which the memory format matters."""
+        made = self._session.fetch(answer)
         arguments, weights, changing = made.tree["l"]
         self._changing = {item["v"] for item in changing["l"]}
         self.arguments = alone(arguments, made)
@@ -167,6 +179,17 @@ class ReferenceSession:
             with self._translated():
                 self._take(self.weights)
 
+    def adopt(self, other: "ReferenceSession") -> bool:
+        """Take the weights of another reference of the problem; whether their results can then be compared.
+
+        They cannot where the problem's own code gave other arguments to the constructor.
+        """
+        self.weights = other.weights
+        if self.weights.tensors:
+            with self._translated():
+                self._take(self.weights)
+        return self.arguments == other.arguments
+
     def construct_again(self) -> None:
         """From now on another model answers: under another seed, with the same weights and buffers."""
         with self._translated():
@@ -184,8 +207,7 @@ class ReferenceSession:
 
         assert isinstance(self._session, GpuSession)
         self._on_device = session = self._session
-        # Whoever uses torch.compile has torch's defaults beside it.
-        session.to_device(SHIPPED if self.form.compiled else self.problem.precision)
+        session.to_device(self.problem.precision if self.form.precision == "strict" else self.form.precision)
         session.trust_results()
         self.layout: Layout = session.layout(_seed(), self._patience_s)
         self._shared = self._shared or SharedInputs()
@@ -255,9 +277,6 @@ class ReferenceSession:
         self._on_device.let_go()
         return owned
 
-    shipped_switches: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
-    """On a device: the switches under which `shipped` was last called."""
-
     @property
     def switches(self) -> dict[str, Any]:
         """On a device: torch's precision switches as the child reported them."""
@@ -290,19 +309,6 @@ class ReferenceSession:
         if self._on_device is not None:
             assert isinstance(worker, type(self._on_device))
             worker.admit(self.layout, self.needs.result)
-
-    def lend_again(self, worker: Session) -> None:
-        """Where a burst has left a candidate's worker with memory for other inputs or none, lend it like this child's.
-
-        What it has kept of the device's memory is given back first.
-        """
-        if self._on_device is None:
-            return
-        assert isinstance(worker, type(self._on_device))
-        if worker.inputs is None or not worker.inputs.is_for(self.layout):
-            worker.rest()
-            worker.lend_layout(self.layout)
-            worker.expect(self.needs.result)
 
     def equip(self, worker: Session) -> None:
         """Prepare it once its model stands and has its weights: lend it memory, or move the model to the device."""
@@ -348,17 +354,29 @@ class ReferenceSession:
             if self._on_device.places_known == known:
                 return
 
-    def shipped(self, values: Values) -> Timed:
-        """On a device: the same under torch's own precision switches, which are then put back."""
-        assert self._on_device is not None
-        with self._translated():
+    def under(self, precision: Precision, values: Values, in_place: bool = True) -> Timed:
+        """On a device: the same under another policy, which is then put back.
+
+        `in_place`: the result is read where it lies, until the next question.
+        """
+        with self.on_device(precision) as session:
             self._warm(values)
-            self.shipped_switches = self._on_device.policy(SHIPPED)
+            return session.call(values, self._patience_s, operation(self.problem), in_place=in_place)
+
+    @contextmanager
+    def on_device(self, precision: Precision | None = None) -> Iterator["GpuSession"]:
+        """Within it the child's session on the device, under another precision policy where one is named."""
+        session = self._on_device
+        assert session is not None
+        with self._translated():
+            if precision:
+                self.switches_under[precision] = session.policy(precision)
             try:
-                return self._on_device.call(values, self._patience_s, operation(self.problem), in_place=True)
+                yield session
             finally:
-                self._on_device.let_go()
-                self._on_device.policy(self.problem.precision)
+                session.let_go()
+                if precision:
+                    session.policy(self.problem.precision)
 
     def exact(self, values: Values, near: Values | None = None) -> Values:
         """The reference in float64; `near`, where it is known, is the result as it stands, for when memory is short.
@@ -388,34 +406,9 @@ class ReferenceSession:
             self._session.call_ms(values, self._patience_s, operation(self.problem))
             return theirs, self._session.state(self.weights.size)
 
-    def burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
-        """On a device: as many calls in one go as there are values, the best of several runs.
-
-        What the judge's clock shows beyond the device's events, and one call's part of these, in ms. They are found
-        once for each number of calls: a candidate's own burst would only be told longer by a host that is busy now.
-        """
-        if len(values) not in self._bursts:
-            self._bursts[len(values)] = self._found_burst(values, runs)
-        return self._bursts[len(values)]
-
-    def _found_burst(self, values: Sequence[Values], runs: int) -> tuple[float, float]:
-        from kernelwright.sandbox.calls.device import device_of
-
-        session, whole = self._on_device, merged(values)
-        assert session is not None
-        op = "burst" if operation(self.problem) == "call" else f"burst {operation(self.problem)}"
-        with self._translated():
-            session.lend(whole)
-            try:
-                found = [_both_clocks(session.call(whole, self._patience_s, op)) for _ in range(1 + runs)][1:]
-            finally:
-                assert self._shared is not None
-                session.lend_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
-        return min(bound - events for bound, events in found), min(events for _, events in found) / len(values)
-
     def compile(self) -> None:
         """From now on calls are those of the compiled model; all compilation is done when this returns."""
-        with device_held(self.settings), self._translated(f" under {self.form.baseline}"):
+        with device_held(self.settings), self._translated():
             values = self.draw()
             self._session.ask({"op": "compile", "mode": self.form.compiled}, self.settings.start_timeout_s)
             self._session.call_ms(values, COMPILING_S, operation(self.problem))
@@ -503,9 +496,10 @@ class ReferenceSession:
         return found
 
     @contextmanager
-    def _translated(self, how: str = "") -> Iterator[None]:
-        """What goes wrong in this child is the problem's fault, said in one sentence; `how` is part of it."""
+    def _translated(self) -> Iterator[None]:
+        """What goes wrong in this child is the problem's fault, said in one sentence that names the baseline."""
         name = self.problem.name
+        how = "" if self.form.baseline == PLAIN.baseline else f" under {self.form.baseline}"
         remedy = f"judge without {self.form.baseline}" if how else "correct the problem file"
         try:
             yield
@@ -560,11 +554,6 @@ class ReferenceSession:
             if self._own_inputs and self._shared is not None:
                 self._shared.close()
             self._folder.close()
-
-
-def _both_clocks(timed: Timed) -> tuple[float, float]:
-    events = timed.device.device_ms if timed.device else None
-    return timed.milliseconds, events or timed.milliseconds
 
 
 def _seed() -> int:

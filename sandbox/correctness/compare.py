@@ -40,6 +40,10 @@ class Wrong(NamedTuple):
     """Whether it is of the right form and only too far from what is right."""
 
 
+Shares = dict[str, float]
+"""By measure, the largest error as a share of its bound: `largest`, `l2`, `usual`, `slice`. Above 1 it is wrong."""
+
+
 class Checks(NamedTuple):
     """What is compared: everything, except where one tries what a check is there for."""
 
@@ -60,6 +64,8 @@ class Checks(NamedTuple):
     """Places where float64 gives NaN; not on values outside of what the problem is defined for."""
     generous: bool = False
     """Whether the rounding of inputs excuses far more than it should: what is wrong even then is so beyond doubt."""
+    shares: Shares | None = None
+    """Filled with the errors of all outputs, where it is given."""
 
 
 SHORT_FLOOR_ULP = 2.0
@@ -112,11 +118,13 @@ def mismatch_with(got: Values, truth: Truth, tolerance: Tolerance, checks: Check
     _refuse_other_counts(len(rounded.tensors), len(true.tensors), len(moved))
     # Of one structure are as many; and without that check, nothing stands for everything.
     parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, moved, strict=checks.structure)
+    first = None
     for label, *tensors, more in parts:
         wrong = _form(label, tensors[0], tensors[2], checks) or _values(label, tensors, more, tolerance, checks)
-        if wrong:
-            return wrong
-    return None
+        first = first or wrong
+        if first and checks.shares is None:
+            break
+    return first
 
 
 def _refuse_other_counts(count: int, *exact: int) -> None:
@@ -216,6 +224,9 @@ def _values(
     bound = bound.at_least(_nothing(near), want.numel())
     counted = moved.pulled_back(got, checks.generous) if moved is not None else got
     error = measure(counted, near, want).error if moved is not None else distance.error
+    if checks.shares is not None:
+        for name, share in bound.shares(error).items():
+            checks.shares[name] = max(share, checks.shares.get(name, 0.0))
     return _too_far(_Case(label, got, counted, near, want, checks), error, bound)
 
 

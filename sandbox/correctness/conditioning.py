@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from kernelwright.problems import Tolerance
-from kernelwright.sandbox.correctness.compare import PLAIN, Checks, Truth, Wrong, mismatch, mismatch_with, real
+from kernelwright.sandbox.correctness.compare import PLAIN, Checks, Shares, Truth, Wrong, mismatch, mismatch_with, real
 from kernelwright.sandbox.correctness.distance import Moved
 from kernelwright.sandbox.tensors.trees import flatten
 from kernelwright.sandbox.tensors.values import RawTensor, Values
@@ -30,13 +30,15 @@ class ExactCase(NamedTuple):
     """Whether the values lie in the problem's domain, so that a NaN of the reference has to be met."""
 
 
-def mismatch_shaken(got: Values, asked: ExactCase, near: Values, tolerance: Tolerance) -> Wrong | None:
+def mismatch_shaken(
+    got: Values, asked: ExactCase, near: Values, tolerance: Tolerance, shares: Shares | None = None
+) -> Wrong | None:
     """As `mismatch`; where an output is too far off, the reference is asked again on shaken inputs.
 
-    `near` is the reference as it stands on the same inputs.
+    `near` is the reference as it stands on the same inputs. `shares`, an empty one, is filled as in `Checks`.
     """
     want = asked.exact(asked.inputs)
-    wrong = mismatch(got, want, near, tolerance, PLAIN._replace(undefined=asked.defines_nan))
+    wrong = mismatch(got, want, near, tolerance, PLAIN._replace(undefined=asked.defines_nan, shares=shares))
     if wrong is None or not wrong.by_distance:
         return wrong
     want.owned()  # whoever is asked for others may show them where these are
@@ -46,7 +48,9 @@ def mismatch_shaken(got: Values, asked: ExactCase, near: Values, tolerance: Tole
         _note_moves(asked, truth.moved, tolerance.floor_ulp)
         if draw == 0 and mismatch_with(got, truth, tolerance, beyond_doubt):
             break
-    return mismatch_with(got, truth, tolerance, Checks(undefined=asked.defines_nan))
+    if shares is not None:
+        shares.clear()
+    return mismatch_with(got, truth, tolerance, Checks(undefined=asked.defines_nan, shares=shares))
 
 
 def _note_moves(asked: ExactCase, moved: tuple[Moved, ...], units: float) -> None:

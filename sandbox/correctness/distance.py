@@ -97,6 +97,15 @@ class Bound(NamedTuple):
             slices = torch.maximum(factor * own, unit * want.slices).clamp(min=slack)
         return cls(max(factor * rounding.largest, unit * want.largest), norm, usual, slices)
 
+    def shares(self, error: Size) -> dict[str, float]:
+        """An error's measures over their bounds; over 0 there is none."""
+        slices = None
+        if error.slices is not None and self.slices is not None:
+            slices = float((error.slices / self.slices).nan_to_num(nan=0.0).max())
+        over = (error.largest, self.largest), (error.norm, self.norm), (error.usual, self.usual), (slices, 1.0)
+        named = zip(("largest", "l2", "usual", "slice"), over, strict=True)
+        return {name: off / most for name, (off, most) in named if off is not None and most}
+
     def at_least(self, each: float, count: int) -> "Bound":
         """As wide as if each of `count` elements might be off by so much."""
         usual = None if self.usual is None else max(self.usual, each)

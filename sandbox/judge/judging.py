@@ -268,9 +268,9 @@ class Judge:
         if not self.settings.gpu:
             return Timing(self._baselines, self.settings, beat)
         from kernelwright.sandbox.calls.device import device_of
-        from kernelwright.sandbox.timing.paired_on_gpu import DeviceTiming
+        from kernelwright.sandbox.gpu_timing import DeviceTiming
 
-        return DeviceTiming(self._baselines, self.settings, device_of(self.settings), self._floor, beat)
+        return DeviceTiming(self._baselines, self.settings, device_of(self.settings), beat)
 
     def _floor(self) -> Floor | None:
         return self._floors.of(self._baselines.first)
@@ -284,9 +284,7 @@ class Judge:
         session, values = built.worker or self._next_worker(built), reference.draw()
         try:
             with self._spare_made(), built.stage("check"):
-                if is_loaded:
-                    reference.lend_again(session)
-                else:
+                if not is_loaded:
                     self._load(built, session, reference)
                 with in_background(lambda: self._baselines.status, beside=self.settings.side_by_side):
                     observed = Observed.read(session.observe(values, gradients))
@@ -342,6 +340,7 @@ class Judge:
             hidden_builds=tuple(failed.line for failed in built.failed_builds),
             look=built.look,
             families_left_out=self._baselines.left_out,
+            baselines_left_out=tuple(f"{name}: {why}" for name, why in self._baselines.unavailable.items()),
             without=self.settings.without,
             effort=self.settings.effort,
             not_met=built.not_met,

@@ -24,7 +24,7 @@ needs but one.
 """
 MEASURING = {
     *("effort", "warm_up", "worker_pairs", "min_pairs", "max_pairs", "time_budget_s", "interval_target"),
-    *("compiled", "sanitize", "profile"),
+    *("compiled", "baselines", "sanitize", "profile"),
 }
 """Settings that no worker knows of."""
 

@@ -2,24 +2,28 @@
 
 import logging
 import threading
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import all_at_once
 from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, holds_another, references_kept
-from kernelwright.sandbox.calls.reference import Form, ReferenceSession
+from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
+from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.domain import Domain
-from kernelwright.sandbox.machine.fact_store import Store, status_key
+from kernelwright.sandbox.machine.fact_store import Store, accuracy_key, status_key
 from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.timing.baseline_accuracy import Accuracy, accuracy_of
 from kernelwright.sandbox.timing.baseline_times import BaselineTimes
 from kernelwright.sandbox.timing.compiled import begin_compiler, compiled_reference
+from kernelwright.sandbox.timing.device_versions import place_of
 from kernelwright.sandbox.timing.spreads import Spreads, by_worker
-from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 from kernelwright.sandbox.verdict.memory import free_bytes
-from kernelwright.sandbox.verdict.settings import CompileMode, Settings
+from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus
 from kernelwright.sandbox.verdict.worker_intervals import KnownSpread
 
@@ -34,7 +38,25 @@ WORTH_TWO = 2**22
 """Bytes of inputs below which they are drawn in less time than it takes to start another process for that."""
 AS_CONSTRUCTED = 1
 """The one process that keeps the constructor's weights, where there are several; the others change them."""
+REASON_LENGTH = 200
+"""Characters of the reason why a baseline is unavailable."""
+POLICIES: tuple[Precision, ...] = ("shipped", "tf32")
 LOG = logging.getLogger("kernelwright.sandbox.timing")
+
+
+class OtherBaseline(NamedTuple):
+    """A baseline beside strict eager."""
+
+    name: str
+    session: ReferenceSession
+    precision: Precision | None
+    """The policy under which a process of strict eager is called; None for a process of its own."""
+
+    def call(self, values: Values) -> Timed:
+        """Call it; the result stays what it is."""
+        if self.precision is None:
+            return self.session.call(values)
+        return self.session.under(self.precision, values, in_place=False)
 
 
 class Baselines:
@@ -47,13 +69,16 @@ class Baselines:
         self.problem, self._settings = problem, settings
         self._eager: dict[int, ReferenceSession] = {}
         """Living ones by number, the most recently used last."""
-        self._compiled: dict[CompileMode, ReferenceSession] = {}
+        self._others: dict[Form, ReferenceSession] = {}
+        """Processes of other forms."""
+        self.unavailable: dict[str, str] = {}
+        """Optional baselines that cannot run for this problem, by name, with the reason in one line."""
+        self._accuracies: dict[str, Accuracy] = {}
         self._inputs: SharedInputs | None = None
         self._kept: int | None = None
         self._status: ProblemStatus | None = None
         self._statuses = Store("statuses")
         self._arguments: Values | None = None
-        self._shipped_differs: bool | None = None
         self._ways: set[str] = set()
         self.is_seeded = False
         """Whether the reference draws in `forward`, so that both sides are seeded alike before each call."""
@@ -204,10 +229,77 @@ class Baselines:
 
     def compiled(self) -> list[ReferenceSession]:
         """One for each mode of torch.compile that the settings name, its compilation done."""
-        for mode in self._settings.compiled:
-            if mode not in self._compiled:
-                self._compiled[mode] = compiled_reference(self.problem, self._settings, mode, self._shared_inputs())
-        return list(self._compiled.values())
+        return [self._other(Form(mode)) for mode in dict.fromkeys(self._settings.compiled)]
+
+    def _other(self, form: Form) -> ReferenceSession:
+        """The process of this form, which has been called once."""
+        if form not in self._others:
+            problem, settings, inputs = self.problem, self._settings, self._shared_inputs()
+            if form.compiled is not None:
+                self._others[form] = compiled_reference(problem, settings, form.compiled, inputs, form.precision)
+            else:
+                self._others[form] = found = ReferenceSession(problem, settings, form, inputs=inputs)
+                found.call_ms(found.draw())
+        return self._others[form]
+
+    def others(self, number: int) -> list[OtherBaseline]:
+        """Every baseline beside strict eager for worker pair `number`; on a processor compiled modes alone.
+
+        Raises `BrokenProblem` for a mode of the settings that does not compile. What is optional and fails is left out
+        and stands in `unavailable`.
+        """
+        found = [OtherBaseline(session.form.baseline, session, None) for session in self.compiled()]
+        if not self._settings.gpu:
+            return found
+        eager, groups = self.eager(number), self._settings.baselines
+        found += [OtherBaseline(Form(precision=one).baseline, eager, one) for one in self.policies if one in groups]
+        return found + self._available(self._optional())
+
+    def _optional(self) -> list[Form]:
+        """Forms with processes of their own that the problem has use of."""
+        groups, modes = self._settings.baselines, dict.fromkeys(self._settings.compiled)
+        found = [Form(mode, precision=one) for one in self.policies if f"compiled-{one}" in groups for mode in modes]
+        return found + ([Form(channels_last=True)] if "channels_last" in groups and self.first.is_spatial else [])
+
+    def _available(self, forms: Iterable[Form]) -> list[OtherBaseline]:
+        """Those that run; each of the others is tried once."""
+        found = []
+        for form in forms:
+            if form.baseline in self.unavailable:
+                continue
+            try:
+                found.append(OtherBaseline(form.baseline, self._other(form), None))
+            except BrokenProblem as error:
+                self.unavailable[form.baseline] = " ".join(str(error).split())[:REASON_LENGTH]
+                if form in self._others:
+                    self._others.pop(form).close()
+        return found
+
+    def accuracy(self) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
+        """Errors of the others by name, as shares of a candidate's bounds, and the names of those that exceed one.
+
+        Found in untimed calls, once a problem, device and versions. Nothing on a processor, and where the reference
+        draws in `forward`.
+        """
+        if not self._settings.gpu or self.is_seeded:
+            return {}, ()
+        number = self._order.index(min(self._eager, default=0))
+        eager, store, place = self.eager(number), Store("baseline-accuracy"), place_of(self._settings)
+        others = {other.name: other for other in self.others(number)}
+        keys = {name: accuracy_key(self.problem.digest, *place, name) for name in others}
+        calls = {}
+        for name, other in others.items():
+            known = self._accuracies.get(name) or store.get(keys[name])
+            if known is not None:
+                self._accuracies[name] = Accuracy.model_validate(known)
+            elif other.precision is not None or other.session.adopt(eager):
+                calls[name] = other.call
+        for name, one in accuracy_of(calls, eager, self.domain).items() if calls else ():
+            self._accuracies[name] = one
+            store.put(keys[name], one.model_dump(mode="json"))
+        found = {name: self._accuracies[name] for name in others if name in self._accuracies}
+        errors = {name: one.errors for name, one in found.items()}
+        return errors, tuple(name for name, one in found.items() if not one.is_equal)
 
     def remember(self, measurement: Measurement) -> None:
         """Keep what each of them took, for tables, and how far they are apart."""
@@ -261,14 +353,19 @@ class Baselines:
         self._status = self._status or self._kept_status()
         return self._status
 
+    @cached_property
+    def policies(self) -> tuple[Precision, ...]:
+        """On a device: precision policies that change what strict eager gives, bit by bit."""
+        values, one, problem = self.first.draw(), self.first, self.problem
+        has_tf32 = problem.precision == "strict" and problem.dtype in (None, "float32")
+        strict = one.call(values).output
+        tried = POLICIES if has_tf32 else POLICIES[:1]
+        return tuple(policy for policy in tried if one.under(policy, values).output != strict)
+
     @property
     def shipped_differs(self) -> bool:
         """On a device: whether torch's own precision switches change what the reference gives, bit by bit."""
-        if self._shipped_differs is None:
-            values, one = self.first.draw(), self.first
-            strict = one.call(values).output
-            self._shipped_differs = one.shipped(values).output != strict
-        return self._shipped_differs
+        return "shipped" in self.policies
 
     @property
     def exact_ways(self) -> tuple[str, ...]:
@@ -285,10 +382,10 @@ class Baselines:
     def close(self) -> None:
         with self._choosing:
             self._closed = True
-        ending = [*self._eager.values(), *self._compiled.values()]
+        ending = [*self._eager.values(), *self._others.values()]
         self._ways = set(self.exact_ways)
         self._eager.clear()
-        self._compiled.clear()
+        self._others.clear()
         all_at_once(self._settings, [session.close for session in ending])
         if self._inputs is not None:
             self._inputs.close()

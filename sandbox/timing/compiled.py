@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.build import require_python_header
-from kernelwright.sandbox.calls.reference import Form, ReferenceSession
+from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.machine.folder_store import Bounds, FolderStore, digest_of
 from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environment
@@ -69,10 +69,10 @@ class CompiledStore(FolderStore):
         super().__init__("compiled", limit_bytes, BOUNDS)
 
     @staticmethod
-    def key(problem: Problem, settings: Settings, mode: CompileMode) -> str:
+    def key(problem: Problem, settings: Settings, mode: CompileMode, precision: Precision = "strict") -> str:
         """Problem, device, versions, mode; and the number of threads, which is written into code for processors."""
-        place = place_of(settings)
-        facts = [FORMAT, problem.digest, mode, str(settings.threads), processor_kind(), place.device]
+        place, baseline = place_of(settings), Form(mode, precision=precision).baseline
+        facts = [FORMAT, problem.digest, baseline, str(settings.threads), processor_kind(), place.device]
         return digest_of(facts + [f"{name}={value}" for name, value in sorted(place.versions.items())])
 
 
@@ -86,17 +86,17 @@ def compiled_reference(
     settings: Settings,
     mode: CompileMode,
     inputs: "SharedInputs | Values | None" = None,
-    store: CompiledStore | None = None,
+    precision: Precision = "strict",
 ) -> ReferenceSession:
     """Start the reference under a mode of torch.compile; it has compiled, or found what was compiled before.
 
     Raises what `ReferenceSession` does, in words that name the mode, and `MachineError` without Python's headers.
     """
     require_python_header("torch.compile")
-    store = store or CompiledStore()
-    key, folder = store.key(problem, settings, mode), CompilerFolder()
+    store, folder = CompiledStore(), CompilerFolder()
+    key = store.key(problem, settings, mode, precision)
     store.restore(key, folder.compiler)
-    session = ReferenceSession(problem, settings, Form(compiled=mode), folder, inputs)
+    session = ReferenceSession(problem, settings, Form(mode, precision=precision), folder, inputs)
     try:
         session.compile()
         if session.compilation.is_new:

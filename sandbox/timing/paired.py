@@ -95,13 +95,17 @@ class Timing:
                 mine, theirs = _emptied(mine), _emptied(theirs)
                 del values  # before others take its place, which may be as large as the device holds
                 values = self.fresh.of(self.number)
-            for other in (self._other(), *self._baselines.compiled()):
-                if other is not None:
-                    other.call_ms(values)
-            if self._settings.gpu or turn == self._settings.warm_up - 1:
+            self._warm_beside(values)
+            if turn == self._settings.warm_up - 1:
                 self._settle(session, values, (mine.milliseconds, theirs.milliseconds))
         self._spent_s += time.monotonic() - start if self.number > 0 else 0.0
         return repeats
+
+    def _warm_beside(self, values: Values) -> None:
+        """Untimed calls of the other sides."""
+        for other in (self._other(), *self._baselines.compiled()):
+            if other is not None:
+                other.call_ms(values)
 
     def _check_state(self, session: Session, values: Values) -> None:
         """Where the problem wants it, what a call makes of the model's buffers."""
@@ -132,13 +136,9 @@ class Timing:
         mine, theirs = (min(MOST_SETTLING, int(SETTLING_MS / ms)) for ms in took_ms)
         for left in range(max(mine, theirs), 0, -1):
             if left <= mine:
-                self._call_unread(session, values)
+                session.call_ms(values, self._call_limit_s(), self._operation)
             if left <= theirs:
                 self.baseline.call_ms(values)
-
-    def _call_unread(self, session: Session, values: Values) -> None:
-        """An untimed call whose result nobody wants."""
-        session.call_ms(values, self._call_limit_s(), self._operation)
 
     def measure(self, session: Session) -> None:
         """The timed calls of the present worker pair; the next one is due after it."""

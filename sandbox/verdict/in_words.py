@@ -1,10 +1,17 @@
 """A verdict in words: the one place that says what a measurement comes to. Pure."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.verdicts import Measurement, Passed, Verdict
+
+DOUBTS = {
+    "too_noisy": "the machine was too noisy: this speedup may be chance",
+    "unconfirmed": "its time is by its own process's word; the judge's clock does not confirm it",
+}
+"""By comparison, why a speedup counts as at most 1."""
+LAUNCH_BOUND = "launch-bound: the host takes longer to issue a call than the GPU to run it; use a CUDA graph"
 
 
 def verdict_words(verdict: Verdict) -> str:
@@ -17,15 +24,23 @@ def verdict_words(verdict: Verdict) -> str:
     found = verdict.measurement
     baseline = found.baselines_ms[found.closest.baseline]
     times = f"({found.candidate_ms:.3g} ms against {baseline:.3g} ms)"
-    return (
-        f"passed, {speedup_words(verdict)}, {found.comparison.replace('_', ' ')} {times}{others_words(found.speedups)}"
-    )
+    plain = found.comparison.replace("_", " ") if found.comparison not in DOUBTS else ""
+    return f"passed, {', '.join(filter(None, (speedup_words(verdict), plain)))} {times}{others_of(found)}"
 
 
 def speedup_words(verdict: Passed) -> str:
-    """`2.34 x [2.20, 2.41]`."""
+    """`2.34 x [2.20, 2.41]`, with `marks`."""
     found = verdict.measurement
-    return ratio_words(found.speedup, found.interval.low, found.interval.high)
+    return ratio_words(found.speedup, found.interval.low, found.interval.high) + marks(
+        found.comparison, found.timing_clock, found.is_launch_bound
+    )
+
+
+def marks(comparison: str | None, timing_clock: str | None, launch_bound: bool = False) -> str:
+    """`, too noisy`, `, unconfirmed`, `, older clock`, `, launch-bound`: what a table says behind a speedup."""
+    found = [str(comparison).replace("_", " ")] if comparison in DOUBTS else []
+    found += ["older clock"] if timing_clock in ("events", "bound") else []
+    return "".join(f", {mark}" for mark in (*found, *(["launch-bound"] if launch_bound else [])))
 
 
 def ratio_words(ratio: float, low: float | None, high: float | None) -> str:
@@ -33,10 +48,21 @@ def ratio_words(ratio: float, low: float | None, high: float | None) -> str:
     return f"{ratio:.2f} x" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")
 
 
-def others_words(speedups: Mapping[str, float]) -> str:
-    """`; against eager 2.88 x, torch.compile default 2.41 x`: all but the fastest; empty where there is but one."""
-    others = list(speedups.items())[1:]
-    return "; against " + ", ".join(f"{name} {ratio:.2f} x" for name, ratio in others) if others else ""
+def others_of(found: Measurement) -> str:
+    """See `others_words`."""
+    return others_words(found.speedups, found.closest.baseline, found.less_accurate)
+
+
+def others_words(speedups: Mapping[str, float], against: str | None, less_accurate: Collection[str] = ()) -> str:
+    """`; against eager 2.88 x, eager tf32 (less accurate) 0.91 x; against any 0.91 x`: all but the one that counts.
+
+    Empty where there is but one. The last part stands where a less accurate baseline is the fastest.
+    """
+    marked = {name: f"{name} (less accurate)" if name in less_accurate else name for name in speedups}
+    others = [f"{marked[name]} {ratio:.2f} x" for name, ratio in speedups.items() if name != against]
+    least = min(speedups.values(), default=0.0)
+    other = f"; against any {least:.2f} x" if least < speedups.get(against or "", 0.0) else ""
+    return f"; against {', '.join(others)}{other}" if others else ""
 
 
 def timings(verdict: Passed) -> str:
@@ -53,9 +79,12 @@ def timing_lines(measured: Measurement, look: Look | None) -> str:
         f"speedup against {measured.closest.baseline}: {measured.speedup:.2f} "
         f"(95 % interval {low:.2f} to {high:.2f}, {measured.comparison.replace('_', ' ')})"
     )
-    others = list(measured.speedups.items())[1:]
-    if others:
-        lines.append("against the other baselines: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in others))
+    if measured.comparison in DOUBTS:
+        lines.append(DOUBTS[measured.comparison])
+    if others := others_of(measured):
+        lines.append(f"against the other baselines: {others.removeprefix('; against ').replace(' x', '')}")
+    if measured.is_launch_bound:
+        lines.append(LAUNCH_BOUND)
     lines.append(f"threads: {measured.threads}")
     floor = measured.floor_ms
     if floor is not None:
@@ -63,7 +92,7 @@ def timing_lines(measured: Measurement, look: Look | None) -> str:
             f"least time that the bytes and operations of the problem allow: {floor:#.3g} ms, "
             f"{floor / measured.candidate_ms:.0%} of the candidate's"
         )
-    if measured.protocol_ms:
+    if measured.protocol_ms and measured.timing_clock == "call":
         empty = statistics.median(measured.protocol_ms)
         lines.append(f"a call that does nothing: {empty:#.3g} ms, part of all times above")
     if look is not None:

@@ -45,6 +45,7 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "hidden_builds": list(evidence.hidden_builds),
         "look": evidence.look.model_dump(mode="json") if evidence.look else None,
         "families_left_out": list(evidence.families_left_out),
+        "baselines_left_out": list(evidence.baselines_left_out),
         "without": list(evidence.without),
         "effort": evidence.effort,
         "not_met": list(evidence.not_met),

@@ -9,10 +9,12 @@ from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.memory import child_limit_bytes
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+BaselineGroup = Literal["shipped", "tf32", "channels_last", "compiled-tf32", "compiled-shipped"]
 JudgingEffort = Literal["screen", "search", "rank"]
 """`screen`: right or wrong, and roughly how fast, by one worker. `search`: enough to choose, by as many worker pairs as
 that takes. `rank`: what is kept, confirmed and published."""
 SCREEN: dict[str, Any] = {"worker_pairs": 1, "min_pairs": 4, "max_pairs": 4, "compiled": ()}
+SCREEN |= {"baselines": ("shipped",)}
 SCREEN |= {"sanitize": False, "profile": False}  # they cost some ten seconds, and nobody reads what they say of it
 AT_EFFORT: dict[JudgingEffort, dict[str, Any]] = {"screen": SCREEN, "search": {}, "rank": {}}
 """What an effort settles, from the least to the most."""
@@ -87,6 +89,13 @@ class Settings(Record):
     """Timing stops when the half width of the speedup's interval is below this."""
     compiled: tuple[CompileMode, ...] = ()
     """Modes of torch.compile to measure against, beside eager. Each costs a compilation, once a problem."""
+    baselines: tuple[BaselineGroup, ...] = ("shipped", "tf32", "channels_last")
+    """On a GPU, further baselines beside strict eager and `compiled`, where they apply to the problem.
+
+    `shipped`: eager under torch's own precision switches. `tf32`: eager with TF32. `channels_last`: eager in that
+    memory format, a process of its own. `compiled-tf32`, `compiled-shipped`: each mode of `compiled` under such
+    switches, which costs one more compilation a mode.
+    """
     sanitize: bool = False
     """Whether what runs on a device is looked at by compute-sanitizer's memcheck too; a faulty access fails it."""
     profile: bool = False

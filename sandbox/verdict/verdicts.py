@@ -292,6 +292,8 @@ class Evidence(Record):
     """On a device: how results in float64 were computed where they were asked for: `whole`, `parts`, `processor`."""
     without: tuple[str, ...] = ()
     """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
+    baselines_left_out: tuple[str, ...] = ()
+    """`NAME: reason` of each optional baseline that could not run for this problem."""
     effort: JudgingEffort = "rank"
     """With how much effort it was judged; records from before there were several are all of `rank`."""
     not_met: tuple[str, ...] = ()

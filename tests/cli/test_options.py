@@ -40,7 +40,9 @@ def told(command, option):
 
 SHARED = [(name, option) for name in JUDGING for option in ("--device", "--dtype", "--memory", "--threads", "--jail")]
 SHARED += [
-    (name, option) for name in ("run", "score") for option in ("--compile", "--sanitize", "--profile", "--effort")
+    (name, option)
+    for name in ("run", "score")
+    for option in ("--compile", "--baselines", "--sanitize", "--profile", "--effort")
 ]
 
 
@@ -102,6 +104,17 @@ def test_an_effort_is_one_of_three():
     ]  # fmt: skip
     with pytest.raises(UserMistake, match=r"'quick'.* screen, search, rank"):
         JudgingOptions("cpu", effort="quick").settings()
+
+
+def test_further_baselines_are_a_list_or_none():
+    assert JudgingOptions("cuda", baselines="tf32, shipped").settings().baselines == ("tf32", "shipped")
+    assert JudgingOptions("cuda", baselines="none").settings().baselines == ()
+
+
+@pytest.mark.parametrize("names", ["fast", "tf32,", "none,tf32", "", "compiled-tf32"])
+def test_a_baseline_that_cannot_be_is_a_mistake(names):
+    with pytest.raises(UserMistake, match=r"--baselines|--compile"):
+        JudgingOptions("cuda", baselines=names).settings()
 
 
 @pytest.mark.parametrize(

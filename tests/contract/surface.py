@@ -75,12 +75,13 @@ def choices() -> Surface:
     from kernelwright.prompts import SECTION_NAMES
     from kernelwright.prompts.targets import TARGETS
     from kernelwright.sandbox.pool.front.executor_choice import NAMES
-    from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
+    from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings
 
     words = {
         "--effort": get_args(JudgingEffort),
         "--jail": get_args(Settings.model_fields["jail"].annotation),
         "--compile": get_args(CompileMode),
+        "--baselines": get_args(BaselineGroup),
         "--dtype": DTYPES,
         "--target": TARGETS,
         "--strategy": SHIPPED,

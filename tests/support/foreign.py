@@ -205,7 +205,7 @@ def passed(speedup: float = 2.0) -> Passed:
     compiled = tuple(speedup * ms for ms in candidate)
     pairings = (
         Pairing(baseline="eager", candidate_ms=candidate, baseline_ms=eager),
-        Pairing(baseline="default", candidate_ms=candidate, baseline_ms=compiled),
+        Pairing(baseline="torch.compile default", candidate_ms=candidate, baseline_ms=compiled),
     )
     return Passed(measurement=Measurement(pairings=pairings, threads=2), evidence=evidence())
 

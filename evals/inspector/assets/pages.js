@@ -41,7 +41,7 @@ function problemTable(problems) {
     h("tbody", {}, problems.map((one) => h("tr", { "data-href": problemLink(one.name), tabindex: -1 },
       h("td", { class: "text" }, h("a", { href: problemLink(one.name) }, one.name), one.weak?.length ? h("span", { class: "badge time", title: one.weak.join("; ") }, "weak") : null),
       h("td", { class: "text" }, one.family), h("td", {}, one.attempts.length), h("td", {}, one.attempts.filter((a) => a.outcome === "passed").length),
-      h("td", {}, one.best === null ? "–" : h("a", { href: attemptLink(one.name, one.best) }, times(one.speedups.best))),
+      h("td", {}, one.best === null ? "–" : h("a", { href: attemptLink(one.name, one.best) }, times(one.speedups.best)), one.attempts[one.best - 1]?.marks),
       h("td", {}, times(one.speedups.eager)), h("td", {}, times(one.speedups.shipped)), h("td", {}, times(one.speedups.compile)), h("td", { class: "text" }, one.stopped || "not yet"))))));
 }
 
@@ -70,7 +70,7 @@ function attemptRow(one, named) {
   const link = attemptLink(one.problem, one.n);
   return h("tr", { "data-href": link, tabindex: -1 }, named && h("td", { class: "text" }, one.problem),
     h("td", {}, h("a", { href: link }, one.n)), h("td", { class: "text" }, one.role), h("td", {}, one.parent ?? ""), h("td", { class: "text idea" }, one.idea),
-    h("td", { class: "text" }, badge(one.outcome)), h("td", {}, times(one.speedup)), h("td", {}, number(one.ms)), h("td", {}, dollars(one.cost)), h("td", { class: "text" }, one.auth || ""));
+    h("td", { class: "text" }, badge(one.outcome)), h("td", {}, times(one.speedup), one.marks), h("td", {}, number(one.ms)), h("td", {}, dollars(one.cost)), h("td", { class: "text" }, one.auth || ""));
 }
 
 async function problemPage(index, name) {
@@ -88,7 +88,7 @@ async function problemPage(index, name) {
     problem.fault ? h("p", { class: "warning" }, problem.stopped) : null,
     problem.weak?.length ? h("p", { class: "warning" }, `A weak problem, not ranked: ${problem.weak.join("; ")}.`) : null,
     facts([["family", problem.family], ["size", problem.size], ["precision", problem.precision], ["operators", problem.operators], ["direction", problem.direction],
-      ["best", problem.best === null ? "none" : h("a", { href: link(problem.best) }, `attempt ${problem.best}, ${times(problem.speedups.best)}`)],
+      ["best", problem.best === null ? "none" : h("a", { href: link(problem.best) }, `attempt ${problem.best}, ${times(problem.speedups.best)}${attempts[problem.best - 1].marks}`)],
       ["baselines", Object.entries(problem.baselines).map(([label, ms]) => `${label} ${number(ms)} ms`).join(", ")],
       ["floor", problem.floor === null ? "not traced" : `${number(problem.floor)} ms`], ["ended", problem.stopped || "not yet"], ["digest", h("code", {}, problem.digest.slice(0, 16))]]),
     h("div", { class: "pair" }, progressPlot(attempts, (one) => one.n, "attempts", link), progressPlot(attempts, (one) => along.get(one.n), "US dollars spent", link)),
@@ -115,9 +115,11 @@ async function attemptPage(index, name, n, line) {
     facts([["role", summary.role], ["idea", summary.idea], ["model", detail.reply_model || summary.model],
       ["from", summary.parent && h("a", { href: attemptLink(name, summary.parent) }, `attempt ${summary.parent}`)],
       ["same program as", detail.same_as && h("a", { href: attemptLink(name, detail.same_as) }, `attempt ${detail.same_as}`)],
-      ["speedup", detail.low !== null && `${times(detail.speedup)} [${detail.low.toFixed(2)}, ${detail.high.toFixed(2)}], ${detail.comparison.replace("_", " ")}${Object.keys(detail.speedups).length > 1 ? `, against the fastest baseline, ${detail.against}` : ""}`],
-      ...Object.entries(detail.speedups).map(([label, ratio]) => [`against ${label}`, `${times(ratio)} (${number(detail.baselines_ms?.[label])} ms)`]),
-      ["time", detail.candidate_ms && `${number(detail.candidate_ms)} ms`], ["of the floor", detail.floor_ms && percent(detail.floor_ms / detail.candidate_ms)],
+      ["speedup", detail.low !== null && `${times(detail.speedup)} [${detail.low.toFixed(2)}, ${detail.high.toFixed(2)}], ${detail.comparison.replace("_", " ")}${detail.timing_clock === "events" || detail.timing_clock === "bound" ? ", older clock" : ""}${Object.keys(detail.speedups).length > 1 ? `, against the fastest baseline, ${detail.against}` : ""}`],
+      ...Object.entries(detail.speedups).map(([label, ratio]) => [`against ${label}${detail.less_accurate?.includes(label) ? ", less accurate" : ""}`, `${times(ratio)} (${number(detail.baselines_ms?.[label])} ms)`]),
+      ["time", detail.candidate_ms && `${number(detail.candidate_ms)} ms`],
+      ...Object.entries(detail.times || {}).map(([side, three]) => [`${side}: GPU time, call latency, host time`, `${Object.values(three).map((ms) => number(ms)).join(", ")} ms`]),
+      ["launch-bound", detail.launch_bound && "use a CUDA graph"], ["of the floor", detail.floor_ms && percent(detail.floor_ms / detail.candidate_ms)],
       ["judged", detail.first && "twice; what stands here is the second verdict"], ["first verdict", detail.first]]),
     failure(detail),
     detail.pairings.length ? stripPlot(detail.pairings) : null,

@@ -12,6 +12,7 @@ from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, UserMista
 from kernelwright.commands.options.files import read_text
 from kernelwright.commands.options.judging_options import JudgingOptions, device_for, place_words, size_for
 from kernelwright.commands.options.shared_options import (
+    BaselinesOption,
     CompileOption,
     DeviceOption,
     DtypeOption,
@@ -47,6 +48,7 @@ def judge(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    baselines: BaselinesOption = None,
     effort: EffortOption = "rank",
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
@@ -85,7 +87,8 @@ def judge(
         found = found.model_copy(update={"direction": "both"})
     given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     chosen = {key: value for key, value in given.items() if value is not None}
-    settings = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort).settings(**chosen)
+    options = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort, baselines)
+    settings = options.settings(**chosen)
     check_tools(sanitize, profile, settings.gpu, local=False)
     if server is not None:
         place = None if device is None and where == "cpu" else where.partition(":")[0]
@@ -128,7 +131,8 @@ async def _served(
 
 def _recheck(path: str, as_json: bool) -> NoReturn:
     """Compare every derived number of a record with what its samples give; never returns."""
-    from kernelwright.sandbox.verdict.recheck import RecordError, recheck
+    from kernelwright.sandbox.verdict.recheck import RecordError, measurement_of, recheck
+    from kernelwright.sandbox.verdict.report import three_times
 
     try:
         found = json.loads(read_text(path, "record"))
@@ -137,7 +141,7 @@ def _recheck(path: str, as_json: bool) -> NoReturn:
     if not isinstance(found, dict):
         raise UserMistake(f"the record {path} is no JSON object; use a file of `judge --json`")
     try:
-        differences = recheck(found)
+        differences, since = recheck(found), three_times(measurement_of(found))
     except RecordError as error:
         raise UserMistake(str(error)) from None
     if as_json:
@@ -146,7 +150,9 @@ def _recheck(path: str, as_json: bool) -> NoReturn:
         for key, (said, computed) in differences.items():
             print(f"{key}: the record says {said}, its samples say {computed}")
     else:
-        print(f"the record agrees with its {len(found['samples'][0]['candidate_ms'])} samples: {_success(found)}")
+        print(
+            f"the record agrees with its {len(found['samples'][0]['candidate_ms'])} samples: {_success(found | since)}"
+        )
     raise typer.Exit(FELL_SHORT if differences else DONE)
 
 
@@ -169,7 +175,7 @@ def _source_in(text: str, name: str) -> str:
 
 def words(found: dict[str, Any], dtype: str | None = None) -> str:
     """A report for a person; `dtype`: what the problem was cast to."""
-    lines = [_failure(found) if found["outcome"] == "failed" else _success(found)]
+    lines = [_failure(found) if found["outcome"] == "failed" else _success(found), *_three_times(found)]
     status = found["problem_status"]
     if status and status["status"] == "weak":
         lines.append(f"weak problem: {'; '.join(status['why'])}")
@@ -200,7 +206,7 @@ def _failure(found: dict[str, Any]) -> str:
 
 
 def _success(found: dict[str, Any]) -> str:
-    from kernelwright.sandbox.verdict.in_words import others_words, ratio_words
+    from kernelwright.sandbox.verdict.in_words import DOUBTS, marks, others_words, ratio_words
 
     baselines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found["baselines_ms"].items())
     floor = ""
@@ -209,8 +215,22 @@ def _success(found: dict[str, Any]) -> str:
             f"; the floor is {found['floor_ms']:.3g} ms, {100 * found['floor_ms'] / found['candidate_ms']:.0f} % of it"
         )
     against = f" against the fastest, {found['against']}" if len(found["baselines_ms"]) > 1 else ""
+    others = others_words(found.get("speedups") or {}, found.get("against"), found.get("less_accurate") or ())
+    said = found["comparison"].replace("_", " ") + marks(None, found.get("timing_clock"))
+    doubt = f" ({DOUBTS[found['comparison']]})" if found["comparison"] in DOUBTS else ""
     return (
         f"passed: {ratio_words(found['speedup'], found['speedup_low'], found['speedup_high'])}{against}, "
-        f"{found['comparison'].replace('_', ' ')}{others_words(found['speedups'])}; "
-        f"candidate {found['candidate_ms']:.3f} ms, {baselines}{floor}"
+        f"{said}{doubt}{others}; candidate {found['candidate_ms']:.3f} ms, {baselines}{floor}"
     )
+
+
+def _three_times(found: dict[str, Any]) -> list[str]:
+    """A line for each time on a GPU: the candidate's, and that of the baseline that counts."""
+    from kernelwright.sandbox.verdict.in_words import LAUNCH_BOUND
+
+    times, lines = found.get("times") or {}, []
+    for key in ("gpu_time_ms", "call_latency_ms", "host_time_ms"):
+        known = {side: times.get(side, {}).get(key) for side in ("candidate", found.get("against"))}
+        if shown := ", ".join(f"{side} {ms:.4g}" for side, ms in known.items() if ms is not None):
+            lines.append(f"{key}: {shown}")
+    return [*lines, *([LAUNCH_BOUND] if found.get("launch_bound") else [])]

@@ -26,6 +26,7 @@ from kernelwright.commands.options.judging_options import (
 )
 from kernelwright.commands.options.shared_options import (
     AddressOption,
+    BaselinesOption,
     CompileOption,
     DeviceOption,
     DtypeOption,
@@ -64,6 +65,7 @@ def score(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    baselines: BaselinesOption = None,
     effort: EffortOption = "rank",
     executor: ExecutorOption = "local",
     address: AddressOption = None,
@@ -102,7 +104,7 @@ def score(
     _tell_strangers(candidates, files, strangers)
     _tell_unread(collected, files)
     place = place_of(chosen, size, device, local=here)
-    settings = JudgingOptions(place, memory, threads, compiled, jail, sanitize, profile, effort).settings()
+    settings = JudgingOptions(place, memory, threads, compiled, jail, sanitize, profile, effort, baselines).settings()
     if settings.gpu and size is None:
         collected = collect_problems(problems, size_for(problems, size, settings.device), dtype)
     if here:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from kernelwright.commands.options.exit_codes import UserMistake
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
+    from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 LEAST_BYTES = 2**20
@@ -25,6 +25,7 @@ class JudgingOptions(NamedTuple):
     sanitize: bool = False
     profile: bool = False
     effort: str = "rank"
+    baselines: str | None = None
 
     def settings(self, **more: Any) -> "Settings":
         """Settings with all that was said and nothing else; `UserMistake` for what can not be."""
@@ -33,6 +34,10 @@ class JudgingOptions(NamedTuple):
         given: dict[str, Any] = {"device": self.device, "jail": jail_policy(self.jail)} | more
         given |= {tool: True for tool in ("sanitize", "profile") if getattr(self, tool)}
         given["compiled"] = compile_modes(self.compiled or ())
+        if self.baselines is not None:
+            given["baselines"] = baseline_groups(self.baselines)
+            if not self.compiled and (idle := [name for name in given["baselines"] if name.startswith("compiled")]):
+                raise UserMistake(f"--baselines {idle[0]} is of the modes of --compile; give --compile MODE too")
         if self.memory is not None:
             name = "memory_bytes" if self.device == "cpu" else "device_memory_bytes"
             given[name] = memory_size(self.memory)
@@ -40,10 +45,10 @@ class JudgingOptions(NamedTuple):
             given["threads"] = self.threads
         if judging_effort(self.effort) != "rank":
             given["effort"] = self.effort
-        if self.effort == "screen" and (self.compiled or self.sanitize or self.profile):
+        if self.effort == "screen" and (self.compiled or self.baselines or self.sanitize or self.profile):
             raise UserMistake(
-                "--effort screen is one worker against eager, without tools; leave --compile, --sanitize and --profile "
-                "out, or give --effort search"
+                "--effort screen is one worker against eager, without tools; leave --compile, --sanitize, --profile "
+                "and --baselines out, or give --effort search"
             )
         if self.effort != "rank" and "min_pairs" in more:
             raise UserMistake(
@@ -78,6 +83,18 @@ def compile_modes(names: Sequence[str]) -> "tuple[CompileMode, ...]":
         if name not in modes:
             raise UserMistake(f"no torch.compile mode {name!r}; there are: {', '.join(modes)}")
     return tuple(modes[name] for name in names)
+
+
+def baseline_groups(names: str) -> "tuple[BaselineGroup, ...]":
+    """Groups of further baselines from a list with commas, or `none`; `UserMistake` for a name that is none."""
+    from kernelwright.sandbox.verdict.settings import BaselineGroup
+
+    groups: dict[str, BaselineGroup] = {group: group for group in get_args(BaselineGroup)}
+    listed = dict.fromkeys(name.strip() for name in names.split(",")) if names.strip() != "none" else {}
+    for name in listed:
+        if name not in groups:
+            raise UserMistake(f"no baseline {name!r} in --baselines; there are: {', '.join(groups)}, and none alone")
+    return tuple(groups[name] for name in listed)
 
 
 def memory_size(text: str) -> int:

@@ -38,6 +38,16 @@ CompileOption = Annotated[
     list[str] | None,
     typer.Option("--compile", help="Measure against this torch.compile mode too; may be repeated."),
 ]
+BaselinesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--baselines",
+        help=(
+            "On a GPU: further baselines, separated by commas, or none; default: shipped,tf32,channels_last. "
+            "compiled-tf32 and compiled-shipped cost one more compilation for each --compile."
+        ),
+    ),
+]
 EffortOption = Annotated[
     str,
     typer.Option(

@@ -45,7 +45,11 @@ def compare(
     if picture is not None:
         with writing(picture):
             picture.write_text(drawn(found), encoding="utf-8")
-    print(json.dumps(found.model_dump(mode="json")) if as_json else words(found))
+    print(
+        json.dumps(found.model_dump(mode="json") | {"timing_clock": found.whole.timing_clock})
+        if as_json
+        else words(found)
+    )
     raise typer.Exit(DONE if found.is_faster else FELL_SHORT)
 
 

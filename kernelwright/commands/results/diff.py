@@ -81,6 +81,9 @@ def _print(found: "RunComparison") -> None:
     if mean:
         interval = f" [{mean.low:.2f}, {mean.high:.2f}]" if mean.low and mean.high else ""
         print(f"Where both found a right kernel, {found.second} is {mean.value:.2f} x as fast{interval}.")
+    clocks = [one.problem for one in found.pairs if None not in one.timing_clocks and len({*one.timing_clocks}) > 1]
+    if clocks:
+        print(f"Timed by two clocks, not compared: {', '.join(clocks)}. Judge the older run again to compare them.")
     print(f"{found.second} is better on {found.wins}, worse on {found.losses}; sign test p = {found.p_value:.3g}.")
     for name, only in ((found.first, found.only_first), (found.second, found.only_second)):
         if only:

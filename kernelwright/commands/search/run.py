@@ -14,6 +14,7 @@ from kernelwright.commands.options.run_progress import prepare_process, search_a
 from kernelwright.commands.options.search_options import checked_config, search_options
 from kernelwright.commands.options.shared_options import (
     AddressOption,
+    BaselinesOption,
     CompileOption,
     DeviceOption,
     DtypeOption,
@@ -76,6 +77,7 @@ def run(
     memory: MemoryOption = None,
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
+    baselines: BaselinesOption = None,
     effort: EffortOption = "search",
     strategy: Annotated[
         str,
@@ -148,7 +150,7 @@ def run(
     slots = slots or (attempts if answers.kind == "batch" else 1)
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
-    judging = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort).settings()
+    judging = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort, baselines).settings()
     check_tools(sanitize, profile, judging.gpu, local=choice.is_here)
     if choice.is_here:
         check_threads(threads, None if judging.gpu else devices)

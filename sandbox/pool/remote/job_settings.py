@@ -4,7 +4,7 @@ from pydantic import Field, JsonValue
 
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
+from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings
 
 SERVICE_S_OWN = frozenset({"device", "cores"})
 """What is said in another way, or follows from the device."""
@@ -20,6 +20,7 @@ class JobSettings(Record):
     time_budget_s: float | None = Field(default=None, ge=0.05, le=60)
     interval_target: float | None = Field(default=None, ge=0.001, le=1)
     compiled: tuple[CompileMode, ...] | None = Field(default=None, max_length=4)
+    baselines: tuple[BaselineGroup, ...] | None = Field(default=None, max_length=5)
     sanitize: bool | None = None
     profile: bool | None = None
     effort: JudgingEffort | None = None

@@ -24,7 +24,7 @@ from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.collecting import CandidateFile
 from kernelwright.evals.scores.scoring import Scored
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
-from kernelwright.sandbox.verdict.in_words import others_words, timings, verdict_words
+from kernelwright.sandbox.verdict.in_words import others_of, timings, verdict_words
 from kernelwright.sandbox.verdict.report import report
 from tests.support.foreign import outcome, tree_problems
 from tests.support.foreign import passed as of_tree
@@ -53,8 +53,8 @@ def views(run):
 
 
 def test_the_others_are_told_behind_the_fastest_and_none_where_there_is_but_one():
-    assert ORDER.search(others_words(SEVERAL.measurement.speedups))
-    assert others_words(ALONE.measurement.speedups) == ""
+    assert ORDER.search(others_of(SEVERAL.measurement))
+    assert others_of(ALONE.measurement) == ""
 
 
 def test_a_verdict_tells_the_fastest_first():
@@ -159,7 +159,7 @@ def test_an_export_tells_the_fastest_first(tmp_path):
     assert "2.00 x [2.00, 2.00]" in text and "eager 4.00 x (" in text
     row = row_of(outcome(asked, of_tree()))
     assert (row["against"], row["speedup_eager"], row["speedup_shipped"], row["speedup_compiled"]) == (
-        "default",
+        "torch.compile default",
         4,
         4,
         2,

@@ -1,0 +1,480 @@
+"""Timing on a GPU: all sides by one clock, on the same inputs, in balanced order, and checked by the judge's own clock.
+
+Every side issues its calls ahead and gets its inputs dealt (`dealt_chain`): the time on the device is that of its
+events, the host ahead and the L2 cache cold. What the candidate's process reports counts only as far as the judge's own
+stamps support it. A program that waits for the device itself is timed call by call, as it is issued.
+"""
+
+import secrets
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernelwright.sandbox.calls.dealt_chain import CannotIssueAhead, Chain, Link, rehearse, run_chain
+from kernelwright.sandbox.calls.device import CudaDevice
+from kernelwright.sandbox.calls.gpu_session import CHANGED_INPUT, GpuSession
+from kernelwright.sandbox.calls.memory_relief import free_cached_memory
+from kernelwright.sandbox.calls.reference import PATIENCE, Precision, ReferenceSession
+from kernelwright.sandbox.calls.sessions import Misbehaved, Session
+from kernelwright.sandbox.calls.timed_call import Timed
+from kernelwright.sandbox.machine.clocks import ClockSample, steady
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.timing.paired import Timing
+from kernelwright.sandbox.timing.paired_samples import PLACEBO, PairedSamples
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.gpu_timing import ClockCheck, DeviceRecord
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import EAGER, Measurement
+from kernelwright.sandbox.verdict.worker_intervals import KnownSpread
+
+if TYPE_CHECKING:
+    from kernelwright.sandbox.timing.baselines import OtherBaseline
+
+CANDIDATE = "candidate"
+LINKS = 4
+"""Timed calls of a chain; one before them is not timed, so that nobody's first call counts."""
+ROUNDS = 2
+"""Of a worker pair: in the second the sides come in reverse order."""
+TRIES = 3
+"""A round that does not count is replaced, until so many times the wanted number have been tried."""
+QUEUE_MS = 2.5
+"""A device's queue holds about a thousand launches. Calls that take longer to issue are no part of one chain."""
+EMPTY_CALLS = 8
+MEMORY_SHARE = 0.5
+"""Of the device's free memory, for the inputs and results of a round."""
+CLEARING_S = 0.3
+"""The driver clears memory that large values have left, and slows calls meanwhile by a tenth."""
+CALL_S, OWN_S = 10.0, 15.0
+"""Wall seconds for a call of the candidate after its first, and for all of them together before it is timed by what
+there is: others wait for the device."""
+SAMPLED = 4096
+"""Elements of a result by which it is told whether it only moves inputs."""
+
+
+class DeviceSamples(PairedSamples):
+    """Samples of all sides, in ms on the device; `candidate` as its process reports them."""
+
+    def __init__(self, device: CudaDevice, known_spread: KnownSpread | None) -> None:
+        super().__init__(known_spread)
+        self._device = device
+        self.latency_ms: dict[str, list[float]] = defaultdict(list)
+        self.host_ms: dict[str, list[float]] = defaultdict(list)
+        self.positions: dict[str, list[int]] = defaultdict(list)
+        self.judge_ms: list[float] = []
+        """The candidate's calls from stamp to stamp of the judge."""
+        self.empty_ms: list[float] = []
+        self.empty_gpu_ms: list[float] = []
+        self.issues_ahead = True
+        """Whether the candidate's calls can be issued ahead."""
+        self.moves_data = False
+        self.clocks: list[ClockSample | None] = []
+        self.dropped: Counter[str] = Counter()
+        self.switches: dict[str, dict[str, object]] = {}
+        self.copies_outputs = False
+        self.shipped_is_eager = False
+        self.unreported = 0
+        """Calls for which the candidate's process gave no time."""
+        self.errors: dict[str, dict[str, float]] = {}
+        self.less_accurate: tuple[str, ...] = ()
+
+    @property
+    def check(self) -> ClockCheck:
+        """What the judge's own clock says of the candidate."""
+        return ClockCheck(
+            method="chain" if self.issues_ahead else "calls",
+            candidate_ms=tuple(self.judge_ms),
+            empty_ms=tuple(self.empty_ms),
+            empty_gpu_ms=statistics.median(self.empty_gpu_ms) if self.empty_gpu_ms else 0.0,
+            moves_data=self.moves_data,
+        )
+
+    def measurement(self, settings: Settings) -> Measurement:
+        """The record: the candidate's times are those that it reports, raised to what the judge's clock supports."""
+        check, reported = self.check, list(self.candidate)
+        if self.unreported:
+            self.candidate = [check.most_ms] * len(reported)
+        else:
+            raised = max(1.0, check.least_ms / statistics.median(reported))
+            self.candidate = [raised * ms for ms in reported]
+        try:
+            found = super().measurement(settings)
+        finally:
+            self.candidate = reported
+        facts = self._device.clocks.facts()
+        device_ms = {CANDIDATE: tuple(reported)} | {name: tuple(times) for name, times in self.baselines.items()}
+        record = DeviceRecord(
+            device=self._device.name,
+            architecture=self._device.architecture,
+            driver=facts.driver if facts else "",
+            switches=self.switches,
+            copies_outputs=self.copies_outputs,
+            shipped_is_eager=self.shipped_is_eager,
+            device_ms=device_ms,
+            latency_ms={name: tuple(times) for name, times in self.latency_ms.items()},
+            host_ms={name: tuple(times) for name, times in self.host_ms.items()},
+            positions={name: tuple(places) for name, places in self.positions.items()},
+            check=check,
+            sm_mhz=tuple(sample.sm_mhz if sample else None for sample in self.clocks),
+            dropped=dict(self.dropped),
+            errors=self.errors,
+        )
+        return found.model_copy(
+            update={"clock": "gpu", "on_device": record, "less_accurate": self.less_accurate, "protocol_ms": ()}
+        )
+
+
+class Side:
+    """One program of a worker pair that is timed: the candidate, or a form of the reference."""
+
+    def __init__(
+        self, name: str, source: Session | ReferenceSession, what: str, precision: Precision | None = None
+    ) -> None:
+        """`precision`: the policy under which a reference is called, where that is not its own."""
+        self.name, self._source, self._what, self._precision = name, source, what, precision
+        self.links = 1 + LINKS
+        """Calls that are issued ahead at a time; 0 where none can be."""
+        self.is_candidate = isinstance(source, Session)
+
+    @contextmanager
+    def ready(self) -> Iterator[GpuSession]:
+        """Within it the session, under this side's precision policy."""
+        if isinstance(self._source, ReferenceSession):
+            with self._source.on_device(self._precision) as session:
+                yield session
+        else:
+            assert isinstance(self._source, GpuSession)
+            yield self._source
+
+    def bring_to_speed(self, values: Values, most: int) -> list[float]:
+        """Untimed calls, the last ones issued ahead, by which it is decided how many a chain has; latencies in ms."""
+        with self.ready() as session:
+            try:
+                latencies = rehearse(session, self._what, values, most)
+            except CannotIssueAhead:
+                self.links = 0
+                return []
+            self.links = max(1, min(most, int(QUEUE_MS / session.host_ms))) if session.host_ms else most
+            return latencies[1:]
+
+    def chains(self, values: Sequence[Values], untimed: Values | None, keep: bool) -> Iterator[Chain]:
+        """Chains over all these values, each without its untimed call."""
+        lead = [untimed] if untimed is not None and self.links > 1 else []
+        each = max(1, self.links - len(lead))
+        for start in range(0, len(values), each):
+            with self.ready() as session:
+                chain = run_chain(session, self._what, [*lead, *values[start : start + each]], keep)
+            yield chain._replace(links=chain.links[len(lead) :])
+
+
+class DeviceTiming(Timing):
+    """Times one candidate on the device; hold the device meanwhile."""
+
+    samples: DeviceSamples
+
+    def __init__(self, baselines: Baselines, settings: Settings, device: CudaDevice, beat: float | None = None) -> None:
+        super().__init__(baselines, settings, beat)
+        self._device = device
+        self.samples = DeviceSamples(device, self.samples.known_spread)
+        self._coin = secrets.randbelow(720)
+        """Which side comes first in the first round, and which of two processes of the baseline is the placebo."""
+        self._rounds = 0
+        self._clocks: ClockSample | None = None
+        """As they were behind the candidate's last calls."""
+        self._called_first = False
+        self._result_sizes: list[int] = []
+        self._own_s = 0.0
+        self._earlier: Values | None = None
+        """Values that every side has met already: for calls that are not timed."""
+
+    def warm_up(self, session: Session) -> bool | None:
+        """Checked calls of the candidate; the first one, in which it may compile or tune, has the build's limit."""
+        if self._retired is not None:  # it might still be heard on the device
+            self._retired.result()
+        self._called_first = False
+        return super().warm_up(session)
+
+    def _warm_beside(self, values: Values) -> None:
+        """Have the other sides' processes started; all are brought to their speed alike, in `measure`."""
+        self._sides_beside()
+
+    def _settle(self, session: Session, values: Values, took_ms: tuple[float, float]) -> None:
+        """All sides are brought to their speed alike, in `measure`."""
+
+    def _call(self, session: Session, values: Values) -> Timed:
+        start, is_first, self._called_first = time.monotonic(), not self._called_first, True
+        limit_s = self._settings.build_timeout_s if is_first else self._call_limit_s()
+        try:
+            return session.call(values, limit_s, self._operation)
+        finally:
+            self._own_s += 0.0 if is_first else time.monotonic() - start
+
+    def _call_limit_s(self) -> float:
+        return min(CALL_S, self._settings.call_timeout_s)
+
+    def _limit_s(self, side: Side) -> float:
+        return self._call_limit_s() if side.is_candidate else PATIENCE * self._settings.call_timeout_s
+
+    def retire(self, session: Session) -> None:
+        """End a worker whose part is done while the next one is loaded, unless that needs its memory."""
+        if self._baselines.first.needs.is_large:
+            session.close()
+        else:
+            self._retired = self._beside.submit(session.close)
+
+    def measure(self, session: Session) -> None:
+        """The timed calls of the present worker pair."""
+        assert isinstance(session, GpuSession)
+        start, good, samples = time.monotonic(), 0, self.samples
+        sides, calls = self._all_sides(session), self._calls()
+        self._earlier = values = self.fresh.of(self.number)
+        for side in sides:
+            self._bring_to_speed(side, values, calls)
+        for _ in range(TRIES * ROUNDS):
+            good += self._round(session, sides, calls)
+            if good == ROUNDS or (self._own_s > OWN_S and samples.candidate):
+                break
+        self._look_at_nothing()
+        samples.switches |= {CANDIDATE: session.switches, EAGER: self.baseline.switches}
+        for name, reference, precision in self._sides_beside():
+            samples.switches[name] = (
+                reference.switches_under.get(precision, reference.switches) if precision else reference.switches
+            )
+        samples.copies_outputs = session.copies_outputs
+        if self.baseline.needs.is_large:
+            free_cached_memory()
+        self._spent_s += time.monotonic() - start
+        if self.number == 0 and self._sides_beside():
+            samples.errors, samples.less_accurate = self._baselines.accuracy()
+        self.number += 1
+
+    @property
+    def is_enough(self) -> bool:
+        """As elsewhere; where hardly any round counts, or the candidate takes too long, it ends with what there is."""
+        if self.number < TRIES * self._settings.worker_pairs and self._own_s <= OWN_S:
+            return bool(self.samples.candidate) and super().is_enough
+        if not self.samples.candidate:
+            why = ", ".join(f"{reason} ({count})" for reason, count in self.samples.dropped.items())
+            raise MachineError(f"no timed call on the device counts: {why}; end what else uses it, or let it cool")
+        return True
+
+    def _all_sides(self, session: GpuSession) -> list[Side]:
+        """All that is timed beside each other, the candidate first."""
+        what, samples = self._operation, self.samples
+        sides = [Side(CANDIDATE, session, what), Side(EAGER, self.baseline, what)]
+        other = self._other()
+        sides += [Side(PLACEBO, other, what)] if other else []
+        samples.shipped_is_eager = not self._baselines.shipped_differs
+        return sides + [Side(name, reference, what, precision) for name, reference, precision in self._sides_beside()]
+
+    def _sides_beside(self) -> "list[OtherBaseline]":
+        """The baselines beside strict eager; a screen has none."""
+        return [] if self._settings.effort == "screen" else self._baselines.others(self.number)
+
+    def _calls(self) -> int:
+        """How many calls a round has on values of their own, as far as memory goes; one more is not timed."""
+        needs = self.baseline.needs
+        each = needs.inputs + 3 * needs.result
+        fitting = int(MEMORY_SHARE * self._device.free_bytes() / each) - 1 if each else LINKS
+        return max(1, min(LINKS, fitting))
+
+    def _bring_to_speed(self, side: Side, values: Values, calls: int) -> None:
+        """The same for every side."""
+        start = time.monotonic()
+        if side.is_candidate and not self.samples.issues_ahead:
+            side.links = 0
+        else:
+            self.samples.latency_ms[side.name] += side.bring_to_speed(values, 1 + calls)
+        if side.is_candidate:
+            self._own_s += time.monotonic() - start
+            self._note_way(side)
+
+    def _note_way(self, side: Side) -> None:
+        """Once the candidate's calls cannot be issued ahead, single calls alone are checked."""
+        if self.samples.issues_ahead and not side.links:
+            self.samples.issues_ahead = False
+            self.samples.judge_ms, self.samples.empty_ms, self.samples.empty_gpu_ms = [], [], []
+
+    def _round(self, session: GpuSession, sides: list[Side], calls: int) -> bool:
+        """All sides on the same values, each result of the candidate checked; whether the times count."""
+        drawn = [self.fresh.draw(self.number) for _ in range(calls)]
+        values = [one for _, one in drawn]
+        if sum(one.size for one in values) > 2**31:
+            time.sleep(CLEARING_S)
+        order = self._order(sides)
+        links: dict[str, list[Link]] = {}
+        faults: list[str] = []
+        for side in order:
+            links[side.name] = self._timed(side, values, faults)
+        session.refuse_work_done_meanwhile()
+        self._rounds += 1
+        counted = self._checked(drawn, links)
+        self._earlier = values[0]
+        if faults:
+            self.samples.dropped[faults[0]] += 1
+            return False
+        self._keep(links, counted, {side.name: place for place, side in enumerate(order)})
+        return bool(counted)
+
+    def _order(self, sides: list[Side]) -> list[Side]:
+        """Rotated by one place every other round, and reversed in between: over rounds each is as early as late."""
+        first = (self._coin + self._rounds // 2) % len(sides)
+        order = sides[first:] + sides[:first]
+        return order[::-1] if self._rounds % 2 else order
+
+    def _timed(self, side: Side, values: Sequence[Values], faults: list[str]) -> list[Link]:
+        """A side's calls on these values, ahead where that can be."""
+        keep, start = side.name in (CANDIDATE, EAGER), time.monotonic()
+        found: list[Link] = []
+        try:
+            for chain in side.chains(values, self._earlier, keep) if side.links else ():
+                found += chain.links
+                faults += ([] if chain.was_idle else [BUSY]) + self._slow(chain.clocks)
+                self._clocks = chain.clocks if side.is_candidate else self._clocks
+                if side.is_candidate and not chain.inputs_kept:
+                    raise Misbehaved(CHANGED_INPUT)
+        except CannotIssueAhead:
+            side.links, found = 0, []
+        if side.is_candidate:
+            self._own_s += time.monotonic() - start
+            self._note_way(side)
+        if not found:
+            found = [self._timed_alone(side, one, keep, faults) for one in values]
+        return found
+
+    def _timed_alone(self, side: Side, values: Values, keep: bool, faults: list[str]) -> Link:
+        """One call from an idle device; its events begin once the device has turned to the process."""
+        self._device.wakes = True
+        try:
+            with side.ready() as session, nullcontext() if side.is_candidate else _owned(session, keep) as owned:
+                start = time.monotonic()
+                timed = session.call(values, self._limit_s(side), self._operation, in_place=not side.is_candidate)
+                self._own_s += time.monotonic() - start if side.is_candidate else 0.0
+                output = owned(timed.output) if owned else timed.output
+        finally:
+            self._device.wakes = False
+        witnessed = timed.device
+        assert witnessed is not None
+        faults += [] if witnessed.prepared.was_idle and not witnessed.made_twice else [BUSY]
+        faults += self._slow(witnessed.clocks)
+        self._clocks = witnessed.clocks if side.is_candidate else self._clocks
+        return Link(witnessed.device_ms, timed.milliseconds, 0.0, output if keep else None)
+
+    def _slow(self, clocks: ClockSample | None) -> list[str]:
+        if steady([*self.samples.clocks, clocks])[-1]:
+            return []
+        return ["a clock was low or the device slowed down by heat"]
+
+    def _checked(self, drawn: Sequence[tuple[str, Values]], links: dict[str, list[Link]]) -> list[int]:
+        """Check the candidate's results; the numbers of the calls that count."""
+        counted = []
+        for number, (family, values) in enumerate(drawn):
+            mine, theirs = (_as_timed(links[name][number]) for name in (CANDIDATE, EAGER))
+            if self._excludes(family, theirs, values):
+                self.samples.dropped["the values lie outside of what the problem is defined for"] += 1
+                continue
+            if self._has("timed_check"):
+                self._check(mine, theirs, values, family)
+            counted.append(number)
+        self.baseline.let_go()
+        if not self.samples.candidate and counted:
+            kept = [(drawn[number][1], output) for number in counted if (output := links[EAGER][number].output)]
+            self.samples.moves_data = only_moves(*zip(*kept, strict=True))
+            self._result_sizes = [len(raw.data) for raw in kept[0][1].tensors]
+        return counted
+
+    def _keep(self, links: dict[str, list[Link]], counted: Sequence[int], places: dict[str, int]) -> None:
+        """Note the times of one round. Two processes of the baseline take turns as eager and as its placebo."""
+        samples = self.samples
+        swapped = PLACEBO in links and (self._coin + self._rounds) % 2 == 1
+        eager, again = (PLACEBO, EAGER) if swapped else (EAGER, PLACEBO)
+        for number in counted:
+            mine = links[CANDIDATE][number]
+            samples.candidate.append(mine.device_ms or 0.0)
+            samples.unreported += mine.device_ms is None
+            samples.judge_ms += [] if mine.judge_ms is None else [mine.judge_ms]
+            samples.workers.append(self.number)
+            samples.clocks.append(self._clocks)
+            for name, found in links.items():
+                label = EAGER if name == eager else name
+                if name not in (CANDIDATE, again):
+                    samples.baselines[label].append(_trusted(found[number]))
+                if name != again and found[number].host_ms:
+                    samples.host_ms[label].append(found[number].host_ms)
+                samples.positions[name].append(places[name])
+            if again in links:
+                pair = _trusted(links[again][number]), _trusted(links[eager][number])
+                samples.placebo.append((*pair, self.number))
+
+    def _look_at_nothing(self) -> None:
+        """What the judge's clock shows of calls that compute next to nothing, and what their events do."""
+        samples, sizes = self.samples, self._result_sizes
+        with self.baseline.on_device() as session:
+            if not samples.issues_ahead:
+                self._device.wakes = True
+                try:
+                    samples.empty_ms = [session.nothing_ms() for _ in range(EMPTY_CALLS)]
+                finally:
+                    self._device.wakes = False
+                return
+            values = [self._earlier or self.baseline.draw()] * (1 + LINKS)
+            rehearse(session, "nothing", values[0], len(values), sizes)
+            for _ in range(EMPTY_CALLS // LINKS):
+                links = run_chain(session, "nothing", values, True, sizes).links[1:]
+                samples.empty_ms += [link.judge_ms for link in links if link.judge_ms is not None]
+                samples.empty_gpu_ms += [_trusted(link) for link in links]
+
+
+BUSY = "the device was not idle before the call, or memory was missing in it"
+
+
+@contextmanager
+def _owned(session: GpuSession, keep: bool) -> Iterator[Callable[[Values], Values]]:
+    """Let a trusted child's result be read where it lies until the end; a copy of it lasts."""
+    try:
+        yield lambda output: output.owned() if keep else output
+    finally:
+        session.let_go()
+
+
+def _as_timed(link: Link) -> Timed:
+    assert link.output is not None
+    return Timed(link.output, _trusted(link), 0.0)
+
+
+def _trusted(link: Link) -> float:
+    """The time of a call in ms; of a candidate it is a mere word."""
+    return link.device_ms or link.judge_ms or 0.0
+
+
+def only_moves(inputs: Sequence[Values], outputs: Sequence[Values]) -> bool:
+    """Whether results are inputs in other places, and zeros in places that do not depend on values."""
+    zeros: list[list[torch.Tensor]] = []
+    for values, output in zip(inputs, outputs, strict=True):
+        there = [_words_of(raw) for raw in values.tensors if len(raw.data)]
+        zeros.append([])
+        for raw in output.tensors:
+            if not len(raw.data):
+                continue
+            words = _words_of(raw)
+            sample = words[:: max(1, words.numel() // SAMPLED)]
+            zeros[-1].append(sample == 0)
+            alike = [one for one in there if one.dtype == sample.dtype]
+            found = sample == 0
+            for one in alike:
+                found |= torch.isin(sample, one)
+            if not bool(found.all()):
+                return False
+    return all(torch.equal(*pair) for later in zeros[1:] for pair in zip(zeros[0], later, strict=True))
+
+
+def _words_of(raw: RawTensor) -> torch.Tensor:
+    """The elements as integers of their size."""
+    tensor = raw.tensor().reshape(-1)
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(sizes.get(tensor.element_size(), torch.int64))

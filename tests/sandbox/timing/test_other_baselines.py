@@ -1,0 +1,120 @@
+"""Baselines beside strict eager: which there are, what happens to one that cannot run, and how accurate each is."""
+
+import contextlib
+
+import pytest
+import torch
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.reference import Form, ReferenceSession
+from kernelwright.sandbox.correctness.domain import Domain
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.timing.baseline_accuracy import accuracy_of
+from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.verdict.settings import Settings
+
+SETTINGS = Settings(threads=1, worker_pairs=1)
+CONVOLUTION = Problem(
+    name="convolution",
+    title="One convolution",
+    family="test",
+    size="file",
+    source="""
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+def get_inputs():
+    return [torch.randn(2, 3, 8, 8)]
+
+def get_init_inputs():
+    return []
+""",
+)
+VOLUMES = CONVOLUTION.model_copy(
+    update={"source": CONVOLUTION.source.replace("Conv2d", "Conv3d").replace("3, 8, 8", "3, 4, 8, 8")}
+)
+TRAINED = CONVOLUTION.model_copy(update={"direction": "both"})
+PRODUCT = CONVOLUTION.model_copy(
+    update={
+        "source": CONVOLUTION.source.replace("torch.nn.Conv2d(3, 4, 3)", "torch.nn.Linear(64, 64)").replace(
+            "2, 3, 8, 8", "64, 64"
+        )
+    }
+)
+RIGID = CONVOLUTION.model_copy(
+    update={"source": CONVOLUTION.source.replace("return self", "assert x.is_contiguous(), 'a row' * 99; return self")}
+)
+"""Refuses inputs in another memory format, in more words than fit a line."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
+
+
+def test_each_form_has_a_name_of_its_own():
+    forms = [Form(), Form(precision="shipped"), Form(precision="tf32"), Form(channels_last=True), Form("default")]
+    forms += [Form("default", precision="tf32"), Form("default", precision="shipped")]
+    assert [form.baseline for form in forms] == [
+        "eager", "eager as shipped", "eager tf32", "eager channels_last", "torch.compile default",
+        "torch.compile default tf32", "torch.compile default as shipped",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [CONVOLUTION, VOLUMES, TRAINED], ids=["images", "volumes", "gradients"])
+def test_channels_last_computes_what_eager_computes(problem):
+    with (
+        contextlib.closing(ReferenceSession(problem, SETTINGS, Form(changed_weights=True))) as eager,
+        contextlib.closing(ReferenceSession(problem, SETTINGS, Form(channels_last=True))) as other,
+    ):
+        assert eager.is_spatial and other.adopt(eager)
+        values = eager.draw()
+        expected, found = eager.call(values).output, other.call(values).output
+    assert expected.tree == found.tree
+    for one, another in zip(expected.tensors, found.tensors, strict=True):
+        torch.testing.assert_close(one.tensor(), another.tensor())
+
+
+@pytest.mark.slow
+def test_a_baseline_that_cannot_run_is_left_out_by_name_with_a_short_reason():
+    with contextlib.closing(Baselines(RIGID, SETTINGS)) as baselines:
+        forms = [Form(channels_last=True), Form()]
+        assert [other.name for other in baselines._available(forms)] == ["eager"]
+        ((name, reason),) = baselines.unavailable.items()
+        assert name == "eager channels_last" and "AssertionError" in reason
+        assert len(reason) <= 200 and "\n" not in reason
+
+
+@pytest.mark.slow
+def test_on_a_processor_there_are_compiled_modes_alone_and_their_accuracy_is_not_told():
+    with contextlib.closing(Baselines(CONVOLUTION, SETTINGS)) as baselines:
+        assert baselines.others(0) == [] and baselines.accuracy() == ({}, ())
+
+
+def shortened(values):
+    """The same values with the precision of bfloat16."""
+    tensors = (raw.tensor().bfloat16().to(raw.tensor().dtype) for raw in values.tensors)
+    return Values(values.tree, tuple(map(RawTensor.of, tensors)))
+
+
+@pytest.mark.slow
+def test_a_less_accurate_baseline_does_not_qualify_and_its_errors_are_shares_of_the_bound():
+    with contextlib.closing(ReferenceSession(PRODUCT, SETTINGS)) as eager:
+        assert not eager.is_spatial
+        calls = {
+            "same": eager.call,
+            "short": lambda values: (timed := eager.call(values))._replace(output=shortened(timed.output)),
+        }
+        found = accuracy_of(calls, eager, Domain())
+    same, short = found["same"], found["short"]
+    assert same.is_equal and not short.is_equal
+    assert {"largest", "l2", "slice"} <= same.errors.keys()
+    assert 0 < max(same.errors.values()) <= 1 < max(short.errors.values())
