@@ -864,7 +864,7 @@ HANGING = {
     "after_a_long_issue_was_told": source_of(
         """
         if self.calls > 3 and held():
-            time.sleep(600)
+            time.sleep(60)
         return torch.relu(x)
         """,
         """

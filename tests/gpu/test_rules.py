@@ -11,7 +11,7 @@ from kernelwright.sandbox.calls.buffers import POISON_WORD, PROBES, Allocations,
 from kernelwright.sandbox.calls.device import Prepared
 from kernelwright.sandbox.machine.clocks import ClockSample, steady
 from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit, device_holder, device_path
-from kernelwright.sandbox.tensors.merging import merged
+from kernelwright.sandbox.tensors.merging import alone
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -150,11 +150,12 @@ def test_a_device_that_nobody_ever_took_has_no_device_holder():
     assert device_holder("GPU-never") is None
 
 
-def test_merged_calls_have_tensors_of_their_own():
-    one = Values({"l": [{"t": 0}, {"v": 3}, {"d": [["k", {"t": 1}]]}]}, (RawTensor("float32", (1,), bytearray(4)),) * 2)
-    both = merged([one, one])
-    assert len(both.tensors) == 4
-    assert both.tree["l"][1] == {"l": [{"t": 2}, {"v": 3}, {"d": [["k", {"t": 3}]]}]}
+def test_the_result_of_one_call_of_several_has_only_its_own_tensors():
+    tensors = tuple(RawTensor("float32", (1,), bytearray([number] * 4)) for number in range(3))
+    both = Values({"l": [{"t": 0}, {"l": [{"t": 1}, {"v": 3}, {"t": 2}]}]}, tensors)
+    second = alone(both.tree["l"][1], both)
+    assert second.tree == {"l": [{"t": 0}, {"v": 3}, {"t": 1}]}
+    assert second.tensors == tensors[1:]
 
 
 @pytest.mark.parametrize(("policy", "allowed"), [("strict", False), ("tf32", True), ("half", True)])
