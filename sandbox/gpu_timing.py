@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernelwright.sandbox.calls.dealt_chain import CannotIssueAhead, Chain, Link, rehearse, run_chain
+from kernelwright.sandbox.calls.dealt_chain import CannotIssueAhead, Chain, Link, Work, rehearse, run_chain
 from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.calls.gpu_session import CHANGED_INPUT, GpuSession
 from kernelwright.sandbox.calls.memory_relief import free_cached_memory
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from kernelwright.sandbox.timing.baselines import OtherBaseline
 
 CANDIDATE = "candidate"
+CHAIN_MS = 400.0
+"""Calls of one chain take no longer in all, unless it has but one."""
 LINKS = 4
 """Timed calls of a chain; one before them is not timed, so that nobody's first call counts."""
 ROUNDS = 2
@@ -53,8 +55,8 @@ CLEARING_S = 0.3
 CALL_S, OWN_S = 10.0, 15.0
 """Wall seconds for a call of the candidate after its first, and for all of them together before it is timed by what
 there is: others wait for the device."""
-SAMPLED = 4096
-"""Elements of a result by which it is told whether it only moves inputs."""
+SAMPLED, MOVED_SHARE = 4096, 0.1
+"""Elements of a result that are looked up among the inputs, and how many of them may be there every time."""
 
 
 class DeviceSamples(PairedSamples):
@@ -108,6 +110,8 @@ class DeviceSamples(PairedSamples):
             self.candidate = reported
         facts = self._device.clocks.facts()
         device_ms = {CANDIDATE: tuple(reported)} | {name: tuple(times) for name, times in self.baselines.items()}
+        if self.placebo:
+            device_ms[PLACEBO] = tuple(again for again, _, _ in self.placebo)
         record = DeviceRecord(
             device=self._device.name,
             architecture=self._device.architecture,
@@ -151,24 +155,25 @@ class Side:
             assert isinstance(self._source, GpuSession)
             yield self._source
 
-    def bring_to_speed(self, values: Values, most: int) -> list[float]:
+    def bring_to_speed(self, values: Values, most: int, call_ms: float) -> list[float]:
         """Untimed calls, the last ones issued ahead, by which it is decided how many a chain has; latencies in ms."""
+        most = max(1, min(most, int(CHAIN_MS / call_ms)))
         with self.ready() as session:
             try:
-                latencies = rehearse(session, self._what, values, most)
+                latencies = rehearse(session, Work(self._what), values, most)
             except CannotIssueAhead:
                 self.links = 0
                 return []
             self.links = max(1, min(most, int(QUEUE_MS / session.host_ms))) if session.host_ms else most
             return latencies[1:]
 
-    def chains(self, values: Sequence[Values], untimed: Values | None, keep: bool) -> Iterator[Chain]:
-        """Chains over all these values, each without its untimed call."""
-        lead = [untimed] if untimed is not None and self.links > 1 else []
+    def chains(self, values: Sequence[Values], earlier: Values, keep: bool) -> Iterator[Chain]:
+        """Chains over all these values, each without the call on earlier values that comes before, if any fits."""
+        lead = [earlier] if self.links > 1 else []
         each = max(1, self.links - len(lead))
         for start in range(0, len(values), each):
             with self.ready() as session:
-                chain = run_chain(session, self._what, [*lead, *values[start : start + each]], keep)
+                chain = run_chain(session, Work(self._what), [*lead, *values[start : start + each]], earlier, keep)
             yield chain._replace(links=chain.links[len(lead) :])
 
 
@@ -189,8 +194,10 @@ class DeviceTiming(Timing):
         self._called_first = False
         self._result_sizes: list[int] = []
         self._own_s = 0.0
-        self._earlier: Values | None = None
+        self._earlier = Values({}, ())
         """Values that every side has met already: for calls that are not timed."""
+        self._call_ms = (1.0, 1.0)
+        """What a call of the candidate and of the baseline took in the warm-up, by the judge's clock."""
 
     def warm_up(self, session: Session) -> bool | None:
         """Checked calls of the candidate; the first one, in which it may compile or tune, has the build's limit."""
@@ -205,6 +212,7 @@ class DeviceTiming(Timing):
 
     def _settle(self, session: Session, values: Values, took_ms: tuple[float, float]) -> None:
         """All sides are brought to their speed alike, in `measure`."""
+        self._call_ms = took_ms
 
     def _call(self, session: Session, values: Values) -> Timed:
         start, is_first, self._called_first = time.monotonic(), not self._called_first, True
@@ -289,7 +297,8 @@ class DeviceTiming(Timing):
         if side.is_candidate and not self.samples.issues_ahead:
             side.links = 0
         else:
-            self.samples.latency_ms[side.name] += side.bring_to_speed(values, 1 + calls)
+            call_ms = self._call_ms[0 if side.is_candidate else 1]
+            self.samples.latency_ms[side.name] += side.bring_to_speed(values, 1 + calls, call_ms)
         if side.is_candidate:
             self._own_s += time.monotonic() - start
             self._note_way(side)
@@ -335,9 +344,10 @@ class DeviceTiming(Timing):
             for chain in side.chains(values, self._earlier, keep) if side.links else ():
                 found += chain.links
                 faults += ([] if chain.was_idle else [BUSY]) + self._slow(chain.clocks)
-                self._clocks = chain.clocks if side.is_candidate else self._clocks
-                if side.is_candidate and not chain.inputs_kept:
-                    raise Misbehaved(CHANGED_INPUT)
+                if side.is_candidate:
+                    self._clocks, self._result_sizes = chain.clocks, chain.sizes
+                    if not chain.inputs_kept:
+                        raise Misbehaved(CHANGED_INPUT)
         except CannotIssueAhead:
             side.links, found = 0, []
         if side.is_candidate:
@@ -384,8 +394,7 @@ class DeviceTiming(Timing):
         self.baseline.let_go()
         if not self.samples.candidate and counted:
             kept = [(drawn[number][1], output) for number in counted if (output := links[EAGER][number].output)]
-            self.samples.moves_data = only_moves(*zip(*kept, strict=True))
-            self._result_sizes = [len(raw.data) for raw in kept[0][1].tensors]
+            self.samples.moves_data = moves_data(*zip(*kept, strict=True))
         return counted
 
     def _keep(self, links: dict[str, list[Link]], counted: Sequence[int], places: dict[str, int]) -> None:
@@ -401,19 +410,19 @@ class DeviceTiming(Timing):
             samples.workers.append(self.number)
             samples.clocks.append(self._clocks)
             for name, found in links.items():
-                label = EAGER if name == eager else name
-                if name not in (CANDIDATE, again):
+                label = {eager: EAGER, again: PLACEBO}.get(name, name)
+                if label not in (CANDIDATE, PLACEBO):
                     samples.baselines[label].append(_trusted(found[number]))
-                if name != again and found[number].host_ms:
+                if found[number].host_ms:
                     samples.host_ms[label].append(found[number].host_ms)
-                samples.positions[name].append(places[name])
+                samples.positions[label].append(places[name])
             if again in links:
                 pair = _trusted(links[again][number]), _trusted(links[eager][number])
                 samples.placebo.append((*pair, self.number))
 
     def _look_at_nothing(self) -> None:
         """What the judge's clock shows of calls that compute next to nothing, and what their events do."""
-        samples, sizes = self.samples, self._result_sizes
+        samples = self.samples
         with self.baseline.on_device() as session:
             if not samples.issues_ahead:
                 self._device.wakes = True
@@ -422,10 +431,10 @@ class DeviceTiming(Timing):
                 finally:
                     self._device.wakes = False
                 return
-            values = [self._earlier or self.baseline.draw()] * (1 + LINKS)
-            rehearse(session, "nothing", values[0], len(values), sizes)
+            work, values = Work("touch", self._result_sizes), [self._earlier] * (1 + LINKS)
+            rehearse(session, work, self._earlier, len(values))
             for _ in range(EMPTY_CALLS // LINKS):
-                links = run_chain(session, "nothing", values, True, sizes).links[1:]
+                links = run_chain(session, work, values, self._earlier, True).links[1:]
                 samples.empty_ms += [link.judge_ms for link in links if link.judge_ms is not None]
                 samples.empty_gpu_ms += [_trusted(link) for link in links]
 
@@ -452,25 +461,25 @@ def _trusted(link: Link) -> float:
     return link.device_ms or link.judge_ms or 0.0
 
 
-def only_moves(inputs: Sequence[Values], outputs: Sequence[Values]) -> bool:
-    """Whether results are inputs in other places, and zeros in places that do not depend on values."""
-    zeros: list[list[torch.Tensor]] = []
+def moves_data(inputs: Sequence[Values], outputs: Sequence[Values]) -> bool:
+    """Whether a part of a result is made of inputs in other places, whatever the values."""
+    places: dict[int, torch.Tensor] = {}
+    moved: dict[int, torch.Tensor] = {}
     for values, output in zip(inputs, outputs, strict=True):
         there = [_words_of(raw) for raw in values.tensors if len(raw.data)]
-        zeros.append([])
-        for raw in output.tensors:
-            if not len(raw.data):
-                continue
+        for number, raw in enumerate(output.tensors):
             words = _words_of(raw)
-            sample = words[:: max(1, words.numel() // SAMPLED)]
-            zeros[-1].append(sample == 0)
-            alike = [one for one in there if one.dtype == sample.dtype]
-            found = sample == 0
-            for one in alike:
-                found |= torch.isin(sample, one)
-            if not bool(found.all()):
-                return False
-    return all(torch.equal(*pair) for later in zeros[1:] for pair in zip(zeros[0], later, strict=True))
+            if not words.numel():
+                continue
+            if number not in places:
+                places[number] = torch.randint(words.numel(), (SAMPLED,), device=words.device)
+            sample = words[places[number]]
+            found = torch.zeros_like(sample, dtype=torch.bool)
+            for one in there:
+                if one.dtype == sample.dtype:
+                    found |= torch.isin(sample, one)
+            moved[number] = moved.get(number, True) & (found & (sample != 0))
+    return any(float(found.float().mean()) > MOVED_SHARE for found in moved.values())
 
 
 def _words_of(raw: RawTensor) -> torch.Tensor:

@@ -40,10 +40,31 @@ RUN_S = 10.0
 POLL_S = 5e-5
 LEAST_PASSES, MOST_PASSES, SETTLED = 2, 8, 0.03
 """A program is at its speed once two passes of calls differ by this share at most."""
+LONGEST_S = 0.5
+"""No further pass begins after this time."""
 
 
 class CannotIssueAhead(Exception):
     """The calls wait for the device themselves, or give results that the judge cannot map; the text says which."""
+
+
+class Work(NamedTuple):
+    """Whatever a child is asked to do ahead."""
+
+    what: str
+    """`call`, `backward`, or `touch`, which only reads the inputs and fills results."""
+    sizes: Sequence[int] = ()
+    """Bytes of each result of `touch`."""
+
+    def message(self, flags: "Flags", values: Values) -> dict[str, Any]:
+        """The question, without the seeds of its calls."""
+        return {
+            "op": "ahead",
+            "of": self.what,
+            "base": flags.last,
+            "arguments": values.tree,
+            "bytes": list(self.sizes),
+        }
 
 
 class Link(NamedTuple):
@@ -68,6 +89,8 @@ class Chain(NamedTuple):
     clocks: ClockSample | None
     inputs_kept: bool
     """Whether every call left its inputs as they were."""
+    sizes: list[int]
+    """Bytes of the results of a call where the child has them, from the first to the last element of each."""
 
 
 class Flags:
@@ -200,24 +223,20 @@ class Turn:
         return tuple(found)
 
 
-def run_chain(
-    session: "GpuSession", what: str, values: Sequence[Values], keep: bool, sizes: Sequence[int] = ()
-) -> Chain:
-    """Have a child call its model on each of these inputs in turn.
+def run_chain(session: "GpuSession", work: Work, values: Sequence[Values], before: Values, keep: bool) -> Chain:
+    """Have a child work on each of these inputs in turn; until the first is dealt it sees those of `before`.
 
-    `what`: `call`, `backward`, or `nothing`, which computes next to nothing and has results of these sizes. With `keep`
-    results are copied. Raises `CannotIssueAhead`, and what a call raises.
+    With `keep` results are copied. Raises `CannotIssueAhead`, and what a call raises.
     """
     device, dealer, flags, lent = session.device, session.device.dealer, session.flags(), session.inputs
     assert lent is not None
     if session.is_cold:  # a call behind a wait could get no memory
-        rehearse(session, what, values[0], len(values), sizes)
+        rehearse(session, work, before, len(values))
     dealer.load()
-    prepared = session.quiet(values[0])
-    message = {"op": "ahead", "of": what, "base": flags.last, "arguments": values[0].tree}
-    message |= {"bytes": list(sizes)}
+    prepared = session.quiet(before)
+    message = work.message(flags, values[0]) | {"seeds": [one.seed for one in values]}
     flags.last += len(values)
-    answer = session.issue(message | {"seeds": [one.seed for one in values]}, session.issue_limit_s(len(values)))
+    answer = session.issue(message, session.issue_limit_s(len(values)))
     if answer is None or "error" in answer:
         session.drain()
         raise CannotIssueAhead("it waits for the device itself" if answer is None else str(answer.get("error"))[:200])
@@ -251,10 +270,11 @@ def run_chain(
         Link(said or None, judge, host or 0.0, output)
         for said, judge, host, output in zip(device_ms, judge_ms, host_ms, outputs, strict=True)
     ]
-    return Chain(links, prepared.was_idle, clocks, all(turn.inputs_kept for turn in turns))
+    kept = all(turn.inputs_kept for turn in turns)
+    return Chain(links, prepared.was_idle, clocks, kept, [output.bytes for output in shown[-1]])
 
 
-def rehearse(session: "GpuSession", what: str, values: Values, calls: int, sizes: Sequence[int] = ()) -> list[float]:
+def rehearse(session: "GpuSession", work: Work, values: Values, calls: int) -> list[float]:
     """Call on one input, each call waited for, then as many issued ahead; latencies of the former in ms.
 
     Memory and kernels are there from then on, which a call behind the judge's flag could not get. Calls are issued
@@ -262,13 +282,12 @@ def rehearse(session: "GpuSession", what: str, values: Values, calls: int, sizes
     """
     flags = session.flags()
     session.show(values)
-    message = {"op": "ahead", "of": what, "base": flags.last, "arguments": values.tree}
-    message |= {"bytes": list(sizes), "seeds": [values.seed] * calls}
+    message = work.message(flags, values) | {"seeds": [values.seed] * calls}
     flags.last += calls
     driver.write_value(session.device.stream.handle, flags.begun, flags.last)
     session.device.stream.wait()
     latencies: list[float | None] = []
-    before = math.inf
+    before, start = math.inf, time.monotonic()
     for number in range(MOST_PASSES):
         answer = session.issue(message | {"waits": number == 0}, RUN_S)
         if answer is None:
@@ -282,7 +301,8 @@ def rehearse(session: "GpuSession", what: str, values: Values, calls: int, sizes
         if answer is None:
             raise ChildLate
         took = statistics.median(ms or 0.0 for ms in _numbers(answer, "device_ms", calls))
-        if number >= LEAST_PASSES and abs(took - before) <= SETTLED * before:
+        is_settled = number >= LEAST_PASSES and abs(took - before) <= SETTLED * before
+        if is_settled or time.monotonic() - start > LONGEST_S:
             break
         before = took if number else math.inf
     session.look_after()

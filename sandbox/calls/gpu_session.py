@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
-from kernelwright.sandbox.calls.dealt_chain import ISSUE_FACTOR, ISSUE_S, Flags
+from kernelwright.sandbox.calls.dealt_chain import ISSUE_FACTOR, ISSUE_S, RUN_S, Flags
 from kernelwright.sandbox.calls.device import CudaDevice, Prepared
 from kernelwright.sandbox.calls.memory_needs import Needs
 from kernelwright.sandbox.calls.memory_relief import relieve
@@ -373,7 +373,7 @@ class GpuSession(Session):
 
     def issue_limit_s(self, calls: int) -> float:
         """How long it may take to issue so many calls ahead."""
-        return max(ISSUE_S, ISSUE_FACTOR * calls * self.host_ms / 1e3)
+        return min(RUN_S, max(ISSUE_S, ISSUE_FACTOR * calls * self.host_ms / 1e3))
 
     @property
     def watches_inputs(self) -> bool:

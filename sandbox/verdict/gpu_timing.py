@@ -12,7 +12,7 @@ CHAIN_SHARE, CHAIN_MS = 0.03, 0.004
 on an H200, see docs/decisions/gpu-clock.md."""
 CHAIN_SHORT_MS = 0.003
 """How much shorter it may come out."""
-CALLS_MS = 0.2
+CALLS_MS = 0.3
 """What single calls on the judge's clock can be off by, both ways."""
 
 
@@ -27,11 +27,11 @@ class ClockCheck(Record):
     candidate_ms: tuple[float, ...] = Field(min_length=1)
     """One call each, with what the protocol takes."""
     empty_ms: tuple[float, ...] = Field(min_length=1)
-    """The same of calls of a trusted process that compute next to nothing."""
+    """The same of calls of a trusted process that only read the inputs and fill results of the same sizes."""
     empty_gpu_ms: float = 0.0
     """What such a call takes by the device's events."""
     moves_data: bool = False
-    """Whether results only move inputs, so that a copy engine could give them: it is not waited for in a chain."""
+    """Whether a part of the results only moves inputs, which copy engines can do: they take no turns with kernels."""
 
     @property
     def time_ms(self) -> float:
@@ -84,7 +84,7 @@ class DeviceRecord(Record):
     host_ms: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     """Until the call returns, by the worker's word, in the same calls."""
     positions: dict[str, tuple[int, ...]] = Field(default_factory=dict)
-    """Which place in the order of its round each sample had, from 0. `eager again` is the placebo, here by process."""
+    """Which place in the order of its round each sample had, from 0."""
     check: ClockCheck | None = None
     """None in records of older releases."""
     sm_mhz: tuple[int | None, ...] = ()

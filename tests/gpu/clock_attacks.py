@@ -344,7 +344,7 @@ CLOCK_ATTACKS = {
         return torch.cumsum(x, 1)
         """,
         "forge_answers(0.001)",
-        truth=0.5,
+        truth=0.6,
     ),
     "tells_half": ClockAttack(
         "half of each device time", SUMS, "return torch.cumsum(x, 1)", "forge(lambda ms: 0.5 * ms)"
@@ -772,6 +772,7 @@ CLOCK_ATTACKS = {
         SUMS,
         """
         if held():
+            HELD_UNTIL[0] = 0.0
             raise RuntimeError("not now")
         return torch.cumsum(x, 1)
         """,

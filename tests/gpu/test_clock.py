@@ -63,7 +63,7 @@ def test_who_is_honest_is_timed_as_it_is(judges, name):
     base_ms = statistics.median(found.closest.baseline_ms)
     print(name, found.comparison, found.speedup, found.candidate_ms, base_ms, check)
     assert (found.clock, found.timing_clock) == ("gpu", "gpu_time")
-    assert all(ms >= check.least_ms for ms in found.closest.candidate_ms)
+    assert found.candidate_ms >= check.least_ms * (1 - 1e-9)
     assert check.method in ("chain", "calls")
     if honest.is_same:
         assert 1 / most(1.0, base_ms, check.method) <= found.speedup <= most(1.0, base_ms, check.method)
