@@ -7,6 +7,7 @@ import time
 
 from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
+from bench.gpu_placebo import clock_facts, shown_clock
 from kernelwright.sandbox.verdict.verdicts import Passed
 from kernelwright_child.gpu import driver
 from tests.gpu.attacks import ATTACKS, NOT_FASTER, PROBLEM, SLOWER
@@ -36,7 +37,7 @@ def ended(attack, verdict):
     """Whether it ended as it must, and how it did in one line."""
     if isinstance(verdict, Passed):
         found = verdict.measurement
-        told = f"passed, {found.comparison} ({found.speedup:.3f}, by {found.clock})"
+        told = f"passed, {found.comparison} ({found.speedup:.3f}; {shown_clock(clock_facts(found))})"
         if attack.stage == SLOWER:
             return found.comparison == "slower", told
         return attack.stage == NOT_FASTER and found.comparison != "faster", told

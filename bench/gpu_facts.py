@@ -1,11 +1,10 @@
-"""What this machine's first CUDA device does, fact by fact: peaks, floors, lending, clocks, protocol, witness.
+"""What this machine's first CUDA device does, fact by fact: peaks, floors, lending, witness.
 
 `python -m bench gpu_facts` prints every fact that can be had, each by itself: one that fails is told and the next is
 tried. Nothing is changed on the device. About three minutes; nothing else may use the device meanwhile.
 `KERNELWRIGHT_BENCH=FACT,FACT` picks some, by the names of the functions below.
 """
 
-import os
 import statistics
 import subprocess
 import sys
@@ -22,19 +21,15 @@ from bench.chosen import chosen
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.calls.buffers import Lent, Shown
 from kernelwright.sandbox.calls.device import CudaDevice
-from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.floor.gpu_measure import arithmetic, best_ms, memory
 from kernelwright.sandbox.floor.gpu_peaks import device_peaks
 from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
 from kernelwright.sandbox.machine.fact_store import Store
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
 from kernelwright_child.floor.trace import trace
 from kernelwright_child.gpu import driver
 from kernelwright_child.gpu.precision import fix_precision
-from tests.gpu.harness import SETTINGS
 
 SIZES = {"64 KiB": 2**14, "1 MiB": 2**18, "64 MiB": 2**24, "512 MiB": 2**27}
 """Elements of float32 inputs."""
@@ -70,12 +65,6 @@ torch.cuda.synchronize()
 print(describe(x)[0], flush=True)
 sys.stdin.readline()
 """
-RELU = """
-import torch
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-"""
 
 
 class Report(NamedTuple):
@@ -96,7 +85,7 @@ def run() -> Report:
     if driver.device_count() == 0:
         return NO_DEVICE
     failed = []
-    facts = (doctor, peaks, floors, units, preparing, protocol, witness, scrubbing, dead_exporter)
+    facts = (doctor, peaks, floors, units, preparing, witness, scrubbing, dead_exporter)
     wanted = chosen(fact.__name__ for fact in facts)
     for fact in facts:
         if fact.__name__ not in wanted:
@@ -193,46 +182,6 @@ def preparing() -> Iterator[str]:
         place = Shown("float32", (2**24,), (1,), tensor.data_ptr(), 2**26)
         yield f"a glance at 1024 words of 64 MiB: {spread(clocked(lambda: device.glancer.look([place])))}"
         yield f"clocks now: {device.clocks.sample()}"
-
-
-def protocol() -> Iterator[str]:
-    """A jailed worker that rectifies: the judge's clock (bound) against the device's events in the worker, in ms."""
-    with CudaDevice(wait_s=5) as device:
-        for name, count in SIZES.items():
-            folder = WorkFolder()
-            try:
-                with GpuSession("worker", folder, SETTINGS, device) as session:
-                    yield from _called(session, folder, name, count)
-            finally:
-                folder.close()
-
-
-def _called(session: GpuSession, folder: WorkFolder, name: str, count: int) -> Iterator[str]:
-    session.greet()
-    session.admit([("float32", (count,))], 4 * count + 64)
-    yield f"{name:8} outputs are copied: {session.copies_outputs}"
-    message = {"op": "load", "source": str(folder.write("candidate.py", RELU)), "entry": "ModelNew", "threads": 2}
-    message |= {"built": str(folder.path / "build"), "cores": sorted(os.sched_getaffinity(0)), "arguments": {"l": []}}
-    session.ask(message, 120)
-    session.to_device("strict")
-    session.result_bytes = 2**33
-    calls = [session.call(_drawn(count), 30) for _ in range(25)][5:]
-    told = [call.device for call in calls if call.device is not None]
-    bound, events = [call.milliseconds for call in calls], [one.device_ms or 0.0 for one in told]
-    over = statistics.median(b - e for b, e in zip(bound, events, strict=True))
-    busy = sum(not one.prepared.was_idle for one in told)
-    yield f"{name:8} bound {spread(bound)}; events {spread(events)}; bound over events {over:.4f}; seemed busy {busy}"
-    parts = [statistics.median(column) for column in zip(*(one.parts for one in told), strict=True)]
-    named = zip(("reached", "issued", "done", "described", "answered", "looked at"), parts, strict=True)
-    yield f"{'':8} since the clock started: {', '.join(f'{part} {ms:.4f}' for part, ms in named)}"
-    nothing = [session.nothing_ms() for _ in range(20)]
-    yield f"{'':8} nothing takes {spread(nothing)} ms; jail {session.layers}"
-    answer = session.ask({"op": "kernels", "arguments": _drawn(count).tree}, 60)
-    yield f"{'':8} kernels: {answer.get('kernels')}"
-
-
-def _drawn(count: int) -> Values:
-    return Values({"l": [{"t": 0}]}, (RawTensor.of(torch.randn(count, device="cuda")),))
 
 
 def witness() -> Iterator[str]:

@@ -1,12 +1,11 @@
-"""Every honest CUDA and Triton candidate through the judge: whether it passes, and its times on both clocks.
+"""Every honest CUDA and Triton candidate through the judge: whether it passes, and its times.
 
 `python -m bench gpu_honest`. None may be refused; those in CUDA are compiled side by side.
 """
 
-import statistics
-
 from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
+from bench.gpu_placebo import clock_facts, shown_clock
 from kernelwright.sandbox.verdict.verdicts import Passed
 from kernelwright_child.gpu import driver
 from tests.gpu.harness import Judges
@@ -33,10 +32,8 @@ def told(verdict):
     if not isinstance(verdict, Passed):
         return f"{seconds:5.1f} s {verdict.stage}: {verdict.reason}\n{verdict.log[-2000:]}"
     found = verdict.measurement
-    bound = statistics.median(found.on_device.bound_ms["candidate"])
-    events = statistics.median(found.on_device.device_ms["candidate"])
-    burst = f"{found.on_device.burst.call_ms:.4f}" if found.on_device.burst else "-"
     return (
-        f"{seconds:5.1f} s passed: {found.speedup:.3f} x, {found.comparison}, by {found.clock}; bound {bound:.4f}, "
-        f"events {events:.4f}, burst {burst} ms; floor {found.floor_ms or 0:.4f}; {found.on_device.dropped or ''}"
+        f"{seconds:5.1f} s passed: {found.speedup:.3f} x, {found.comparison}, {found.candidate_ms:.4f} ms by "
+        f"{found.timing_clock}, {shown_clock(clock_facts(found))}; floor {found.floor_ms or 0:.4f}; "
+        f"{found.on_device.dropped or ''}"
     )

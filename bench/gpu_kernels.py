@@ -19,10 +19,9 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
-from bench.chosen import chosen
+from bench.chosen import Kept, chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from bench.recorded import recorded_source
 from kernelwright.agent.providers.story import read_story, recorded_targets
@@ -102,7 +101,8 @@ def judged(todo: list[Answer], limit_s: float) -> Report:
     for answer in todo:
         row = child(answer, "--judge", limit_s)
         print(line(row), flush=True)
-        keep(row)
+        if "KERNELWRIGHT_OUT" in os.environ:
+            Kept("gpu_kernels.jsonl").add(row)
         if row["outcome"] != "passed":
             failed.append(f"{answer.problem} {answer.number}")
     return Report(f"{len(todo)} answers; not passed: {', '.join(failed) or 'none'}", not failed)
@@ -157,13 +157,15 @@ def facts(verdict: Verdict) -> dict[str, Any]:
     return {
         "outcome": "passed",
         "comparison": found.comparison,
-        "clock": found.clock,
+        "clock": found.timing_clock,
         "speedup": found.speedup,
         "interval": [found.interval.low, found.interval.high],
         "against": found.closest.baseline,
         "over": {one.baseline: [one.speedup, one.interval.low, one.interval.high] for one in found.pairings},
         "ms": found.candidate_ms,
         "baselines_ms": found.baselines_ms,
+        "times": found.times,
+        "less_accurate": found.less_accurate,
         "floor_ms": found.floor_ms,
         "of_floor": found.fraction_of_floor,
     } | seconds
@@ -181,13 +183,6 @@ def line(row: dict[str, Any]) -> str:
         f"{name} {row['speedup']:6.3f} x [{low:.3f}, {high:.3f}] {row['comparison']} against {row['against']}, "
         f"{row['ms']:.4f} ms by {row['clock']}; {others} ms; {floor} ms; {sum(row['seconds'].values()):.0f} s"
     )
-
-
-def keep(row: dict[str, Any]) -> None:
-    """As a line of JSON, where a folder is named for it."""
-    if folder := os.environ.get("KERNELWRIGHT_OUT"):
-        with (Path(folder) / "gpu_kernels.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
 
 
 def main(words: list[str]) -> int:

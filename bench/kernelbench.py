@@ -11,7 +11,6 @@ bounds the device memory that may be used, `KERNELWRIGHT_MINUTES` ends it in tim
 worker pairs the first look has, and `KERNELWRIGHT_LOG=DEBUG` tells what each call leaves of the device's memory.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -23,10 +22,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.chosen import Kept
 from bench.gpu_facts import NO_DEVICE, Report
 from kernelwright.problems import Problem
 from kernelwright.problems.formats import read_collection
-from kernelwright.problems.formats.json_lines import json_lines
 from kernelwright.sandbox.calls.device import device_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine.logs import tell_logs_as_asked
@@ -40,6 +39,7 @@ PAIRS = int(os.environ.get("KERNELWRIGHT_PAIRS", "2"))
 FIRST: dict[str, Any] = {"worker_pairs": PAIRS, "min_pairs": 4 * PAIRS, "max_pairs": 8 * PAIRS, "interval_target": 0.02}
 AGAIN: dict[str, Any] = {"worker_pairs": 4, "min_pairs": 16, "max_pairs": 48, "interval_target": 0.01}
 """With few worker pairs an interval is too narrow at times: what is not called the same is judged once more."""
+OFF = ("faster", "unconfirmed", "slower", "failed", "crashed")
 SAMPLE_S = 0.02
 PART = "KERNELWRIGHT_BENCH_PART"
 HEADER = (
@@ -78,7 +78,7 @@ def _on_each_device(tree: str, count: int) -> None:
 def _go_through(tree: str) -> None:
     number, _, count = os.environ.get(PART, "0/1").partition("/")
     end = time.monotonic() + 60 * float(os.environ.get("KERNELWRIGHT_MINUTES", "inf"))
-    known = {row["problem"] for row in _rows()}
+    known = {row["problem"] for row in _kept().rows()}
     picked = [name for name in os.environ.get("KERNELWRIGHT_BENCH", "").split(",") if name]
     entries = [entry for entry in read_collection(Path(tree)).entries if entry.id.partition("/")[0] in LEVELS]
     for entry in entries[int(number) :: int(count)]:
@@ -88,8 +88,7 @@ def _go_through(tree: str) -> None:
             row = {"problem": entry.id, "outcome": entry.status, "why": entry.why}
         else:
             row = {"problem": entry.id} | judged(entry.problem.model_copy(update={"dtype": _dtype()}))
-        with _file().open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        _kept().add(row)
         print(line(row), flush=True)
 
 
@@ -99,7 +98,7 @@ def judged(problem: Problem) -> dict[str, Any]:
     with _watching(settings(FIRST)) as most:
         try:
             found = _against_itself(problem, FIRST)
-            if found["outcome"] in ("faster", "slower", "too_noisy"):
+            if found["outcome"] in ("faster", "unconfirmed", "slower", "too_noisy"):
                 first, found = found, _against_itself(problem, AGAIN)
                 found |= {"at first": [first["outcome"], first["speedup"]]}
         except UnsupportedProblem as error:
@@ -129,7 +128,7 @@ def _against_itself(problem: Problem, effort: dict[str, Any]) -> dict[str, Any]:
         "speedup": against.speedup,
         "interval": list(against.interval),
         "baselines_ms": measured.baselines_ms,
-        "clock": measured.clock,
+        "clock": measured.timing_clock,
         "floor_ms": measured.floor_ms,
         "placebo": list(measured.placebo.interval) if measured.placebo else None,
     }
@@ -176,10 +175,10 @@ def line(row: dict[str, Any]) -> str:
 
 
 def _told() -> Report:
-    rows = _rows()
+    rows = _kept().rows()
     counts = Counter(row["outcome"] for row in rows)
-    same = sum(counts[outcome] for outcome in ("same", "too_noisy", "faster", "slower"))
-    off = [row["problem"] for row in rows if row["outcome"] in ("faster", "slower", "failed", "crashed")]
+    same = sum(counts[outcome] for outcome in ("same", "too_noisy", "unconfirmed", "faster", "slower"))
+    off = [row["problem"] for row in rows if row["outcome"] in OFF]
     weak = sum(bool(row.get("weak")) for row in rows)
     most = max((row.get("gib", 0) for row in rows), default=0)
     seconds = sorted(row["seconds"] for row in rows if "seconds" in row)
@@ -196,9 +195,5 @@ def _dtype() -> str | None:
     return os.environ.get("KERNELWRIGHT_DTYPE") or None
 
 
-def _file() -> Path:
-    return Path(os.environ.get("KERNELWRIGHT_OUT", ".")) / f"kernelbench-{_dtype() or 'float32'}.jsonl"
-
-
-def _rows() -> list[dict[str, Any]]:
-    return [json.loads(text) for text in json_lines(_file().read_text())] if _file().exists() else []
+def _kept() -> Kept:
+    return Kept(f"kernelbench-{_dtype() or 'float32'}.jsonl", ".")
