@@ -26,7 +26,7 @@ MACHINERY = {
 
 WITH_WORDS = {"kernelbench", "beside_kernelbench"}
 """Those that need to be told what to look at; without names they are not run."""
-TAKE_WORDS = {*WITH_WORDS, "mutants", "sections"}
+TAKE_WORDS = {*WITH_WORDS, "gpu_placebo", "mutants", "sections"}
 """Those that may be told."""
 
 

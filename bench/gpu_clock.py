@@ -6,7 +6,8 @@ read over before each call, the median of the events. Both must agree within 3 %
 clock says more than the events, by length of the call; verdicts that `gpu_placebo` has kept count there too.
 
 A line of JSON a case goes to `gpu-clock.jsonl` in the folder that `KERNELWRIGHT_OUT` names, or in `runs`; what is there
-is not measured again. `KERNELWRIGHT_BENCH=NAME,NAME` picks cases, `KERNELWRIGHT_SECONDS` ends the run in time.
+is not measured again, unless it failed. `KERNELWRIGHT_BENCH=NAME,NAME` picks cases, `KERNELWRIGHT_SECONDS` ends the run
+in time.
 """
 
 import json
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 from bench.chosen import Kept, chosen, is_in_time
 from bench.gpu_facts import NO_DEVICE, Report
 from bench.gpu_placebo import KEPT as PLACEBOS
-from bench.gpu_placebo import Line, clock_facts, error_lines
+from bench.gpu_placebo import Line, clock_facts, error_lines, shown_clock
 from bench.placebo import itself
 from kernelwright.problems import Problem
 from kernelwright.problems.record.problem import Dtype
@@ -136,12 +137,13 @@ def run() -> Report:
     kept = Kept("gpu-clock.jsonl")
     if driver.device_count() == 0:
         return NO_DEVICE
-    known = {row["case"] for row in kept.rows()}
+    known = {row["case"] for row in kept.rows() if row["judged"]}
     for name in chosen(CASES):
         if name not in known and is_in_time():
             kept.add(row := measured(name))
             print(f"  {name:20} {row['seconds']:5.1f} s {row['outcome']}", flush=True)
-    return report(kept.rows(), Kept(PLACEBOS).rows())
+    latest = {row["case"]: row for row in kept.rows()}
+    return report([*latest.values()], Kept(PLACEBOS).rows())
 
 
 def measured(name: str) -> dict[str, Any]:
@@ -188,7 +190,8 @@ def _program_lines(row: dict[str, Any]) -> Iterator[Line]:
         latency, host = (judged[key] or 0.0 for key in ("call_latency_ms", "host_time_ms"))
         yield Line(
             f"{row['case']:20} {side:30} gpu_time {judged['gpu_time_ms']:.4f}, plain {plain['ms']:.4f} ms, ratio "
-            f"{ratio:.3f}; latency {latency:.3f}, host {host:.3f}, plain {plain['host_ms']:.3f} ms",
+            f"{ratio:.3f}; latency {latency:.3f}, host {host:.3f}, plain {plain['host_ms']:.3f} ms"
+            + (f"; {shown_clock(row)}" if side == "candidate" else ""),
             1 / (1 + WITHIN) <= ratio <= 1 + WITHIN,
         )
 

@@ -1,4 +1,4 @@
-"""What this machine's first CUDA device does, fact by fact: peaks, floors, lending, times, witness.
+"""What this machine's first CUDA device does, fact by fact: peaks, floors, lending, witness.
 
 `python -m bench gpu_facts` prints every fact that can be had, each by itself: one that fails is told and the next is
 tried. Nothing is changed on the device. About three minutes; nothing else may use the device meanwhile.
@@ -24,16 +24,12 @@ from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.floor.gpu_measure import arithmetic, best_ms, memory
 from kernelwright.sandbox.floor.gpu_peaks import device_peaks
 from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
-from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
-from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 from kernelwright_child.floor.trace import trace
 from kernelwright_child.gpu import driver
 from kernelwright_child.gpu.precision import fix_precision
-from tests.gpu.harness import SETTINGS
-from tests.gpu.honest import problem
 
 SIZES = {"64 KiB": 2**14, "1 MiB": 2**18, "64 MiB": 2**24, "512 MiB": 2**27}
 """Elements of float32 inputs."""
@@ -69,12 +65,6 @@ torch.cuda.synchronize()
 print(describe(x)[0], flush=True)
 sys.stdin.readline()
 """
-RELU = """
-import torch
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-"""
 
 
 class Report(NamedTuple):
@@ -95,7 +85,7 @@ def run() -> Report:
     if driver.device_count() == 0:
         return NO_DEVICE
     failed = []
-    facts = (doctor, peaks, floors, units, preparing, times, witness, scrubbing, dead_exporter)
+    facts = (doctor, peaks, floors, units, preparing, witness, scrubbing, dead_exporter)
     wanted = chosen(fact.__name__ for fact in facts)
     for fact in facts:
         if fact.__name__ not in wanted:
@@ -192,24 +182,6 @@ def preparing() -> Iterator[str]:
         place = Shown("float32", (2**24,), (1,), tensor.data_ptr(), 2**26)
         yield f"a glance at 1024 words of 64 MiB: {spread(clocked(lambda: device.glancer.look([place])))}"
         yield f"clocks now: {device.clocks.sample()}"
-
-
-def times() -> Iterator[str]:
-    """A rectifier through the whole judge: its three times, and what the judge's own clock says of it, in ms."""
-    for name, count in SIZES.items():
-        asked = problem("rectified", "return torch.relu(inputs[0])", f"torch.randn({count})")
-        with Judge(asked, SETTINGS) as judge:
-            verdict = judge.judge(Candidate(source=RELU))
-        if not isinstance(verdict, Passed):
-            yield f"{name:8} failed at {verdict.stage}: {verdict.reason}"
-            continue
-        found = verdict.measurement
-        for side, three in found.times.items():
-            yield f"{name:8} {side}: {', '.join(f'{what} {ms or 0:.4f}' for what, ms in three.items())}"
-        assert found.on_device is not None
-        if (check := found.on_device.check) is not None:
-            yield f"{'':8} {check.method}: {check.time_ms:.4f}, in [{check.least_ms:.4f}, {check.most_ms:.4f}]"
-            yield f"{'':8} calls {spread([*check.candidate_ms])}, empty ones {spread([*check.empty_ms])}"
 
 
 def witness() -> Iterator[str]:

@@ -242,7 +242,7 @@ def sign_p(values: list[float]) -> float:
     """The two-sided sign test: how likely so uneven signs are where neither is favoured. Zeros do not count."""
     above, below = sum(value > 0 for value in values), sum(value < 0 for value in values)
     tail = sum(math.comb(above + below, k) for k in range(min(above, below) + 1)) / 2 ** (above + below)
-    return min(1.0, 2 * tail)
+    return min(1.0, 2 * float(tail))
 
 
 def position_lines(rows: list[dict[str, Any]]) -> list[Line]:

@@ -3,7 +3,7 @@
 For each problem with a recorded CUDA answer, at size gpu: the last answer and one that is wrong by a tenth, judged at
 effort `search` against eager and one mode of torch.compile. All are built first, side by side. The first verdict of
 each, which starts references and has the baseline compiled, is not counted. `KERNELWRIGHT_BENCH=NAME,NAME` picks
-problems, `KERNELWRIGHT_SECONDS` ends the run in time, `KERNELWRIGHT_COMPILED` names another mode than `default`.
+problems, `KERNELWRIGHT_SECONDS` ends the run in time, `KERNELWRIGHT_COMPILED` names other modes than `default`.
 """
 
 import os
@@ -63,7 +63,7 @@ def run() -> Report:
     _build_all(names)
     found: dict[str, Timed] = {}
     failed: list[str] = []
-    modes = [os.environ.get("KERNELWRIGHT_COMPILED", "default")]
+    modes = os.environ.get("KERNELWRIGHT_COMPILED", "default").split()
     settings = Settings.model_validate({"device": "cuda", "effort": "search", "compiled": modes})
     with Judges(settings) as judges:
         for name in names:
