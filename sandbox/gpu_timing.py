@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernelwright.sandbox.calls.dealt_chain import CannotIssueAhead, Chain, Link, Work, rehearse, run_chain
+from kernelwright.sandbox.calls.dealt_chain import (
+    CannotIssueAhead,
+    Chain,
+    Link,
+    Work,
+    call_behind_a_spin,
+    rehearse,
+    run_chain,
+)
 from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.calls.gpu_session import CHANGED_INPUT, GpuSession
 from kernelwright.sandbox.calls.memory_relief import free_cached_memory
@@ -37,6 +45,9 @@ if TYPE_CHECKING:
     from kernelwright.sandbox.timing.baselines import OtherBaseline
 
 CANDIDATE = "candidate"
+TURNS_MS = 0.5
+"""A program whose calls take so much longer in a chain works on several streams: the device turns between processes
+while one stream waits for another."""
 CHAIN_MS = 400.0
 """Calls of one chain take no longer in all, unless it has but one."""
 LINKS = 4
@@ -143,6 +154,8 @@ class Side:
         self.name, self._source, self._what, self._precision = name, source, what, precision
         self.links = 1 + LINKS
         """Calls that are issued ahead at a time; 0 where none can be."""
+        self.open_ms = 0.0
+        """A call's time on the device where nothing is dealt."""
         self.is_candidate = isinstance(source, Session)
 
     @contextmanager
@@ -165,6 +178,7 @@ class Side:
                 self.links = 0
                 return []
             self.links = max(1, min(most, int(QUEUE_MS / session.host_ms))) if session.host_ms else most
+            self.open_ms = session.open_ms
             return latencies[1:]
 
     def chains(self, values: Sequence[Values], earlier: Values, keep: bool) -> Iterator[Chain]:
@@ -340,16 +354,19 @@ class DeviceTiming(Timing):
         """A side's calls on these values, ahead where that can be."""
         keep, start = side.name in (CANDIDATE, EAGER), time.monotonic()
         found: list[Link] = []
-        try:
-            for chain in side.chains(values, self._earlier, keep) if side.links else ():
-                found += chain.links
-                faults += ([] if chain.was_idle else [BUSY]) + self._slow(chain.clocks)
-                if side.is_candidate:
-                    self._clocks, self._result_sizes = chain.clocks, chain.sizes
-                    if not chain.inputs_kept:
-                        raise Misbehaved(CHANGED_INPUT)
-        except CannotIssueAhead:
-            side.links, found = 0, []
+        while side.links and not found:
+            try:
+                for chain in side.chains(values, self._earlier, keep):
+                    found += chain.links
+                    faults += ([] if chain.was_idle else [BUSY]) + self._slow(chain.clocks)
+                    if side.is_candidate:
+                        self._clocks, self._result_sizes = chain.clocks, chain.sizes
+                        if not chain.inputs_kept:
+                            raise Misbehaved(CHANGED_INPUT)
+            except CannotIssueAhead:  # results may take each other's place
+                side.links, found = 1 if side.links > 1 else 0, []
+            if found and statistics.median(map(_trusted, found)) > TURNS_MS + 2 * side.open_ms:
+                side.links, found = 0, []
         if side.is_candidate:
             self._own_s += time.monotonic() - start
             self._note_way(side)
@@ -358,14 +375,16 @@ class DeviceTiming(Timing):
         return found
 
     def _timed_alone(self, side: Side, values: Values, keep: bool, faults: list[str]) -> Link:
-        """One call from an idle device; its events begin once the device has turned to the process."""
+        """One call from an idle device by the judge's clock, and one on the same input by the events of its process."""
         self._device.wakes = True
         try:
             with side.ready() as session, nullcontext() if side.is_candidate else _owned(session, keep) as owned:
                 start = time.monotonic()
                 timed = session.call(values, self._limit_s(side), self._operation, in_place=not side.is_candidate)
-                self._own_s += time.monotonic() - start if side.is_candidate else 0.0
                 output = owned(timed.output) if owned else timed.output
+                session.let_go()
+                device_ms = call_behind_a_spin(session, Work(self._operation), values)
+                self._own_s += time.monotonic() - start if side.is_candidate else 0.0
         finally:
             self._device.wakes = False
         witnessed = timed.device
@@ -373,7 +392,7 @@ class DeviceTiming(Timing):
         faults += [] if witnessed.prepared.was_idle and not witnessed.made_twice else [BUSY]
         faults += self._slow(witnessed.clocks)
         self._clocks = witnessed.clocks if side.is_candidate else self._clocks
-        return Link(witnessed.device_ms, timed.milliseconds, 0.0, output if keep else None)
+        return Link(device_ms or witnessed.device_ms, timed.milliseconds, 0.0, output if keep else None)
 
     def _slow(self, clocks: ClockSample | None) -> list[str]:
         if steady([*self.samples.clocks, clocks])[-1]:

@@ -29,6 +29,7 @@ WIDEST_ITEM = 8
 
 DONE_OFFSET = 128
 """Of the word that says which call is done, in bytes behind the word that says which inputs are there."""
+CYCLES_A_MS = 2_000_000
 MANY = 2**18
 """Elements that are enough for torch to share a loop on the host among its threads."""
 
@@ -161,8 +162,9 @@ class OnDevice:
     def ahead(self, message: Message, fds: list[int]) -> Message:
         """Issue calls ahead on the lent inputs; the device runs each once the judge's flag says that they are new.
 
-        `host_ms` is what each took to issue; `times` tells what the device took. Where the message `waits`, which needs
-        flags that are there already, each is waited for, and `latency_ms` is how long it took from an idle device.
+        `host_ms` is what each took to issue; `times` tells what the device took. With `show` the answer says where the
+        results lie. Two options need flags that are there already: with `waits` each call is waited for, and
+        `latency_ms` is how long it took from an idle device; `spin_ms` keeps the device busy for as long first.
         """
         assert self._flags is not None
         stream = torch.cuda.current_stream()
@@ -175,6 +177,8 @@ class OnDevice:
             for link, seed in enumerate(message["seeds"], message["base"] + 1):
                 events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
                 driver.wait_value(stream.cuda_stream, begun, link)
+                if message.get("spin_ms"):
+                    torch.cuda._sleep(int(CYCLES_A_MS * message["spin_ms"]))  # type: ignore[no-untyped-call]
                 seed_draws({} if seed is None else {"seed": seed})
                 start = time.perf_counter_ns()
                 events[0].record(stream)
@@ -187,7 +191,8 @@ class OnDevice:
                     torch.cuda.synchronize()
                     latency_ms.append((time.perf_counter_ns() - start) / 1e6)
         self.worker.results = results
-        return self._shown(results, waits=False) | {"host_ms": host_ms, "latency_ms": latency_ms}
+        shown = self._shown(results, waits=False) if message.get("show") else {}
+        return shown | {"host_ms": host_ms, "latency_ms": latency_ms}
 
     def _ahead_of(self, what: str, arguments: Any, sizes: list[int]) -> Callable[[], Any]:
         """A call of the model with or without gradients, or one that reads the inputs and fills results."""

@@ -40,6 +40,8 @@ RUN_S = 10.0
 POLL_S = 5e-5
 LEAST_PASSES, MOST_PASSES, SETTLED = 2, 8, 0.03
 """A program is at its speed once two passes of calls differ by this share at most."""
+SPIN, MOST_SPIN_MS = 2.0, 20.0
+"""How long the device is kept busy ahead of a single call, as a multiple of what that took to issue."""
 LONGEST_S = 0.5
 """No further pass begins after this time."""
 
@@ -234,7 +236,7 @@ def run_chain(session: "GpuSession", work: Work, values: Sequence[Values], befor
         rehearse(session, work, before, len(values))
     dealer.load()
     prepared = session.quiet(before)
-    message = work.message(flags, values[0]) | {"seeds": [one.seed for one in values]}
+    message = work.message(flags, values[0]) | {"seeds": [one.seed for one in values], "show": keep}
     flags.last += len(values)
     answer = session.issue(message, session.issue_limit_s(len(values)))
     if answer is None or "error" in answer:
@@ -301,12 +303,30 @@ def rehearse(session: "GpuSession", work: Work, values: Values, calls: int) -> l
         if answer is None:
             raise ChildLate
         took = statistics.median(ms or 0.0 for ms in _numbers(answer, "device_ms", calls))
+        session.open_ms = took
         is_settled = number >= LEAST_PASSES and abs(took - before) <= SETTLED * before
         if is_settled or time.monotonic() - start > LONGEST_S:
             break
         before = took if number else math.inf
     session.look_after()
     return [ms for ms in latencies if ms is not None]
+
+
+def call_behind_a_spin(session: "GpuSession", work: Work, values: Values) -> float | None:
+    """Time of one call in ms by the child's events, issued while a kernel of its own keeps the device busy."""
+    flags = session.flags()
+    session.quiet(values)
+    message = work.message(flags, values) | {"seeds": [values.seed]}
+    flags.last += 1
+    driver.write_value(session.device.stream.handle, flags.begun, flags.last)
+    session.device.stream.wait()
+    answer = session.issue(message | {"spin_ms": min(MOST_SPIN_MS, SPIN * session.host_ms)}, RUN_S)
+    times = session.issue({"op": "times"}, RUN_S) if answer is not None else None
+    if answer is None or times is None:
+        session.close()
+        raise ChildLate
+    session.look_after()
+    return None if "error" in answer else _numbers(times, "device_ms", 1)[0]
 
 
 def copy_by_kernel(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.verdicts import Candidate
-from tests.gpu.clock_attacks import RELU, SMALL_RELU, SOFTMAX, SPREAD, SUMS, problem, source_of
+from tests.gpu.clock_attacks import RELU, SMALL_RELU, SOFTMAX, SUMS, problem, source_of
 from tests.gpu.honest import HONEST
 
 
@@ -184,9 +184,6 @@ CLOCK_HONEST = {
             """
         ),
         is_same=False,
-    ),
-    "expanded_result": ClockHonest(
-        SPREAD, source_of("return x.mean(0, keepdim=True).expand(x.shape[0], -1)"), is_same=False
     ),
     "slow_to_issue": ClockHonest(SUMS, source_of("time.sleep(0.003)\nreturn torch.cumsum(x, 1)"), is_same=False),
     "triton": ClockHonest(HONEST["triton_relu"].problem, HONEST["triton_relu"].source, is_same=False),
