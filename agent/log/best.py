@@ -13,7 +13,7 @@ from kernelwright.agent.log.view import fold
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.writing import write_problem
 from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.verdict.in_words import DOUBTS, timings
+from kernelwright.sandbox.verdict.in_words import DOUBTS, OLDER_CLOCKS, timings
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
 
@@ -135,6 +135,8 @@ def _doubts(verdict: Passed) -> str:
     if verdict.measurement.comparison in DOUBTS:
         why = DOUBTS[verdict.measurement.comparison]
         doubts.append(f"{why[0].upper()}{why[1:]}. Judge it again before you rely on it.")
+    if verdict.measurement.timing_clock in OLDER_CLOCKS:
+        doubts.append("An older clock timed it: compare it with no other time before you judge it again.")
     if verdict.evidence.effort != "rank":
         effort = f"It was measured at effort `{verdict.evidence.effort}`, enough to choose"
         doubts.append(f"{effort}: judge it again before you publish it.")

@@ -11,6 +11,7 @@ DOUBTS = {
     "unconfirmed": "its time is by its own process's word; the judge's clock does not confirm it",
 }
 """By comparison, why a speedup counts as at most 1."""
+OLDER_CLOCKS = ("events", "bound")
 LAUNCH_BOUND = "launch-bound: the host takes longer to issue a call than the GPU to run it; use a CUDA graph"
 
 
@@ -39,7 +40,7 @@ def speedup_words(verdict: Passed) -> str:
 def marks(comparison: str | None, timing_clock: str | None, launch_bound: bool = False) -> str:
     """`, too noisy`, `, unconfirmed`, `, older clock`, `, launch-bound`: what a table says behind a speedup."""
     found = [str(comparison).replace("_", " ")] if comparison in DOUBTS else []
-    found += ["older clock"] if timing_clock in ("events", "bound") else []
+    found += ["older clock"] if timing_clock in OLDER_CLOCKS else []
     return "".join(f", {mark}" for mark in (*found, *(["launch-bound"] if launch_bound else [])))
 
 
