@@ -91,7 +91,8 @@ class BriefMaker:
         return f"{said}\n\nThe reply was:\n\n{self.texts.reply(reply_digest).text}"
 
     def _past(self, view: View, attempt: Attempt) -> PastAttempt:
-        doubt = doubt_of(attempt.ruling.measurement) if isinstance(attempt.ruling, Passed) else None
+        found = attempt.ruling.measurement if isinstance(attempt.ruling, Passed) else None
+        doubt = doubt_of(found) if found and found.speedup > 1 else None
         remarks = [*self._repeats(view, attempt), attempt.detail.partition("\n")[0], DOUBTS.get(doubt or "", "")]
         if attempt.ask.role == "tune":
             remarks.insert(0, attempt.ask.directive)

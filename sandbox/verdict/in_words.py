@@ -10,7 +10,7 @@ DOUBTS = {
     "too_noisy": "the machine was too noisy: this speedup may be chance",
     "unconfirmed": "its time is by its own process's word; the judge's clock does not confirm it",
 }
-"""By comparison, why a speedup counts as at most 1."""
+"""By comparison, why a speedup above 1 counts as 1."""
 OLDER_CLOCKS = ("events", "bound")
 LAUNCH_BOUND = "launch-bound: the host takes longer to issue a call than the GPU to run it; use a CUDA graph"
 
@@ -80,7 +80,7 @@ def timing_lines(measured: Measurement, look: Look | None) -> str:
         f"speedup against {measured.closest.baseline}: {measured.speedup:.2f} "
         f"(95 % interval {low:.2f} to {high:.2f}, {measured.comparison.replace('_', ' ')})"
     )
-    if measured.comparison in DOUBTS:
+    if measured.speedup > 1 and measured.comparison in DOUBTS:
         lines.append(DOUBTS[measured.comparison])
     if others := others_of(measured):
         lines.append(f"against the other baselines: {others.removeprefix('; against ').replace(' x', '')}")
