@@ -50,7 +50,8 @@ class BriefMaker:
         parent = None if ask.parent is None else view.attempt(ask.parent)
         finished = [attempt for attempt in view.attempts if attempt.finished and not attempt.advises]
         rows = [self._past(view, attempt) for attempt in finished]
-        history = shortened(rows, self.history_tokens, [] if parent is None else _telling(view, parent))
+        telling = [] if parent is None else [*lineage(view, parent), *view.children(parent.number)]
+        history = shortened(rows, self.history_tokens, [one.number for one in telling])
         return Brief(
             problem=problem,
             target=ask.target,
@@ -147,8 +148,3 @@ def said_once(verdict: Failed) -> str:
     reason = {line.strip() for line in verdict.reason.splitlines()}
     log = "\n".join(line for line in logged if line.strip() not in reason)
     return "\n\n".join(part for part in (verdict.reason, log) if part.strip())
-
-
-def _telling(view: View, parent: Attempt) -> list[int]:
-    """The attempts that tell most about a step from `parent`: itself, those before it, and what was tried on it."""
-    return [one.number for one in lineage(view, parent)] + [one.number for one in view.children(parent.number)]

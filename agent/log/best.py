@@ -92,12 +92,13 @@ def _evidence(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> 
 def _readme(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> str:
     model = best.reply.model if best.reply else best.ask.model
     note = f"\n\n{_sentence(best.reply.note)}" if best.reply and best.reply.note else ""
+    how = " by a second judge, in new processes and with new seeds" if best.confirmed else ""
     return f"""# {problem.title}
 
 The best kernel that run `{log.header.run_id}` found for problem `{problem.name}` (size `{problem.size}`): attempt
 {best.number}, by `{model}`.{note}
 
-Measured on {log.header.device}{_how(best)}; every timed output was checked:
+Measured on {log.header.device}{how}; every timed output was checked:
 
 ```
 {timings(verdict)}
@@ -123,10 +124,6 @@ def device_option(verdict: Verdict | None) -> str:
 def _sentence(text: str) -> str:
     """The text with one full stop at its end, whether it brings one or not."""
     return text.rstrip(". ") + "."
-
-
-def _how(best: Attempt) -> str:
-    return " by a second judge, in new processes and with new seeds" if best.confirmed else ""
 
 
 def _doubts(verdict: Passed) -> str:
