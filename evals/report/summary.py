@@ -34,8 +34,8 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
         "fault": view.fault,
     }
     row |= dict.fromkeys((
-        "best_attempt", "speedup", "speedup_low", "speedup_high", "speedup_any", "comparison", "timing_clock", "against",
-        *USUAL, "candidate_ms", "confirmed", "effort", "kept",
+        "best_attempt", "speedup", "speedup_low", "speedup_high", "speedup_any", "comparison", "timing_clock",
+        "against", *USUAL, "candidate_ms", "confirmed", "effort", "kept",
     ))  # fmt: skip
     if best is not None and isinstance(best.ruling, Passed):
         found = best.ruling.measurement
