@@ -50,7 +50,8 @@ class BriefMaker:
         parent = None if ask.parent is None else view.attempt(ask.parent)
         finished = [attempt for attempt in view.attempts if attempt.finished and not attempt.advises]
         rows = [self._past(view, attempt) for attempt in finished]
-        history = shortened(rows, self.history_tokens, [] if parent is None else _telling(view, parent))
+        telling = [] if parent is None else [*lineage(view, parent), *view.children(parent.number)]
+        history = shortened(rows, self.history_tokens, [one.number for one in telling])
         return Brief(
             problem=problem,
             target=ask.target,
@@ -91,7 +92,8 @@ class BriefMaker:
         return f"{said}\n\nThe reply was:\n\n{self.texts.reply(reply_digest).text}"
 
     def _past(self, view: View, attempt: Attempt) -> PastAttempt:
-        doubt = doubt_of(attempt.ruling.measurement) if isinstance(attempt.ruling, Passed) else None
+        found = attempt.ruling.measurement if isinstance(attempt.ruling, Passed) else None
+        doubt = doubt_of(found) if found and found.speedup > 1 else None
         remarks = [*self._repeats(view, attempt), attempt.detail.partition("\n")[0], DOUBTS.get(doubt or "", "")]
         if attempt.ask.role == "tune":
             remarks.insert(0, attempt.ask.directive)
@@ -146,8 +148,3 @@ def said_once(verdict: Failed) -> str:
     reason = {line.strip() for line in verdict.reason.splitlines()}
     log = "\n".join(line for line in logged if line.strip() not in reason)
     return "\n\n".join(part for part in (verdict.reason, log) if part.strip())
-
-
-def _telling(view: View, parent: Attempt) -> list[int]:
-    """The attempts that tell most about a step from `parent`: itself, those before it, and what was tried on it."""
-    return [one.number for one in lineage(view, parent)] + [one.number for one in view.children(parent.number)]

@@ -13,7 +13,7 @@ from kernelwright.agent.log.view import fold
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.writing import write_problem
 from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.verdict.in_words import DOUBTS, timings
+from kernelwright.sandbox.verdict.in_words import DOUBTS, OLDER_CLOCKS, timings
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
 
@@ -92,12 +92,13 @@ def _evidence(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> 
 def _readme(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> str:
     model = best.reply.model if best.reply else best.ask.model
     note = f"\n\n{_sentence(best.reply.note)}" if best.reply and best.reply.note else ""
+    how = " by a second judge, in new processes and with new seeds" if best.confirmed else ""
     return f"""# {problem.title}
 
 The best kernel that run `{log.header.run_id}` found for problem `{problem.name}` (size `{problem.size}`): attempt
 {best.number}, by `{model}`.{note}
 
-Measured on {log.header.device}{_how(best)}; every timed output was checked:
+Measured on {log.header.device}{how}; every timed output was checked:
 
 ```
 {timings(verdict)}
@@ -125,16 +126,14 @@ def _sentence(text: str) -> str:
     return text.rstrip(". ") + "."
 
 
-def _how(best: Attempt) -> str:
-    return " by a second judge, in new processes and with new seeds" if best.confirmed else ""
-
-
 def _doubts(verdict: Passed) -> str:
     """What keeps the number from being taken at its word."""
     doubts = []
     if verdict.measurement.comparison in DOUBTS:
         why = DOUBTS[verdict.measurement.comparison]
         doubts.append(f"{why[0].upper()}{why[1:]}. Judge it again before you rely on it.")
+    if verdict.measurement.timing_clock in OLDER_CLOCKS:
+        doubts.append("An older clock timed it: compare it with no other time before you judge it again.")
     if verdict.evidence.effort != "rank":
         effort = f"It was measured at effort `{verdict.evidence.effort}`, enough to choose"
         doubts.append(f"{effort}: judge it again before you publish it.")

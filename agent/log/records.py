@@ -219,10 +219,8 @@ class Attempt(Record):
     @cached_property
     def marks(self) -> str:
         """What stands behind its speedup in tables, see `in_words.marks`."""
-        if not isinstance(self.ruling, Passed):
-            return ""
-        found = self.ruling.measurement
-        return marks(doubt_of(found), found.timing_clock, found.is_launch_bound)
+        found = self.ruling.measurement if isinstance(self.ruling, Passed) else None
+        return marks(doubt_of(found), found.timing_clock, found.is_launch_bound) if found else ""
 
     @cached_property
     def standing(self) -> float | None:

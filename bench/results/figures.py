@@ -145,7 +145,10 @@ def _after(tries: Sequence[Sequence[Turn]], count: int) -> After:
     for made in tries:
         right = [turn for turn in made if turn.standing is not None]
         best = max(right, key=lambda turn: turn.standing or 0.0, default=None)
-        results.append(Result(problem="", family="", compiled=bool(right), speedup=best.speedup if best else None))
+        found = best.speedup if best else None
+        if found is not None and best and best.standing != found:  # too noisy, or not confirmed
+            found = min(1.0, found)
+        results.append(Result(problem="", family="", compiled=bool(right), speedup=found))
     gains = [max(1.0, one.speedup or 1.0) for one in results]
     shares = metrics.fast_curve(results, (0.0, 1.0))
     return After(count, shares[0.0], shares[1.0], metrics.geometric_mean(gains).value)

@@ -57,16 +57,8 @@ def as_csv(boards: Sequence[Board]) -> str:
     out = io.StringIO()
     writer = csv.writer(out)
     measured = (
-        "speedup",
-        "low",
-        "high",
-        "candidate_ms",
-        "floor_ms",
-        "authenticity",
-        "effort",
-        "comparison",
-        "timing_clock",
-    )
+        "speedup", "low", "high", "candidate_ms", "floor_ms", "authenticity", "effort", "comparison", "timing_clock",
+    )  # fmt: skip
     plain = (
         "problem", "problem_digest", "family", "level", "status", "why", "stale", "attempts", "passed",
         "run", "attempt", "record", "candidate_digest",

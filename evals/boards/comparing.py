@@ -1,7 +1,6 @@
 """Two runs on the same problems: the ratio of their speedups, problem by problem, and a sign test. Pure."""
 
 from kernelwright.evals.figures import metrics
-from kernelwright.evals.figures.measured import Measured
 from kernelwright.evals.figures.metrics import Estimate
 from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
 from kernelwright.problems.record.base import Record
@@ -75,11 +74,9 @@ def _pair(first: ProblemFacts, second: ProblemFacts) -> Pair:
     winner = "same"
     if one is None or two is None:
         winner = "same" if one is two else "first" if two is None else "second"
-    elif other_clock:
-        winner = "same"
-    elif _at_least(two) > (one.high or 0):
+    elif (two.low or 0) > (one.high or 0) and not two.is_doubtful and not other_clock:
         winner = "second"
-    elif _at_least(one) > (two.high or 0):
+    elif (one.low or 0) > (two.high or 0) and not one.is_doubtful and not other_clock:
         winner = "first"
     return Pair(
         problem=first.problem,
@@ -89,8 +86,3 @@ def _pair(first: ProblemFacts, second: ProblemFacts) -> Pair:
         winner=winner,
         timing_clocks=(one.timing_clock if one else None, two.timing_clock if two else None),
     )
-
-
-def _at_least(found: Measured) -> float:
-    low = found.low or 0.0
-    return min(1.0, low) if found.is_doubtful else low

@@ -35,20 +35,9 @@ choose. What is not known is null. The texts were written by language models; sa
 which licence you publish them.
 """
 SHORT = (
-    "outcome",
-    "stage",
-    "reason",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "speedup_any",
-    "comparison",
-    "timing_clock",
-    "candidate_ms",
-    "against",
-    "effort",
-    *USUAL,
-)
+    "outcome", "stage", "reason", "speedup", "speedup_low", "speedup_high", "speedup_any", "comparison", "timing_clock",
+    "candidate_ms", "against", "effort", *USUAL,
+)  # fmt: skip
 
 FACTS = (
     "run", "attempt", "confirmed", "role", "parent", "idea", "model",

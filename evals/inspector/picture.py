@@ -14,6 +14,7 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
 from kernelwright.evals.inspector.model import RunModel
+from kernelwright.sandbox.verdict.in_words import marks
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 WIDTH, HEAD, ROW, FOOT = 900, 62, 46, 40
@@ -142,7 +143,7 @@ def _best(attempt: Attempt, axis: Axis, y: int) -> str:
     assert isinstance(attempt.ruling, Passed), "only what passed is the best"
     found = attempt.ruling.measurement
     ends = axis.at(found.interval.low), axis.at(found.interval.high)
-    kind = found.comparison.replace("_", " ")
+    kind = found.comparison.replace("_", " ") + marks(None, found.timing_clock, found.is_launch_bound)
     said = f"{found.speedup:.2f} x [{found.interval.low:.2f}, {found.interval.high:.2f}], {kind}"
     return "\n".join(
         [

@@ -17,7 +17,7 @@ from kernelwright.sandbox.verdict.verdicts import Passed
 def summary_rows(views: list[View], folder: Path) -> list[dict[str, Any]]:
     """One flat object for each problem; `speedup` is the best attempt's by its verdict that counts, None without one.
 
-    It is against the fastest baseline at equal accuracy, which `against` names; further keys tell it against the usual.
+    It is against the fastest baseline at equal accuracy, which `against` names; others tell it against the usual.
     `confirmed` says whether that verdict is a second one, by a fresh judge.
     """
     return [_row(view, folder) for view in views]
@@ -33,23 +33,10 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
         "stopped": view.stopped,
         "fault": view.fault,
     }
-    row |= dict.fromkeys(
-        (
-            "best_attempt",
-            "speedup",
-            "speedup_low",
-            "speedup_high",
-            "speedup_any",
-            "comparison",
-            "timing_clock",
-            "against",
-            *USUAL,
-            "candidate_ms",
-            "confirmed",
-            "effort",
-            "kept",
-        )
-    )
+    row |= dict.fromkeys((
+        "best_attempt", "speedup", "speedup_low", "speedup_high", "speedup_any", "comparison", "timing_clock",
+        "against", *USUAL, "candidate_ms", "confirmed", "effort", "kept",
+    ))  # fmt: skip
     if best is not None and isinstance(best.ruling, Passed):
         found = best.ruling.measurement
         row |= {
@@ -75,17 +62,13 @@ def summary_table(views: list[View]) -> Table:
     table = Table(box=SIMPLE)
     table.add_column("problem", no_wrap=True)
     table.add_column("passed", no_wrap=True)
-    table.add_column(f"best speedup{', against the fastest' if _have_several(views) else ''} [95 %]")
+    best = [view.best.ruling for view in views if view.best]
+    several = any(isinstance(one, Passed) and len(one.measurement.pairings) > 1 for one in best)
+    table.add_column(f"best speedup{', against the fastest' if several else ''} [95 %]")
     for view in views:
         passed = sum(1 for attempt in view.attempts if attempt.passed)
         table.add_row(view.problem, f"{passed} of {_judged(view)}", Text(_outcome(view)))
     return table
-
-
-def _have_several(views: list[View]) -> bool:
-    """Whether any best kernel was measured against more than one baseline."""
-    best = [view.best.ruling for view in views if view.best]
-    return any(isinstance(one, Passed) and len(one.measurement.pairings) > 1 for one in best)
 
 
 def _outcome(view: View) -> str:

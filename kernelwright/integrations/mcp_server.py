@@ -27,6 +27,7 @@ A judge of kernels: it builds a candidate in a jail, compares it with a referenc
 times both in turn. A candidate is one Python file that defines `ModelNew` in the place of the reference's `Model`.
 - Only a verdict of `judge` says that a kernel is right or fast. Timings of your own, and those of `profile`, do not.
 - The speedup stands with its 95 % interval, against the fastest baseline. A change within the interval is no change.
+  One that is `too_noisy` or `unconfirmed` is no gain.
 - What is flagged is no win: say so, and find out why. Never work around the judge; it looks for that.
 - A problem's operators say what may be called: `custom-only` counts kernels of the candidate's own alone.
 """

@@ -10,7 +10,8 @@ DOUBTS = {
     "too_noisy": "the machine was too noisy: this speedup may be chance",
     "unconfirmed": "its time is by its own process's word; the judge's clock does not confirm it",
 }
-"""By comparison, why a speedup counts as at most 1."""
+"""By comparison, why a speedup above 1 counts as 1."""
+OLDER_CLOCKS = ("events", "bound")
 LAUNCH_BOUND = "launch-bound: the host takes longer to issue a call than the GPU to run it; use a CUDA graph"
 
 
@@ -24,23 +25,22 @@ def verdict_words(verdict: Verdict) -> str:
     found = verdict.measurement
     baseline = found.baselines_ms[found.closest.baseline]
     times = f"({found.candidate_ms:.3g} ms against {baseline:.3g} ms)"
-    plain = found.comparison.replace("_", " ") if found.comparison not in DOUBTS else ""
-    return f"passed, {', '.join(filter(None, (speedup_words(verdict), plain)))} {times}{others_of(found)}"
+    plain = f", {found.comparison}" if found.comparison not in DOUBTS else ""
+    return f"passed, {speedup_words(verdict)}{plain} {times}{others_of(found)}"
 
 
 def speedup_words(verdict: Passed) -> str:
     """`2.34 x [2.20, 2.41]`, with `marks`."""
     found = verdict.measurement
-    return ratio_words(found.speedup, found.interval.low, found.interval.high) + marks(
-        found.comparison, found.timing_clock, found.is_launch_bound
-    )
+    said = marks(found.comparison, found.timing_clock, found.is_launch_bound)
+    return ratio_words(found.speedup, found.interval.low, found.interval.high) + said
 
 
 def marks(comparison: str | None, timing_clock: str | None, launch_bound: bool = False) -> str:
     """`, too noisy`, `, unconfirmed`, `, older clock`, `, launch-bound`: what a table says behind a speedup."""
-    found = [str(comparison).replace("_", " ")] if comparison in DOUBTS else []
-    found += ["older clock"] if timing_clock in ("events", "bound") else []
-    return "".join(f", {mark}" for mark in (*found, *(["launch-bound"] if launch_bound else [])))
+    found = f", {comparison.replace('_', ' ')}" if comparison and comparison in DOUBTS else ""
+    found += ", older clock" if timing_clock in OLDER_CLOCKS else ""
+    return found + (", launch-bound" if launch_bound else "")
 
 
 def ratio_words(ratio: float, low: float | None, high: float | None) -> str:
@@ -79,7 +79,7 @@ def timing_lines(measured: Measurement, look: Look | None) -> str:
         f"speedup against {measured.closest.baseline}: {measured.speedup:.2f} "
         f"(95 % interval {low:.2f} to {high:.2f}, {measured.comparison.replace('_', ' ')})"
     )
-    if measured.comparison in DOUBTS:
+    if measured.speedup > 1 and measured.comparison in DOUBTS:
         lines.append(DOUBTS[measured.comparison])
     if others := others_of(measured):
         lines.append(f"against the other baselines: {others.removeprefix('; against ').replace(' x', '')}")

@@ -100,9 +100,10 @@ def test_the_lower_end_of_the_interval_is_what_pays():
     assert value(found) == pytest.approx(0.3 + 0.7 * math.log(found["speedup_low"]) / math.log(10))
 
 
-def test_a_timing_that_is_too_noisy_pays_for_being_right_alone():
-    found = reward(passed(4.0) | {"comparison": "too_noisy"})
-    assert (found.value, found.flags) == (pytest.approx(0.3), ("too_noisy",))
+@pytest.mark.parametrize("doubt", ["too_noisy", "unconfirmed"])
+def test_a_doubtful_speedup_pays_for_being_right_alone(doubt):
+    found = reward(passed(4.0) | {"comparison": doubt})
+    assert (found.value, found.flags) == (pytest.approx(0.3), (doubt,))
 
 
 def test_noise_makes_a_slow_candidate_no_better():

@@ -17,6 +17,7 @@ from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.prompts.prompt import Section
 from kernelwright.sandbox.pool.conditions import Conditions
+from kernelwright.sandbox.verdict.gpu_timing import ClockCheck, DeviceRecord
 from kernelwright.sandbox.verdict.verdicts import (
     Authenticity,
     Evidence,
@@ -86,6 +87,22 @@ def passed(speedup, rng=None, pairs=20, compiled=None, shipped=None, spread=0.01
         for name, factor in factors.items()
     )
     return Passed(measurement=Measurement(pairings=pairings, threads=2), evidence=evidence(**facts))
+
+
+def doubted(speedup, kind, **more):
+    """A verdict of that speedup that is `too_noisy` or `unconfirmed`, of an older clock (`events`) or `confirmed`."""
+    found = passed(speedup, spread=0.0)
+    device = DeviceRecord(
+        device="a GPU", architecture="9.0", driver="570", switches={}, device_ms={},
+        latency_ms={"candidate": (1.5,), "eager": (9.0,)}, host_ms={"candidate": (1.2,), "eager": (8.0,)},
+        check=ClockCheck(
+            method="chain", candidate_ms=(speedup if kind == "unconfirmed" else 1.0,), empty_ms=(0.0,)
+        ) if kind != "events" else None,
+    )  # fmt: skip
+    clock = {"clock": "events" if kind == "events" else "gpu", "on_device": device}
+    placebo = Pairing(baseline="eager", candidate_ms=(1.0,) * 20, baseline_ms=(2.0,) * 20)
+    changed = {"placebo": placebo} if kind == "too_noisy" else clock
+    return found.model_copy(update={"measurement": found.measurement.model_copy(update=changed | more)})
 
 
 def failed(stage="check", reason=None, log=LOG):

@@ -150,9 +150,8 @@ def _recheck(path: str, as_json: bool) -> NoReturn:
         for key, (said, computed) in differences.items():
             print(f"{key}: the record says {said}, its samples say {computed}")
     else:
-        print(
-            f"the record agrees with its {len(found['samples'][0]['candidate_ms'])} samples: {_success(found | since)}"
-        )
+        count = len(found["samples"][0]["candidate_ms"])
+        print(f"the record agrees with its {count} samples: {_success(found | since)}")
     raise typer.Exit(FELL_SHORT if differences else DONE)
 
 
@@ -175,7 +174,8 @@ def _source_in(text: str, name: str) -> str:
 
 def words(found: dict[str, Any], dtype: str | None = None) -> str:
     """A report for a person; `dtype`: what the problem was cast to."""
-    lines = [_failure(found) if found["outcome"] == "failed" else _success(found), *_three_times(found)]
+    failure = f"failed at {found['stage']}: {found['reason']}" + (f"\n{found['log']}" if found["log"] else "")
+    lines = [failure if found["outcome"] == "failed" else _success(found), *_three_times(found)]
     status = found["problem_status"]
     if status and status["status"] == "weak":
         lines.append(f"weak problem: {'; '.join(status['why'])}")
@@ -199,10 +199,6 @@ def _look(look: dict[str, Any] | None) -> list[str]:
     seen = Look.model_validate_json(json.dumps(look)) if look else Look()
     lines = [f"memcheck: {seen.memcheck}"] if seen.memcheck else []
     return [*lines, *(seen.lines() if seen.counters or seen.obstacle else ())]
-
-
-def _failure(found: dict[str, Any]) -> str:
-    return f"failed at {found['stage']}: {found['reason']}" + (f"\n{found['log']}" if found["log"] else "")
 
 
 def _success(found: dict[str, Any]) -> str:

@@ -45,11 +45,8 @@ def compare(
     if picture is not None:
         with writing(picture):
             picture.write_text(drawn(found), encoding="utf-8")
-    print(
-        json.dumps(found.model_dump(mode="json") | {"timing_clock": found.whole.timing_clock})
-        if as_json
-        else words(found)
-    )
+    clock = {"timing_clock": found.whole.timing_clock}
+    print(json.dumps(found.model_dump(mode="json") | clock) if as_json else words(found))
     raise typer.Exit(DONE if found.is_faster else FELL_SHORT)
 
 

@@ -14,6 +14,7 @@ from kernelwright.sandbox.timing.baseline_times import BaselineTime
 from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed
+from tests.support.runs import doubted
 from tests.support.search import EVIDENCE, PROBLEM, failed, new_log, searched
 
 SHEET = cpu_sheet("Example CPU", 2, ["avx2"], {})
@@ -55,7 +56,10 @@ def measured_as(floor=FLOOR, clock="bound", **baselines_ms):
         Pairing(baseline=name.replace("_", " "), candidate_ms=(4.0,), baseline_ms=(ms,))
         for name, ms in baselines_ms.items()
     ]
-    measurement = Measurement(pairings=pairings, threads=2, floor=floor, clock=clock, protocol_ms=(0.05,))
+    device = doubted(2.0, clock).measurement.on_device if clock == "events" else None
+    measurement = Measurement(
+        pairings=pairings, threads=2, floor=floor, clock=clock, protocol_ms=(0.05,), on_device=device
+    )
     return MeasuredProblem(problem=PROBLEM.name, verdict=Passed(measurement=measurement, evidence=EVIDENCE))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from kernelwright.evals.boards.comparing import compare_runs
 from tests.evals.boards.test_leaderboard import run_of
-from tests.support.runs import passed
+from tests.support.runs import doubted, passed
 
 
 def test_ratios_are_paired_by_problem(tmp_path):
@@ -35,3 +35,11 @@ def test_runs_without_a_shared_problem_are_refused(tmp_path):
     second = first.model_copy(update={"problems": (), "run": "b"})
     with pytest.raises(ValueError, match="share no problem"):
         compare_runs(first, second)
+
+
+def test_runs_of_two_clocks_are_not_compared_and_a_doubtful_speedup_counts_as_1(tmp_path):
+    old, new = run_of(tmp_path, "a", [doubted(9.0, "events")]), run_of(tmp_path, "b", [doubted(2.0, "confirmed")])
+    found = compare_runs(old, new)
+    assert (found.ratio, found.wins, found.losses, found.pairs[0].timing_clocks) == (None, 0, 0, ("events", "gpu_time"))
+    doubtful = run_of(tmp_path, "c", [doubted(9.0, "unconfirmed")])
+    assert compare_runs(new, doubtful).pairs[0].ratio == pytest.approx(0.5)

@@ -8,12 +8,12 @@ from kernelwright.agent.log.events import Resumed
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.boards import board_formats
 from kernelwright.evals.boards.board_formats import unranked
-from kernelwright.evals.boards.columns import ROW_COLUMNS
+from kernelwright.evals.boards.columns import CELL_COLUMNS, ROW_COLUMNS, cell_texts
 from kernelwright.evals.boards.leaderboard import Verified, boards
 from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.sandbox.pool.conditions import Conditions
-from tests.support.runs import Writer, failed, passed, problem, setting
+from tests.support.runs import Writer, doubted, failed, passed, problem, setting
 
 JUDGE = "h1"
 NAMES = ("one", "two", "three", "four")
@@ -61,6 +61,35 @@ def test_a_wide_interval_ranks_below_a_narrow_one_of_the_same_median(tmp_path):
 def test_failures_are_in_the_denominator_of_fast_p(tmp_path):
     row = only_board(run_of(tmp_path, "a", [4.0, None, None, 1.2])).rows[0]
     assert (row.fast["best"][0.0], row.fast["best"][2.0]) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("doubt", ["too_noisy", "unconfirmed"])
+def test_a_doubtful_speedup_counts_as_1_and_is_marked(tmp_path, doubt):
+    board = only_board(run_of(tmp_path, "a", [doubted(4.0, doubt)]))
+    (row,) = board.rows
+    (cell,) = row.cells
+    assert (row.score, row.fast["best"][1.0], row.geometric_mean.value, row.correct) == (1.0, 0.0, 1.0, 1)
+    assert cell.published.speedup == pytest.approx(4.0)
+    assert doubt.replace("_", " ") in CELL_COLUMNS["speedup [95 %]"](cell)
+
+
+def test_a_kernel_of_an_older_clock_is_shown_by_name_and_left_out_of_the_mean(tmp_path):
+    runs = run_of(tmp_path, "old", [doubted(9.0, "events")]), run_of(tmp_path, "new", [doubted(2.0, "confirmed")])
+    new, old = only_board(*runs).rows
+    assert (new.model, new.cells[0].status, old.cells[0].status) == ("new", "unverified", "provisional")
+    assert old.geometric_mean is None and "older clock" in old.cells[0].why
+    (alone,) = only_board(runs[0]).rows
+    assert alone.geometric_mean.value == pytest.approx(9.0)
+    assert "older clock" in CELL_COLUMNS["speedup [95 %]"](alone.cells[0])
+
+
+def test_a_less_accurate_baseline_counts_in_its_own_column_alone(tmp_path):
+    verdict = passed(4.0, spread=0.0, compiled=0.5)
+    less = verdict.measurement.model_copy(update={"less_accurate": ("torch.compile default",)})
+    board = only_board(run_of(tmp_path, "a", [verdict.model_copy(update={"measurement": less})]))
+    (cell,) = board.rows[0].cells
+    texts = dict(zip(CELL_COLUMNS, cell_texts(cell), strict=True))
+    assert (texts["against"], texts["against any"], board.rows[0].fast["best"][2.0]) == ("eager", "0.50", 1.0)
 
 
 def test_a_problem_that_an_entrant_did_not_try_is_unsolved_for_it(tmp_path):
