@@ -85,7 +85,7 @@ def measuring(problem: Problem, compiled: Sequence[CompileMode]) -> Work:
         problem=problem.model_copy(update={"operators": "any"}),
         candidate=Candidate(source=f"{problem.source}\n\nModelNew = Model\n"),
         effort=None if compiled else "screen",
-        asks=SCREEN | {"compiled": list(compiled), "effort": "search"} if compiled else {},
+        asks=SCREEN | {"compiled": list(compiled), "baselines": ["shipped"], "effort": "search"} if compiled else {},
     )
 
 

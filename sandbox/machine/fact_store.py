@@ -114,11 +114,6 @@ def status_key(problem_digest: str, device: str) -> dict[str, Any]:
     return {"judge": JUDGE_VERSION, "problem": problem_digest, "device": device, "torch": versions()["torch"]}
 
 
-def accuracy_key(problem_digest: str, device: str, versions: Mapping[str, str], baseline: str) -> dict[str, Any]:
-    """What a baseline's accuracy depends on: the same as its time, and the judge's rules of correctness."""
-    return baseline_key(problem_digest, device, versions, baseline) | {"judge": JUDGE_VERSION}
-
-
 def baseline_key(problem_digest: str, device: str, versions: Mapping[str, str], baseline: str) -> dict[str, Any]:
     """What a baseline's time depends on: the problem, the device with its driver, all versions, and the mode.
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
-from pydantic import Field
-
-from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.compare import Shares, tolerance_of
@@ -15,25 +13,19 @@ from kernelwright.sandbox.correctness.families import DRAWN, vary
 from kernelwright.sandbox.tensors.values import Values
 
 
-class Accuracy(Record):
+class Accuracy(NamedTuple):
     """The errors of one baseline on all input distributions."""
 
-    errors: dict[str, float] = Field(default_factory=dict)
-    """The largest of each measure, as a share of a candidate's bound."""
-    is_equal: bool = True
-    """Whether nothing was wrong with a result, as a candidate's is checked."""
-
-    def and_on(self, shares: Shares, is_right: bool) -> "Accuracy":
-        """With those of one more distribution."""
-        errors = {name: max(share, self.errors.get(name, 0.0)) for name, share in shares.items()}
-        return Accuracy(errors=self.errors | errors, is_equal=self.is_equal and is_right)
+    errors: Shares
+    is_equal: bool
+    """Whether each result was right as a candidate's has to be."""
 
 
 def accuracy_of(
     baselines: Mapping[str, Callable[[Values], Timed]], eager: ReferenceSession, domain: Domain
 ) -> dict[str, Accuracy]:
     """Compare baselines that have the weights of `eager` with it and with float64, on every input distribution."""
-    found = dict.fromkeys(baselines, Accuracy())
+    found, tolerance = dict.fromkeys(baselines, Accuracy({}, True)), tolerance_of(eager.problem)
     for family in (DRAWN, *domain.families):
         values = vary(eager.draw(), family, in_place=True)
         near = eager.keep(eager.show(values).output)
@@ -44,9 +36,11 @@ def accuracy_of(
         asked = ExactCase(values, exact, domain.defines_nan(family))
         for name, call in baselines.items():
             shares: Shares = {}
-            wrong = mismatch_shaken(call(values).output, asked, near, tolerance_of(eager.problem), shares)
+            wrong = mismatch_shaken(call(values).output, asked, near, tolerance, shares)
             eager.let_go()
-            found[name] = found[name].and_on(shares, wrong is None)
+            errors, is_equal = found[name]
+            worst = {measure: max(share, errors.get(measure, 0.0)) for measure, share in shares.items()}
+            found[name] = Accuracy(errors | worst, is_equal and wrong is None)
     return found
 
 

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Iterable
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -14,7 +14,7 @@ from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, h
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.domain import Domain
-from kernelwright.sandbox.machine.fact_store import Store, accuracy_key, status_key
+from kernelwright.sandbox.machine.fact_store import Store, baseline_key, status_key
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.baseline_accuracy import Accuracy, accuracy_of
 from kernelwright.sandbox.timing.baseline_times import BaselineTimes
@@ -22,6 +22,7 @@ from kernelwright.sandbox.timing.compiled import begin_compiler, compiled_refere
 from kernelwright.sandbox.timing.device_versions import place_of
 from kernelwright.sandbox.timing.spreads import Spreads, by_worker
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus
@@ -40,7 +41,6 @@ AS_CONSTRUCTED = 1
 """The one process that keeps the constructor's weights, where there are several; the others change them."""
 REASON_LENGTH = 200
 """Characters of the reason why a baseline is unavailable."""
-POLICIES: tuple[Precision, ...] = ("shipped", "tf32")
 LOG = logging.getLogger("kernelwright.sandbox.timing")
 
 
@@ -73,7 +73,6 @@ class Baselines:
         """Processes of other forms."""
         self.unavailable: dict[str, str] = {}
         """Optional baselines that cannot run for this problem, by name, with the reason in one line."""
-        self._accuracies: dict[str, Accuracy] = {}
         self._inputs: SharedInputs | None = None
         self._kept: int | None = None
         self._status: ProblemStatus | None = None
@@ -286,20 +285,17 @@ class Baselines:
         number = self._order.index(min(self._eager, default=0))
         eager, store, place = self.eager(number), Store("baseline-accuracy"), place_of(self._settings)
         others = {other.name: other for other in self.others(number)}
-        keys = {name: accuracy_key(self.problem.digest, *place, name) for name in others}
-        calls = {}
-        for name, other in others.items():
-            known = self._accuracies.get(name) or store.get(keys[name])
-            if known is not None:
-                self._accuracies[name] = Accuracy.model_validate(known)
-            elif other.precision is not None or other.session.adopt(eager):
-                calls[name] = other.call
-        for name, one in accuracy_of(calls, eager, self.domain).items() if calls else ():
-            self._accuracies[name] = one
-            store.put(keys[name], one.model_dump(mode="json"))
-        found = {name: self._accuracies[name] for name in others if name in self._accuracies}
-        errors = {name: one.errors for name, one in found.items()}
-        return errors, tuple(name for name, one in found.items() if not one.is_equal)
+        facts = {"judge": JUDGE_VERSION}  # the rules of correctness
+        keys = {name: baseline_key(self.problem.digest, *place, name) | facts for name in others}
+        known = {name: store.get(key) for name, key in keys.items()}
+        missing = [other for other in others.values() if known[other.name] is None]
+        calls = {one.name: one.call for one in missing if one.precision is not None or one.session.adopt(eager)}
+        for name, accuracy in accuracy_of(calls, eager, self.domain).items() if calls else ():
+            known[name] = accuracy
+            store.put(keys[name], accuracy)
+        found = {name: Accuracy(*one) for name, one in known.items() if one is not None}
+        less = tuple(name for name, one in found.items() if not one.is_equal)
+        return {name: one.errors for name, one in found.items()}, less
 
     def remember(self, measurement: Measurement) -> None:
         """Keep what each of them took, for tables, and how far they are apart."""
@@ -357,9 +353,9 @@ class Baselines:
     def policies(self) -> tuple[Precision, ...]:
         """On a device: precision policies that change what strict eager gives, bit by bit."""
         values, one, problem = self.first.draw(), self.first, self.problem
-        has_tf32 = problem.precision == "strict" and problem.dtype in (None, "float32")
-        strict = one.call(values).output
-        tried = POLICIES if has_tf32 else POLICIES[:1]
+        strict, tried = one.call(values).output, get_args(Precision)[1:]
+        if problem.precision != "strict" or problem.dtype not in (None, "float32"):
+            tried = tried[:1]
         return tuple(policy for policy in tried if one.under(policy, values).output != strict)
 
     @property

@@ -2,16 +2,15 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from kernelwright.commands.options.exit_codes import UserMistake
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings
+    from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 LEAST_BYTES = 2**20
-JAILS: dict[str, Literal["auto", "strict", "off"]] = {"auto": "auto", "strict": "strict", "off": "off"}
 
 
 class JudgingOptions(NamedTuple):
@@ -29,15 +28,17 @@ class JudgingOptions(NamedTuple):
 
     def settings(self, **more: Any) -> "Settings":
         """Settings with all that was said and nothing else; `UserMistake` for what can not be."""
-        from kernelwright.sandbox.verdict.settings import Settings
+        from kernelwright.sandbox.verdict.settings import BaselineGroup, Settings
 
-        given: dict[str, Any] = {"device": self.device, "jail": jail_policy(self.jail)} | more
+        given: dict[str, Any] = {"device": self.device, "jail": self.jail} | more
+        checked("jail policy", [self.jail], Settings.model_fields["jail"].annotation)
         given |= {tool: True for tool in ("sanitize", "profile") if getattr(self, tool)}
         given["compiled"] = compile_modes(self.compiled or ())
         if self.baselines is not None:
-            given["baselines"] = baseline_groups(self.baselines)
-            if not self.compiled and (idle := [name for name in given["baselines"] if name.startswith("compiled")]):
-                raise UserMistake(f"--baselines {idle[0]} is of the modes of --compile; give --compile MODE too")
+            listed = [] if self.baselines == "none" else [name.strip() for name in self.baselines.split(",")]
+            given["baselines"] = checked("group of --baselines", listed, BaselineGroup)
+            if not self.compiled and any(name.startswith("compiled") for name in listed):
+                raise UserMistake(f"--baselines {self.baselines} adds to --compile; give --compile MODE too")
         if self.memory is not None:
             name = "memory_bytes" if self.device == "cpu" else "device_memory_bytes"
             given[name] = memory_size(self.memory)
@@ -57,44 +58,28 @@ class JudgingOptions(NamedTuple):
         return Settings.model_validate(given)
 
 
-def jail_policy(name: str) -> Literal["auto", "strict", "off"]:
-    """The policy of that name; `UserMistake` for any other."""
-    if name not in JAILS:
-        raise UserMistake(f"no jail policy {name!r}; there are: {', '.join(JAILS)}")
-    return JAILS[name]
+def checked(kind: str, names: Sequence[str], choices: Any) -> tuple[Any, ...]:
+    """The names, each of which is one of a `Literal`; `UserMistake` for any other."""
+    known = get_args(choices)
+    for name in names:
+        if name not in known:
+            raise UserMistake(f"no {kind} {name!r}; there are: {', '.join(known)}")
+    return tuple(names)
 
 
 def judging_effort(name: str) -> "JudgingEffort":
     """The effort of that name; `UserMistake` for any other."""
     from kernelwright.sandbox.verdict.settings import JudgingEffort
 
-    efforts: dict[str, JudgingEffort] = {effort: effort for effort in get_args(JudgingEffort)}
-    if name not in efforts:
-        raise UserMistake(f"no effort {name!r}; there are: {', '.join(efforts)}")
-    return efforts[name]
+    effort: JudgingEffort = checked("effort", [name], JudgingEffort)[0]
+    return effort
 
 
 def compile_modes(names: Sequence[str]) -> "tuple[CompileMode, ...]":
-    """Modes of torch.compile, checked; `UserMistake` for a name that is none."""
+    """Modes of torch.compile; `UserMistake` for a name that is none."""
     from kernelwright.sandbox.verdict.settings import CompileMode
 
-    modes: dict[str, CompileMode] = {mode: mode for mode in get_args(CompileMode)}
-    for name in names:
-        if name not in modes:
-            raise UserMistake(f"no torch.compile mode {name!r}; there are: {', '.join(modes)}")
-    return tuple(modes[name] for name in names)
-
-
-def baseline_groups(names: str) -> "tuple[BaselineGroup, ...]":
-    """Groups of further baselines from a list with commas, or `none`; `UserMistake` for a name that is none."""
-    from kernelwright.sandbox.verdict.settings import BaselineGroup
-
-    groups: dict[str, BaselineGroup] = {group: group for group in get_args(BaselineGroup)}
-    listed = dict.fromkeys(name.strip() for name in names.split(",")) if names.strip() != "none" else {}
-    for name in listed:
-        if name not in groups:
-            raise UserMistake(f"no baseline {name!r} in --baselines; there are: {', '.join(groups)}, and none alone")
-    return tuple(groups[name] for name in listed)
+    return checked("torch.compile mode", names, CompileMode)
 
 
 def memory_size(text: str) -> int:

@@ -42,10 +42,7 @@ BaselinesOption = Annotated[
     str | None,
     typer.Option(
         "--baselines",
-        help=(
-            "On a GPU: further baselines, separated by commas, or none; default: shipped,tf32,channels_last. "
-            "compiled-tf32 and compiled-shipped cost one more compilation for each --compile."
-        ),
+        help="On a GPU: shipped,tf32,channels_last by default; or none, compiled-tf32, compiled-shipped (slow).",
     ),
 ]
 EffortOption = Annotated[
