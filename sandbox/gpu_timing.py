@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 CANDIDATE = "candidate"
 TURNS_MS = 0.5
-"""A program whose calls take so much longer in a chain works on several streams: the device turns between processes
-while one stream waits for another."""
+"""Where all calls of a chain but the last take so much longer, one stream waits for another, and the device turns to the
+judge late. Then each call has a chain of its own."""
 CHAIN_MS = 400.0
 """Calls of one chain take no longer in all, unless it has but one."""
 LINKS = 4
@@ -154,8 +154,6 @@ class Side:
         self.name, self._source, self._what, self._precision = name, source, what, precision
         self.links = 1 + LINKS
         """Calls that are issued ahead at a time; 0 where none can be."""
-        self.open_ms = 0.0
-        """A call's time on the device where nothing is dealt."""
         self.is_candidate = isinstance(source, Session)
 
     @contextmanager
@@ -178,7 +176,6 @@ class Side:
                 self.links = 0
                 return []
             self.links = max(1, min(most, int(QUEUE_MS / session.host_ms))) if session.host_ms else most
-            self.open_ms = session.open_ms
             return latencies[1:]
 
     def chains(self, values: Sequence[Values], earlier: Values, keep: bool) -> Iterator[Chain]:
@@ -365,8 +362,9 @@ class DeviceTiming(Timing):
                             raise Misbehaved(CHANGED_INPUT)
             except CannotIssueAhead:  # results may take each other's place
                 side.links, found = 1 if side.links > 1 else 0, []
-            if found and statistics.median(map(_trusted, found)) > TURNS_MS + 2 * side.open_ms:
-                side.links, found = 0, []
+            took_ms = [link.judge_ms for link in found if link.judge_ms is not None]
+            if side.links > 1 and found and statistics.median(took_ms) - min(took_ms) > TURNS_MS:
+                side.links, found = 1, []
         if side.is_candidate:
             self._own_s += time.monotonic() - start
             self._note_way(side)

@@ -17,7 +17,7 @@ from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu import driver
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.calls.dealt_chain import Dealer
+    from kernelwright.sandbox.calls.dealing import Dealer
 
 FLUSH = 2
 """Times the L2 cache's size: as much is written between calls, so that nothing of them is left in it."""
@@ -216,9 +216,9 @@ class CudaDevice:
     @cached_property
     def dealer(self) -> "Dealer":
         """What deals inputs to calls that were issued ahead."""
-        from kernelwright.sandbox.calls.dealt_chain import Dealer
+        from kernelwright.sandbox.calls.dealing import Dealer
 
-        return Dealer(self, self._flush, self._flush_bytes)
+        return Dealer(self.stream, self._flush, self._flush_bytes)
 
     def free_bytes(self) -> int:
         """Device memory that nobody has, as far as it may be used."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
-from kernelwright.sandbox.calls.dealt_chain import ISSUE_FACTOR, ISSUE_S, RUN_S, Flags
+from kernelwright.sandbox.calls.dealing import ISSUE_FACTOR, ISSUE_S, RUN_S, Flags
 from kernelwright.sandbox.calls.device import CudaDevice, Prepared
 from kernelwright.sandbox.calls.memory_needs import Needs
 from kernelwright.sandbox.calls.memory_relief import relieve
@@ -60,8 +60,8 @@ class GpuSession(Session):
         self._flags: Flags | None = None
         self._runs_on = False
         """Whether it has not answered yet, so that it was not stopped."""
-        self.host_ms = self.open_ms = 0.0
-        """What a call took to issue ahead, and then on the device where nothing is dealt; by its word."""
+        self.host_ms = 0.0
+        """What a call took to issue ahead, by its word."""
         self._inputs: Lent | None = None
         self._owns_inputs = True
         self._allocations = Allocations()
