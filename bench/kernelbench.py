@@ -26,7 +26,7 @@ from typing import Any
 from bench.gpu_facts import NO_DEVICE, Report
 from kernelwright.problems import Problem
 from kernelwright.problems.formats import read_collection
-from kernelwright.problems.formats.json_lines import json_lines
+from kernelwright.problems.formats.reading import json_lines
 from kernelwright.sandbox.calls.device import device_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine.logs import tell_logs_as_asked

@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 
 from kernelwright import problems
 from kernelwright.agent.providers.provider import ProviderError
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.tables import read_table
+from kernelwright.problems.record.base import Record, read_table
 from kernelwright.prompts import Role, Target
 from kernelwright.prompts.targets import TARGETS
 

@@ -4,7 +4,7 @@ from contextlib import closing
 
 from kernelwright.evals.formats.checking import Examined
 from kernelwright.problems import Problem
-from kernelwright.problems.record.lint import lint_source
+from kernelwright.problems.record.source import lint_source
 from kernelwright.sandbox.calls.backend import device_held
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.reference_part import PartOfReference

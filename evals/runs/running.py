@@ -30,8 +30,7 @@ from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.runs.suites import LeftOut
 from kernelwright.evals.runs.version import commit, own_version
 from kernelwright.problems import Problem, load_problem
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.prompts import TargetVersions, device_sheet
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problems

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kernelwright.problems.formats.json_lines import json_lines
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.formats.reading import json_lines
+from kernelwright.problems.record.base import first_fault
 from kernelwright.problems.record.problem import ProblemError, StatedTolerance
-from kernelwright.problems.record.reference import read_json, read_text
+from kernelwright.problems.record.source import read_json, read_text
 from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
 
 

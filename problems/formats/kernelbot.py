@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernelwright.problems.formats.definition import fault_of
 from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
-from kernelwright.problems.record.defining import bound_names
 from kernelwright.problems.record.problem import Origin, Problem, ProblemError
-from kernelwright.problems.record.reference import parse, read_text
+from kernelwright.problems.record.source import bound_names, parse, read_text
 from kernelwright.problems.texts.libraries import library
 
 TASK, SUBMISSION, REFERENCE = "task.yml", "@SUBMISSION@", "reference.py"

@@ -8,12 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.base import first_fault
 from kernelwright.problems.record.problem import Origin, Problem, ProblemError
-from kernelwright.problems.record.reference import check_reference, read_json, read_text, title_of
-from kernelwright.problems.texts.constructing import configured, keyword_only
-from kernelwright.problems.texts.devices import without_cuda
-from kernelwright.problems.texts.memory import input_bytes
+from kernelwright.problems.record.source import check_reference, read_json, read_text, title_of
+from kernelwright.problems.texts.arithmetic import input_bytes
+from kernelwright.problems.texts.rewriting import configured, keyword_only, without_cuda
 
 SOURCE, CONFIGURATIONS, BACKWARD = "func_forward.py", "config_forward.json", "func_backward.py"
 Settings = list[dict[str, Any]]

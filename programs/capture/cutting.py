@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kernelwright.problems.record.problem import ProblemError
-from kernelwright.problems.record.reference import check_reference
+from kernelwright.problems.record.source import check_reference
 from kernelwright.programs.capture.drafts import Draft, KindOnTrial
 from kernelwright.programs.capture.graphs import CannotCut
 from kernelwright.programs.capture.looking import layout

@@ -6,8 +6,7 @@ from typing import TypeVar
 
 from pydantic import Field, ValidationError
 
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.problems.record.problem import ProblemError
 from kernelwright.programs.record.parts import Part, Uncut
 from kernelwright.programs.record.seen import ModuleSeen

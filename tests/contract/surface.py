@@ -71,7 +71,7 @@ def choices() -> Surface:
     from kernelwright.agent.providers.registry import providers
     from kernelwright.agent.strategies.loading import SHIPPED
     from kernelwright.evals.runs.suites import SUITES
-    from kernelwright.problems.record.dtypes import DTYPES
+    from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
     from kernelwright.prompts.targets import TARGETS
     from kernelwright.sandbox.pool.front.executor_choice import NAMES

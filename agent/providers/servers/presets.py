@@ -4,8 +4,7 @@ from pathlib import Path
 
 from kernelwright.agent.providers.options import Api, OpenAISettings
 from kernelwright.agent.providers.provider import ProviderError
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.tables import read_table
+from kernelwright.problems.record.base import Record, read_table
 
 SHIPPED = Path(__file__).parents[2] / "data" / "providers.toml"
 

@@ -24,7 +24,7 @@ from kernelwright.commands.options.shared_options import (
     ThreadsOption,
     size_option,
 )
-from kernelwright.problems.record.syntax import parse_module
+from kernelwright.problems.record.source import parse_module
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem
