@@ -12,8 +12,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from kernelwright.programs.apply.call_sizes import differs
-from kernelwright.programs.apply.guarded import NoPlace, Replacement, TiedKernel, replacement_of
+from kernelwright.programs.apply.guarded import NoPlace, Replacement, TiedKernel, differs, replacement_of
 from kernelwright.programs.capture.graphs import CallGraph, CannotCut, export_call, owner
 
 MOST_KINDS = 16

@@ -12,15 +12,11 @@ from torch.utils import _pytree as pytree
 
 from kernelwright.problems.record.problem import ProblemError
 from kernelwright.problems.record.source import check_reference
-from kernelwright.programs.capture.drafts import Draft, KindOnTrial
+from kernelwright.programs.capture.drafts import Draft, KindOnTrial, Tried
 from kernelwright.programs.capture.graphs import CannotCut
-from kernelwright.programs.capture.looking import layout
 from kernelwright.programs.capture.problem_text import finished, written
-from kernelwright.programs.capture.profile_reading import PlaceTimes
-from kernelwright.programs.capture.trying import Tried
-from kernelwright.programs.capture.watching import CallWatch, SeenPlace, SeenStep
-from kernelwright.programs.record.parts import CallSite, Part, PartInput, PartSize, Uncut
-from kernelwright.programs.record.seen import TensorSeen
+from kernelwright.programs.capture.watching import CallWatch, PlaceTimes, SeenPlace, SeenStep, layout
+from kernelwright.programs.record import CallSite, Part, PartInput, PartSize, TensorSeen, Uncut
 
 LEAST_SHARE = 0.02
 """Of the program's time: what takes less is left whole."""

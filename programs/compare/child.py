@@ -45,9 +45,7 @@ def main(order: Order, out: Path) -> int:
     import torch
 
     from kernelwright.programs.apply.guarded import NoPlace
-    from kernelwright.programs.compare.calls import calls_of
-    from kernelwright.programs.compare.errors import stage_errors
-    from kernelwright.programs.compare.timing import Sides
+    from kernelwright.programs.compare.timing import Sides, calls_of, stage_errors
 
     with redirect_stdout(sys.stderr):
         calls = calls_of(Path(order.script), order.arguments)

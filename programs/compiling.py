@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kernelwright.problems import load_problem
-from kernelwright.programs.record.parts import Part
+from kernelwright.programs.record import Part
 from kernelwright.sandbox.calls.backend import device_held
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused
