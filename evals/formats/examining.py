@@ -11,7 +11,7 @@ from kernelwright.sandbox.calls.reference_part import PartOfReference
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.lint import Finding, TimedResult, examine, status_of
 from kernelwright.sandbox.jail.own_process import give_back_freed_memory
-from kernelwright.sandbox.pool.memory_errors import within_memory
+from kernelwright.sandbox.pool.judges import within_memory
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings

@@ -36,8 +36,7 @@ from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import require_tools, versions
-from kernelwright.sandbox.pool.front.elsewhere import as_far_as_there
-from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
+from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, as_far_as_there, settled
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Settings
 

@@ -17,8 +17,8 @@ from kernelwright.integrations.feedback import feedback
 from kernelwright.integrations.reward import USUAL, Reward, RewardTerms, reward
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problem, checked_problems, listed, shown
-from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError
-from kernelwright.sandbox.pool.remote.service_client import SERVER
+from kernelwright.sandbox.pool.remote import SERVER
+from kernelwright.sandbox.pool.rewarding import Judged, Judging, JudgingError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 

@@ -6,7 +6,7 @@ from pydantic import Field, JsonValue, StringConstraints, model_validator
 
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.protocol import Stage
-from kernelwright.sandbox.pool.remote.job_settings import JobSettings
+from kernelwright.sandbox.pool.remote import JobSettings
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import JudgingEffort
 

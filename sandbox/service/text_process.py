@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from kernelwright.sandbox.pool.workers.line_process import Ended, LineProcess
+from kernelwright.sandbox.pool.local import Ended, LineProcess
 from kernelwright.sandbox.service.jobs import NewJob, PlaceName
 from kernelwright.sandbox.service.reading import RequestError, read_request
 from kernelwright.sandbox.verdict.report import report

@@ -74,7 +74,7 @@ def choices() -> Surface:
     from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
     from kernelwright.prompts.targets import TARGETS
-    from kernelwright.sandbox.pool.front.executor_choice import NAMES
+    from kernelwright.sandbox.pool.executor_choice import NAMES
     from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
 
     words = {

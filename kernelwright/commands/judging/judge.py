@@ -112,8 +112,7 @@ async def _served(
     server: str, problem: "Problem", source: str, settings: "Settings", device: str | None
 ) -> dict[str, Any]:
     """The report of a running service."""
-    from kernelwright.sandbox.pool.remote.job_settings import chosen_for_jobs
-    from kernelwright.sandbox.pool.remote.service_client import RefusedJob, ServiceClient, job_request
+    from kernelwright.sandbox.pool.remote import RefusedJob, ServiceClient, chosen_for_jobs, job_request
     from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 
     try:

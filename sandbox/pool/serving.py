@@ -1,6 +1,6 @@
 """The process of a worker on this machine, also of the one behind `Judging`: JSON lines come in, and leave.
 
-`python -m kernelwright.sandbox.pool.workers.serving THREADS ORDER`.
+`python -m kernelwright.sandbox.pool.serving THREADS ORDER`.
 
 It ends when its input does, so also when its driver is killed, and
 ends every child first; should it be killed instead, the children's keepers notice and end them.
@@ -19,13 +19,13 @@ from typing import IO, TYPE_CHECKING, Any
 from kernelwright.sandbox.jail.own_process import become_a_judge, imports_that_stay
 from kernelwright.sandbox.machine.logs import tell_logs_as_asked
 from kernelwright.sandbox.machine.workfolder import close_all
+from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.protocol import Answer, Question
-from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright_child.gpu import driver
 from kernelwright_child.jail import keeper
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.pool.workers.worker import Worker
+    from kernelwright.sandbox.pool.judges import Worker
 
 STOPPING_S = 10.0
 
@@ -107,7 +107,7 @@ def main() -> None:
     if settings.gpu:
         driver.begin_context(settings.ordinal)
     with imports_that_stay():
-        from kernelwright.sandbox.pool.workers.worker import Worker  # torch comes with it
+        from kernelwright.sandbox.pool.judges import Worker  # torch comes with it
 
     serving = Serving(int(sys.argv[1]), Worker(order), out)
     for line in sys.stdin:

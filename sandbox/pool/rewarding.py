@@ -28,11 +28,10 @@ from kernelwright.sandbox.judge.given import (
     checked_source,
     problem_of,
 )
+from kernelwright.sandbox.pool.devices import WorkerOptions
+from kernelwright.sandbox.pool.local import WorkerProcess
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError, Lost, Question, Work
-from kernelwright.sandbox.pool.remote.job_settings import chosen_for_jobs
-from kernelwright.sandbox.pool.remote.service_client import RefusedJob, ServiceClient, job_request
-from kernelwright.sandbox.pool.workers.process import WorkerProcess
-from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
+from kernelwright.sandbox.pool.remote import RefusedJob, ServiceClient, chosen_for_jobs, job_request
 from kernelwright.sandbox.verdict.report import report
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A client of `kernelwright serve`: sends a job, waits for its end, and does not send it twice.
+"""The executor of a running service, and a client of `kernelwright serve`: it sends a job once, and waits for its end.
 
 Plain HTTP/1.0 over a Unix socket or TCP, one connection a request: whoever is cancelled lets its connection go, and
 nothing else is left behind.
@@ -15,11 +15,44 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from kernelwright.problems import Problem
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.cache import cache_root
-from kernelwright.sandbox.pool.protocol import ExecutorError
+from kernelwright.sandbox.pool.protocol import Answer, Device, ExecutorError, Product, Stage, Work
+from kernelwright.sandbox.verdict.judge_version import other_version
+from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
+from kernelwright.sandbox.verdict.verdicts import Verdict
+
+SERVICE_S_OWN = frozenset({"device", "cores"})
+"""What is said in another way, or follows from the device."""
+
+
+class JobSettings(Record):
+    """How much a verdict may cost, and what is measured beside it. All else is the service's own."""
+
+    min_pairs: int | None = Field(default=None, ge=4, le=600)
+    max_pairs: int | None = Field(default=None, ge=4, le=600)
+    worker_pairs: int | None = Field(default=None, ge=1, le=10)
+    warm_up: int | None = Field(default=None, ge=1, le=10)
+    time_budget_s: float | None = Field(default=None, ge=0.05, le=60)
+    interval_target: float | None = Field(default=None, ge=0.001, le=1)
+    compiled: tuple[CompileMode, ...] | None = Field(default=None, max_length=4)
+    sanitize: bool | None = None
+    profile: bool | None = None
+    effort: JudgingEffort | None = None
+
+
+def chosen_for_jobs(settings: Settings) -> dict[str, JsonValue]:
+    """What was chosen of the settings, to be sent. Raises `ExecutorError` for what is the service's to choose."""
+    usual = Settings().model_dump(mode="json")
+    chosen = settings.model_dump(mode="json", exclude_unset=True)
+    wanted = {name: value for name, value in chosen.items() if name not in SERVICE_S_OWN and value != usual[name]}
+    if own := sorted(set(wanted) - set(JobSettings.model_fields)):
+        raise ExecutorError(f"{own[0]} is the service's own to choose; leave it out, or judge without --server")
+    return wanted
+
 
 SERVER, TOKEN = "KERNELWRIGHT_SERVER", "KERNELWRIGHT_TOKEN"
 WAIT_S = 60
@@ -255,3 +288,76 @@ def _parsed(data: bytes) -> ServiceAnswer:
     is_json = fields.get("content-type", "").startswith("application/json")
     retry = fields.get("retry-after", "")
     return ServiceAnswer(int(words[1]), float(retry) if retry.isdigit() else 1.0, json.loads(body) if is_json else {})
+
+
+VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
+
+
+class RemoteExecutor:
+    """See `Executor`. Its devices are places in the service's queue, under the conditions of the devices there."""
+
+    builders: int
+    takes_turns = False
+
+    def __init__(self, settings: Settings, server: str) -> None:
+        """Raises `ExecutorError` for settings that are the service's own to choose, and for what is no address."""
+        self._asks = chosen_for_jobs(settings)
+        self._place = "cuda" if settings.gpu else "cpu"
+        self._client = ServiceClient(server)
+        self.builders = 1
+
+    async def open(self) -> tuple[Device, ...]:
+        """As many as it takes to keep the service busy."""
+        facts = await self._client.facts()
+        if (differs := other_version(facts)) is not None:
+            server = self._client.server
+            raise ExecutorError(f"the service at {server} is another version ({differs}); start this one there")
+        devices = [Device.model_validate(one) for one in facts["devices"].get(self._place, ())]
+        if not devices:
+            there = ", ".join(sorted(facts["devices"])) or "none"
+            raise ExecutorError(f"the service at {self._client.server} has no {self._place}; it has: {there}")
+        first, self.builders = devices[0], 2 * int(facts["room"][self._place])
+        asked = json.dumps(json.loads(first.conditions.settings) | self._asks, sort_keys=True)
+        conditions = first.conditions.model_copy(update={"settings": asked})
+        return tuple(
+            first.model_copy(update={"node": self._client.server, "ordinal": number, "conditions": conditions})
+            for number in range(self.builders)
+        )
+
+    async def build(self, work: Work) -> Answer | Product:
+        """Nothing: the service builds when it is asked to judge."""
+        return Product("")
+
+    async def run(self, stage: Stage, work: Work, product: Product, device: Device) -> Answer:
+        try:
+            request = job_request(work.problem, work.candidate.source, self._asks | work.asks, self._place)
+            own = {"stage": stage, "fresh": work.fresh, "effort": work.effort, "beat": work.beat}
+            job = await self._client.judge(request | own)
+        except RefusedJob as error:
+            return Answer(trouble=str(error))
+        return answer_of(job)
+
+    async def revive(self, device: Device) -> bool:
+        return True
+
+    def release(self, problem: Problem) -> None:
+        """See `Executor`; the service decides what it keeps."""
+
+    async def close(self) -> None:
+        """See `Executor`; there is nothing to end."""
+
+
+def answer_of(job: dict[str, Any]) -> Answer:
+    """What a job that has ended says, as a worker of our own would."""
+    if job["verdict"] is not None:
+        try:
+            return Answer(verdict=VERDICT.validate_python(job["verdict"]))
+        except ValidationError:
+            return Answer(trouble="the service's verdict can not be read; ask one of this version")
+    error = job["error"] or {"message": "the job was cancelled"}
+    return Answer(
+        trouble=error["message"],
+        broken_problem=error.get("whole_problem", False),
+        unsupported=error.get("unsupported", False),
+        machine_lacks=error.get("machine_lacks", False),
+    )

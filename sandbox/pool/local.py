@@ -1,7 +1,7 @@
-"""A process of ours beside this one that answers JSON lines with JSON lines, many at once.
+"""The executor of this machine, and its processes, which answer JSON lines with JSON lines, many at once.
 
-Nothing that it does leaves a question unanswered. Where it ends, closes a pipe, writes what is no answer or stops in
-the middle of one, it is lost: whoever waits hears of it within about a second, and it is killed.
+Nothing that such a process does leaves a question unanswered. Where it ends, closes a pipe, writes what is no answer or
+stops in the middle of one, it is lost: whoever waits hears of it within about a second, and it is killed.
 """
 
 import asyncio
@@ -11,10 +11,24 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from pydantic import ValidationError
+
+from kernelwright.problems import Problem
 from kernelwright.sandbox.machine import child_package
+from kernelwright.sandbox.pool.devices import (
+    CUDA_VISIBLE,
+    WorkerOptions,
+    given,
+    local_devices,
+    own_cores,
+    settings_on,
+    visible_device,
+)
+from kernelwright.sandbox.pool.protocol import Answer, Device, Lost, Product, Question, Stage, Work
+from kernelwright.sandbox.verdict.settings import Settings
 
 LINE_BYTES = 256 * 2**20
 CHUNK_BYTES = 2**16
@@ -176,3 +190,125 @@ class LineProcess:
             os.close(self._pidfd)
             self._pidfd = -1
         await asyncio.sleep(0)  # in which it does
+
+
+SERVING = "kernelwright.sandbox.pool.serving"
+"""The module that the process runs."""
+
+
+class WorkerProcess:
+    """Starts at the first question, and again at the first one after it was lost.
+
+    Questions may overlap; the process answers as many at once as it has threads.
+    """
+
+    def __init__(self, order: WorkerOptions, threads: int, environment: Mapping[str, str] | None = None) -> None:
+        self._order, self._threads = order, threads
+        self._environment = environment
+        self._process: LineProcess | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None before the first question and after the end."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def asked(self) -> int:
+        """Questions that it has not answered yet."""
+        return self._process.asked if self._process is not None else 0
+
+    async def ask(self, question: Question) -> Answer:
+        """The worker's answer. Raises `Lost` where its process ends before that, or says what is none."""
+        process = await self.start()
+        try:
+            said = await process.ask({"question": question.model_dump(mode="json")})
+            return Answer.model_validate(said.get("answer"))
+        except Ended as error:
+            raise Lost(f"its worker was lost: {error}") from None
+        except ValidationError:
+            process.lose("the process wrote what is no answer")
+            raise Lost("its worker was lost: the process wrote what is no answer") from None
+
+    def release(self, problem: Problem) -> None:
+        """Let it end what it keeps for a problem; nothing where it is not running."""
+        if self._process is not None and not self._process.has_ended:
+            self._process.tell({"release": problem.digest})
+
+    async def start(self) -> LineProcess:
+        """The process, which has just been started where it was not running; asking does this too."""
+        async with self._starting:
+            if self._process is not None and self._process.has_ended:
+                await self._process.close()
+                self._process = None
+            if self._process is None:
+                arguments = str(self._threads), self._order.model_dump_json()
+                self._process = await LineProcess.start(SERVING, *arguments, environment=self._environment)
+            return self._process
+
+    async def close(self) -> None:
+        """End the process with all that it started."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.close()
+
+
+class LocalExecutor:
+    """See `Executor`. Processes start when first needed, so that a batch without new work starts none."""
+
+    def __init__(
+        self, settings: Settings, builders: int, devices: int | Sequence[Device] | None = None, at_once: bool = False
+    ) -> None:
+        """`devices`: how many (None: every CUDA device, or the whole processor), or devices that are declared.
+
+        `at_once`: processes start when it is opened, to be ready for the first candidate.
+        """
+        self.builders = builders
+        self.takes_turns = not settings.gpu
+        self._settings, self._wanted, self._at_once = settings, devices, at_once
+        self._pool = [] if settings.gpu else [WorkerProcess(WorkerOptions(chosen=given(settings)), builders)]
+        self._supervisors: dict[str, WorkerProcess] = {}
+
+    async def open(self) -> tuple[Device, ...]:
+        """The devices; nothing is started unless that was asked for."""
+        wanted = self._wanted
+        devices = local_devices(self._settings, wanted) if wanted is None or isinstance(wanted, int) else tuple(wanted)
+        timed = sum(settings_on(given(self._settings), device.cores).threads for device in devices)
+        self.takes_turns = not self._settings.gpu and timed >= len(own_cores())
+        if self.takes_turns and len(devices) == 1:
+            self._pool = []
+        self._supervisors = {device.name: self._supervisor(device, len(devices)) for device in devices}
+        if self._at_once:
+            await asyncio.gather(*(process.start() for process in (*self._supervisors.values(), *self._pool)))
+        return devices
+
+    def _supervisor(self, device: Device, count: int) -> WorkerProcess:
+        alone = count == 1 and not self._settings.gpu
+        order = WorkerOptions(chosen=given(self._settings), device=device, alone=alone)
+        if not self._settings.gpu:
+            return WorkerProcess(order, 1 if self._pool else self.builders)
+        return WorkerProcess(order, 1 + -(-self.builders // count), {CUDA_VISIBLE: visible_device(device.ordinal)})
+
+    @property
+    def pids(self) -> dict[str, int | None]:
+        """The processes by the names of their devices, and those of build pools under `builds/N`."""
+        named = {name: process.pid for name, process in self._supervisors.items()}
+        return named | {f"builds/{number}": process.pid for number, process in enumerate(self._pool)}
+
+    async def build(self, work: Work) -> Answer | Product:
+        pool = min(self._pool or self._supervisors.values(), key=lambda process: process.asked)
+        answer = await pool.ask(Question(stage="build", work=work))
+        return answer if answer.product is None else Product(answer.product)
+
+    async def run(self, stage: Stage, work: Work, product: Product, device: Device) -> Answer:
+        return await self._supervisors[device.name].ask(Question(stage=stage, work=work))
+
+    async def revive(self, device: Device) -> bool:
+        return True
+
+    def release(self, problem: Problem) -> None:
+        for process in (*self._supervisors.values(), *self._pool):
+            process.release(problem)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(process.close() for process in (*self._supervisors.values(), *self._pool)))

@@ -1,12 +1,12 @@
-"""The devices of this machine: its CUDA devices, or equal parts of its cores."""
+"""The devices of this machine: its CUDA devices, or equal parts of its cores; and what a worker is started for."""
 
 import os
 from itertools import pairwise
 from typing import Any
 
+from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.identity import processor_name
-from kernelwright.sandbox.pool.conditions import Conditions
-from kernelwright.sandbox.pool.protocol import Device, ExecutorError
+from kernelwright.sandbox.pool.protocol import Conditions, Device, ExecutorError
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -106,3 +106,24 @@ def _cuda_names() -> list[str]:
     if count == 0:
         raise MachineError("torch sees no CUDA device; use a machine with a GPU, or candidates in cpp")
     return [str(torch.cuda.get_device_name(ordinal)) for ordinal in range(count)]
+
+
+class WorkerOptions(Record):
+    """The settings, and for a supervisor its device."""
+
+    chosen: dict[str, Any]
+    """The settings that were chosen, see `devices.given`; without a device they may say which cores to use."""
+    device: Device | None = None
+    """None in a build pool, and for a worker that has all that its process sees to itself."""
+    alone: bool = True
+    """Whether the device is all that its node has of its kind, not one of several or a part."""
+
+    def settings(self) -> Settings:
+        """The settings here; without a device all cores of the machine may be used, unless some were chosen."""
+        cores = self.device.cores if self.device else tuple(self.chosen.get("cores", ()))
+        return settings_on(self.chosen, cores or own_cores())
+
+    def settle(self) -> None:
+        """Stay on the device's own cores, with all that is started from here on. For a process that does only this."""
+        if self.device is not None and self.device.cores and not self.alone:
+            os.sched_setaffinity(0, self.device.cores)
