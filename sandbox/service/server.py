@@ -27,10 +27,8 @@ from kernelwright.sandbox.service.http_limits import (
     Access,
     DeadlineProtocol,
 )
-from kernelwright.sandbox.service.job_queue import JobQueue
-from kernelwright.sandbox.service.job_store import JOBS, JobStore
-from kernelwright.sandbox.service.jobs import PlaceName
-from kernelwright.sandbox.service.places import Place
+from kernelwright.sandbox.service.job_queue import JobQueue, Place
+from kernelwright.sandbox.service.job_store import JOBS, JobStore, PlaceName
 from kernelwright.sandbox.service.text_process import TextProcess
 from kernelwright.sandbox.verdict.settings import Settings
 

@@ -22,7 +22,7 @@ from kernelwright.commands.options.shared_options import (
 from kernelwright.problems.texts.libraries import LibraryMissing
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.service.jobs import PlaceName
+    from kernelwright.sandbox.service.job_store import PlaceName
 
 
 def serve(
