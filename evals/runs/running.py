@@ -21,10 +21,10 @@ from kernelwright.agent.log.events import Event, RunLogError
 from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.options import ProviderOptions
+from kernelwright.agent.providers.kinds.recorded import read_story, stories
+from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator
+from kernelwright.agent.providers.provider import ProviderOptions
 from kernelwright.agent.providers.registry import check_provider, providing
-from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator
-from kernelwright.agent.providers.story import read_story, stories
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.runs.suites import LeftOut

@@ -67,7 +67,7 @@ def _parameters(command: Any) -> dict[str, str]:
 def choices() -> Surface:
     """Words that an option takes, for options that take one of several."""
     from kernelwright.agent.log.config import SearchConfig
-    from kernelwright.agent.providers.options import Api
+    from kernelwright.agent.providers.provider import Api
     from kernelwright.agent.providers.registry import providers
     from kernelwright.agent.strategies.loading import SHIPPED
     from kernelwright.evals.runs.suites import SUITES
