@@ -137,7 +137,6 @@ def put_sizes(source: str, values: Mapping[str, int]) -> str:
 
 
 def _literals(tree: ast.Module) -> dict[str, list[ast.expr]]:
-    """Where each module-level constant gets its value."""
     places: dict[str, list[ast.expr]] = {}
     for statement in tree.body:
         match statement:
@@ -187,7 +186,6 @@ LONGEST_NAME = 200
 
 
 def catalog_names() -> tuple[str, ...]:
-    """The names of the problems that ship, in alphabetical order."""
     return tuple(sorted(manifest.parent.name for manifest in CATALOG.glob(f"*/{MANIFEST}")))
 
 

@@ -51,7 +51,6 @@ class TensorSeen(Record):
 
     @property
     def words(self) -> str:
-        """`8x128x64 float32`."""
         return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
 
 
@@ -172,17 +171,14 @@ class Part(Record):
 
     @property
     def problem(self) -> str:
-        """The folder of its problem, within the capture's."""
         return f"problems/{self.id}"
 
     @property
     def ms(self) -> float:
-        """Of all calls at all sites and sizes."""
         return sum(size.ms for size in self.sizes)
 
     @property
     def calls(self) -> int:
-        """At all sites and sizes."""
         return sum(size.calls for size in self.sizes)
 
 
@@ -284,7 +280,6 @@ class Split(Record):
 
 
 def is_capture(path: Path | str) -> bool:
-    """Whether a capture lies there."""
     return os.path.isfile(Path(path) / CAPTURE)  # noqa: PTH113 - False for a path that is too long
 
 
@@ -299,7 +294,6 @@ def read_split(folder: Path) -> Split:
 
 
 def write_record(folder: Path, record: CapturedProgram | Split) -> None:
-    """Put it into its file of the folder, whole or not at all."""
     name = CAPTURE if isinstance(record, CapturedProgram) else SPLIT
     write_atomically(folder / name, record.model_dump_json(indent=1) + "\n")
 

@@ -41,7 +41,6 @@ class SiteClaim(NamedTuple):
     nodes: frozenset[str] = frozenset()
 
     def overlaps(self, other: "SiteClaim") -> bool:
-        """Whether some time would be counted twice."""
         if self.root != other.root:
             return False
         if self.owners is None:
@@ -53,7 +52,6 @@ class SiteClaim(NamedTuple):
         return bool(self.owners & other.owners)
 
     def _lies_in(self, module: str) -> bool:
-        """Whether any of it is done within that module."""
         return any(_within(owner, module) for owner in (self.owners or {self.module}))
 
 
@@ -62,7 +60,6 @@ def _within(name: str, module: str) -> bool:
 
 
 def claim_of(part: Part, site: CallSite) -> SiteClaim:
-    """What the part takes there."""
     if part.run is None:
         return SiteClaim(site.root, site.module)
     owners = frozenset(".".join(filter(None, (site.module, owner))) for owner in part.run.owners)
@@ -70,8 +67,6 @@ def claim_of(part: Part, site: CallSite) -> SiteClaim:
 
 
 class _Left(NamedTuple):
-    """A part at the sites that are left to it."""
-
     part: Part
     sites: tuple[tuple[PartSize, CallSite], ...]
     speedup: float | None
@@ -85,7 +80,6 @@ class _Left(NamedTuple):
         return sum(min(site.ms, site.calls * floor_ms(self.part, size, peaks)) for size, site in self.sites)
 
     def gain_ms(self, peaks: Peaks | None) -> float:
-        """From the better of eager and torch.compile down to the floor."""
         return max(0.0, self.ms / max(1.0, self.speedup or 1.0) - self.floor_ms(peaks))
 
 
@@ -162,7 +156,6 @@ MOST_UNCUT = 5
 
 
 def split_table(captured: CapturedProgram, split: Split) -> Table:
-    """A row for each chosen part."""
     table = Table(title=summary(captured, split), title_justify="left", box=None, pad_edge=False)
     for name, right in (("part", False), ("what", False), ("places", True), ("calls", True), ("ms", True)):
         table.add_column(name, justify="right" if right else "left", no_wrap=name == "part")
@@ -228,7 +221,6 @@ STYLE = """
 
 
 def split_picture(captured: CapturedProgram, split: Split) -> str:
-    """The text of the SVG file."""
     height = 130 + ROW * len(split.chosen) + 14
     parts = [
         f"<style>{STYLE}</style>",

@@ -45,8 +45,6 @@ class Message(Lenient):
 
 
 class ChatChoice(Lenient):
-    """One answer; only one is asked for."""
-
     message: Message
     finish_reason: Words = None
 
@@ -65,8 +63,6 @@ class OutputDetails(Lenient):
 
 
 class UsageForm(Lenient):
-    """A usage object as one form of the interface sends it."""
-
     def told(self, as_sent: str) -> Usage:
         """In our words; `as_sent` is the whole object as JSON."""
         raise NotImplementedError
@@ -100,8 +96,6 @@ class ChatUsage(UsageForm):
 
 
 class Completion(Lenient):
-    """A chat completion."""
-
     choices: tuple[ChatChoice, ...] = Field(min_length=1)
     id: Words = None
     model: Words = None
@@ -156,8 +150,6 @@ def _parts(value: object) -> object:
 
 
 class ContentPart(Lenient):
-    """A piece of text, a refusal, or a piece of reasoning."""
-
     type: Words = None
     text: Words = None
     refusal: Words = None
@@ -175,14 +167,10 @@ class Item(Lenient):
 
 
 class Incomplete(Lenient):
-    """Why an answer ends before its end."""
-
     reason: Words = None
 
 
 class Trouble(Lenient):
-    """What the server says went wrong."""
-
     message: Words = None
 
 
@@ -207,8 +195,6 @@ class ResponsesUsage(UsageForm):
 
 
 class ResponseObject(Lenient):
-    """A response."""
-
     output: tuple[Item, ...]
     status: Words = None
     id: Words = None
@@ -274,13 +260,9 @@ class ApiForm(Protocol):
         """The request as arguments of the client; `is_own` where OpenAI itself is asked."""
         ...
 
-    async def send(self, client: "openai.AsyncOpenAI", arguments: dict[str, Any]) -> Any:
-        """What the client makes of the answer."""
-        ...
+    async def send(self, client: "openai.AsyncOpenAI", arguments: dict[str, Any]) -> Any: ...
 
-    def is_answer(self, answer: Any) -> bool:
-        """Whether the client read a JSON object: an HTML page comes back from it as a str."""
-        ...
+    def is_answer(self, answer: Any) -> bool: ...
 
     def failure(self, plain: dict[str, Any]) -> str | None:
         """Why the server says in its answer that there is none."""

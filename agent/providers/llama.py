@@ -14,7 +14,6 @@ CONTEXT = 8192
 
 
 def serve(model: Path, threads: int) -> None:
-    """Serve until standard input ends."""
     runtime = importlib.import_module("xllamacpp")
     params = runtime.CommonParams()
     params.model.path = str(model)

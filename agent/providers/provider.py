@@ -78,9 +78,7 @@ class Provider(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """What the record of a reply calls the provider."""
-        ...
+    def name(self) -> str: ...
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """One answer to `request`, which `ask` and `prompt` led to. Raises `ProviderError` and `NoMoreAnswers`."""
@@ -91,14 +89,8 @@ class RunRecord(Protocol):
     """What a provider may know of the run that it answers; a `RunLog` is one."""
 
     @property
-    def folder(self) -> Path:
-        """The run's own, where it may keep files."""
-        ...
+    def folder(self) -> Path: ...
 
-    def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]:
-        """Those of one problem, in order."""
-        ...
+    def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]: ...
 
-    def problem(self, name: str) -> "Problem":
-        """A problem of the run, by its name."""
-        ...
+    def problem(self, name: str) -> "Problem": ...

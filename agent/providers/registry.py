@@ -105,7 +105,6 @@ class CachedProvider:
 
     @property
     def name(self) -> str:
-        """That of the provider behind it."""
         return self.provider.name
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
@@ -144,8 +143,6 @@ SHIPPED = Path(__file__).parents[1] / "data" / "providers.toml"
 
 
 class Preset(Record):
-    """One server."""
-
     base_url: str
     key: str = ""
     """Name of the environment variable that holds the key; empty where the server asks for none."""
@@ -171,8 +168,6 @@ Maker = Callable[[ProviderOptions, RunRecord], Provider]
 
 
 class _NotStarted:
-    """What is known of a run before there is one."""
-
     folder = Path()
 
     def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]:

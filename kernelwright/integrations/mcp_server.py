@@ -54,7 +54,6 @@ class KernelServer(MCPServer[None]):
 
 
 def _wrong(error: ValidationError) -> str:
-    """The first of the arguments that are wrong, and what it should be."""
     fault = first_fault(error)
     given = error.errors(include_url=False)[0]
     if given["type"] == "missing":
@@ -116,7 +115,6 @@ def server_of(tools: AgentTools) -> MCPServer[None]:
 
 
 async def _said(work: Awaitable[T]) -> T:
-    """The result; what the agent can mend as the tool's error, in its sentence."""
     try:
         return await work
     except (ToolRefused, ProblemError, JudgingError, ExecutorError) as error:

@@ -31,7 +31,6 @@ class Foreign(BaseModel):
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """What was read: the fields that were given, known or not."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -45,8 +44,6 @@ class DefinitionAxis(Foreign):
 
 
 class TensorSpec(Foreign):
-    """An input or output; its shape names axes, and is None for a number."""
-
     shape: list[str] | None
     dtype: str
     description: str | None = None
@@ -115,7 +112,6 @@ class ForeignTolerance(Foreign):
     allow_negative_inf: bool | None = None
 
     def stated(self) -> StatedTolerance:
-        """The same in our record."""
         return StatedTolerance(**{name: getattr(self, name) for name in StatedTolerance.model_fields})
 
 

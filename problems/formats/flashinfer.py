@@ -54,8 +54,6 @@ def get_init_inputs():
 
 
 class SizedDefinition(NamedTuple):
-    """A definition at the sizes of one workload."""
-
     definition: Definition
     workload: Workload
     sizes: dict[str, int]
@@ -185,7 +183,6 @@ def is_definition(path: Path) -> bool:
 
 
 def read_definitions(root: Path) -> Collection:
-    """Every workload of every definition."""
     entries: list[Entry] = []
     kinds: set[Format] = set()
     for path in definition_files(root):
@@ -219,7 +216,6 @@ def _workloads(path: Path, definition: Definition) -> tuple[Format, list[Workloa
 
 
 def _trace_files(path: Path) -> list[Path]:
-    """`workloads/OP/NAME.jsonl` for `definitions/OP/NAME.json`."""
     parts = list(path.parts)
     if "definitions" not in parts:
         return [path.with_suffix(".jsonl")]

@@ -45,7 +45,6 @@ def level_folders(root: Path) -> list[Path]:
 
 
 def read_tree(root: Path) -> Collection:
-    """Every problem of a tree, in the order of levels and numbers."""
     entries: list[Entry] = []
     strangers: list[str] = []
     for level in level_folders(root):

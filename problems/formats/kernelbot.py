@@ -56,8 +56,6 @@ def get_init_inputs():
 
 
 class Task(BaseModel):
-    """What is used of `task.yml`."""
-
     model_config = ConfigDict(frozen=True, extra="allow")
 
     files: list[dict[str, str]]
@@ -68,7 +66,6 @@ class Task(BaseModel):
 
 
 def task_files(root: Path) -> list[Path]:
-    """Every `task.yml` at or under `root`."""
     return sorted(root.rglob(TASK))
 
 
@@ -144,7 +141,6 @@ def _texts(task: Task, place: Path) -> dict[str, str]:
 
 
 def _needed(name: str, texts: dict[str, str], above: tuple[str, ...] = ()) -> list[str]:
-    """`name` behind the modules that it imports, each once."""
     found: list[str] = []
     for node in ast.walk(parse(texts[name], f"{name}.py")):
         match node:

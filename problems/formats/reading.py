@@ -23,8 +23,6 @@ class Unsupported(Exception):
 
 
 class Entry(Record):
-    """One problem of a collection."""
-
     id: str
     """As its collection names it: `level1/3`, `DEFINITION/WORKLOAD`."""
     problem: Problem | None = None
@@ -39,8 +37,6 @@ class Entry(Record):
 
 
 class Collection(NamedTuple):
-    """A whole collection."""
-
     format: Format
     entries: tuple[Entry, ...]
     notes: tuple[str, ...] = ()
@@ -152,7 +148,6 @@ def write_collection(folder: Path, entries: Iterable[Entry]) -> dict[str, str]:
 
 
 def place_of(entry: Entry) -> str:
-    """Where a problem of a collection is put."""
     assert entry.problem is not None and entry.problem.origin is not None
     if entry.problem.origin.format == "kernelbench":
         return f"{entry.id.partition('/')[0]}/{safe_name(entry.problem.origin.title.removesuffix('.py'))}"

@@ -55,12 +55,10 @@ def _pairs(inits: Settings, inputs: Settings, shared: Settings) -> Iterator[Pair
 
 
 def task_folders(root: Path) -> list[Path]:
-    """The folders of tasks at or under `root`."""
     return sorted(path.parent for path in root.rglob(SOURCE))
 
 
 def read_tasks(root: Path) -> Collection:
-    """Every configuration of every task."""
     entries: list[Entry] = []
     for folder in task_folders(root):
         name = folder.relative_to(root).as_posix() if folder != root else folder.name

@@ -33,7 +33,6 @@ class CallSize(NamedTuple):
 
     @classmethod
     def of(cls, size: dict[str, Any]) -> "CallSize":
-        """From a part's record."""
         return cls(
             inputs=tuple((one["leaf"], one["tensor"]) for one in size["inputs"]),
             call=_canonical(pytree.treespec_loads(size["call"])),
@@ -104,8 +103,6 @@ class NoPlace(ValueError):
 
 
 class TiedKernel:
-    """A kernel over the weights of one module."""
-
     def __init__(self, part: dict[str, Any], make: Make, copies: bool) -> None:
         """`part`: its record; `make` gives a kernel with weights of its own.
 
@@ -118,11 +115,9 @@ class TiedKernel:
         self._made: tuple[Any, nn.Module] | None = None
 
     def anew(self, part: dict[str, Any] | None = None) -> "TiedKernel":
-        """The same for another module, which may have other names."""
         return TiedKernel(part or self.part, self._make, self._copies)
 
     def call(self, module: nn.Module, inputs: Sequence[Any]) -> Any:
-        """Its results for these inputs. `NoPlace` where the module's weights are not what it was judged with."""
         outputs = self.over(module)(*inputs)
         return pytree.tree_map(_copied, outputs) if self._copies else outputs
 
@@ -195,7 +190,6 @@ class Replacement:
         self.fallbacks.clear()
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """By the kernel where it was judged for this call, else by the module's own code."""
         leaves, structure = flat(args, kwargs)
         why = self._circumstances(module, leaves)
         if not why:
@@ -238,19 +232,16 @@ class Replacement:
 
 
 def put_back(module: nn.Module) -> None:
-    """Let a module be of its own class again, if a kernel stands in for it."""
     replacement = replacement_of(module)
     if replacement is not None:
         module.__class__ = replacement.own
 
 
 def replacement_of(module: nn.Module) -> Replacement | None:
-    """The kernel that stands in for this module."""
     return vars(type(module)).get("_replacement")
 
 
 def replacements(model: nn.Module) -> Iterator[Replacement]:
-    """All in a model, in the order of its modules."""
     for module in model.modules():
         if (found := replacement_of(module)) is not None:
             yield found
@@ -294,7 +285,6 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _traced() -> str:
-    """Whether somebody follows the operators, who would not see what a kernel does."""
     functorch = torch._C._functorch.peek_interpreter_stack() is not None
     dispatch = torch._C._len_torch_dispatch_stack() > 0
     dual = torch.autograd.forward_ad._current_level >= 0

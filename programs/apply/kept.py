@@ -38,8 +38,6 @@ class KeptKernel(NamedTuple):
 
 
 class KeptKernels(NamedTuple):
-    """All that a run found for a capture."""
-
     kernels: tuple[KeptKernel, ...]
     left: dict[str, str]
     """By part, why its best is not put into the program."""
@@ -64,7 +62,6 @@ def kept_kernels(run: Path) -> KeptKernels:
 
 
 def _unfit(part: Part, outcome: Outcome | None) -> str:
-    """Why a kernel is not put in; empty where it is."""
     if outcome is None or not isinstance(outcome.verdict, Passed):
         return "no right kernel was found"
     status, measured = outcome.verdict.evidence.problem_status, outcome.verdict.measurement

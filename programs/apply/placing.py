@@ -42,7 +42,6 @@ INSTRUCTIONS = ("avx", "amx", "fma", "bmi", "f16c", "sse4", "sve", "asimd", "pop
 
 
 def here() -> dict[str, Any]:
-    """What a build depends on, of this machine."""
     flags: list[str] = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -72,7 +71,6 @@ def folder_for_builds(shipped: Path, cache: Path) -> Path:
 
 
 def started(folder: Path) -> Path:
-    """The folder, for builds of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / PLATFORM, here())
     return folder
@@ -217,12 +215,10 @@ def _put(replacement: Replacement, module: nn.Module, left: dict[str, str]) -> N
 
 
 def applied(model: nn.Module) -> Applied:
-    """What stands in the model by now."""
     return Applied(tuple(replacements(model)), _LEFT.get(model, {}))
 
 
 def put_all_back(model: nn.Module) -> nn.Module:
-    """The same model as it was before any kernel was put in."""
     for module in list(model.modules()):
         put_back(module)
     return model

@@ -22,8 +22,6 @@ Plan = Callable[[nn.Module, list[Any]], Any]
 
 
 class SplicedReplacement(Replacement):
-    """Kernels in the place of runs inside the `forward` of one module."""
-
     def put(self, module: nn.Module) -> None:
         self._plans: dict[Any, Plan | str] = {}
         self._within = {
@@ -117,7 +115,6 @@ def _piece(graph: CallGraph, name: str) -> Piece | None:
 
 
 def _put(graph: CallGraph, name: str, piece: Piece, function: Callable[..., Any]) -> None:
-    """Let one call of the function stand for the piece."""
     nodes, inputs, ends = piece
     graph.program.graph_module.add_submodule(name, _Called(function))
     inside, within = set(nodes), graph.program.graph

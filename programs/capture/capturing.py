@@ -79,8 +79,6 @@ MOST_LISTED = 30
 
 
 class Wishes(NamedTuple):
-    """How a program is captured."""
-
     out: Path
     program: str
     steps: int = STEPS

@@ -31,15 +31,12 @@ SHORT_MS = {"cpu": 0.1, "cuda": 0.005}
 
 @dataclass
 class Cutting:
-    """What came of cutting: parts, the text and manifest of each, and what could not be cut."""
-
     parts: list[Part] = field(default_factory=list)
     texts: dict[str, tuple[str, str]] = field(default_factory=dict)
     """By part, `reference.py` and `problem.toml`."""
     uncut: list[Uncut] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
-        """A folder for each problem."""
         for name, (reference, manifest) in self.texts.items():
             place = folder / name
             place.mkdir(parents=True, exist_ok=True)
@@ -54,7 +51,6 @@ def counted_steps(watch: CallWatch) -> list[SeenStep]:
 
 
 def times_of(steps: Iterable[SeenStep]) -> dict[int, PlaceTimes]:
-    """By place, over all steps."""
     total: dict[int, PlaceTimes] = defaultdict(PlaceTimes)
     for step in steps:
         for place, times in step.times.places.items():
@@ -265,7 +261,6 @@ def _stem(draft: Draft) -> str:
 
 
 def manifest(part: Part) -> str:
-    """The `problem.toml` of a part."""
     lines = [f'family = "program"\ntitle = "{part.title}"\nprecision = "{part.precision}"']
     lines.append(f'direction = "{part.direction}"')
     if part.written:

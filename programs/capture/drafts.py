@@ -47,7 +47,6 @@ class GraphRun:
         self.kept: dict[fx.Node, Any] = {}
 
     def compute(self, kept: set[fx.Node]) -> None:
-        """Twice, since the first time pays for what is done once."""
         last = {argument: node for node in self.graph.nodes for argument in node.all_input_nodes}
         for _ in range(2):
             values: dict[fx.Node, Any] = {}
@@ -68,7 +67,6 @@ class GraphRun:
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """What it gives, and the milliseconds that it took."""
     _wait()
     began = time.perf_counter()
     result = call()
@@ -93,7 +91,6 @@ class Tried:
                 value.copy_(state[name])
 
     def agrees(self, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-        """Whether it gives what is expected."""
         with torch.no_grad():
             got = pytree.tree_leaves(self.model(*(value.clone() for value in inputs)))
         return len(got) == len(expected) and all(map(_near, got, expected))
@@ -108,7 +105,6 @@ class Tried:
             return None
 
     def milliseconds(self, inputs: Sequence[torch.Tensor], backward: bool) -> float:
-        """The least of a few calls."""
         if backward:
             values = self._gradients(inputs)
             return min(timed(lambda: self._differentiated(self.model, values))[1] for _ in range(TRIES))
@@ -156,18 +152,15 @@ class Draft:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What drafts of one part have in common, at whatever size."""
         shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in self.state.items())
         return (self.run is None, skeleton(self.piece), shapes, self.backward, self.kind.training)
 
     @property
     def operators(self) -> int:
-        """That compute."""
         return sum(computes(node) for node in self.piece.nodes)
 
     @property
     def ms(self) -> float:
-        """In the program, at all sites."""
         return sum(site.ms for site in self.sites)
 
 

@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 
 
 def words(text: str) -> frozenset[str]:
-    """A table of names."""
     return frozenset(text.split())
 
 
@@ -36,8 +35,6 @@ class CannotCut(Exception):
 
 @dataclass
 class CallGraph:
-    """One call of a module."""
-
     program: torch.export.ExportedProgram
     nodes: list[fx.Node]
     """The operators in order, none of which changes a tensor in place but for buffers."""
@@ -188,7 +185,6 @@ def op_name(node: fx.Node) -> str:
 
 
 def is_plain(node: fx.Node) -> bool:
-    """Whether it is an operator of aten, and gives the same each time."""
     if node.target is operator.getitem:
         return True
     is_aten = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
@@ -276,7 +272,6 @@ def _has_weights(graph: CallGraph, node: fx.Node) -> bool:
 
 
 def _trimmed(run: list[fx.Node]) -> list[fx.Node]:
-    """Without views at its ends."""
     places = [index for index, node in enumerate(run) if computes(node)]
     return run[places[0] : places[-1] + 1] if places else []
 
@@ -319,6 +314,5 @@ def of_weights(graph: CallGraph, run: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def outputs_of(graph: CallGraph, run: Sequence[fx.Node]) -> list[fx.Node]:
-    """Values that are used outside of the run."""
     inside = set(run)
     return [node for node in run if any(user not in inside for user in node.users)]

@@ -47,7 +47,6 @@ class Speller:
         self.names, self.home, self.plainly = names, home, plainly
 
     def call(self, node: fx.Node) -> str:
-        """The expression of one operator."""
         name = op_name(node)
         arguments = [self.value(argument) for argument in node.args]
         named = {key: self.value(value) for key, value in node.kwargs.items() if key not in LEFT_OUT}
@@ -62,7 +61,6 @@ class Speller:
         return _called(f"torch.ops.{node.target}", arguments, named)
 
     def value(self, value: Any) -> str:
-        """One argument, whatever it is."""
         if isinstance(value, fx.Node):
             return self.names[value]
         if isinstance(value, list | tuple):
@@ -241,7 +239,6 @@ def _short(value: float) -> str:
 
 
 def draw(tensors: Sequence[TensorSeen], device: str) -> list[torch.Tensor]:
-    """Tensors like those seen, of their own strides, under torch's generator as it stands."""
     return [_laid_out(_evaluated(seen), seen).to(device) for seen in tensors]
 
 
@@ -287,8 +284,6 @@ def get_init_inputs():
 
 
 class Piece(NamedTuple):
-    """What of a graph a problem is made of."""
-
     graph: CallGraph
     nodes: Sequence[fx.Node]
     inputs: Sequence[tuple[fx.Node, TensorSeen]]
@@ -310,12 +305,10 @@ class Written(NamedTuple):
 
     @property
     def plain(self) -> str:
-        """The text as it runs, at its own size."""
         return NUMBER.sub(r"\1", self.text.replace(CONSTANTS, "\n", 1))
 
     @property
     def numbers(self) -> list[int]:
-        """The marked ones, in order."""
         return [int(number) for number in NUMBER.findall(self.text)]
 
 
@@ -370,7 +363,6 @@ def finished(texts: Sequence[Written]) -> tuple[str, list[dict[str, int]]]:
 
 
 def _names(piece: Piece) -> dict[fx.Node, str]:
-    """What each value is called in the text."""
     names: dict[fx.Node, str] = {}
     taken = set(TAKEN)
     inputs = {node for node, _ in piece.inputs}

@@ -38,8 +38,6 @@ class PlaceTimes:
 
 @dataclass
 class StepTimes:
-    """One step."""
-
     places: dict[int, PlaceTimes]
     operators: dict[str, tuple[int, float]]
     """By name: calls, and the milliseconds of their own."""
@@ -48,7 +46,6 @@ class StepTimes:
 
     @property
     def ms(self) -> float:
-        """Of all calls together, by the clock of the places."""
         return sum(self.places[place].forward_ms + self.places[place].backward_ms for place in self.outermost)
 
 
@@ -92,7 +89,6 @@ def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
 
 
 def _enclosing(event: Any, call: str, look: str) -> list[int] | None:
-    """The places within which an event lies; None for what is our own looking."""
     found, one = [], event
     while one is not None:
         if one.name == look:
@@ -126,11 +122,9 @@ class _Clock(NamedTuple):
     on_device: bool
 
     def ms(self, event: Any) -> float:
-        """With what it calls."""
         return float(event.device_time_total if self.on_device else event.time_range.elapsed_us()) / 1e3
 
     def own_ms(self, event: Any) -> float:
-        """Without."""
         return float(event.self_device_time_total if self.on_device else event.self_cpu_time_total) / 1e3
 
 
@@ -156,7 +150,6 @@ MASKED = -1e4
 
 
 def layout(tensor: torch.Tensor) -> TensorSeen:
-    """Shape, dtype, strides and device; its values are not looked at."""
     return TensorSeen(
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
@@ -168,7 +161,6 @@ def layout(tensor: torch.Tensor) -> TensorSeen:
 
 @torch.no_grad()
 def look(tensor: torch.Tensor) -> TensorSeen:
-    """The same with its values."""
     seen = layout(tensor)
     if not tensor.numel() or tensor.is_complex():
         return seen
@@ -244,12 +236,10 @@ class CallKind:
 
     @property
     def tensors(self) -> list[TensorSeen]:
-        """The tensors among the leaves."""
         return [leaf for leaf in self.leaves if isinstance(leaf, TensorSeen)]
 
     @property
     def class_name(self) -> str:
-        """With its module."""
         return f"{type(self.module).__module__}.{type(self.module).__qualname__}"
 
 
@@ -279,7 +269,6 @@ class SeenStep:
 
     @property
     def ms(self) -> float:
-        """By the clock, or what its calls took by the profile's where that is more: no part takes more than this."""
         return max(self.wall_ms, self.times.ms)
 
 
@@ -324,13 +313,11 @@ class CallWatch:
         self.stop()
 
     def stop(self) -> None:
-        """CallWatch no longer."""
         if torch.nn.Module.__call__ is self._replacement:
             torch.nn.Module.__call__ = self._original  # type: ignore[method-assign]
         self._close_step()
 
     def roots(self) -> list[tuple[str, torch.nn.Module]]:
-        """The program's outermost modules by name."""
         return [(self._roots[id(module)].name, module) for module in self._kept]
 
     def _watched(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -13,8 +13,6 @@ from kernelwright.programs.compare.comparison import StageError
 
 
 class Order(Record):
-    """What one process does."""
-
     script: str
     arguments: tuple[str, ...]
     run: str
@@ -25,8 +23,6 @@ class Order(Record):
 
 
 class Times(Record):
-    """What came of it."""
-
     samples: dict[str, tuple[float, ...]]
     """By side, times in ms."""
     calls: int

@@ -54,7 +54,6 @@ class Comparison(Record):
 
     @property
     def right(self) -> bool:
-        """Whether no stage is off by more than the judge allows."""
         return not any(error.wrong for error in self.errors)
 
     @property
@@ -64,14 +63,11 @@ class Comparison(Record):
 
     @property
     def shares(self) -> "list[Share]":
-        """What each kernel brought, the most first."""
         found = [Share.of(part, pairing) for part, pairing in self.alone.items()]
         return sorted(found, key=lambda share: -share.saved)
 
 
 class Share(NamedTuple):
-    """What one kernel brought by itself."""
-
     part: str
     saved: float
     """The share of eager's time that is gone; below 0 it costs time."""
@@ -81,12 +77,10 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, part: str, pairing: Pairing) -> "Share":
-        """From the speedup of the program with that kernel alone."""
         return cls(part, *(1 - 1 / ratio for ratio in (pairing.speedup, *pairing.interval)))
 
 
 def words(found: Comparison) -> str:
-    """What came of it, for a person: the answer first."""
     whole = found.whole
     samples, processes = len(whole.closest.candidate_ms), len(set(whole.closest.workers))
     kind = "forward and backward" if found.backward else "forward"
@@ -148,7 +142,6 @@ STYLE = """
 
 
 def drawn(found: Comparison) -> str:
-    """The text of the SVG file."""
     rows = _rows(found)
     longest = max(ms for _, ms, _, _ in rows)
     height = HEAD + ROW * len(rows) + FOOT
@@ -169,7 +162,6 @@ def drawn(found: Comparison) -> str:
 
 
 def _rows(found: Comparison) -> list[tuple[str, float, str, str]]:
-    """Name, time in ms, kind of bar, and words beside it."""
     whole = found.whole
     rows = []
     for pairing in whole.pairings:

@@ -68,12 +68,10 @@ class KeptCall:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether weights or arguments lie on a GPU."""
         leaves = (*self.root.parameters(), *pytree.tree_leaves(self.arguments))
         return any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
 
     def forget_gradients(self) -> None:
-        """As before the call."""
         for leaf in (*self.root.parameters(), *pytree.tree_leaves(self.arguments)):
             if isinstance(leaf, torch.Tensor):
                 leaf.grad = None
@@ -188,7 +186,6 @@ class Sides:
 
     @property
     def names(self) -> list[str]:
-        """All ways; one for each part alone where there is more than one part."""
         alone = [f"{ALONE}{part}" for part in self.parts] if len(self.parts) > 1 else []
         return [KERNELS, AS_SHIPPED, *self._compiled, *alone, PLACEBO]
 
@@ -198,14 +195,12 @@ class Sides:
             kernel.stand(kernel.part in parts)
 
     def made(self, name: str) -> Callable[[], list[Any]]:
-        """The calls in that way; what they give."""
         alone = [name.removeprefix(ALONE)] if name.startswith(ALONE) else []
         self.switch(self.parts if name == KERNELS else alone)
         roots = self._compiled.get(name, {})
         return lambda: [call.outputs(roots.get(id(call.root), call.root), seeded=False) for call in self.calls]
 
     def sample_ms(self, name: str) -> float:
-        """The time of all calls once."""
         run = self.made(name)
         for call in self.calls:
             call.forget_gradients()
@@ -258,7 +253,6 @@ class Sides:
 
 
 def _put_in(calls: Sequence[KeptCall], run: Path) -> list[Replacement]:
-    """The kernels that found a place in the roots of the calls."""
     found: dict[int, Replacement] = {}
     refused = "the program called no module"
     for root in dict.fromkeys(call.root for call in calls):
@@ -354,7 +348,6 @@ def _error(place: str, got: Any, own: Any, exact: Any) -> StageError:
 
 
 def _values(tree: Any) -> Values:
-    """As the judge compares them: tensors by their bytes."""
     tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     return Values({"l": [{"t": index} for index in range(len(tensors))]}, tuple(map(RawTensor.of, tensors)))
 

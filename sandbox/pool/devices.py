@@ -21,7 +21,6 @@ def given(settings: Settings) -> dict[str, Any]:
 
 
 def is_on_gpu(chosen: dict[str, Any]) -> bool:
-    """Whether what was chosen, as `given` keeps it, is to be judged on a GPU."""
     return bool(chosen.get("device", "cpu") != "cpu")
 
 
@@ -46,7 +45,6 @@ def shared_cores(cores: tuple[int, ...], gpus: int) -> list[tuple[int, ...]]:
 
 
 def own_cores() -> tuple[int, ...]:
-    """The cores that this process may use."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
@@ -71,7 +69,6 @@ def local_devices(settings: Settings, count: int | None) -> tuple[Device, ...]:
 
 
 def ordinals(settings: Settings, count: int | None, there: int) -> range:
-    """Which of the GPUs there are; see `local_devices`."""
     if ":" not in settings.device:
         return range(there if count is None else count)
     if count is not None:

@@ -37,8 +37,6 @@ PATIENCE_S = 120.0
 
 
 class WaitingWork(Protocol):
-    """A piece of work that waits for a device."""
-
     since: float
     """When it began to wait, in the loop's seconds."""
 
@@ -63,7 +61,6 @@ class Warmth:
         return warm
 
     def forget(self, device: str) -> None:
-        """The device's worker was lost."""
         for problem in self._kept.pop(device, ()):
             self._drop(device, problem)
 
@@ -197,7 +194,6 @@ class Dispatcher:
             self._open.discard(job)
 
     def _go_on(self) -> None:
-        """Start whatever can start now."""
         if self.devices and not self._idle and not self._running and not self._reviving:
             self._give_up(ExecutorError("no device is left: all were lost; see what ended their workers"))
         self._start_runs()

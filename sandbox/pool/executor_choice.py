@@ -16,8 +16,6 @@ NAMES = ("local", "ray")
 
 
 class ExecutorChoice(Record):
-    """An executor, as a run's header keeps it."""
-
     executor: Literal["local", "ray"] = "local"
     address: str | None = None
     """HOST:PORT of a Ray cluster's head; None for a cluster of this machine alone, made for the run."""
@@ -32,7 +30,6 @@ class ExecutorChoice(Record):
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine's own devices and tools are used."""
         return self.executor == "local" and self.server is None
 
 

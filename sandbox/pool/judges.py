@@ -61,8 +61,6 @@ USUAL: Asks = {}
 
 
 class _SharedJudge(Judge):
-    """A problem's judge for several threads."""
-
     def __init__(self, problem: Problem, settings: Settings) -> None:
         super().__init__(problem, settings)
         self.starting = threading.Lock()
@@ -233,7 +231,6 @@ class Judges:
 
 
 def _text(asks: Asks) -> str:
-    """Of all but the effort."""
     return json.dumps({name: value for name, value in asks.items() if name != "effort"}, sort_keys=True)
 
 

@@ -86,17 +86,14 @@ class LineProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it will answer nothing more."""
         return self._lost or self._process.returncode is not None
 
     @property
     def pid(self) -> int | None:
-        """The process's number; None after its end."""
         return None if self.has_ended else self._process.pid
 
     @property
     def asked(self) -> int:
-        """Questions that it has not answered yet."""
         return len(self._waiting)
 
     async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +171,6 @@ class LineProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def close(self) -> None:
-        """End its input, so that it ends itself with all that it started; kill it where that takes too long."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._input.close()
@@ -210,12 +206,10 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's number; None before the first question and after the end."""
         return self._process.pid if self._process is not None else None
 
     @property
     def asked(self) -> int:
-        """Questions that it has not answered yet."""
         return self._process.asked if self._process is not None else 0
 
     async def ask(self, question: Question) -> Answer:
@@ -247,7 +241,6 @@ class WorkerProcess:
             return self._process
 
     async def close(self) -> None:
-        """End the process with all that it started."""
         process, self._process = self._process, None
         if process is not None:
             await process.close()

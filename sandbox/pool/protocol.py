@@ -126,7 +126,6 @@ class Device(Record):
 
     @property
     def name(self) -> str:
-        """Unlike that of any other device of the executor."""
         return f"{self.node}/{self.ordinal}"
 
 
@@ -170,8 +169,6 @@ class Answer(Record):
 
 
 class Product(NamedTuple):
-    """A finished build: its digest, and where an executor finds it."""
-
     digest: str
     place: Any = None
     """The executor's own; None where every worker finds it by its digest."""
@@ -205,9 +202,7 @@ class Executor(Protocol):
         """Nothing more is asked about the problem for now: what workers keep for it may end."""
         ...
 
-    async def close(self) -> None:
-        """End all workers with all that they started."""
-        ...
+    async def close(self) -> None: ...
 
 
 def choose_kind_name(kinds: Collection[str], wanted: str | None) -> str:
@@ -229,6 +224,5 @@ def choose_kind_name(kinds: Collection[str], wanted: str | None) -> str:
 
 
 def choose_kind(devices: tuple[Device, ...], wanted: str | None) -> tuple[Device, ...]:
-    """The devices of the kind that is chosen so."""
     kind = choose_kind_name({device.kind for device in devices}, wanted)
     return tuple(device for device in devices if device.kind == kind)

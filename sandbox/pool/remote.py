@@ -80,15 +80,12 @@ class RefusedJob(Exception):
 
 
 class ServiceAnswer(NamedTuple):
-    """What came back."""
-
     status: int
     retry_s: float
     body: Any
 
     @property
     def is_ours(self) -> bool:
-        """Whether it has the form of a service's answers."""
         if not isinstance(self.body, dict):
             return False
         if self.status >= 400:
@@ -325,7 +322,6 @@ class RemoteExecutor:
         )
 
     async def build(self, work: Work) -> Answer | Product:
-        """Nothing: the service builds when it is asked to judge."""
         return Product("")
 
     async def run(self, stage: Stage, work: Work, product: Product, device: Device) -> Answer:

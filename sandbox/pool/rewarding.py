@@ -58,7 +58,6 @@ class Judged(BaseModel):
 
     @property
     def passed(self) -> bool:
-        """Whether the candidate is right."""
         return self.report is not None and self.report["outcome"] == "passed"
 
 
@@ -126,7 +125,6 @@ class Judging:
             return Judged(index=index, problem=found.name, report=await asyncio.to_thread(report, answer.verdict))
 
     async def _served(self, service: ServiceClient, index: int, problem: Problem, source: str) -> Judged:
-        """The same by the service."""
         asks = chosen_for_jobs(self.settings) if self.settings else {}
         named = self.settings is not None and "device" in self.settings.model_fields_set
         device = ("cuda" if self.settings.gpu else "cpu") if self.settings and named else None

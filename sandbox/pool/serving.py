@@ -42,7 +42,6 @@ class Serving:
         self._cancelled: set[int] = set()
 
     def take(self, message: dict[str, Any]) -> None:
-        """Begin what a line asks for, or forget it where it has not begun."""
         if "cancel" in message:
             self._cancelled.add(message["cancel"])
             return
@@ -87,14 +86,12 @@ class Serving:
 
 
 def end_children() -> None:
-    """Kill all that this process has started."""
     for pid in keeper.descendants(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def main() -> None:
-    """Serve until the input ends."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -35,8 +35,6 @@ from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION, own_versio
 
 
 class DescribedPath(NamedTuple):
-    """One thing that can be asked."""
-
     method: str
     path: str
     summary: str
@@ -102,7 +100,6 @@ PATHS = (
 
 @cache
 def description() -> dict[str, Any]:
-    """The OpenAPI document."""
     schemas: dict[str, Any] = {}
     for model in (JobRequest, Job, ServiceFacts):
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
@@ -151,7 +148,6 @@ def _operation(one: DescribedPath) -> dict[str, Any]:
 
 @cache
 def page() -> str:
-    """The same for a person."""
     parts = ["<!doctype html><meta charset=utf-8><title>kernelwright serve</title>"]
     parts.append(
         "<style>body{font:15px system-ui;max-width:60em;margin:2em auto;padding:0 1em}code{background:#8882}</style>"
@@ -339,7 +335,6 @@ def application(queue: JobQueue, texts: TextProcess, access: Access, late: Count
 
 
 def facts(queue: JobQueue) -> ServiceFacts:
-    """What clients of ours ask before they send anything."""
     devices = {name: [one.model_dump(mode="json") for one in place.devices] for name, place in queue.places.items()}
     room = {name: place.room for name, place in queue.places.items()}
     return ServiceFacts(**own_versions(), devices=devices, room=room, queue=queue.limit, draining=queue.draining)

@@ -45,12 +45,10 @@ class Place:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Those that are judged on; empty while it is closed."""
         return self._dispatcher.devices if self._dispatcher else ()
 
     @property
     def tally(self) -> Tally:
-        """What was done since it was opened."""
         return self._dispatcher.tally if self._dispatcher else Tally()
 
     @property
@@ -67,7 +65,6 @@ class Place:
         self._dispatcher, self.builders = dispatcher, executor.builders
 
     async def judge(self, work: Work, stage: Stage, on_step: Callable[[Step], None]) -> DeviceVerdict:
-        """See `Dispatcher.judge`."""
         dispatcher = self._dispatcher
         if dispatcher is None:
             raise ExecutorError("no device is left")
@@ -115,8 +112,6 @@ class Draining(Exception):
 
 @dataclass(eq=False)
 class _Live:
-    """A job that has not ended."""
-
     opened: OpenJob
     events: list[Event] = field(default_factory=lambda: ["queued"])
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -132,8 +127,6 @@ class _Live:
 
 @dataclass
 class Counts:
-    """What was done since the start."""
-
     accepted: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     """By outcome: passed, failed, error, cancelled."""
@@ -169,12 +162,10 @@ class JobQueue:
 
     @property
     def open_jobs(self) -> int:
-        """Jobs that have not ended."""
         return len(self._live)
 
     @property
     def running(self) -> int:
-        """Jobs that are being judged."""
         return self._running.total()
 
     async def accept(self, new: NewJob) -> Job:
@@ -197,7 +188,6 @@ class JobQueue:
         return job
 
     def _retry_s(self) -> int:
-        """About when there is room for one more."""
         each_s = self.counts.judged_s / max(1, self.counts.ended.total())
         return min(LONGEST_RETRY_S, max(1, math.ceil(each_s)))
 
@@ -206,7 +196,6 @@ class JobQueue:
         heapq.heappush(self._turns[opened.place], (opened.due, opened.id))
 
     def _go_on(self) -> None:
-        """Hand out what may be handed out now."""
         for name, place in self.places.items():
             if place.is_lost and name not in self._opening and not self.draining:
                 self._opening[name] = asyncio.create_task(self._open_again(name, place))

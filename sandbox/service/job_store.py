@@ -192,8 +192,6 @@ class KeyTaken(Exception):
 
 
 class OpenJob(NamedTuple):
-    """What is kept in memory of a job that has not ended."""
-
     id: str
     place: PlaceName
     due: float
@@ -201,8 +199,6 @@ class OpenJob(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """What a job that is taken up asks for."""
-
     work: str
     stage: Stage
     times: int
@@ -219,7 +215,6 @@ class Ending(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """`passed`, `failed`, or `error`."""
         return "error" if self.report is None else str(self.report["outcome"])
 
 
@@ -277,7 +272,6 @@ class JobStore:
         return job, opened
 
     def get(self, id: str) -> Job | None:
-        """The job as it stands."""
         row = self._db.execute(f"SELECT {SHOWN} FROM jobs WHERE id = ?", (id,)).fetchone()
         if row is None:
             return None
@@ -318,11 +312,9 @@ class JobStore:
         self._db.execute("UPDATE jobs SET state = 'queued' WHERE id = ? AND state = 'judging'", (id,))
 
     def cancel(self, id: str) -> bool:
-        """End the job without a verdict; whether it had not ended."""
         return self._end(id, "cancelled")
 
     def finish(self, id: str, ending: Ending) -> bool:
-        """End the job; whether it had not ended."""
         return self._end(
             id,
             "done",
@@ -365,7 +357,6 @@ def _packed(text: str | None) -> bytes | None:
 
 
 def _digest(new: NewJob) -> str:
-    """Of all that a request asks for."""
     return hashlib.sha256(f"{new.stage}\0{new.place}\0{new.priority}\0{new.work}".encode()).hexdigest()
 
 

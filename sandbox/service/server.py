@@ -43,8 +43,6 @@ class ServiceError(Exception):
 
 
 class Listening(Record):
-    """Where it is asked, and with which token."""
-
     socket: Path | None = None
     host: str = "127.0.0.1"
     port: int | None = None
@@ -53,8 +51,6 @@ class Listening(Record):
 
 
 class ServiceOptions(Record):
-    """All that is chosen at its start."""
-
     listening: Listening
     state: Path
     """Folder of the jobs."""
@@ -160,7 +156,6 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
-    """The folder of the jobs, for this service alone."""
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -34,8 +34,6 @@ class RequestError(Exception):
 
 
 class _Wanted(NamedTuple):
-    """Where a candidate is judged, and at which size of a catalog problem."""
-
     place: PlaceName
     size: str | None
 
@@ -65,7 +63,6 @@ def read_request(text: str, places: Collection[PlaceName]) -> NewJob:
 
 
 def _wanted(asked: JobRequest, language: str, places: Collection[PlaceName]) -> _Wanted:
-    """Where there is a choice, the same one that `kernelwright judge` makes."""
     on_device = language in ON_DEVICE
     size = asked.size or ("cpu" if asked.problem else (asked.record or {}).get("size"))
     fits_device = on_device or (language == "python" and size != "cpu" and "cuda" in places)
@@ -178,7 +175,6 @@ class TextProcess:
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """What the process says to one line."""
     if not {"read", "report"} & set(question):
         return {}
     if "report" in question:
@@ -190,7 +186,6 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until the input ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

@@ -45,8 +45,6 @@ PROVIDER = "batch"
 
 
 class OpenRequest(NamedTuple):
-    """A request of a run that has no answer yet."""
-
     problem: str
     attempt: int
     request: Request
@@ -55,8 +53,6 @@ class OpenRequest(NamedTuple):
 
 
 class Imported(Record):
-    """What became of the lines of an answer file."""
-
     answered: int
     failed: dict[str, str]
     """By `custom_id`, or by `line N` where a line has none that can be read: why it gave no answer."""
@@ -67,7 +63,6 @@ class Imported(Record):
 
 
 def open_requests(log: RunLog) -> Iterator[OpenRequest]:
-    """All requests of the run that wait for an answer, by problem and attempt."""
     for name in log.header.problems:
         for attempt in fold(name, log.events(name)).attempts:
             if attempt.ask.role != "tune" and (found := _open(log, name, attempt)):
@@ -168,8 +163,6 @@ LOOKED_BACK = 100
 
 
 class Sent(Record):
-    """A batch that was sent and whose answers were not yet taken."""
-
     id: str
     digest: str
     """sha256 of the file that was sent."""
@@ -185,8 +178,6 @@ class SentBatches(Record):
 
 
 class BatchStatus(NamedTuple):
-    """Where a batch stands on the server."""
-
     id: str
     status: str
     done: int
@@ -240,7 +231,6 @@ class BatchService:
         return sent
 
     def progress(self) -> list[BatchStatus]:
-        """Where each batch under way stands."""
         with self._client() as client:
             return [_progress(client, one) for one in self.note.sent]
 
@@ -292,7 +282,6 @@ class BatchService:
 
 
 def _files(lines: Iterable[str]) -> Iterator[bytes]:
-    """The lines in as few files as the service allows."""
     part, count = bytearray(), 0
     for line in lines:
         data = f"{line}\n".encode()
@@ -314,7 +303,6 @@ def _progress(client: "openai.OpenAI", one: Sent) -> BatchStatus:
 
 
 def _download(client: "openai.OpenAI", name: str, folder: Path) -> Path:
-    """As a file: the answers of a whole batch may be larger than memory."""
     path = folder / hashlib.sha256(name.encode()).hexdigest()
     with client.files.with_streaming_response.content(name) as answer:
         answer.stream_to_file(path)

@@ -20,8 +20,6 @@ SHOWN = 3
 
 
 class FilesProvider:
-    """See the module."""
-
     name = "files"
 
     def __init__(self, folder: Path) -> None:

@@ -44,7 +44,6 @@ BROKEN = re.compile(r"after connection broken by '(.+)': /")
 
 
 def weights_path() -> Path:
-    """Where the weights lie once they are fetched."""
     return cache_root() / "models" / Path(MEMBER).name
 
 
@@ -77,7 +76,6 @@ def _is_there(path: Path) -> bool:
 
 
 def sha256_of(path: Path) -> str:
-    """As 64 hex digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -96,7 +94,6 @@ def _download(folder: Path) -> None:
 
 
 def _reason(words: str) -> str:
-    """Why pip gave up: what broke the connection, since its last line would only say that nothing was found."""
     broken = BROKEN.search(words)
     return broken[1] if broken else (words.strip().splitlines() or ["no reason given"])[-1]
 
@@ -154,7 +151,6 @@ class LocalServer:
         self._process.communicate()
 
     def wait(self) -> None:
-        """Until the child ends by itself."""
         self._process.wait()
 
     def __enter__(self) -> "LocalServer":
@@ -164,7 +160,6 @@ class LocalServer:
         self.close()
 
     def _announced(self, model: Path) -> str:
-        """The address that the child prints once it can answer."""
         assert self._process.stdout is not None
         alarm = threading.Timer(START_S, self._process.kill)
         alarm.start()
@@ -210,13 +205,11 @@ class LocalProvider:
         self._starting = asyncio.Lock()
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """See `Provider.complete`."""
         asked = request if request.max_tokens else request.model_copy(update={"max_tokens": LONGEST})
         reply = await (await self._asked()).complete(asked, ask, prompt)
         return reply.model_copy(update={"provider": self.name})
 
     def close(self) -> None:
-        """End the server, if it was started."""
         if self._server is not None:
             self._server.close()
             self._server = None

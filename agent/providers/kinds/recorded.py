@@ -22,8 +22,6 @@ STORY = "story.toml"
 
 
 class RecordedAnswer(Record):
-    """One recorded answer."""
-
     file: str = Field(pattern=r"^[\w-]+\.md$")
     """Name of the reply's file in the story's folder, such as `02-repair.md`."""
     role: Role
@@ -58,7 +56,6 @@ class Story(Record):
 
 
 def stories(folder: str | None) -> Path:
-    """Where stories lie: the folder that was asked for, else the catalog that ships."""
     return CATALOG if folder is None else Path(folder)
 
 
@@ -68,7 +65,6 @@ def story_folder(problem: str, target: Target, catalog: Path = CATALOG, dtype: s
 
 
 def recorded_targets(problem: str, catalog: Path = CATALOG, dtype: str | None = None) -> tuple[Target, ...]:
-    """The targets that the problem of that name has recorded answers for; none for a problem from elsewhere."""
     return tuple(target for target in TARGETS if (story_folder(problem, target, catalog, dtype) / STORY).is_file())
 
 
@@ -155,5 +151,4 @@ def _likeness(entry: RecordedAnswer, prompt: Prompt) -> str:
 
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:
-    """From the folder that was asked for, else from the catalog that ships."""
     return RecordedProvider(run, stories(options.folder))

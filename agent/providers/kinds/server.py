@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def proxy_for(address: str) -> str:
-    """Host and port of the proxy that the environment names for an address, without its password; empty for none."""
     parts, proxies = urlsplit(address), getproxies_environment()
     named = proxies.get(parts.scheme) or proxies.get("all") or ""
     if not named or proxy_bypass(parts.hostname or ""):
@@ -213,7 +212,6 @@ def _host(base_url: str) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from, the first cause last."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

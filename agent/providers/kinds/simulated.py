@@ -80,8 +80,6 @@ STANDARD = Assumptions()
 
 @dataclass(frozen=True)
 class SimulatedKernel:
-    """A simulated candidate."""
-
     log_speedup: float
     root: str
     """The idea of its first version."""
@@ -101,14 +99,12 @@ class Landscape:
     assumptions: Assumptions = STANDARD
 
     def draft(self, idea: str, rng: random.Random) -> SimulatedKernel:
-        """A first version."""
         known = self.assumptions
         quality = self._drawn("draft", self._meant(idea, rng)).gauss(0, known.idea_spread)
         speed = min(self.level + quality + rng.gauss(0, known.writing_spread), self.ceiling)
         return self._written(SimulatedKernel(speed, root=idea), known.draft_right, rng)
 
     def improve(self, parent: SimulatedKernel, idea: str, rng: random.Random) -> SimulatedKernel:
-        """A change to a right candidate."""
         known = self.assumptions
         meant = self._meant(idea, rng)
         again = meant in parent.ideas
@@ -119,7 +115,6 @@ class Landscape:
         return self._written(child, known.improve_right, rng)
 
     def repair(self, parent: SimulatedKernel, rng: random.Random) -> SimulatedKernel:
-        """A repair of a wrong candidate."""
         assert parent.mends is not None, "what is right needs no repair"
         mends: float | None = parent.mends
         if rng.random() < parent.mends:
@@ -129,18 +124,15 @@ class Landscape:
         return replace(parent, mends=mends, step=parent.step + 1)
 
     def measured(self, kernel: SimulatedKernel, rng: random.Random) -> float:
-        """A speedup as a judge would measure it."""
         spread = self.assumptions.noise * (5 if rng.random() < 0.05 else 1)
         return math.exp(kernel.log_speedup + rng.gauss(0, spread))
 
     @cached_property
     def ceiling(self) -> float:
-        """Logarithm of the speedup at the floor."""
         return self._drawn("ceiling").uniform(*self.assumptions.room)
 
     @cached_property
     def level(self) -> float:
-        """Logarithm of the speedup of a middling first version."""
         known = self.assumptions
         return min(self._drawn("level").gauss(known.draft_log, known.problem_spread), self.ceiling)
 
@@ -182,18 +174,15 @@ _KERNEL = re.compile(r"^KERNEL = '(.*)'$", re.MULTILINE)
 
 
 def landscape_of(problem: str, seed: int, assumptions: Assumptions) -> Landscape:
-    """The made-up problem of that name."""
     return Landscape(random.Random(f"{seed}/{problem}").randrange(2**32), assumptions)
 
 
 def source_of(kernel: SimulatedKernel) -> str:
-    """A candidate that says what it is."""
     said = json.dumps(asdict(kernel))
     return f"import torch\n\nKERNEL = '{said}'\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
 
 
 def kernel_in(text: str) -> SimulatedKernel | None:
-    """The simulated candidate in a source or a prompt."""
     found = _KERNEL.search(text)
     if found is None:
         return None
@@ -280,5 +269,4 @@ class SimulatedEvaluator:
 
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:
-    """The same answers in every run."""
     return SimulatedProvider(latency_s=(0.0, 0.0))

@@ -163,8 +163,6 @@ ENDING_S = 20.0
 
 
 class RayExecutor:
-    """See `Executor`."""
-
     def __init__(
         self, settings: Settings, address: str | None, builders: int | None, devices: int | Sequence[str] | None = None
     ) -> None:
@@ -280,7 +278,6 @@ class RayExecutor:
         return device
 
     async def build(self, work: Work) -> Answer | Product:
-        """See `Executor`. The product's bytes stay in the object store."""
         question = Question(stage="build", work=work).model_dump_json()
         if not self._settings.gpu:
             said, packed = self._build.remote(given(self._settings), question)
@@ -344,14 +341,12 @@ class RayExecutor:
 
     @property
     def gcs_address(self) -> str:
-        """HOST:PORT of the cluster's head, once open."""
         return str(self._ray.get_runtime_context().gcs_address)
 
     def release(self, problem: Problem) -> None:
         """Nothing: workers end what they have not used for longest."""
 
     async def close(self) -> None:
-        """See `Executor`. What is at work is ended with its actor; its children's keepers end those."""
         if self._ray is not None:
             ends = [actor.close.remote() for actor in self._actors.values()]
             with contextlib.suppress(TimeoutError):

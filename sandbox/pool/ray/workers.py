@@ -67,7 +67,6 @@ def _extract(packed: bytes, folder: Path) -> None:
 
 
 def is_kept(digest: str) -> bool:
-    """Whether this machine's store has the build."""
     return bool(digest) and Cache(cache_root() / "builds", LIMIT_BYTES).use(digest) is not None
 
 
@@ -110,7 +109,6 @@ class DeviceWorker:
         return self._worker.answer(Question.model_validate_json(question)).model_dump_json(exclude_none=True)
 
     def build(self, question: str) -> tuple[str, bytes | None]:
-        """As the function `build`, with this device's references; runs beside `answer`, in threads of its own."""
         return _built(self._worker, question)
 
     def close(self) -> None:
@@ -118,7 +116,6 @@ class DeviceWorker:
 
 
 def build(chosen: dict[str, Any], question: str) -> tuple[str, bytes | None]:
-    """The answer as JSON, and the product's bytes for the machines of the devices."""
     key = WorkerOptions(chosen=chosen).model_dump_json()
     if key not in _builders:
         _builders[key] = _judging(WorkerOptions(chosen=chosen))
