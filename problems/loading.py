@@ -210,7 +210,7 @@ def _loaded(name_or_path: str, size: str | None) -> Problem:
     if SEPARATOR in name_or_path:
         return load_address(name_or_path)
     path = Path(name_or_path)
-    if _is_file(path / MANIFEST):
+    if os.path.isfile(path / MANIFEST):  # noqa: PTH113 - False for a path that is too long, where Path.is_file raises
         return _from_folder(path, path.resolve().name, size)
     if format_of(path) is not None:
         return load_only(path)
@@ -220,10 +220,6 @@ def _loaded(name_or_path: str, size: str | None) -> Problem:
 def _is_path(text: str) -> bool:
     separators = [separator for separator in (os.sep, os.altsep, SEPARATOR) if separator]
     return text.endswith(".py") or any(separator in text for separator in separators) or os.path.exists(text)  # noqa: PTH110 - as below
-
-
-def _is_file(path: Path) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113 - False for a path that is too long, where Path.is_file raises
 
 
 def _from_folder(folder: Path, name: str, size: str | None) -> Problem:

@@ -120,7 +120,11 @@ class AgentTools:
         return f"{head}\n{words}\n{fenced(trimmed(found.source, LONGEST_TEXT), 'python')}"
 
     def _best_of(self, problem: Problem) -> Best | None:
-        return max(filter(None, (self._best.get(problem.digest), self._of_run(problem))), key=_low, default=None)
+        return max(
+            filter(None, (self._best.get(problem.digest), self._of_run(problem))),
+            key=lambda best: best.low,
+            default=None,
+        )
 
     def _remembered(self, problem: Problem, source: str, report: Mapping[str, Any]) -> str:
         mine = Best(source, report, "judged in this session")
@@ -188,10 +192,6 @@ class AgentTools:
                 )
                 self._judges[key] = await self._open.enter_async_context(Judging(IN_FLIGHT, settings, self._server))
             return self._judges[key]
-
-
-def _low(best: Best) -> float:
-    return best.low
 
 
 def _processor_lines(report: Mapping[str, Any]) -> list[str]:

@@ -108,10 +108,6 @@ def _entry(origin: Origin, source: str, pair: Pair, notes: tuple[str, ...]) -> E
         source=text,
         origin=origin,
     )
-    return Entry(id=origin.id, problem=problem, notes=notes, input_bytes=input_bytes(_with_values(source, given)))
-
-
-def _with_values(source: str, given: dict[str, Any]) -> str:
-    """`source` with the configuration's numbers as constants of the module: enough to see the sizes."""
     numbers = [f"{name} = {value!r}" for name, value in given.items() if isinstance(value, int | float)]
-    return source + "\n" + "\n".join(numbers) + "\n"
+    sized = "\n".join([source, *numbers, ""])  # as constants of the module: enough to see the sizes
+    return Entry(id=origin.id, problem=problem, notes=notes, input_bytes=input_bytes(sized))

@@ -133,10 +133,6 @@ def _outliers(x: "torch.Tensor") -> None:
     begin_far_out(x, min(OUTLIER * largest if 0 < largest < math.inf else OUTLIER, most(x.dtype)))
 
 
-def _heavy_ends(x: "torch.Tensor") -> None:
-    end_far_out(x, OUTLIER)
-
-
 FAMILIES: dict[str, ValueFamily] = {
     "scaled up by 8": ValueFamily("8 times as large", lambda x: x.mul_(UP)),
     "scaled down by 1000": ValueFamily("a thousandth", lambda x: x.mul_(DOWN)),
@@ -148,7 +144,9 @@ FAMILIES: dict[str, ValueFamily] = {
     "with rows of zeros": ValueFamily("every third index of axis 0 zero", _zero_rows),
     "of mixed magnitude": ValueFamily("axis 0 scaled from 1e-3 to 1e3 (fp16: 1e-2 to 1e2)", _mixed_magnitude),
     "with outliers": ValueFamily("outliers of 50 to 100 times the largest magnitude where rows begin", _outliers),
-    "with heavy ends": ValueFamily("rows that end 50 to 100 times above or below all other values", _heavy_ends),
+    "with heavy ends": ValueFamily(
+        "rows that end 50 to 100 times above or below all other values", lambda x: end_far_out(x, OUTLIER)
+    ),
 }
 """By name, which is what a problem calls it by, and a record."""
 GROWTH, OFFSET = 10**DECADES, LOWERED

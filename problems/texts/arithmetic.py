@@ -7,7 +7,7 @@ import ast
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kernelwright.problems.record.source import parse_expression, parse_module
@@ -128,7 +128,7 @@ def input_bytes(source: str) -> int:
     for function in tree.body:
         if isinstance(function, ast.FunctionDef) and function.name == "get_inputs":
             local = _constants(function.body, names)
-            return sum(_bytes(call, local) for call in _calls(function))
+            return sum(_bytes(node, local) for node in ast.walk(function) if isinstance(node, ast.Call))
     return 0
 
 
@@ -150,10 +150,6 @@ def _constants(statements: Iterable[ast.stmt], known: dict[str, Value]) -> dict[
                     found,
                 )
     return found
-
-
-def _calls(function: ast.FunctionDef) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(function) if isinstance(node, ast.Call))
 
 
 def _bytes(call: ast.Call, names: dict[str, Value]) -> int:

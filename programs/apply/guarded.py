@@ -33,9 +33,11 @@ class CallSize(NamedTuple):
 
     @classmethod
     def of(cls, size: dict[str, Any]) -> "CallSize":
+        call = pytree.treespec_loads(size["call"])
+        plain = _of_tensors(call.num_leaves)
         return cls(
             inputs=tuple((one["leaf"], one["tensor"]) for one in size["inputs"]),
-            call=_canonical(pytree.treespec_loads(size["call"])),
+            call=plain if call == plain else call,
             others={int(leaf): ast.literal_eval(text) for leaf, text in size["other_leaves"].items()},
             result=pytree.treespec_loads(size["result"]),
             result_leaves=tuple(size["result_leaves"]),
@@ -80,11 +82,6 @@ def differs(value: Any, seen: dict[str, Any]) -> str:
 def _of_tensors(count: int) -> pytree.TreeSpec:
     """The structure of a call with so many arguments, each a leaf. The same object each time, so `is` compares it."""
     return pytree.tree_structure(((0,) * count, {}))
-
-
-def _canonical(call: pytree.TreeSpec) -> pytree.TreeSpec:
-    plain = _of_tensors(call.num_leaves)
-    return plain if call == plain else call
 
 
 def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
@@ -221,7 +218,8 @@ class Replacement:
         if module.training != self._training:
             return "training mode" if module.training else "evaluation mode"
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if not self._gradients and torch.is_grad_enabled() and _requires_grad([*tensors, *module.parameters()]):
+        wanted = not self._gradients and torch.is_grad_enabled()
+        if wanted and any(one.requires_grad for one in (*tensors, *module.parameters())):
             return "gradients are wanted, and the kernel was judged forward only"
         if tensors and torch.is_autocast_enabled(tensors[0].device.type):
             return "autocast"
@@ -273,10 +271,6 @@ def _derived(replacement: Replacement) -> type[nn.Module]:
     opaque = torch.compiler.disable(replacement.call)  # type: ignore[no-untyped-call]
     members = {"forward": forward, "__reduce_ex__": reduced, "_replacement": replacement}
     return type(own.__name__, (own,), members | {"__module__": own.__module__, "__doc__": own.__doc__})
-
-
-def _requires_grad(tensors: list[torch.Tensor]) -> bool:
-    return any(tensor.requires_grad for tensor in tensors)
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -166,9 +166,10 @@ def write_package(folder: Path, kept: KeptKernels, run: str) -> str:
         text = (OURS / f"{module}.py").read_text(encoding="utf-8")
         text = re.sub(r"^from kernelwright\.programs\.\w+\.", "from .", text, flags=re.MULTILINE)
         (inner / Path(f"{module}.py").name).write_text(text, encoding="utf-8")
+    places = dict.fromkeys(root for kernel in kept.kernels for root, _ in kernel.places)
     words = {
         "NAME": name,
-        "TITLE": f"Kernels of {run} for {_places(kept)}.",
+        "TITLE": f"Kernels of {run} for {', '.join(places)}.",
         "ROWS": "\n".join(map(_row, kept.kernels)),
     }
     targets = {"package.py": inner / "__init__.py", "tests.py": inner / "tests.py"}
@@ -198,10 +199,6 @@ def _python(folder: Path, *words: str) -> str:
     if done.returncode:
         raise ProblemError(f"the package in {folder} does not work here; it said:\n{done.stderr[-2000:].strip()}")
     return done.stderr
-
-
-def _places(kept: KeptKernels) -> str:
-    return ", ".join(dict.fromkeys(root for kernel in kept.kernels for root, _ in kernel.places))
 
 
 def _row(kernel: KeptKernel) -> str:

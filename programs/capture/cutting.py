@@ -77,7 +77,10 @@ def cut(watch: CallWatch, tell: Callable[[str], None]) -> Cutting:
             drafts.extend(trial.drafts(MOST_OPERATORS))
         except CannotCut as error:
             if str(error):
-                found.uncut.append(_uncut(trial, str(error)))
+                first, ms = trial.sites[0], sum(site.ms for site in trial.sites)
+                found.uncut.append(
+                    Uncut(root=first.root, module=first.module, class_name=trial.kind.class_name, ms=ms, why=str(error))
+                )
     groups: dict[tuple[Any, ...], list[Draft]] = defaultdict(list)
     for draft in drafts:
         if draft.ms >= LEAST_SHARE * program_ms:
@@ -110,11 +113,6 @@ def _trials(watch: CallWatch, times: dict[int, PlaceTimes], program_ms: float) -
         trials.append(KindOnTrial(watch.kinds[key], sites, backward, custom))
     worth = [one for one in trials if sum(site.ms for site in one.sites) >= LEAST_SHARE * program_ms]
     return sorted(worth, key=lambda one: -sum(site.ms for site in one.sites))
-
-
-def _uncut(trial: KindOnTrial, why: str) -> Uncut:
-    first, ms = trial.sites[0], sum(site.ms for site in trial.sites)
-    return Uncut(root=first.root, module=first.module, class_name=trial.kind.class_name, ms=ms, why=why)
 
 
 def _uncut_draft(draft: Draft, why: str) -> Uncut:
@@ -249,15 +247,12 @@ def _names(groups: Mapping[Any, Sequence[Draft]], kinds: Sequence[int]) -> dict[
     counts: Counter[str] = Counter()
     names = {}
     for key, drafts in sorted(groups.items(), key=lambda item: min(kinds.index(id(draft.kind)) for draft in item[1])):
-        stem = _stem(drafts[0])
+        class_name = type(drafts[0].kind.module).__name__
+        spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
+        stem = re.sub(r"\W", "_", spaced) + ("_run" if drafts[0].run else "")
         counts[stem] += 1
         names[key] = f"{stem}_{counts[stem]}"
     return names
-
-
-def _stem(draft: Draft) -> str:
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(draft.kind.module).__name__).lower()
-    return re.sub(r"\W", "_", words) + ("_run" if draft.run else "")
 
 
 def manifest(part: Part) -> str:

@@ -181,7 +181,7 @@ class KindOnTrial:
         drawn = draw(self.kind.tensors, device)
         graph = self._graph(drawn)
         state = state_of(self.kind.module, graph)
-        found = [run for run in runs(graph, most_operators) if not self._is_custom(run)]
+        found = [] if self.custom and self.backward else runs(graph, most_operators)
         whole = self._why_no_whole(graph, most_operators)
         kept = {node for run in found for node in (*inputs_of(graph, run), *outputs_of(graph, run))}
         kept |= {node for node in graph.results if node is not None}
@@ -201,9 +201,6 @@ class KindOnTrial:
         args, kwargs = pytree.tree_unflatten(leaves, self.kind.structure)
         with in_mode(self.kind.module, self.kind.training), torch.set_grad_enabled(self.kind.gradients):
             return export_call(self.kind.module, args, kwargs)
-
-    def _is_custom(self, run: Sequence[fx.Node]) -> bool:
-        return bool(self.custom) and self.backward
 
     def _why_no_whole(self, graph: CallGraph, most_operators: int) -> str | None:
         """Why the module as a whole is no problem, in words for the user; empty where it is merely too large."""

@@ -76,7 +76,7 @@ def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
             operators[event.name] = calls + 1, ms + clock.own_ms(event)
         if event.sequence_nr >= 0 and not event.fwd_thread:
             by_sequence[event.sequence_nr] = inside  # the last of them is the one with a backward
-        if _is_outermost(event, call):
+        if event.cpu_parent is not None and event.cpu_parent.name.startswith(call):  # called from Python
             for place in set(inside):
                 places[place].operators += 1
                 places[place].custom |= {event.name} & custom
@@ -97,11 +97,6 @@ def _enclosing(event: Any, call: str, look: str) -> list[int] | None:
             found.append(int(one.name.removeprefix(call)))
         one = one.cpu_parent
     return found
-
-
-def _is_outermost(event: Any, call: str) -> bool:
-    """Whether an operator was called from Python, and not by another one."""
-    return event.cpu_parent is not None and event.cpu_parent.name.startswith(call)
 
 
 def _take_off_looks(looks: list[Any], places: dict[int, PlaceTimes], call: str, clock: "_Clock") -> None:

@@ -43,7 +43,8 @@ class KeptCall:
         self.arguments = pytree.tree_map(_own, (args, kwargs))
         self._gradients = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
-        self._autocast = {kind: torch.get_autocast_dtype(kind) for kind in _kinds() if torch.is_autocast_enabled(kind)}
+        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        self._autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
 
     def outputs(
         self, run: Callable[..., Any], arguments: Any = None, seeded: bool = True
@@ -60,9 +61,7 @@ class KeptCall:
             outputs = run(*args, **kwargs)
             if not self.backward:
                 return outputs, []
-            flowing = [
-                one for one in pytree.tree_leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad
-            ]
+            flowing = _flowing(outputs)
             torch.autograd.backward(flowing, [torch.ones_like(one) for one in flowing])
             return outputs, [parameter.grad for parameter in self.root.parameters()]
 
@@ -160,10 +159,6 @@ def _own(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor) or not torch.ops.aten.is_non_overlapping_and_dense(leaf):
         return leaf
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
-
-
-def _kinds() -> tuple[str, ...]:
-    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 WARM_UP = 3

@@ -150,9 +150,6 @@ class Judges:
         if self._spare is not None:
             self._spare.close()
 
-    def _spare_for(self, settings: Settings) -> Spare | None:
-        return self._spare if self._spare is not None and self._spare.fits(settings) else None
-
     def _settings(self, asks: Asks) -> Settings:
         chosen = Settings.model_validate(self.settings.model_dump() | dict(asks)) if asks else self.settings
         return chosen.at(chosen.effort)
@@ -183,7 +180,7 @@ class Judges:
                 raise MachineError("the judging was stopped")
             judge = self._kept.get(key) if key is not None else None
             judge = judge or _SharedJudge(problem, settings)
-            judge.spare = self._spare_for(settings)
+            judge.spare = self._spare if self._spare is not None and self._spare.fits(settings) else None
             judge.users += 1
             if key is None:
                 self._apart.add(judge)

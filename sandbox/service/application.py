@@ -221,7 +221,6 @@ SILENCE_S = 15.0
 """After which a stream shows that it is alive."""
 DRAINING_RETRY_S = 30
 UNKNOWN = "there is no such job; its id is in the answer to POST /v1/jobs"
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def application(queue: JobQueue, texts: TextProcess, access: Access, late: Counter[str]) -> Starlette:

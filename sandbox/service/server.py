@@ -6,7 +6,7 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -94,7 +94,8 @@ async def _serve(options: ServiceOptions, store: JobStore, listening: socket.soc
         queue = JobQueue(store, places, reports, options.queue)
         await queue.start()
         stack.push_async_callback(queue.stop)
-        print(f"kernelwright serve: {_address(listening)}, on {_words(places)}; SIGTERM ends it", flush=True)
+        words = ", ".join(f"{name}: {len(one.devices)} x {one.devices[0].kind}" for name, one in places.items())
+        print(f"kernelwright serve: {_address(listening)}, on {words}; SIGTERM ends it", flush=True)
         await _Server(_config(options.listening, queue, texts), queue).serve(sockets=[listening])
 
 
@@ -237,7 +238,3 @@ def _address(listening: socket.socket) -> str:
     if isinstance(name, str):
         return f"unix:{name}"
     return f"http://[{name[0]}]:{name[1]}" if ":" in name[0] else f"http://{name[0]}:{name[1]}"
-
-
-def _words(places: Mapping[PlaceName, Place]) -> str:
-    return ", ".join(f"{name}: {len(place.devices)} x {place.devices[0].kind}" for name, place in places.items())

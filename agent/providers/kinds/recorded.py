@@ -10,8 +10,8 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from kernelwright import problems
-from kernelwright.agent.log.records import Ask, Attempt, Reply, Request, Usage
-from kernelwright.agent.log.view import View, fold
+from kernelwright.agent.log.records import Ask, Reply, Request, Usage
+from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.provider import NoMoreAnswers, Provider, ProviderError, ProviderOptions, RunRecord
 from kernelwright.problems.record.base import Record, read_table
 from kernelwright.prompts import Prompt, Role, Target
@@ -111,24 +111,20 @@ class RecordedProvider:
 
     def _entry(self, story: Story, ask: Ask) -> RecordedAnswer:
         view = fold(ask.problem, self._run.events(ask.problem))
-        used = self._files(view) | {
-            attempt: file for (problem, attempt), file in self._given.items() if problem == ask.problem
-        }
+        used: dict[int, str] = {}
+        for attempt in view.attempts:
+            if (reply := attempt.reply) and reply.provider == self.name and reply.provider_request_id:
+                used[attempt.number] = reply.provider_request_id
+        used |= {attempt: file for (problem, attempt), file in self._given.items() if problem == ask.problem}
         used.pop(ask.attempt, None)
         unused = [entry for entry in story.entries if entry.role == ask.role and entry.file not in used.values()]
         parent = None if ask.parent is None else used.get(ask.parent)
-        followed = (entry for entry in unused if _parent_file(story, entry) == parent)
+        files = [None, *(entry.file for entry in story.entries)]
+        followed = (entry for entry in unused if files[entry.parent or 0] == parent)
         chosen = next(followed, None) or next(iter(unused), None)
         if chosen is None:
             raise NoMoreAnswers(f"no recorded answer to {ask.role!r} is left for problem {ask.problem!r}")
         return chosen
-
-    def _files(self, view: View) -> dict[int, str]:
-        return {attempt.number: file for attempt in view.attempts if (file := self._file(attempt))}
-
-    def _file(self, attempt: Attempt) -> str | None:
-        reply = attempt.reply
-        return reply.provider_request_id if reply and reply.provider == self.name else None
 
 
 def _text(path: Path) -> str:
@@ -136,10 +132,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ProviderError(f"cannot read the recorded answer {path}: {error}; restore it") from error
-
-
-def _parent_file(story: Story, entry: RecordedAnswer) -> str | None:
-    return None if entry.parent is None else story.entries[entry.parent - 1].file
 
 
 def _likeness(entry: RecordedAnswer, prompt: Prompt) -> str:
