@@ -22,7 +22,7 @@ from typing import NamedTuple
 from bench.foreign.candidates import CASES, ForeignCase
 from bench.gpu_facts import NO_DEVICE, Report
 from kernelwright.sandbox.machine.cache import VARIABLE
-from kernelwright.sandbox.pool.front.rewarding import judge_all
+from kernelwright.sandbox.pool.rewarding import judge_all
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu import driver
 

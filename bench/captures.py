@@ -18,7 +18,7 @@ from kernelwright.evals.formats.checking import check_entry
 from kernelwright.evals.formats.examining import examine_problem
 from kernelwright.problems import load_problem
 from kernelwright.problems.formats import Entry
-from kernelwright.programs.record.capture_folder import read_capture, read_split
+from kernelwright.programs.record import read_capture, read_split
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed

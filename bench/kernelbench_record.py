@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu_facts import Report
-from kernelwright.problems.formats.json_lines import json_lines
+from kernelwright.problems.formats.reading import json_lines
 
 RECORD = Path(__file__).parent / "records" / "kernelbench-float32.jsonl"
 ALL = 250

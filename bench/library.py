@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from bench.comparison import Comparison
-from kernelwright.sandbox.pool.front.rewarding import Judging
+from kernelwright.sandbox.pool.rewarding import Judging
 from kernelwright.sandbox.verdict.settings import Settings
 
 PROBLEM = """import torch

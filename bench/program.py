@@ -16,9 +16,8 @@ from pathlib import Path
 
 from bench.chosen import chosen
 from bench.gpu_facts import Report
-from kernelwright.programs.compare.comparison import Comparison
-from kernelwright.programs.compare.words import words
-from kernelwright.programs.record.capture_folder import read_split, write_record
+from kernelwright.programs.compare.comparison import Comparison, words
+from kernelwright.programs.record import read_split, write_record
 from kernelwright_child.gpu import driver
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "card"

@@ -22,11 +22,10 @@ from bench.simulated.many import run_many
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.conditions import Conditions
+from kernelwright.sandbox.pool.devices import own_cores
 from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.protocol import Answer, Question, Work
-from kernelwright.sandbox.pool.workers.devices import own_cores
-from kernelwright.sandbox.pool.workers.local import LocalExecutor
+from kernelwright.sandbox.pool.local import LocalExecutor
+from kernelwright.sandbox.pool.protocol import Answer, Conditions, Question, Work
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import (
     Authenticity,

@@ -15,8 +15,8 @@ from kernelwright.evals.scores.collecting import source_digest
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.evals.scores.scoring import DATABASE
 from kernelwright.problems import load_problem
-from kernelwright.sandbox.pool.conditions import Conditions
-from kernelwright.sandbox.pool.workers.devices import device_of
+from kernelwright.sandbox.pool.devices import device_of
+from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.support.runs import REFERENCE, failed, passed, source_of
 

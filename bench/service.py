@@ -17,7 +17,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelwright.sandbox.pool.remote.service_client import TOKEN, RefusedJob, ServiceClient
+from kernelwright.sandbox.pool.remote import TOKEN, RefusedJob, ServiceClient
 from kernelwright.sandbox.service.http_limits import LARGEST_BODY_BYTES
 from tests.support.problems import RIGHT, WRONG
 from tests.support.service import Client, Service, job

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bench.simulated.playing import play
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.providers.simulated.landscape import Landscape
+from kernelwright.agent.providers.kinds.simulated import Landscape
 from kernelwright.agent.strategies import SHIPPED, load_strategy
 
 SEEDS = range(1000, 1500)

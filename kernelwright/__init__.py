@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kernelwright.programs.apply.kept import applied, apply
     from kernelwright.programs.capture.capturing import capture, capturing
     from kernelwright.sandbox.judge.judging import Judge, judge
-    from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError, judge_all
+    from kernelwright.sandbox.pool.rewarding import Judged, Judging, JudgingError, judge_all
     from kernelwright.sandbox.verdict.settings import Settings
     from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed, Verdict
 
@@ -50,9 +50,9 @@ _HOMES = {
     "Candidate": "kernelwright.sandbox.verdict.verdicts",
     "Failed": "kernelwright.sandbox.verdict.verdicts",
     "Judge": "kernelwright.sandbox.judge.judging",
-    "Judged": "kernelwright.sandbox.pool.front.rewarding",
-    "Judging": "kernelwright.sandbox.pool.front.rewarding",
-    "JudgingError": "kernelwright.sandbox.pool.front.rewarding",
+    "Judged": "kernelwright.sandbox.pool.rewarding",
+    "Judging": "kernelwright.sandbox.pool.rewarding",
+    "JudgingError": "kernelwright.sandbox.pool.rewarding",
     "Passed": "kernelwright.sandbox.verdict.verdicts",
     "Problem": "kernelwright.problems",
     "Reward": "kernelwright.integrations.reward",
@@ -64,7 +64,7 @@ _HOMES = {
     "capture": "kernelwright.programs.capture.capturing",
     "capturing": "kernelwright.programs.capture.capturing",
     "judge": "kernelwright.sandbox.judge.judging",
-    "judge_all": "kernelwright.sandbox.pool.front.rewarding",
+    "judge_all": "kernelwright.sandbox.pool.rewarding",
     "load_problem": "kernelwright.problems",
     "reward": "kernelwright.integrations.reward",
     "run": "kernelwright.evals.runs.running",

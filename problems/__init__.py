@@ -5,10 +5,10 @@ This package reads and checks text; it never runs a reference (that is the sandb
 """
 
 from kernelwright.problems.loading import catalog_names, load_problem, problem_of_text
-from kernelwright.problems.record.lint import lint_source
 from kernelwright.problems.record.problem import Problem, ProblemError, Tolerance
+from kernelwright.problems.record.source import lint_source
 from kernelwright.problems.record.value_families import FAMILIES as VALUE_FAMILIES
-from kernelwright.problems.record.values import ExcludedValues
+from kernelwright.problems.record.value_families import ExcludedValues
 
 __all__ = [
     "VALUE_FAMILIES",

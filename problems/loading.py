@@ -1,18 +1,180 @@
 """Finding a problem: by its catalog name, or by the path of a file or folder from anywhere."""
 
+import ast
 import difflib
 import os
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, StrictInt, StringConstraints, ValidationError, model_validator
 
 from kernelwright.problems.formats.collections import SEPARATOR, format_of, load_address, load_only
 from kernelwright.problems.formats.kernelbench import origin_of
 from kernelwright.problems.formats.reading import Unsupported, into_convention
-from kernelwright.problems.record.dtypes import cast
-from kernelwright.problems.record.manifest import DEFAULT_SIZE, parse_manifest
-from kernelwright.problems.record.problem import Origin, Problem, ProblemError
-from kernelwright.problems.record.reference import check_reference, read_text, title_of
-from kernelwright.problems.record.sizes import put_sizes
+from kernelwright.problems.record.base import Record
+from kernelwright.problems.record.problem import (
+    Direction,
+    Dtype,
+    OperatorPolicy,
+    Origin,
+    PrecisionPolicy,
+    Problem,
+    ProblemError,
+    StatePolicy,
+    Tolerance,
+)
+from kernelwright.problems.record.source import check_reference, parse_module, read_text, title_of
+from kernelwright.problems.record.value_families import ExcludedValues
+
+DTYPES: dict[str, Dtype] = {
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+}
+"""PyTorch's names, and the words of KernelBench's `precision`."""
+
+
+def dtype_named(word: str) -> Dtype:
+    """The dtype of that name; `ProblemError` for a word that is none."""
+    if word not in DTYPES:
+        raise ProblemError(f"no dtype {word!r}; there are: {', '.join(DTYPES)}")
+    return DTYPES[word]
+
+
+def cast(problem: Problem, dtype: str | None) -> Problem:
+    """The problem with its weights and floating inputs in this dtype; None leaves them as the source makes them."""
+    return problem if dtype is None else problem.model_copy(update={"dtype": dtype_named(dtype)})
+
+
+DEFAULT_SIZE = "cpu"
+"""The size that is loaded where none is asked for; so every manifest has it."""
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class Manifest(Record):
+    """The whole of one `problem.toml`."""
+
+    family: Text
+    """The group that the problem is listed in, such as `norm`."""
+    title: Text
+    """One line that says what is computed."""
+    precision: PrecisionPolicy = "strict"
+    operators: OperatorPolicy = "any"
+    direction: Direction = "forward"
+    dtype: Dtype | None = None
+    state: StatePolicy = "free"
+    tolerance: Tolerance = Tolerance()
+    values: ExcludedValues = ExcludedValues()
+    origin: Origin | None = None
+    sizes: dict[str, dict[str, StrictInt]]
+    """By name of the size: the values of the reference's module-level constants."""
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        if DEFAULT_SIZE not in self.sizes:
+            raise ValueError(f"there is no table [sizes.{DEFAULT_SIZE}]; add it")
+        expected = self.sizes[DEFAULT_SIZE].keys()
+        for size, values in self.sizes.items():
+            for constant in sorted(expected ^ values.keys()):
+                raise ValueError(
+                    f"{constant} is set in only one of [sizes.{DEFAULT_SIZE}] and [sizes.{size}]; set both"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _departure_has_a_reason(self) -> Self:
+        departs = self.tolerance.model_copy(update={"reason": ""}) != Tolerance()
+        if departs and not self.tolerance.reason.strip():
+            raise ValueError("[tolerance] departs from the defaults; add its reason")
+        return self
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    """The manifest in `text`; `where` names the file in the one sentence of a `ProblemError`."""
+    try:
+        return Manifest.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ProblemError(f"{where} is not valid TOML: {error}; correct it") from error
+    except ValidationError as error:
+        raise ProblemError(f"{where}: {_first_fault(error)}") from error
+
+
+def _first_fault(error: ValidationError) -> str:
+    """The first of pydantic's faults in words: where, what stands there, what should."""
+    fault = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in fault["loc"])
+    match fault["type"]:
+        case "missing":
+            return f"the key {key!r} is missing; add it"
+        case "extra_forbidden":
+            tables: dict[str, type[BaseModel]] = {"tolerance": Tolerance, "values": ExcludedValues}
+            known = tables.get(key.partition(".")[0], Manifest).model_fields
+            return f"unknown key {key!r}; there are: {', '.join(known)}"
+        case "value_error":
+            return str(fault["ctx"]["error"])
+    asked = fault["msg"].removeprefix("Input should be ")
+    return f"{key!r} is {fault['input']!r}; it should be {asked}"
+
+
+def put_sizes(source: str, values: Mapping[str, int]) -> str:
+    """`source` with each constant named in `values` set to its value; all other text, comments included, stays.
+
+    A constant is a module-level `NAME = literal`, with or without an annotation. Raises `ProblemError` for a name that
+    has no such line, or more than one, since then it is not clear which value holds.
+    """
+    encoded = source.encode()
+    places = _literals(parse_module(source))
+    edits = [(*_span(encoded, _only(places, name)), str(value).encode()) for name, value in values.items()]
+    for start, end, text in sorted(edits, reverse=True):
+        encoded = encoded[:start] + text + encoded[end:]
+    return encoded.decode()
+
+
+def _literals(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    places: dict[str, list[ast.expr]] = {}
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _is_literal(value):
+                places.setdefault(name, []).append(value)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if _is_literal(value):
+                places.setdefault(name, []).append(value)
+    return places
+
+
+def _is_literal(value: ast.expr) -> bool:
+    try:
+        ast.literal_eval(value)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _only(places: Mapping[str, list[ast.expr]], name: str) -> ast.expr:
+    found = places.get(name, [])
+    if not found:
+        there = ", ".join(sorted(places)) or "none"
+        raise ProblemError(f"the reference has no constant {name!r} to set (a line `{name} = 1`); it has: {there}")
+    if len(found) > 1:
+        lines = " and ".join(str(value.lineno) for value in found)
+        raise ProblemError(f"the reference sets the constant {name!r} on lines {lines}; set it once")
+    return found[0]
+
+
+def _span(encoded: bytes, node: ast.expr) -> tuple[int, int]:
+    """Start and end of a node, in bytes: `ast` counts columns in UTF-8 bytes, and ends lines at newlines only."""
+    if node.end_lineno is None or node.end_col_offset is None:
+        raise AssertionError("a parsed expression has an end")
+    starts = [0]
+    for line in encoded.split(b"\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+
 
 __all__ = ["ProblemError", "catalog_names", "load_problem", "problem_of_text"]
 
@@ -24,7 +186,6 @@ LONGEST_NAME = 200
 
 
 def catalog_names() -> tuple[str, ...]:
-    """The names of the problems that ship, in alphabetical order."""
     return tuple(sorted(manifest.parent.name for manifest in CATALOG.glob(f"*/{MANIFEST}")))
 
 
@@ -49,7 +210,7 @@ def _loaded(name_or_path: str, size: str | None) -> Problem:
     if SEPARATOR in name_or_path:
         return load_address(name_or_path)
     path = Path(name_or_path)
-    if _is_file(path / MANIFEST):
+    if os.path.isfile(path / MANIFEST):  # noqa: PTH113 - False for a path that is too long, where Path.is_file raises
         return _from_folder(path, path.resolve().name, size)
     if format_of(path) is not None:
         return load_only(path)
@@ -59,10 +220,6 @@ def _loaded(name_or_path: str, size: str | None) -> Problem:
 def _is_path(text: str) -> bool:
     separators = [separator for separator in (os.sep, os.altsep, SEPARATOR) if separator]
     return text.endswith(".py") or any(separator in text for separator in separators) or os.path.exists(text)  # noqa: PTH110 - as below
-
-
-def _is_file(path: Path) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113 - False for a path that is too long, where Path.is_file raises
 
 
 def _from_folder(folder: Path, name: str, size: str | None) -> Problem:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.syntax import parse_module
+from kernelwright.problems.record.source import parse_module
 from kernelwright.prompts.brief import Target
 from kernelwright.prompts.half_precision import narrow_of
 

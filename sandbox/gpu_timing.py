@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 CANDIDATE = "candidate"
 TURNS_MS = 0.5
-"""Where all calls of a chain but the last take so much longer, one stream waits for another, and the device turns to the
-judge late. Then each call has a chain of its own."""
+"""Where all calls of a chain but the last take so much longer, one stream waits for another, and the device turns to
+the judge late. Then each call has a chain of its own."""
 CHAIN_MS = 400.0
 """Calls of one chain take no longer in all, unless it has but one."""
 LINKS = 4

@@ -11,7 +11,7 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.problems import Problem
-from kernelwright.problems.formats.writing import write_problem
+from kernelwright.problems.formats.reading import write_problem
 from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.verdict.in_words import DOUBTS, OLDER_CLOCKS, timings
 from kernelwright.sandbox.verdict.report import report

@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import AwareDatetime, JsonValue, ValidationError
 
 from kernelwright.agent.log.events import RunLogError
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.sandbox.machine.atomic import write_atomically
 
 FORMAT = 1

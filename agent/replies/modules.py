@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kernelwright.agent.replies.strings import LONGEST_SOURCE, leaves_bracket_open, leaves_string_open
-from kernelwright.problems.record.defining import Binding, bindings, top_level
-from kernelwright.problems.record.syntax import parse_module
+from kernelwright.problems.record.source import Binding, bindings, parse_module, top_level
 
 PARSE_ALLOWANCE = 2_000_000
 """Characters that one extraction parses in all: some four seconds at worst, and far above any honest reply."""

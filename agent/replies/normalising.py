@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from kernelwright.problems.record.syntax import parse_module
+from kernelwright.problems.record.source import parse_module
 
 _C_SOURCE = re.compile(r"[;{}]\s*\n|\bextern\s+\"C\"|__global__|^\s*#\s*include\b", re.MULTILINE)
 _C_TOKEN = re.compile(

@@ -6,8 +6,7 @@ from pathlib import Path
 from pydantic import Field
 
 from kernelwright.agent.log.records import ReplyFacts
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.tables import read_table
+from kernelwright.problems.record.base import Record, read_table
 
 SHIPPED = Path(__file__).parent.parent / "data" / "prices.toml"
 MILLION = 1_000_000

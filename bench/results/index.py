@@ -15,8 +15,7 @@ from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.reading import safe_name
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, judged_by
 from kernelwright.sandbox.verdict.verdicts import Passed

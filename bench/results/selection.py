@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.kernelbench import level_folders, origin_of
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.base import Record, first_fault
 
 FILE = "selection.toml"
 PLACES = {

@@ -8,13 +8,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kernelwright.agent.providers.simulated.simulation import EVIDENCE
+from kernelwright.agent.providers.kinds.simulated import EVIDENCE
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.pool.conditions import Conditions
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.protocol import Answer, Device, Lost, Product, Stage, Work
-from kernelwright.sandbox.pool.warm_references import Warmth
+from kernelwright.sandbox.pool.dispatch import Dispatcher, Warmth
+from kernelwright.sandbox.pool.protocol import Answer, Conditions, Device, Lost, Product, Stage, Work
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
 
 VERDICT = Failed(stage="check", reason="simulated", evidence=EVIDENCE)

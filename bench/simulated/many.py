@@ -11,7 +11,7 @@ from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator, SimulatedProvider
+from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator, SimulatedProvider
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record

@@ -10,7 +10,7 @@ from kernelwright.agent.log.findings import FoundCandidate, KnownIdea
 from kernelwright.agent.log.outline import PromptOutline
 from kernelwright.agent.log.records import Ask, Attempt
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.simulated.landscape import Landscape, SimulatedKernel
+from kernelwright.agent.providers.kinds.simulated import Landscape, SimulatedKernel
 from kernelwright.agent.strategies import Step, Stop, Strategy
 from kernelwright.prompts import Traits, applicable, idea_bank
 from kernelwright.sandbox.verdict.verdicts import Authenticity, Evidence, Failed, Measurement, Pairing, Passed, Verdict

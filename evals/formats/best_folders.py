@@ -9,8 +9,7 @@ from pathlib import Path
 
 from kernelwright.agent.log.best import JUDGE_AGAIN, PROBLEM, device_option
 from kernelwright.evals.formats.samples import Outcome, best_of
-from kernelwright.problems.formats.reading import safe_name
-from kernelwright.problems.formats.writing import write_problem
+from kernelwright.problems.formats.reading import safe_name, write_problem
 from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.verdict.in_words import DOUBTS, LAUNCH_BOUND, others_of, speedup_words
 from kernelwright.sandbox.verdict.report import report

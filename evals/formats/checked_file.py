@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from kernelwright.evals.formats.checking import TRIED_AGAIN, Checked
 from kernelwright.problems import ProblemError
-from kernelwright.problems.formats.json_lines import json_lines
+from kernelwright.problems.formats.reading import json_lines
 
 
 class CheckedFile:

@@ -4,14 +4,14 @@ from contextlib import closing
 
 from kernelwright.evals.formats.checking import Examined
 from kernelwright.problems import Problem
-from kernelwright.problems.record.lint import lint_source
+from kernelwright.problems.record.source import lint_source
 from kernelwright.sandbox.calls.backend import device_held
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.reference_part import PartOfReference
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.lint import Finding, TimedResult, examine, status_of
 from kernelwright.sandbox.jail.own_process import give_back_freed_memory
-from kernelwright.sandbox.pool.memory_errors import within_memory
+from kernelwright.sandbox.pool.judges import within_memory
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings

@@ -10,7 +10,7 @@ from kernelwright.evals.formats.samples import Samples
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.definition import Definition, read_definition
 from kernelwright.problems.formats.flashinfer import definition_files
-from kernelwright.problems.record.reference import read_json, read_text
+from kernelwright.problems.record.source import read_json, read_text
 
 CandidateFormat = Literal["kernelbench", "leaderboard", "flashinfer"]
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.definition import Foreign
-from kernelwright.problems.record.reference import read_text
+from kernelwright.problems.record.source import read_text
 from kernelwright.sandbox.machine.atomic import write_atomically
 from kernelwright.sandbox.machine.identity import ON_DEVICE
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Language, Passed

@@ -12,7 +12,7 @@ from kernelwright.evals.formats.wrapping import CANDIDATE_FILE, Wrapped, candida
 from kernelwright.problems import Problem, ProblemError
 from kernelwright.problems.formats.definition import Definition, Foreign, fault_of
 from kernelwright.problems.formats.reading import Unsupported, safe_name
-from kernelwright.problems.record.reference import read_json, read_text
+from kernelwright.problems.record.source import read_json, read_text
 from kernelwright.sandbox.machine.atomic import write_atomically
 
 ENTRY_FILE = "main.py"

@@ -13,7 +13,7 @@ from kernelwright.evals.formats.kernelbench import split
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.definition import Foreign, fault_of
-from kernelwright.problems.record.reference import read_json, read_text
+from kernelwright.problems.record.source import read_json, read_text
 from kernelwright.sandbox.machine.atomic import write_atomically
 
 KEY = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)")

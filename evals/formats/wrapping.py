@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.definition import Definition
 from kernelwright.problems.formats.reading import Unsupported
-from kernelwright.problems.record.syntax import parse_expression
+from kernelwright.problems.record.source import parse_expression
 
 CANDIDATE_FILE = "candidate.py"
 NATIVE = {".cu", ".cpp", ".cc", ".cxx", ".c"}

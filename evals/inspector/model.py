@@ -15,7 +15,7 @@ from kernelwright.evals.figures.measured import BASELINES
 from kernelwright.evals.report.summary import ending_words
 from kernelwright.evals.scores.collecting import level_of
 from kernelwright.problems import Problem
-from kernelwright.problems.formats.writing import manifest_text
+from kernelwright.problems.formats.reading import manifest_text
 from kernelwright.sandbox.verdict.in_words import verdict_words
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Pairing, Passed, Verdict

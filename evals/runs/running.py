@@ -21,24 +21,22 @@ from kernelwright.agent.log.events import Event, RunLogError
 from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.options import ProviderOptions
+from kernelwright.agent.providers.kinds.recorded import read_story, stories
+from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator
+from kernelwright.agent.providers.provider import ProviderOptions
 from kernelwright.agent.providers.registry import check_provider, providing
-from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator
-from kernelwright.agent.providers.story import read_story, stories
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.runs.suites import LeftOut
 from kernelwright.evals.runs.version import commit, own_version
 from kernelwright.problems import Problem, load_problem
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.prompts import TargetVersions, device_sheet
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import require_tools, versions
-from kernelwright.sandbox.pool.front.elsewhere import as_far_as_there
-from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, settled
+from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, as_far_as_there, settled
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Settings
 

@@ -1,7 +1,7 @@
 """Named selections of problems."""
 
 from kernelwright.agent.log.events import AtFault
-from kernelwright.agent.providers.story import recorded_targets
+from kernelwright.agent.providers.kinds.recorded import recorded_targets
 from kernelwright.problems import ProblemError, catalog_names
 from kernelwright.problems.formats import collections
 from kernelwright.problems.formats.collections import HOMES, addresses

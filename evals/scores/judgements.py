@@ -16,7 +16,7 @@ from pydantic import AwareDatetime
 
 from kernelwright.evals.figures.measured import Measured, measured
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.pool.conditions import Conditions
+from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Verdict
 

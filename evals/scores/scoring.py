@@ -15,9 +15,8 @@ from kernelwright.evals.scores.collecting import CandidateFile, Collected, read_
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
-from kernelwright.sandbox.pool.conditions import Conditions
 from kernelwright.sandbox.pool.dispatch import DeviceVerdict, Dispatcher
-from kernelwright.sandbox.pool.protocol import Executor, Unjudged, Work, choose_kind_name
+from kernelwright.sandbox.pool.protocol import Conditions, Executor, Unjudged, Work, choose_kind_name
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.verdicts import Candidate
 

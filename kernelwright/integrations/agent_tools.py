@@ -12,15 +12,14 @@ from statistics import median
 from typing import Any, NamedTuple, Self
 
 from kernelwright.evals.runs.prompting import first_prompt
-from kernelwright.integrations.feedback import LONGEST, feedback
-from kernelwright.integrations.reward import RewardTerms, reward
+from kernelwright.integrations.reward import LONGEST, RewardTerms, feedback, reward
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.prompts import Target
 from kernelwright.prompts.markdown import fenced, trimmed
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.judge.given import is_file_name, shown
 from kernelwright.sandbox.machine.identity import needs_device
-from kernelwright.sandbox.pool.front.rewarding import Judging
+from kernelwright.sandbox.pool.rewarding import Judging
 from kernelwright.sandbox.verdict.in_words import DOUBTS
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -49,8 +48,6 @@ class ToolVerdict(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The fastest right kernel of a problem so far."""
-
     source: str
     report: Mapping[str, Any]
     origin: str
@@ -81,7 +78,6 @@ class AgentTools:
         await self._open.aclose()
 
     def problems(self) -> str:
-        """The catalog, a line each."""
         return "\n".join(f"{name}: {load_problem(name).title}" for name in catalog_names())
 
     def problem(self, name: str, size: str | None = None) -> str:
@@ -168,7 +164,6 @@ class AgentTools:
         return found.read_text(errors="replace")
 
     def _below(self, path: str) -> Path | None:
-        """What stands there, where that is in the folder; links are followed first."""
         try:
             found = (self.folder / path).resolve()
             return found if found.is_relative_to(self.folder) and found.exists() else None
@@ -204,7 +199,6 @@ class AgentTools:
 
 
 def _processor_lines(report: Mapping[str, Any]) -> list[str]:
-    """How many cores each side keeps busy: what a processor can be asked for without a profiler."""
     if report["outcome"] == "failed" or report["device"] != "cpu":
         return []
     measured, lines = report["measurement"], []

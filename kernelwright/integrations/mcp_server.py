@@ -14,11 +14,11 @@ from pydantic import Field, ValidationError
 
 from kernelwright.integrations.agent_tools import AgentTools, ToolRefused, ToolVerdict
 from kernelwright.problems import ProblemError
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.base import first_fault
 from kernelwright.prompts import Target
 from kernelwright.sandbox.judge.given import shown
-from kernelwright.sandbox.pool.front.rewarding import JudgingError
 from kernelwright.sandbox.pool.protocol import ExecutorError
+from kernelwright.sandbox.pool.rewarding import JudgingError
 
 EVERY_S = 2.0
 """How often whoever waits is told that it goes on."""
@@ -55,7 +55,6 @@ class KernelServer(MCPServer[None]):
 
 
 def _wrong(error: ValidationError) -> str:
-    """The first of the arguments that are wrong, and what it should be."""
     fault = first_fault(error)
     given = error.errors(include_url=False)[0]
     if given["type"] == "missing":
@@ -117,7 +116,6 @@ def server_of(tools: AgentTools) -> MCPServer[None]:
 
 
 async def _said(work: Awaitable[T]) -> T:
-    """The result; what the agent can mend as the tool's error, in its sentence."""
     try:
         return await work
     except (ToolRefused, ProblemError, JudgingError, ExecutorError) as error:

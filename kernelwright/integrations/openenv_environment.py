@@ -51,8 +51,6 @@ class KernelObservation(Observation):
 
 
 class KernelState(State):
-    """Where the episode stands."""
-
     problem: str = ""
     best: float = 0.0
     best_source: str | None = None
@@ -101,7 +99,6 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
 
     @property
     def state(self) -> KernelState:
-        """Where the episode stands."""
         return self._state
 
 

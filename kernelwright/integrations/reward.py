@@ -11,6 +11,7 @@ speedup that the floor allows, `full_speedup` where no floor is known. So luck a
 gained beyond the floor, and what is slower than the baseline is worth less the slower it is.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -18,7 +19,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.verdict.in_words import DOUBTS
+from kernelwright.prompts.markdown import trimmed
+from kernelwright.sandbox.verdict.findings import Look
+from kernelwright.sandbox.verdict.in_words import DOUBTS, timing_lines
+from kernelwright.sandbox.verdict.recheck import measurement_of
 from kernelwright.sandbox.verdict.verdicts import JAIL_OFF
 
 LEAST_FULL_SPEEDUP = 2.0
@@ -125,3 +129,26 @@ def _allowed(verdict: Mapping[str, Any]) -> float | None:
 def _is_below(verdict: Mapping[str, Any], bound: str) -> bool:
     least = verdict.get(bound)
     return least is not None and verdict["candidate_ms"] < least
+
+
+LONGEST = 6000
+
+
+def feedback(report: Mapping[str, Any], earned: Reward, longest: int = LONGEST) -> str:
+    """The deciding fact first; then what surrounds it, and what the judge found odd."""
+    if report["outcome"] == "failed":
+        said = f"failed at {report['stage']}: {report['reason']}"
+        said += f"\n{report['log']}" if report["log"] else ""
+    else:
+        look = Look.model_validate_json(json.dumps(report["look"])) if report["look"] else None
+        said = f"passed\n{timing_lines(measurement_of(dict(report)), look)}"
+    odd = "\n".join(_oddities(report, earned))
+    return f"{trimmed(said, longest - len(odd[: longest // 2]))}\n{odd[: longest // 2]}".rstrip()
+
+
+def _oddities(report: Mapping[str, Any], earned: Reward) -> Iterator[str]:
+    authenticity = report["authenticity"]
+    yield f"kernel: {authenticity['label']} ({'; '.join(authenticity['evidence'])})"
+    yield from (f"a build failed and was hidden: {line}" for line in report["hidden_builds"])
+    if earned.flags:
+        yield f"flagged: {', '.join(earned.flags)}"

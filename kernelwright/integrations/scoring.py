@@ -13,12 +13,11 @@ from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 from kernelwright.agent.replies import NotExtracted, extract
-from kernelwright.integrations.feedback import feedback
-from kernelwright.integrations.reward import USUAL, Reward, RewardTerms, reward
+from kernelwright.integrations.reward import USUAL, Reward, RewardTerms, feedback, reward
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problem, checked_problems, listed, shown
-from kernelwright.sandbox.pool.front.rewarding import Judged, Judging, JudgingError
-from kernelwright.sandbox.pool.remote.service_client import SERVER
+from kernelwright.sandbox.pool.remote import SERVER
+from kernelwright.sandbox.pool.rewarding import Judged, Judging, JudgingError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
@@ -104,11 +103,9 @@ class CompletionScorer:
     async def score_async(
         self, problems: Sequence[GivenProblem], completions: Sequence[Completion]
     ) -> list[ScoredCompletion]:
-        """The same for a program with an event loop."""
         return await asyncio.wrap_future(self._begin(self._score(problems, completions)))
 
     def close(self) -> None:
-        """End the judge, with all that it started."""
         if self._loop is not None:
             self._begin(self._restart(None)).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -188,7 +185,6 @@ def _replies(completions: Sequence[Completion]) -> list[str]:
 
 
 def _reply(completion: Completion) -> str:
-    """The text of the assistant's last message; none where it has not spoken."""
     if isinstance(completion, str):
         return completion
     spoken = [message for message in completion if message.get("role") == "assistant"]

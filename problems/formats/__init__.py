@@ -4,9 +4,8 @@
 problem of another form becomes a reference in our convention: its own text, and a few generated lines behind it.
 """
 
-from kernelwright.problems.formats.collections import find_collection, format_of, load_address, read_collection
+from kernelwright.problems.formats.collections import find_collection, format_of, load_address, read_collection, select
 from kernelwright.problems.formats.reading import Collection, Entry
-from kernelwright.problems.formats.selection import select
 from kernelwright.problems.record.problem import Format
 from kernelwright.problems.texts.libraries import LibraryMissing
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kernelwright.problems.formats.json_lines import json_lines
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.formats.reading import json_lines
+from kernelwright.problems.record.base import first_fault
 from kernelwright.problems.record.problem import ProblemError, StatedTolerance
-from kernelwright.problems.record.reference import read_json, read_text
+from kernelwright.problems.record.source import read_json, read_text
 from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
 
 
@@ -31,7 +31,6 @@ class Foreign(BaseModel):
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """What was read: the fields that were given, known or not."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -45,8 +44,6 @@ class DefinitionAxis(Foreign):
 
 
 class TensorSpec(Foreign):
-    """An input or output; its shape names axes, and is None for a number."""
-
     shape: list[str] | None
     dtype: str
     description: str | None = None
@@ -115,7 +112,6 @@ class ForeignTolerance(Foreign):
     allow_negative_inf: bool | None = None
 
     def stated(self) -> StatedTolerance:
-        """The same in our record."""
         return StatedTolerance(**{name: getattr(self, name) for name in StatedTolerance.model_fields})
 
 

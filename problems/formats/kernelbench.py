@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kernelwright.problems.formats.json_lines import json_lines
 from kernelwright.problems.formats.reading import (
     Collection,
     Entry,
     ForeignReference,
     entry_of,
+    json_lines,
     read_reference,
     safe_name,
 )
 from kernelwright.problems.record.problem import Origin, ProblemError
-from kernelwright.problems.record.reference import read_json, read_text
+from kernelwright.problems.record.source import read_json, read_text
 from kernelwright.problems.texts.libraries import library
 
 LEVEL = re.compile(r"level_?(\d+)")
@@ -45,7 +45,6 @@ def level_folders(root: Path) -> list[Path]:
 
 
 def read_tree(root: Path) -> Collection:
-    """Every problem of a tree, in the order of levels and numbers."""
     entries: list[Entry] = []
     strangers: list[str] = []
     for level in level_folders(root):

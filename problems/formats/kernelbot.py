@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernelwright.problems.formats.definition import fault_of
 from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
-from kernelwright.problems.record.defining import bound_names
 from kernelwright.problems.record.problem import Origin, Problem, ProblemError
-from kernelwright.problems.record.reference import parse, read_text
+from kernelwright.problems.record.source import bound_names, parse, read_text
 from kernelwright.problems.texts.libraries import library
 
 TASK, SUBMISSION, REFERENCE = "task.yml", "@SUBMISSION@", "reference.py"
@@ -57,8 +56,6 @@ def get_init_inputs():
 
 
 class Task(BaseModel):
-    """What is used of `task.yml`."""
-
     model_config = ConfigDict(frozen=True, extra="allow")
 
     files: list[dict[str, str]]
@@ -69,7 +66,6 @@ class Task(BaseModel):
 
 
 def task_files(root: Path) -> list[Path]:
-    """Every `task.yml` at or under `root`."""
     return sorted(root.rglob(TASK))
 
 
@@ -145,7 +141,6 @@ def _texts(task: Task, place: Path) -> dict[str, str]:
 
 
 def _needed(name: str, texts: dict[str, str], above: tuple[str, ...] = ()) -> list[str]:
-    """`name` behind the modules that it imports, each once."""
     found: list[str] = []
     for node in ast.walk(parse(texts[name], f"{name}.py")):
         match node:

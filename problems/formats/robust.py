@@ -8,12 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
-from kernelwright.problems.record.faults import first_fault
+from kernelwright.problems.record.base import first_fault
 from kernelwright.problems.record.problem import Origin, Problem, ProblemError
-from kernelwright.problems.record.reference import check_reference, read_json, read_text, title_of
-from kernelwright.problems.texts.constructing import configured, keyword_only
-from kernelwright.problems.texts.devices import without_cuda
-from kernelwright.problems.texts.memory import input_bytes
+from kernelwright.problems.record.source import check_reference, read_json, read_text, title_of
+from kernelwright.problems.texts.arithmetic import input_bytes
+from kernelwright.problems.texts.rewriting import configured, keyword_only, without_cuda
 
 SOURCE, CONFIGURATIONS, BACKWARD = "func_forward.py", "config_forward.json", "func_backward.py"
 Settings = list[dict[str, Any]]
@@ -56,12 +55,10 @@ def _pairs(inits: Settings, inputs: Settings, shared: Settings) -> Iterator[Pair
 
 
 def task_folders(root: Path) -> list[Path]:
-    """The folders of tasks at or under `root`."""
     return sorted(path.parent for path in root.rglob(SOURCE))
 
 
 def read_tasks(root: Path) -> Collection:
-    """Every configuration of every task."""
     entries: list[Entry] = []
     for folder in task_folders(root):
         name = folder.relative_to(root).as_posix() if folder != root else folder.name
@@ -111,10 +108,6 @@ def _entry(origin: Origin, source: str, pair: Pair, notes: tuple[str, ...]) -> E
         source=text,
         origin=origin,
     )
-    return Entry(id=origin.id, problem=problem, notes=notes, input_bytes=input_bytes(_with_values(source, given)))
-
-
-def _with_values(source: str, given: dict[str, Any]) -> str:
-    """`source` with the configuration's numbers as constants of the module: enough to see the sizes."""
     numbers = [f"{name} = {value!r}" for name, value in given.items() if isinstance(value, int | float)]
-    return source + "\n" + "\n".join(numbers) + "\n"
+    sized = "\n".join([source, *numbers, ""])  # as constants of the module: enough to see the sizes
+    return Entry(id=origin.id, problem=problem, notes=notes, input_bytes=input_bytes(sized))

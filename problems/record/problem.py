@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.values import ExcludedValues
+from kernelwright.problems.record.value_families import ExcludedValues
 
 PrecisionPolicy = Literal["strict", "tf32", "half"]
 OperatorPolicy = Literal["any", "no-library", "custom-only"]

@@ -7,12 +7,74 @@ tell of them, and the judge makes their values; so torch is imported where a cha
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
-from kernelwright.problems.record.outliers import begin_far_out, end_far_out
+from pydantic import AfterValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from kernelwright.problems.record.base import Record
 
 if TYPE_CHECKING:
     import torch
+
+ROW = 64
+"""Elements at least of what is called a row."""
+LAST = 4
+"""The last element of all is so many times as far out as the others."""
+
+
+def begin_far_out(x: "torch.Tensor", size: float) -> None:
+    """In the second half, so that no sample of the first rows shows them: every other row begins with an outlier.
+
+    So does an index of axis 0, which is what a norm over several axes takes for a row. None stands elsewhere: a norm's
+    weight there could make one so much larger than those that begin a row that it hides what is wrong with them.
+    """
+    rows = _rows(x)
+    _set_magnitude(rows[len(rows) // 2 :: 2, 0], size)
+    if x.dim() and x[0].numel() >= ROW:
+        _set_magnitude(x.view(len(x), -1)[len(x) // 2 :, 0], size)
+
+
+def _set_magnitude(some: "torch.Tensor", size: float) -> None:
+    """From a half of it to the whole: what an outlier does to rounding differs with the bits of its fraction."""
+    import torch
+
+    sizes = torch.linspace(size / 2, size, len(some), dtype=torch.float64, device=some.device)
+    some.copy_(sizes.to(some.dtype).copysign_(some))
+
+
+def end_far_out(x: "torch.Tensor", times: float) -> None:
+    """In the second half rows, and indices of axis 0, end above all that was drawn or below it, in turn.
+
+    Above is half of `times` the largest magnitude, or more. No value gets a sign that was not drawn: where all are
+    positive, below is the smallest divided by as much. The last two of all are farther out, so that a remainder that is
+    left out is missed over the last axis, over axis 0 and over everything. Which of these two is above differs from
+    draw to draw; where all have one sign, the last is the one of the larger magnitude.
+    """
+    import torch
+
+    rows, whole = _rows(x), x.view(-1)
+    low, high = map(float, torch.aminmax(x))
+    above, largest = int(whole[-1] > whole[0] if low < 0 < high else high > 0), max(-low, high)
+    ends = [(rows[len(rows) // 2 :, -1], times), (whole[-2:], LAST * times)]
+    if x.dim() and x[0].numel() >= ROW:
+        ends.insert(1, (x.view(len(x), -1)[len(x) // 2 :, -1], times))
+    for end, most in ends:
+        far = torch.linspace(most / 2, most, len(end), dtype=torch.float64, device=x.device)
+        for some, edge, sign in ((slice(above, None, 2), high, 1), (slice(1 - above, None, 2), low, -1)):
+            unit = sign * largest if 0 < largest < math.inf else sign
+            end[some] = (unit * far[some] if edge * sign > 0 else edge / far[some]).to(x.dtype)
+
+
+def _rows(x: "torch.Tensor") -> "torch.Tensor":
+    """As a matrix whose rows are as many of the last axes as it takes for `ROW` elements."""
+    width = 1
+    for size in reversed(x.shape):
+        width *= size
+        if width >= ROW:
+            break
+    return x.view(-1, width)
+
 
 UP, DOWN, RAISED, LOWERED = 8, 1e-3, 100, 200
 """exp(-200) is zero in float32, where exp(-100) would be a denormal, which a right kernel may take for zero."""
@@ -71,10 +133,6 @@ def _outliers(x: "torch.Tensor") -> None:
     begin_far_out(x, min(OUTLIER * largest if 0 < largest < math.inf else OUTLIER, most(x.dtype)))
 
 
-def _heavy_ends(x: "torch.Tensor") -> None:
-    end_far_out(x, OUTLIER)
-
-
 FAMILIES: dict[str, ValueFamily] = {
     "scaled up by 8": ValueFamily("8 times as large", lambda x: x.mul_(UP)),
     "scaled down by 1000": ValueFamily("a thousandth", lambda x: x.mul_(DOWN)),
@@ -86,8 +144,32 @@ FAMILIES: dict[str, ValueFamily] = {
     "with rows of zeros": ValueFamily("every third index of axis 0 zero", _zero_rows),
     "of mixed magnitude": ValueFamily("axis 0 scaled from 1e-3 to 1e3 (fp16: 1e-2 to 1e2)", _mixed_magnitude),
     "with outliers": ValueFamily("outliers of 50 to 100 times the largest magnitude where rows begin", _outliers),
-    "with heavy ends": ValueFamily("rows that end 50 to 100 times above or below all other values", _heavy_ends),
+    "with heavy ends": ValueFamily(
+        "rows that end 50 to 100 times above or below all other values", lambda x: end_far_out(x, OUTLIER)
+    ),
 }
 """By name, which is what a problem calls it by, and a record."""
 GROWTH, OFFSET = 10**DECADES, LOWERED
 """No family takes a value beyond so many times the largest that was drawn, and so much more."""
+
+
+def _known(name: str) -> str:
+    if name not in FAMILIES:
+        *others, last = map(repr, FAMILIES)
+        known = f"{', '.join(others)} or {last}"
+        raise PydanticCustomError("family", "Input should be {known}", {"known": known})
+    return name
+
+
+class ExcludedValues(Record):
+    """Families that lie outside of what a problem is defined for, such as negative values under a logarithm."""
+
+    without: tuple[Annotated[str, AfterValidator(_known)], ...] = ()
+    reason: str = ""
+    """Why; must be given where any family is left out."""
+
+    @model_validator(mode="after")
+    def _has_a_reason(self) -> Self:
+        if self.without and not self.reason.strip():
+            raise ValueError("[values] leaves families of values out; add its reason")
+        return self

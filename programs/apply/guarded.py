@@ -4,17 +4,92 @@ Needs torch alone: packages that are exported carry this file. A module stays th
 parameters and hooks; only its class becomes one derived from its own. A copy or a pickle of it is of the old class.
 """
 
+import ast
 import copyreg
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kernelwright.programs.apply.call_sizes import CallSize, flat
+ALIGNED = 64
+"""Bytes: torch gives memory on such places, and a kernel may load vectors from there."""
+
+
+class CallSize(NamedTuple):
+    """One kind of calls that a kernel was judged for."""
+
+    inputs: tuple[tuple[int, dict[str, Any]], ...]
+    """For each of the kernel's arguments which leaf of (args, kwargs) it is, and the tensor that was seen there."""
+    call: pytree.TreeSpec
+    others: dict[int, Any]
+    """The leaves that are no tensors."""
+    result: pytree.TreeSpec
+    result_leaves: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, size: dict[str, Any]) -> "CallSize":
+        call = pytree.treespec_loads(size["call"])
+        plain = _of_tensors(call.num_leaves)
+        return cls(
+            inputs=tuple((one["leaf"], one["tensor"]) for one in size["inputs"]),
+            call=plain if call == plain else call,
+            others={int(leaf): ast.literal_eval(text) for leaf, text in size["other_leaves"].items()},
+            result=pytree.treespec_loads(size["result"]),
+            result_leaves=tuple(size["result_leaves"]),
+        )
+
+    def why_not(self, leaves: list[Any]) -> str:
+        """What is another than was judged; empty where nothing is."""
+        for leaf, value in self.others.items():
+            if type(leaves[leaf]) is not type(value) or leaves[leaf] != value:
+                return "other arguments"
+        for leaf, seen in self.inputs:
+            if why := differs(leaves[leaf], seen):
+                return why
+        return ""
+
+    def put_together(self, outputs: Any) -> Any:
+        """What the module would return, of the kernel's outputs."""
+        if self.result.is_leaf():
+            return outputs
+        each = outputs if isinstance(outputs, tuple | list) else (outputs,)
+        return pytree.tree_unflatten([None if i is None else each[i] for i in self.result_leaves], self.result)
+
+
+def differs(value: Any, seen: dict[str, Any]) -> str:
+    """In what a tensor is another than the one that was seen; empty where in nothing."""
+    if type(value) not in (torch.Tensor, nn.Parameter):
+        return "other arguments"
+    if value.shape != tuple(seen["shape"]):
+        return "another shape"
+    if str(value.dtype) != f"torch.{seen['dtype']}":
+        return "another dtype"
+    if value.device.type != torch.device(seen["device"]).type:
+        return "another device"
+    strides = zip(value.shape, value.stride(), seen["stride"], strict=True)
+    moved = value.stride() != tuple(seen["stride"]) and any(size > 1 and one != other for size, one, other in strides)
+    if moved or value.is_conj() or value.is_neg():
+        return "another layout in memory"
+    return "memory that is not aligned" if value.numel() and value.data_ptr() % ALIGNED else ""
+
+
+@functools.cache
+def _of_tensors(count: int) -> pytree.TreeSpec:
+    """The structure of a call with so many arguments, each a leaf. The same object each time, so `is` compares it."""
+    return pytree.tree_structure(((0,) * count, {}))
+
+
+def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    """The leaves of a call. torch's way takes longer than a small kernel, and most calls are of tensors alone."""
+    if not kwargs and all(type(one) is torch.Tensor for one in args):
+        return list(args), _of_tensors(len(args))
+    return pytree.tree_flatten((args, kwargs))
+
 
 LOG = logging.getLogger(__name__)
 Make = Callable[[], nn.Module]
@@ -25,8 +100,6 @@ class NoPlace(ValueError):
 
 
 class TiedKernel:
-    """A kernel over the weights of one module."""
-
     def __init__(self, part: dict[str, Any], make: Make, copies: bool) -> None:
         """`part`: its record; `make` gives a kernel with weights of its own.
 
@@ -39,11 +112,9 @@ class TiedKernel:
         self._made: tuple[Any, nn.Module] | None = None
 
     def anew(self, part: dict[str, Any] | None = None) -> "TiedKernel":
-        """The same for another module, which may have other names."""
         return TiedKernel(part or self.part, self._make, self._copies)
 
     def call(self, module: nn.Module, inputs: Sequence[Any]) -> Any:
-        """Its results for these inputs. `NoPlace` where the module's weights are not what it was judged with."""
         outputs = self.over(module)(*inputs)
         return pytree.tree_map(_copied, outputs) if self._copies else outputs
 
@@ -116,7 +187,6 @@ class Replacement:
         self.fallbacks.clear()
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """By the kernel where it was judged for this call, else by the module's own code."""
         leaves, structure = flat(args, kwargs)
         why = self._circumstances(module, leaves)
         if not why:
@@ -148,7 +218,8 @@ class Replacement:
         if module.training != self._training:
             return "training mode" if module.training else "evaluation mode"
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if not self._gradients and torch.is_grad_enabled() and _requires_grad([*tensors, *module.parameters()]):
+        wanted = not self._gradients and torch.is_grad_enabled()
+        if wanted and any(one.requires_grad for one in (*tensors, *module.parameters())):
             return "gradients are wanted, and the kernel was judged forward only"
         if tensors and torch.is_autocast_enabled(tensors[0].device.type):
             return "autocast"
@@ -159,19 +230,16 @@ class Replacement:
 
 
 def put_back(module: nn.Module) -> None:
-    """Let a module be of its own class again, if a kernel stands in for it."""
     replacement = replacement_of(module)
     if replacement is not None:
         module.__class__ = replacement.own
 
 
 def replacement_of(module: nn.Module) -> Replacement | None:
-    """The kernel that stands in for this module."""
     return vars(type(module)).get("_replacement")
 
 
 def replacements(model: nn.Module) -> Iterator[Replacement]:
-    """All in a model, in the order of its modules."""
     for module in model.modules():
         if (found := replacement_of(module)) is not None:
             yield found
@@ -205,17 +273,12 @@ def _derived(replacement: Replacement) -> type[nn.Module]:
     return type(own.__name__, (own,), members | {"__module__": own.__module__, "__doc__": own.__doc__})
 
 
-def _requires_grad(tensors: list[torch.Tensor]) -> bool:
-    return any(tensor.requires_grad for tensor in tensors)
-
-
 def _has_hooks(module: nn.Module) -> bool:
     forward = module._forward_hooks or module._forward_pre_hooks
     return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _traced() -> str:
-    """Whether somebody follows the operators, who would not see what a kernel does."""
     functorch = torch._C._functorch.peek_interpreter_stack() is not None
     dispatch = torch._C._len_torch_dispatch_stack() > 0
     dual = torch.autograd.forward_ad._current_level >= 0

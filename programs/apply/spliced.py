@@ -12,8 +12,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from kernelwright.programs.apply.call_sizes import differs
-from kernelwright.programs.apply.guarded import NoPlace, Replacement, TiedKernel, replacement_of
+from kernelwright.programs.apply.guarded import NoPlace, Replacement, TiedKernel, differs, replacement_of
 from kernelwright.programs.capture.graphs import CallGraph, CannotCut, export_call, owner
 
 MOST_KINDS = 16
@@ -23,8 +22,6 @@ Plan = Callable[[nn.Module, list[Any]], Any]
 
 
 class SplicedReplacement(Replacement):
-    """Kernels in the place of runs inside the `forward` of one module."""
-
     def put(self, module: nn.Module) -> None:
         self._plans: dict[Any, Plan | str] = {}
         self._within = {
@@ -118,7 +115,6 @@ def _piece(graph: CallGraph, name: str) -> Piece | None:
 
 
 def _put(graph: CallGraph, name: str, piece: Piece, function: Callable[..., Any]) -> None:
-    """Let one call of the function stand for the piece."""
     nodes, inputs, ends = piece
     graph.program.graph_module.add_submodule(name, _Called(function))
     inside, within = set(nodes), graph.program.graph

@@ -1,6 +1,8 @@
 """Capturing a program: a model on some inputs, a piece of a program within `with capturing():`, or a whole script."""
 
+import json
 import os
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,17 +15,63 @@ from torch.utils import _pytree as pytree
 
 from kernelwright.problems.record.problem import ProblemError
 from kernelwright.programs.capture.cutting import Cutting, counted_steps, cut, times_of
-from kernelwright.programs.capture.values_file import write_values
 from kernelwright.programs.capture.watching import CallWatch
-from kernelwright.programs.record.capture_folder import (
+from kernelwright.programs.record import (
     CAPTURE,
     PROBLEMS,
     CapturedProgram,
+    ModuleSeen,
     OperatorSeen,
     write_record,
 )
-from kernelwright.programs.record.seen import ModuleSeen
 from kernelwright.sandbox.machine.identity import device_name, versions
+
+VALUES = "values.safetensors"
+NAMES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+"""The format's words for dtypes; tensors of others are left out."""
+
+
+def write_values(watch: CallWatch, folder: Path) -> str:
+    """Write `weights/ROOT/NAME` and `inputs/CLASS/NUMBER/LEAF`; the file's name within the folder.
+
+    The format: eight bytes with the length of a JSON header, the header, then all bytes one after the other.
+    """
+    tensors = {name: tensor for name, tensor in _tensors(watch) if _dtype(tensor) in NAMES}
+    header, at = {}, 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": NAMES[_dtype(tensor)],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + size],
+        }
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / VALUES).open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors.values():
+            plain = tensor.detach().cpu().contiguous().reshape(-1)
+            if plain.numel():
+                file.write(plain.view(torch.uint8).numpy().tobytes())
+    return VALUES
+
+
+def _tensors(watch: CallWatch) -> Iterator[tuple[str, torch.Tensor]]:
+    for root, module in watch.roots():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            yield f"weights/{root}/{name}", tensor
+    for number, kind in enumerate(watch.kinds.values()):
+        for leaf, tensor in kind.kept.items():
+            yield f"inputs/{type(kind.module).__name__}/{number}/{leaf}", tensor
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
 
 STEPS = 3
 """Profiled steps, the first of several not counted: it pays for what is done once."""
@@ -31,8 +79,6 @@ MOST_LISTED = 30
 
 
 class Wishes(NamedTuple):
-    """How a program is captured."""
-
     out: Path
     program: str
     steps: int = STEPS

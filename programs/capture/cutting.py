@@ -11,16 +11,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kernelwright.problems.record.problem import ProblemError
-from kernelwright.problems.record.reference import check_reference
-from kernelwright.programs.capture.drafts import Draft, KindOnTrial
+from kernelwright.problems.record.source import check_reference
+from kernelwright.programs.capture.drafts import Draft, KindOnTrial, Tried
 from kernelwright.programs.capture.graphs import CannotCut
-from kernelwright.programs.capture.looking import layout
 from kernelwright.programs.capture.problem_text import finished, written
-from kernelwright.programs.capture.profile_reading import PlaceTimes
-from kernelwright.programs.capture.trying import Tried
-from kernelwright.programs.capture.watching import CallWatch, SeenPlace, SeenStep
-from kernelwright.programs.record.parts import CallSite, Part, PartInput, PartSize, Uncut
-from kernelwright.programs.record.seen import TensorSeen
+from kernelwright.programs.capture.watching import CallWatch, PlaceTimes, SeenPlace, SeenStep, layout
+from kernelwright.programs.record import CallSite, Part, PartInput, PartSize, TensorSeen, Uncut
 
 LEAST_SHARE = 0.02
 """Of the program's time: what takes less is left whole."""
@@ -35,15 +31,12 @@ SHORT_MS = {"cpu": 0.1, "cuda": 0.005}
 
 @dataclass
 class Cutting:
-    """What came of cutting: parts, the text and manifest of each, and what could not be cut."""
-
     parts: list[Part] = field(default_factory=list)
     texts: dict[str, tuple[str, str]] = field(default_factory=dict)
     """By part, `reference.py` and `problem.toml`."""
     uncut: list[Uncut] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
-        """A folder for each problem."""
         for name, (reference, manifest) in self.texts.items():
             place = folder / name
             place.mkdir(parents=True, exist_ok=True)
@@ -58,7 +51,6 @@ def counted_steps(watch: CallWatch) -> list[SeenStep]:
 
 
 def times_of(steps: Iterable[SeenStep]) -> dict[int, PlaceTimes]:
-    """By place, over all steps."""
     total: dict[int, PlaceTimes] = defaultdict(PlaceTimes)
     for step in steps:
         for place, times in step.times.places.items():
@@ -85,7 +77,10 @@ def cut(watch: CallWatch, tell: Callable[[str], None]) -> Cutting:
             drafts.extend(trial.drafts(MOST_OPERATORS))
         except CannotCut as error:
             if str(error):
-                found.uncut.append(_uncut(trial, str(error)))
+                first, ms = trial.sites[0], sum(site.ms for site in trial.sites)
+                found.uncut.append(
+                    Uncut(root=first.root, module=first.module, class_name=trial.kind.class_name, ms=ms, why=str(error))
+                )
     groups: dict[tuple[Any, ...], list[Draft]] = defaultdict(list)
     for draft in drafts:
         if draft.ms >= LEAST_SHARE * program_ms:
@@ -118,11 +113,6 @@ def _trials(watch: CallWatch, times: dict[int, PlaceTimes], program_ms: float) -
         trials.append(KindOnTrial(watch.kinds[key], sites, backward, custom))
     worth = [one for one in trials if sum(site.ms for site in one.sites) >= LEAST_SHARE * program_ms]
     return sorted(worth, key=lambda one: -sum(site.ms for site in one.sites))
-
-
-def _uncut(trial: KindOnTrial, why: str) -> Uncut:
-    first, ms = trial.sites[0], sum(site.ms for site in trial.sites)
-    return Uncut(root=first.root, module=first.module, class_name=trial.kind.class_name, ms=ms, why=why)
 
 
 def _uncut_draft(draft: Draft, why: str) -> Uncut:
@@ -257,19 +247,15 @@ def _names(groups: Mapping[Any, Sequence[Draft]], kinds: Sequence[int]) -> dict[
     counts: Counter[str] = Counter()
     names = {}
     for key, drafts in sorted(groups.items(), key=lambda item: min(kinds.index(id(draft.kind)) for draft in item[1])):
-        stem = _stem(drafts[0])
+        class_name = type(drafts[0].kind.module).__name__
+        spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
+        stem = re.sub(r"\W", "_", spaced) + ("_run" if drafts[0].run else "")
         counts[stem] += 1
         names[key] = f"{stem}_{counts[stem]}"
     return names
 
 
-def _stem(draft: Draft) -> str:
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(draft.kind.module).__name__).lower()
-    return re.sub(r"\W", "_", words) + ("_run" if draft.run else "")
-
-
 def manifest(part: Part) -> str:
-    """The `problem.toml` of a part."""
     lines = [f'family = "program"\ntitle = "{part.title}"\nprecision = "{part.precision}"']
     lines.append(f'direction = "{part.direction}"')
     if part.written:

@@ -4,7 +4,7 @@ import hashlib
 import operator
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 
 
 def words(text: str) -> frozenset[str]:
-    """A table of names."""
     return frozenset(text.split())
 
 
@@ -36,8 +35,6 @@ class CannotCut(Exception):
 
 @dataclass
 class CallGraph:
-    """One call of a module."""
-
     program: torch.export.ExportedProgram
     nodes: list[fx.Node]
     """The operators in order, none of which changes a tensor in place but for buffers."""
@@ -188,7 +185,6 @@ def op_name(node: fx.Node) -> str:
 
 
 def is_plain(node: fx.Node) -> bool:
-    """Whether it is an operator of aten, and gives the same each time."""
     if node.target is operator.getitem:
         return True
     is_aten = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
@@ -229,3 +225,94 @@ def value_of(node: fx.Node) -> torch.Tensor | None:
     """The fake tensor that stands for its value: shape, dtype and strides; None for what is no tensor."""
     value = node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
+
+
+PRODUCTS = words(
+    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d mm matmul bmm addmm "
+    "baddbmm scaled_dot_product_attention embedding einsum"
+)
+MOST_OUTPUTS = 4
+
+
+def runs(graph: CallGraph, most_operators: int) -> list[list[fx.Node]]:
+    """The runs of a graph, each with two to `most_operators` operators that compute.
+
+    What lies within one child is found where that one is looked at by itself.
+    """
+    found: dict[tuple[str, ...], list[fx.Node]] = {}
+    everything = sum(computes(node) for node in graph.nodes)
+    for run in map(_trimmed, _sequences(graph)):
+        count = sum(computes(node) for node in run)
+        fits = 2 <= count <= most_operators and count < everything
+        if fits and _keeps_children_whole(graph, run) and _has_ends(graph, run):
+            found.setdefault(tuple(node.name for node in run), run)
+    return list(found.values())
+
+
+def _sequences(graph: CallGraph) -> Iterator[list[fx.Node]]:
+    for stretch in _split(graph.nodes, lambda node: not is_plain(node), keep=False):
+        yield from _split(stretch, lambda node: op_name(node) in PRODUCTS, keep=True)
+        yield from _split(stretch, lambda node: _has_weights(graph, node), keep=False)
+
+
+def _split(nodes: Sequence[fx.Node], is_border: Callable[[fx.Node], bool], keep: bool) -> Iterator[list[fx.Node]]:
+    """The nodes between borders; each border with what follows it where it is to be kept."""
+    current: list[fx.Node] = []
+    for node in nodes:
+        if is_border(node):
+            yield current
+            current = [node] if keep else []
+        else:
+            current.append(node)
+    yield current
+
+
+def _has_weights(graph: CallGraph, node: fx.Node) -> bool:
+    return op_name(node) in PRODUCTS and any(one.name in graph.parameters for one in node.all_input_nodes)
+
+
+def _trimmed(run: list[fx.Node]) -> list[fx.Node]:
+    places = [index for index, node in enumerate(run) if computes(node)]
+    return run[places[0] : places[-1] + 1] if places else []
+
+
+def _keeps_children_whole(graph: CallGraph, run: Sequence[fx.Node]) -> bool:
+    """Whether it is made of the module's own operators and whole calls of its children, more than one in all."""
+    inside, calls = set(run), {child_call(node) for node in run}
+    cut = any(child_call(node) in calls - {""} for node in graph.nodes if node not in inside and computes(node))
+    return not cut and (len(calls) > 1 or "" in calls)
+
+
+def _has_ends(graph: CallGraph, run: Sequence[fx.Node]) -> bool:
+    """Whether what goes in and comes out are tensors, and not too many."""
+    given, made = inputs_of(graph, run), outputs_of(graph, run)
+    return (
+        1 <= len(made) <= MOST_OUTPUTS and bool(given) and all(value_of(node) is not None for node in (*given, *made))
+    )
+
+
+def inputs_of(graph: CallGraph, run: Sequence[fx.Node]) -> list[fx.Node]:
+    """Values from outside of the run, weights and their views left out, in the order of their first use."""
+    inside, own = {*run, *of_weights(graph, run)}, set(graph.state) | set(graph.constants)
+    found = [one for node in run for one in node.all_input_nodes if one not in inside and one.name not in own]
+    return list(dict.fromkeys(found))
+
+
+def of_weights(graph: CallGraph, run: Sequence[fx.Node]) -> list[fx.Node]:
+    """Views of weights alone that the run uses and that stand before it: its problem makes them anew."""
+    own, views = set(graph.state) | set(graph.constants), set()
+    for node in graph.nodes:
+        given = node.all_input_nodes
+        if given and not computes(node) and all(one.name in own or one in views for one in given):
+            views.add(node)
+    wanted, found = {one for node in run for one in node.all_input_nodes}, []
+    for node in reversed(graph.nodes):
+        if node in views and node in wanted and node not in run:
+            wanted |= set(node.all_input_nodes)
+            found.append(node)
+    return found[::-1]
+
+
+def outputs_of(graph: CallGraph, run: Sequence[fx.Node]) -> list[fx.Node]:
+    inside = set(run)
+    return [node for node in run if any(user not in inside for user in node.users)]

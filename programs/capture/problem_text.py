@@ -1,17 +1,259 @@
 """The text of a problem: operators of a graph as `Model`, weights and inputs drawn like those that were seen."""
 
 import keyword
+import math
+import operator
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from kernelwright.programs.capture.drawing import drawn
-from kernelwright.programs.capture.graphs import CallGraph, CannotCut, op_name
-from kernelwright.programs.capture.spelling import CLOSE, NUMBER, OPEN, Speller
-from kernelwright.programs.record.seen import TensorSeen
+from kernelwright.programs.capture.graphs import CallGraph, CannotCut, op_name, words
+from kernelwright.programs.record import TensorSeen, ValuesSeen
+
+OPEN, CLOSE = "\N{MATHEMATICAL LEFT WHITE SQUARE BRACKET}", "\N{MATHEMATICAL RIGHT WHITE SQUARE BRACKET}"
+NUMBER = re.compile(f"{OPEN}(-?\\d+){CLOSE}")
+FUNCTIONAL = words(
+    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d gelu silu mish elu "
+    "leaky_relu hardswish hardsigmoid hardtanh relu6 softplus max_pool1d max_pool2d avg_pool2d "
+    "adaptive_avg_pool2d adaptive_avg_pool1d layer_norm group_norm scaled_dot_product_attention pad "
+    "one_hot log_sigmoid"
+)
+LESS = {"layer_norm": 5, "group_norm": 5}
+"""How many arguments `torch.nn.functional` takes of those; what follows is a hint for cuDNN."""
+TORCH = words(
+    "relu sigmoid tanh exp log sqrt rsqrt abs neg sin cos erf pow matmul bmm mm addmm baddbmm cat stack "
+    "softmax log_softmax mean sum amax amin cumsum where clamp minimum maximum square reciprocal einsum "
+    "chunk split tril triu argmax rms_norm var gather index_select roll flip floor round logical_and "
+    "logical_or logical_not"
+)
+METHODS = words(
+    "view reshape permute transpose unsqueeze squeeze flatten unflatten expand expand_as select narrow "
+    "contiguous unbind masked_fill repeat type_as t clone float detach"
+)
+SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+MAKERS = words("arange zeros ones full empty scalar_tensor eye linspace")
+LEFT_OUT = ("device", "layout", "pin_memory", "memory_format")
+"""Of what makes tensors; the device is that of the inputs, wherever the problem runs."""
+
+
+class Speller:
+    """Writes nodes; `names` are those of values, `home` an input whose device new tensors go to."""
+
+    def __init__(self, names: Mapping[fx.Node, str], home: str, plainly: bool = False) -> None:
+        self.names, self.home, self.plainly = names, home, plainly
+
+    def call(self, node: fx.Node) -> str:
+        name = op_name(node)
+        arguments = [self.value(argument) for argument in node.args]
+        named = {key: self.value(value) for key, value in node.kwargs.items() if key not in LEFT_OUT}
+        if node.target is operator.getitem:
+            return f"{arguments[0]}[{arguments[1]}]"
+        if name in MAKERS:
+            return _called(f"torch.{name}", arguments, named | {"device": f"{self.home}.device"})
+        if name in ("to", "_to_copy") and not self.plainly:
+            return self._converted(node)
+        if not self.plainly and (written := _friendly(node, name, arguments, named)):
+            return written
+        return _called(f"torch.ops.{node.target}", arguments, named)
+
+    def value(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return self.names[value]
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(self.value(item) for item in value)}]"
+        if isinstance(value, torch.device):
+            return f"{self.home}.device"
+        return _literal(value)
+
+    def _converted(self, node: fx.Node) -> str:
+        """A conversion: to a dtype or as another tensor is; a device alone is where everything is."""
+        dtypes = [value for value in (*node.args[1:], *node.kwargs.values()) if isinstance(value, torch.dtype)]
+        others = [value for value in node.args[1:] if isinstance(value, fx.Node)]
+        source = self.names[node.args[0]]  # type: ignore[index]
+        if dtypes or others:
+            return f"{source}.to({dtypes[0] if dtypes else self.names[others[0]]})"
+        return source
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool | str | None):
+        return repr(value)
+    if isinstance(value, int):
+        return f"{OPEN}{value}{CLOSE}"
+    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else str(value)
+
+
+def _friendly(node: fx.Node, name: str, arguments: list[str], named: dict[str, str]) -> str | None:
+    written = None
+    if name in SPELLINGS:
+        written = SPELLINGS[name](arguments, named)
+    elif name in SIGNS and not named and len(arguments) == 2:
+        written = f"{arguments[0]} {SIGNS[name]} {arguments[1]}"
+    elif name in FUNCTIONAL:
+        written = _called(f"F.{name}", arguments[: LESS.get(name)], named)
+    elif name in TORCH:
+        written = _called(f"torch.{name}", arguments, named)
+    elif name in METHODS:
+        written = _called(f"{arguments[0]}.{name}", arguments[1:], named)
+    return written
+
+
+def _called(function: str, arguments: Sequence[str], named: Mapping[str, str]) -> str:
+    return f"{function}({', '.join([*arguments, *(f'{key}={value}' for key, value in named.items())])})"
+
+
+def _batch_norm(given: list[str], named: Mapping[str, str]) -> str:
+    image, weight, bias, mean, variance, training, momentum, eps = given[:8]
+    options = {"training": training, "momentum": momentum, "eps": eps}
+    return _called("F.batch_norm", [image, mean, variance, weight, bias], options)
+
+
+def _slice(given: list[str], named: Mapping[str, str]) -> str:
+    source, axis, start, end, step = (*given, *("None",) * (5 - len(given)))
+    match = NUMBER.fullmatch(axis)
+    number = int(match[1]) if match else 0
+    numbers = [_end(text) for text in (start, end, step)]
+    inside = f"{numbers[0]}:{numbers[1]}" + (f":{numbers[2]}" if numbers[2] not in ("", f"{OPEN}1{CLOSE}") else "")
+    before = [":"] * number if number >= 0 else ["..."]
+    after = [":"] * (-number - 1) if number < 0 else []
+    return f"{source}[{', '.join([*before, inside, *after])}]"
+
+
+def _end(text: str) -> str:
+    match = NUMBER.fullmatch(text)
+    if text == "None" or (match and abs(int(match[1])) >= 2**62):
+        return ""
+    return text
+
+
+def _embedding(given: list[str], named: Mapping[str, str]) -> str:
+    padding = {"padding_idx": given[2]} if len(given) > 2 and given[2] != f"{OPEN}-1{CLOSE}" else {}
+    return _called("F.embedding", [given[1], given[0]], padding)
+
+
+SPELLINGS: dict[str, Callable[[list[str], Mapping[str, str]], str]] = {
+    "batch_norm": _batch_norm,
+    "slice": _slice,
+    "embedding": _embedding,
+    "conv2d": lambda given, named: _called("F.conv2d", given, named),
+    "numpy_T": lambda given, named: f"{given[0]}.T",
+    "add_": lambda given, named: _called(f"{given[0]}.add_", given[1:], named),
+    "rsub": lambda given, named: f"{given[1]} - {given[0]}",
+    "bitwise_and": lambda given, named: f"{given[0]} & {given[1]}",
+    "bitwise_or": lambda given, named: f"{given[0]} | {given[1]}",
+    "bitwise_not": lambda given, named: f"~{given[0]}",
+    "eq": lambda given, named: f"{given[0]} == {given[1]}",
+    "le": lambda given, named: f"{given[0]} <= {given[1]}",
+    "ge": lambda given, named: f"{given[0]} >= {given[1]}",
+    "lt": lambda given, named: f"{given[0]} < {given[1]}",
+    "gt": lambda given, named: f"{given[0]} > {given[1]}",
+}
+"""By operator, what neither `torch.nn.functional` nor `torch` nor a method takes in the same way."""
+
+
+UNKNOWN = ValuesSeen(drawing="normal", deviation=1.0)
+WOBBLE = 0.1
+"""How far weights are drawn from a constant such as a norm's ones, so that no kernel can leave them out."""
+
+
+def drawn(seen: TensorSeen, shape: str, is_weight: bool = False) -> str:
+    """The expression for one tensor; `shape` is the text of its axes, such as `8, 128`."""
+    values = seen.values or UNKNOWN
+    dtype = getattr(torch, seen.dtype)
+    if not dtype.is_floating_point:
+        return _whole(values, shape, seen.dtype)
+    if values.drawing in ("causal", "share"):
+        return _cast(_mask(values, shape), seen.dtype)
+    if values.drawing == "constant" and is_weight:
+        values = values.model_copy(update={"drawing": "normal", "deviation": WOBBLE * max(abs(values.low), 1.0)})
+    return _cast(_floating(values, shape), seen.dtype)
+
+
+def _floating(values: ValuesSeen, shape: str) -> str:
+    match values.drawing:
+        case "constant":
+            return f"torch.full(({shape},), {_short(values.low)})" if shape else f"torch.tensor({_short(values.low)})"
+        case "uniform":
+            return _moved(f"torch.rand({shape or '()'})", values.high - values.low, values.low)
+        case "rectified":
+            # So that the same share lies below zero, and what is left has the same mean.
+            cut = NormalDist().inv_cdf(min(max(values.zeros, 0.01), 0.99))
+            scale = values.mean / max(1e-9, NormalDist().pdf(cut) - cut * (1 - values.zeros))
+            return f"torch.relu({_moved(f'torch.randn({shape})', scale, -cut * scale)})"
+    return _moved(f"torch.randn({shape or '()'})", values.deviation, values.mean)
+
+
+def _moved(text: str, scale: float, offset: float) -> str:
+    text = text if _short(scale) == "1.0" else f"{text} * {_short(scale)}"
+    if abs(offset) < 0.01 * abs(scale):
+        return text
+    return f"{text} {'-' if offset < 0 else '+'} {_short(abs(offset))}"
+
+
+def _mask(values: ValuesSeen, shape: str) -> str:
+    low = '-float("inf")' if values.infinite else _short(values.low)
+    high = _short(values.high)
+    if values.drawing == "causal":
+        return f"torch.full(({shape},), {high}).masked_fill(torch.ones({shape}).triu(1).bool(), {low})"
+    # The first of each row stays, so that no row is masked as a whole.
+    hidden = f"(torch.rand({shape}) >= {_short(values.share)}).index_fill(-1, torch.tensor([0]), False)"
+    return f"torch.full(({shape},), {high}).masked_fill({hidden}, {low})"
+
+
+def _whole(values: ValuesSeen, shape: str, dtype: str) -> str:
+    last = shape.rpartition(",")[2].strip()
+    if dtype == "bool" and values.drawing in ("causal", "share"):
+        if values.drawing == "causal":
+            return f"torch.ones({shape}).tril().bool()"
+        return f"torch.rand({shape}) < {_short(values.share)}"
+    if values.drawing == "constant":
+        value = bool(values.low) if dtype == "bool" else int(values.low)
+        return f"torch.full(({shape}{',' if shape else ''}), {value}, dtype=torch.{dtype})"
+    if values.drawing == "counting":
+        return f"torch.arange({last}, dtype=torch.{dtype}).repeat({_ones(shape)})"
+    size = f"({shape}{',' if shape else ''})"
+    return f"torch.randint({int(values.low)}, {int(values.high) + 1}, {size}, dtype=torch.{dtype})"
+
+
+def _ones(shape: str) -> str:
+    """The repeats that fill a shape with its last axis."""
+    return ", ".join([*shape.split(", ")[:-1], "1"])
+
+
+def _cast(text: str, dtype: str) -> str:
+    if dtype == "float32":
+        return text
+    inner = text if text.startswith("torch.") and text.endswith(")") and " " not in text else f"({text})"
+    return f"{inner}.to(torch.{dtype})"
+
+
+def _short(value: float) -> str:
+    """Three digits are enough for a likeness; what is large and whole stays as it is."""
+    if value and math.isfinite(value) and abs(value) > 1e30:
+        return repr(value)
+    return repr(float(f"{value:.3g}"))
+
+
+def draw(tensors: Sequence[TensorSeen], device: str) -> list[torch.Tensor]:
+    return [_laid_out(_evaluated(seen), seen).to(device) for seen in tensors]
+
+
+def _evaluated(seen: TensorSeen) -> torch.Tensor:
+    made = eval(drawn(seen, ", ".join(map(str, seen.shape))), {"torch": torch, "float": float})
+    assert isinstance(made, torch.Tensor), "the expressions above make tensors"
+    return made
+
+
+def _laid_out(made: torch.Tensor, seen: TensorSeen) -> torch.Tensor:
+    """With the strides that were seen, where no two elements share their place."""
+    if made.stride() == seen.stride or 0 in seen.stride:
+        return made
+    return torch.empty_strided(seen.shape, seen.stride, dtype=made.dtype).copy_(made)
+
 
 MOST_WRITTEN_OUT = 4096
 """Elements of a table of whole numbers that is written into a problem's text."""
@@ -42,8 +284,6 @@ def get_init_inputs():
 
 
 class Piece(NamedTuple):
-    """What of a graph a problem is made of."""
-
     graph: CallGraph
     nodes: Sequence[fx.Node]
     inputs: Sequence[tuple[fx.Node, TensorSeen]]
@@ -65,12 +305,10 @@ class Written(NamedTuple):
 
     @property
     def plain(self) -> str:
-        """The text as it runs, at its own size."""
         return NUMBER.sub(r"\1", self.text.replace(CONSTANTS, "\n", 1))
 
     @property
     def numbers(self) -> list[int]:
-        """The marked ones, in order."""
         return [int(number) for number in NUMBER.findall(self.text)]
 
 
@@ -125,7 +363,6 @@ def finished(texts: Sequence[Written]) -> tuple[str, list[dict[str, int]]]:
 
 
 def _names(piece: Piece) -> dict[fx.Node, str]:
-    """What each value is called in the text."""
     names: dict[fx.Node, str] = {}
     taken = set(TAKEN)
     inputs = {node for node, _ in piece.inputs}

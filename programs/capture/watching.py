@@ -6,17 +6,209 @@ as that of `nn.TransformerEncoderLayer`. A module whose `forward` is called by i
 
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch._C._autograd import DeviceType
+from torch.autograd import Function
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils import _pytree as pytree
 
-from kernelwright.programs.capture.looking import layout, look
-from kernelwright.programs.capture.profile_reading import StepTimes, read_step
-from kernelwright.programs.record.seen import TensorSeen
+from kernelwright.programs.record import TensorSeen, ValuesSeen
+
+LEAST_BUSY = 0.25
+"""Of a step's time under the profiler, which makes launching two or three times as dear as it is."""
+BACKWARD = "autograd::engine::evaluate_function: "
+
+
+@dataclass
+class PlaceTimes:
+    """Of all calls in one place, with what is called from there."""
+
+    calls: int = 0
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    operators: int = 0
+    custom: set[str] = field(default_factory=set)
+    """Names of `autograd.Function`s of Python that ran there."""
+
+
+@dataclass
+class StepTimes:
+    places: dict[int, PlaceTimes]
+    operators: dict[str, tuple[int, float]]
+    """By name: calls, and the milliseconds of their own."""
+    outermost: frozenset[int] = frozenset()
+    """The places that no other place calls."""
+
+    @property
+    def ms(self) -> float:
+        return sum(self.places[place].forward_ms + self.places[place].backward_ms for place in self.outermost)
+
+
+def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
+    """The times in a profile, where ranges of calls begin with `call`, and what `look` names does not count."""
+    # A range stands there twice, the second time as what a GPU did meanwhile.
+    events = [event for event in events if event.device_type == DeviceType.CPU]
+    clock = _clock(events)
+    places: dict[int, PlaceTimes] = defaultdict(PlaceTimes)
+    enclosing = {id(event): _enclosing(event, call, look) for event in events}  # numbers of two sorts are in `event.id`
+    custom = _custom_functions()
+    outermost: set[int] = set()
+    by_sequence: dict[int, list[int]] = {}
+    operators: dict[str, tuple[int, float]] = {}
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        inside = enclosing[id(event)]
+        if inside is None:
+            continue
+        if event.name.startswith(call):
+            times = places[int(event.name.removeprefix(call))]
+            times.calls += 1
+            times.forward_ms += clock.ms(event)
+            if not inside:
+                outermost.add(int(event.name.removeprefix(call)))
+            continue
+        if event.name.startswith("aten::"):
+            calls, ms = operators.get(event.name, (0, 0.0))
+            operators[event.name] = calls + 1, ms + clock.own_ms(event)
+        if event.sequence_nr >= 0 and not event.fwd_thread:
+            by_sequence[event.sequence_nr] = inside  # the last of them is the one with a backward
+        if event.cpu_parent is not None and event.cpu_parent.name.startswith(call):  # called from Python
+            for place in set(inside):
+                places[place].operators += 1
+                places[place].custom |= {event.name} & custom
+    _take_off_looks([event for event in events if event.name == look], places, call, clock)
+    for event in events:
+        if event.name.startswith(BACKWARD) and event.sequence_nr in by_sequence:
+            for place in set(by_sequence[event.sequence_nr]):
+                places[place].backward_ms += clock.ms(event)
+    return StepTimes(dict(places), operators, frozenset(outermost))
+
+
+def _enclosing(event: Any, call: str, look: str) -> list[int] | None:
+    found, one = [], event
+    while one is not None:
+        if one.name == look:
+            return None
+        if one.name.startswith(call) and one is not event:
+            found.append(int(one.name.removeprefix(call)))
+        one = one.cpu_parent
+    return found
+
+
+def _take_off_looks(looks: list[Any], places: dict[int, PlaceTimes], call: str, clock: "_Clock") -> None:
+    for event in looks:
+        one = event.cpu_parent
+        while one is not None:
+            if one.name.startswith(call):
+                places[int(one.name.removeprefix(call))].forward_ms -= clock.ms(event)
+            one = one.cpu_parent
+
+
+class _Clock(NamedTuple):
+    """Where the time of a step goes: on a processor that of the call, on a GPU that of the kernels that it started.
+
+    Where a GPU mostly waits to be told what to do, the time is that of the calls, as on a processor.
+    """
+
+    on_device: bool
+
+    def ms(self, event: Any) -> float:
+        return float(event.device_time_total if self.on_device else event.time_range.elapsed_us()) / 1e3
+
+    def own_ms(self, event: Any) -> float:
+        return float(event.self_device_time_total if self.on_device else event.self_cpu_time_total) / 1e3
+
+
+def _clock(events: list[Any]) -> _Clock:
+    busy_us = sum(event.self_device_time_total for event in events)
+    starts, ends = ([getattr(event.time_range, end) for event in events] for end in ("start", "end"))
+    return _Clock(busy_us > LEAST_BUSY * (max(ends, default=0.0) - min(starts, default=0.0)))
+
+
+def _custom_functions() -> set[str]:
+    found, waiting = set(), [Function]
+    while waiting:
+        for kind in waiting.pop().__subclasses__():
+            found.add(kind.__name__)
+            waiting.append(kind)
+    return found
+
+
+MANY_ZEROS = 0.05
+"""The share of zeros from which values that are never negative are taken for the output of a ReLU."""
+MASKED = -1e4
+"""What is as low as this, beside one other value, is a mask that is added to scores."""
+
+
+def layout(tensor: torch.Tensor) -> TensorSeen:
+    return TensorSeen(
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        stride=tuple(tensor.stride()),
+        device=str(tensor.device),
+        requires_grad=tensor.requires_grad,
+    )
+
+
+@torch.no_grad()
+def look(tensor: torch.Tensor) -> TensorSeen:
+    seen = layout(tensor)
+    if not tensor.numel() or tensor.is_complex():
+        return seen
+    return seen.model_copy(update={"values": values_of(tensor.detach())})
+
+
+def values_of(tensor: torch.Tensor) -> ValuesSeen:
+    """Which of the ways to draw gives values like these. NaN counts as if it were not there."""
+    if tensor.dtype == torch.bool:
+        return _two_values(tensor.to(torch.uint8), 0.0, 1.0)
+    plain = tensor.double() if tensor.is_floating_point() else tensor
+    infinite = bool(tensor.is_floating_point() and torch.isneginf(plain).any())
+    finite = plain[torch.isfinite(plain)] if tensor.is_floating_point() else plain
+    if not finite.numel():
+        return ValuesSeen(drawing="constant", infinite=infinite)
+    low, high = (float(value) for value in torch.aminmax(finite))
+    if infinite or (tensor.is_floating_point() and low <= MASKED and high <= 0):
+        lowest = plain.min() if infinite else low
+        return _two_values((plain > lowest).to(torch.uint8), low, high).model_copy(update={"infinite": infinite})
+    if low == high:
+        return ValuesSeen(drawing="constant", low=low, high=high, mean=low)
+    if tensor.is_floating_point():
+        return _floating(finite, low, high)
+    return _whole(tensor, low, high)
+
+
+def _floating(values: torch.Tensor, low: float, high: float) -> ValuesSeen:
+    mean, deviation = float(values.mean()), float(values.std())
+    zeros = float((values == 0).double().mean())
+    seen = ValuesSeen(drawing="normal", low=low, high=high, mean=mean, deviation=deviation, zeros=zeros)
+    if low < 0:
+        # A uniform distribution ends at 1.73 deviations; a normal one of this many values goes further.
+        flat = values.numel() >= 64 and max(high - mean, mean - low) < 2 * deviation
+        return seen.model_copy(update={"drawing": "uniform"}) if flat else seen
+    return seen.model_copy(update={"drawing": "rectified" if zeros > MANY_ZEROS else "uniform"})
+
+
+def _whole(tensor: torch.Tensor, low: float, high: float) -> ValuesSeen:
+    last = tensor.shape[-1] if tensor.dim() else 1
+    counting = torch.arange(last, device=tensor.device, dtype=tensor.dtype)
+    if low == 0 and high == last - 1 and bool((tensor == counting).all()):
+        return ValuesSeen(drawing="counting", low=low, high=high)
+    return ValuesSeen(drawing="integers", low=low, high=high)
+
+
+def _two_values(upper: torch.Tensor, low: float, high: float) -> ValuesSeen:
+    """Of a mask, where `upper` says which elements are `high`."""
+    share = float(upper.double().mean())
+    if share in (0.0, 1.0):
+        return ValuesSeen(drawing="constant", low=high if share else low, high=high if share else low)
+    is_causal = upper.dim() >= 2 and bool((upper == torch.ones_like(upper).tril()).all())
+    return ValuesSeen(drawing="causal" if is_causal else "share", low=low, high=high, share=share)
+
 
 CALL, LOOK = "kernelwright call ", "kernelwright looks"
 """Names of ranges in a profile; behind the first stands the number of the place."""
@@ -39,12 +231,10 @@ class CallKind:
 
     @property
     def tensors(self) -> list[TensorSeen]:
-        """The tensors among the leaves."""
         return [leaf for leaf in self.leaves if isinstance(leaf, TensorSeen)]
 
     @property
     def class_name(self) -> str:
-        """With its module."""
         return f"{type(self.module).__module__}.{type(self.module).__qualname__}"
 
 
@@ -74,7 +264,6 @@ class SeenStep:
 
     @property
     def ms(self) -> float:
-        """By the clock, or what its calls took by the profile's where that is more: no part takes more than this."""
         return max(self.wall_ms, self.times.ms)
 
 
@@ -119,13 +308,11 @@ class CallWatch:
         self.stop()
 
     def stop(self) -> None:
-        """CallWatch no longer."""
         if torch.nn.Module.__call__ is self._replacement:
             torch.nn.Module.__call__ = self._original  # type: ignore[method-assign]
         self._close_step()
 
     def roots(self) -> list[tuple[str, torch.nn.Module]]:
-        """The program's outermost modules by name."""
         return [(self._roots[id(module)].name, module) for module in self._kept]
 
     def _watched(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -13,8 +13,6 @@ from kernelwright.programs.compare.comparison import StageError
 
 
 class Order(Record):
-    """What one process does."""
-
     script: str
     arguments: tuple[str, ...]
     run: str
@@ -25,8 +23,6 @@ class Order(Record):
 
 
 class Times(Record):
-    """What came of it."""
-
     samples: dict[str, tuple[float, ...]]
     """By side, times in ms."""
     calls: int
@@ -45,9 +41,7 @@ def main(order: Order, out: Path) -> int:
     import torch
 
     from kernelwright.programs.apply.guarded import NoPlace
-    from kernelwright.programs.compare.calls import calls_of
-    from kernelwright.programs.compare.errors import stage_errors
-    from kernelwright.programs.compare.timing import Sides
+    from kernelwright.programs.compare.timing import Sides, calls_of, stage_errors
 
     with redirect_stdout(sys.stderr):
         calls = calls_of(Path(order.script), order.arguments)

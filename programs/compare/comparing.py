@@ -28,7 +28,8 @@ def compare(order: Order, processes: int = PROCESSES, tell: Callable[[str], None
     for number in range(processes):
         with processor_turn(tuple(sorted(os.sched_getaffinity(0)))):
             found.append(_times(order.model_copy(update={"errors": number == 0})))
-        tell(f"process {number + 1} of {processes}: {_medians(found[-1])}")
+        medians = (f"{name} {statistics.median(times):.3g} ms" for name, times in found[-1].samples.items())
+        tell(f"process {number + 1} of {processes}: {', '.join(medians)}")
     return folded(order, found)
 
 
@@ -81,7 +82,3 @@ def _times(order: Order) -> Times:
         raise ProblemError(lines[-1])
     told = "\n  ".join(lines[-12:]) or f"it ended with exit code {done.returncode}"
     raise ProblemError(f"{order.script} did not run through; mend it, and compare again:\n  {told}")
-
-
-def _medians(times: Times) -> str:
-    return ", ".join(f"{name} {statistics.median(found):.3g} ms" for name, found in times.samples.items())

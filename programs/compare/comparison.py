@@ -1,10 +1,13 @@
-"""What came of comparing a program with and without its kernels."""
+"""A comparison as a record, in words and as one picture (SVG). Pure."""
 
+import statistics
 from typing import NamedTuple
+from xml.sax.saxutils import escape, quoteattr
 
 from pydantic import Field
 
 from kernelwright.problems.record.base import Record
+from kernelwright.sandbox.verdict.in_words import ratio_words
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
 KERNELS, ALONE = "kernels", "alone "
@@ -51,7 +54,6 @@ class Comparison(Record):
 
     @property
     def right(self) -> bool:
-        """Whether no stage is off by more than the judge allows."""
         return not any(error.wrong for error in self.errors)
 
     @property
@@ -61,14 +63,11 @@ class Comparison(Record):
 
     @property
     def shares(self) -> "list[Share]":
-        """What each kernel brought, the most first."""
         found = [Share.of(part, pairing) for part, pairing in self.alone.items()]
         return sorted(found, key=lambda share: -share.saved)
 
 
 class Share(NamedTuple):
-    """What one kernel brought by itself."""
-
     part: str
     saved: float
     """The share of eager's time that is gone; below 0 it costs time."""
@@ -78,5 +77,103 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, part: str, pairing: Pairing) -> "Share":
-        """From the speedup of the program with that kernel alone."""
         return cls(part, *(1 - 1 / ratio for ratio in (pairing.speedup, *pairing.interval)))
+
+
+def words(found: Comparison) -> str:
+    whole = found.whole
+    samples, processes = len(whole.closest.candidate_ms), len(set(whole.closest.workers))
+    kind = "forward and backward" if found.backward else "forward"
+    lines = [f"{headline(found)}", ""]
+    lines.append(f"{found.program}, {kind}, on {found.device}, {whole.threads} threads:")
+    lines.append(f"  {'kernels':<28}{whole.candidate_ms:#9.3g} ms   ({samples} samples in {processes} processes)")
+    for pairing in whole.pairings:
+        ms = statistics.median(pairing.baseline_ms)
+        lines.append(f"  {pairing.baseline:<28}{ms:#9.3g} ms   {ratio_words(pairing.speedup, *pairing.interval)}")
+    if whole.placebo is not None:
+        told = ratio_words(whole.placebo.speedup, *whole.placebo.interval)
+        lines.append(f"  {'placebo: eager against eager':<28}{'':12}   {told}")
+    lines += ["", *_shares(found), *map(error_words, found.errors)]
+    lines += [f"{place}: the kernel was taken {count} times a sample" for place, count in found.taken.items()]
+    for place, reasons in found.fallbacks.items():
+        lines += [f"{place}: the module's own code {count} times a sample: {why}" for why, count in reasons.items()]
+    return "\n".join([*lines, *found.notes])
+
+
+def headline(found: Comparison) -> str:
+    """`faster: 8.31 x [8.1, 8.5] against the fastest baseline, torch.compile default`; or why it is not."""
+    whole = found.whole
+    told = f"{ratio_words(whole.speedup, *whole.interval)} against the fastest baseline, {whole.closest.baseline}"
+    if not found.right:
+        return f"the whole is WRONG with the kernels by the judge's bound (and {told})"
+    if whole.comparison == "faster":
+        return f"the whole is faster: {told}"
+    if whole.comparison == "too_noisy":
+        return f"the machine is too noisy to say whether the whole is faster: {told}"
+    return f"the whole is NOT faster ({whole.comparison}): {told}"
+
+
+def _shares(found: Comparison) -> list[str]:
+    return [
+        f"{share.part} alone takes off {share.saved:.1%} of eager's time [{share.low:.1%}, {share.high:.1%}]"
+        for share in found.shares
+    ]
+
+
+def error_words(error: StageError) -> str:
+    """`tonal: off from float64 by 2.1e-07 of the largest value, its own code by 1.9e-07`."""
+    truth = "float64" if error.exact else "its own result (float64 could not be had)"
+    what = error.place or "the whole"
+    said = f"{what}: off from {truth} by {error.kernel:.2g} of the largest value, the own code by {error.own:.2g}"
+    return f"{said}; REFUSED: {error.wrong}" if error.wrong else said
+
+
+WIDTH, HEAD, ROW, FOOT = 900, 70, 38, 26
+LEFT, RIGHT = 230, 640
+"""Where bars begin, and where the longest ends."""
+STYLE = """
+.ground { fill: #fff; stroke: #d5dae1; } text { font: 13px system-ui, sans-serif; fill: #1c2128; }
+.quiet { fill: #5a6472; font-size: 11px; } .head { font-size: 15px; font-weight: 600; } .name { font-weight: 600; }
+.mine { fill: #17803d; } .theirs { fill: #98a3b1; } .one { fill: #a9d5b8; }
+@media (prefers-color-scheme: dark) {
+.ground { fill: #14171c; stroke: #363d47; } text { fill: #e3e7ec; } .quiet { fill: #98a3b1; }
+.mine { fill: #52cf7d; } .theirs { fill: #5a6472; } .one { fill: #2c6b43; }
+}"""
+
+
+def drawn(found: Comparison) -> str:
+    rows = _rows(found)
+    longest = max(ms for _, ms, _, _ in rows)
+    height = HEAD + ROW * len(rows) + FOOT
+    parts = [f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>']
+    told = headline(found)
+    parts.append(_text(20, 28, told[0].upper() + told[1:], "head"))
+    parts.append(_text(20, 49, f"{found.program}; {found.device}, {found.whole.threads} threads", "quiet"))
+    for index, (name, ms, kind, beside) in enumerate(rows):
+        top = HEAD + ROW * index
+        long = max(1.0, round((RIGHT - LEFT) * ms / longest, 1))
+        parts.append(_text(20, top + 17, name, "name" if kind == "mine" else ""))
+        parts.append(f'<rect class="{kind}" x="{LEFT}" y="{top}" width="{long}" height="24" rx="3"/>')
+        parts.append(_text(LEFT + long + 10, top + 17, f"{ms:#.3g} ms  {beside}".strip()))
+    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
+    label = f'role="img" aria-label={quoteattr(told)}'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {label}>\n<style>{STYLE}</style>\n'
+    return head + "\n".join(parts) + "\n</svg>\n"
+
+
+def _rows(found: Comparison) -> list[tuple[str, float, str, str]]:
+    whole = found.whole
+    rows = []
+    for pairing in whole.pairings:
+        low, high = pairing.interval
+        told = f"with kernels {pairing.speedup:.2f} x [{low:.2f}, {high:.2f}]"
+        rows.append((pairing.baseline, statistics.median(pairing.baseline_ms), "theirs", told))
+    for share in found.shares:
+        ms = statistics.median(found.alone[share.part].candidate_ms)
+        rows.append((f"only {share.part}", ms, "one", f"takes off {share.saved:.0%} of eager"))
+    return [*rows, ("all kernels", whole.candidate_ms, "mine", "")]
+
+
+def _text(x: float, y: float, text: str, kind: str = "") -> str:
+    plain = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return f'<text x="{x}" y="{y}" class="{kind}">{escape(plain)}</text>'

@@ -1,20 +1,165 @@
-"""In the user's process: the program's calls by its own code, by kernels and compiled, timed in turn."""
+"""A program's calls made again: kept from one run of it, timed in every way, and how far off each stage is."""
 
+import contextlib
+import copy
 import gc
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 
+from kernelwright.problems import Tolerance
 from kernelwright.programs.apply.guarded import NoPlace, Replacement, replacements
 from kernelwright.programs.apply.kept import apply
-from kernelwright.programs.compare.calls import SEED, KeptCall
-from kernelwright.programs.compare.comparison import ALONE, KERNELS
+from kernelwright.programs.compare.comparison import ALONE, KERNELS, StageError
+from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
+from kernelwright.sandbox.correctness.distance import measure
+from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.timing.paired import BACKWARDS
 from kernelwright.sandbox.timing.paired_samples import PLACEBO
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED
+
+MOST_CALLS = 8
+"""Calls of different kinds; those beyond are like some of these in most programs."""
+SEED = 0
+
+
+class KeptCall:
+    """One call of an outermost module, with what it was given and under which switches of torch's."""
+
+    def __init__(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.root = root
+        self.count = 1
+        """Calls of this kind in the program."""
+        self.backward = False
+        """Whether gradients flowed back through it."""
+        self.arguments = pytree.tree_map(_own, (args, kwargs))
+        self._gradients = torch.is_grad_enabled()
+        self._inference = torch.is_inference_mode_enabled()
+        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        self._autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+
+    def outputs(
+        self, run: Callable[..., Any], arguments: Any = None, seeded: bool = True
+    ) -> tuple[Any, list[torch.Tensor | None]]:
+        """Make the call again, with `run` in the root's place; its outputs, and the weights' gradients if any flowed.
+
+        What it draws is the same each time, unless it is not `seeded` here (which takes as long as a few operators).
+        Gradients come from ones in place of what the program's loss would send.
+        """
+        args, kwargs = arguments or self.arguments
+        if seeded:
+            torch.manual_seed(SEED)
+        with self._switches():
+            outputs = run(*args, **kwargs)
+            if not self.backward:
+                return outputs, []
+            flowing = _flowing(outputs)
+            torch.autograd.backward(flowing, [torch.ones_like(one) for one in flowing])
+            return outputs, [parameter.grad for parameter in self.root.parameters()]
+
+    @property
+    def is_on_device(self) -> bool:
+        leaves = (*self.root.parameters(), *pytree.tree_leaves(self.arguments))
+        return any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
+
+    def forget_gradients(self) -> None:
+        for leaf in (*self.root.parameters(), *pytree.tree_leaves(self.arguments)):
+            if isinstance(leaf, torch.Tensor):
+                leaf.grad = None
+
+    @contextlib.contextmanager
+    def _switches(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self._gradients))
+            if self._inference:
+                stack.enter_context(torch.inference_mode())
+            for kind, dtype in self._autocast.items():
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
+            yield
+
+
+def calls_of(script: Path, arguments: Sequence[str]) -> list[KeptCall]:
+    """Run the script as a program of its own; the calls of its outermost modules, one of each kind.
+
+    It stays this process's `__main__`: torch.compile looks up there what the script's functions name.
+    """
+    kept: dict[Any, KeptCall] = {}
+    before = sys.argv, sys.path[:]
+    sys.argv, sys.path[0:0] = [str(script), *arguments], [str(script.parent)]
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    main.__file__ = str(script)
+    torch.manual_seed(SEED)
+    try:
+        with _kept_in(kept), contextlib.suppress(SystemExit):
+            exec(compile(script.read_bytes(), script, "exec", dont_inherit=True), main.__dict__)
+    finally:
+        sys.argv, sys.path[:] = before
+    return list(kept.values())
+
+
+@contextlib.contextmanager
+def _kept_in(kept: dict[Any, KeptCall]) -> Iterator[None]:
+    """Within it, note each outermost call of this thread. `__call__` itself is replaced: hooks change torch's ways."""
+    original, inside, thread = nn.Module.__call__, [False], threading.get_ident()
+
+    def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if inside[0] or threading.get_ident() != thread or torch.compiler.is_compiling():
+            return original(module, *args, **kwargs)
+        inside[0] = True
+        try:
+            call = _noted(kept, module, args, kwargs)
+            outputs = original(module, *args, **kwargs)
+        finally:
+            inside[0] = False
+        if call is not None:
+            for one in _flowing(outputs):
+                one.register_hook(lambda _: setattr(call, "backward", True))  # type: ignore[no-untyped-call]
+        return outputs
+
+    nn.Module.__call__ = __call__  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+def _noted(kept: dict[Any, KeptCall], module: nn.Module, args: Any, kwargs: Any) -> KeptCall | None:
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    key = id(module), str(structure), tuple(map(_kind, leaves)), module.training, torch.is_grad_enabled()
+    if key in kept:
+        kept[key].count += 1
+        return kept[key]
+    if len(kept) == MOST_CALLS:
+        return None
+    kept[key] = KeptCall(module, args, kwargs)
+    return kept[key]
+
+
+def _kind(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.dtype, leaf.device
+    return repr(leaf) if isinstance(leaf, bool | int | float | str | None) else type(leaf)
+
+
+def _flowing(outputs: Any) -> list[torch.Tensor]:
+    """Those that gradients can come back through."""
+    return [one for one in pytree.tree_leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
+def _own(leaf: Any) -> Any:
+    """A copy of a tensor, which the program may write into later; one with gaps or overlaps stays, for its layout."""
+    if not isinstance(leaf, torch.Tensor) or not torch.ops.aten.is_non_overlapping_and_dense(leaf):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
 
 WARM_UP = 3
 PAIRS, MOST_PAIRS, BUDGET_S = 4, 20, 8.0
@@ -36,7 +181,6 @@ class Sides:
 
     @property
     def names(self) -> list[str]:
-        """All ways; one for each part alone where there is more than one part."""
         alone = [f"{ALONE}{part}" for part in self.parts] if len(self.parts) > 1 else []
         return [KERNELS, AS_SHIPPED, *self._compiled, *alone, PLACEBO]
 
@@ -46,14 +190,12 @@ class Sides:
             kernel.stand(kernel.part in parts)
 
     def made(self, name: str) -> Callable[[], list[Any]]:
-        """The calls in that way; what they give."""
         alone = [name.removeprefix(ALONE)] if name.startswith(ALONE) else []
         self.switch(self.parts if name == KERNELS else alone)
         roots = self._compiled.get(name, {})
         return lambda: [call.outputs(roots.get(id(call.root), call.root), seeded=False) for call in self.calls]
 
     def sample_ms(self, name: str) -> float:
-        """The time of all calls once."""
         run = self.made(name)
         for call in self.calls:
             call.forget_gradients()
@@ -106,7 +248,6 @@ class Sides:
 
 
 def _put_in(calls: Sequence[KeptCall], run: Path) -> list[Replacement]:
-    """The kernels that found a place in the roots of the calls."""
     found: dict[int, Replacement] = {}
     refused = "the program called no module"
     for root in dict.fromkeys(call.root for call in calls):
@@ -123,3 +264,94 @@ def _put_in(calls: Sequence[KeptCall], run: Path) -> list[Replacement]:
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def stage_errors(sides: Sides) -> list[StageError]:
+    """Of each place on the inputs that it has in the program, and then of the whole, gradients included."""
+    found = []
+    for kernel in sides.kernels:
+        inputs = _inputs_of(sides, kernel)
+        if inputs is not None:
+            found.append(_stage(sides, kernel, inputs))
+    sides.switch(())
+    own = [_made(call) for call in sides.calls]
+    exact = [_exact(call.root, call.arguments, call) for call in sides.calls]
+    sides.switch(sides.parts)
+    got = [_made(call) for call in sides.calls]
+    sides.switch(())
+    return [*found, _error("", got, own, None if None in exact else exact)]
+
+
+def _inputs_of(sides: Sides, kernel: Replacement) -> Any:
+    """What the place is given in the first call that comes there; None where none does."""
+    sides.switch(())
+    met: list[Any] = []
+    hook = kernel.module.register_forward_pre_hook(lambda _, *given: met.append(given), with_kwargs=True)
+    try:
+        for call in sides.calls:
+            _made(call)
+    finally:
+        hook.remove()
+    return _detached(met[0]) if met else None
+
+
+def _stage(sides: Sides, kernel: Replacement, inputs: Any) -> StageError:
+    args, kwargs = inputs
+    results = []
+    with torch.no_grad():
+        for parts in ((), sides.parts):
+            sides.switch(parts)
+            torch.manual_seed(SEED)
+            results.append(kernel.module(*args, **kwargs))
+        sides.switch(())
+        return _error(kernel.name, results[1], results[0], _exact(kernel.module, inputs))
+
+
+def _made(call: KeptCall) -> Any:
+    """The call's outputs and gradients, which stay as they are."""
+    call.forget_gradients()
+    return _detached(call.outputs(call.root))
+
+
+def _exact(module: nn.Module, inputs: Any, call: KeptCall | None = None) -> Any:
+    """What a copy of the module in float64 gives, in a call of the program or by itself; None where it can not be."""
+    args, kwargs = pytree.tree_map(_doubled, inputs)
+    try:
+        twin = copy.deepcopy(module).double()
+        if call is None:
+            torch.manual_seed(SEED)
+            return twin(*args, **kwargs)
+        other = copy.copy(call)
+        other.root = twin
+        return _detached(other.outputs(twin, (args, kwargs)))
+    except Exception:  # a module may not let itself be copied, or insist on its dtype
+        return None
+
+
+def _error(place: str, got: Any, own: Any, exact: Any) -> StageError:
+    mine, near, true = _values(got), _values(own), _values(own if exact is None else exact)
+    wrong = mismatch(mine, true, near, Tolerance(), PLAIN)
+    off, usual = 0.0, 0.0
+    for raws in zip(mine.tensors, near.tensors, true.tensors, strict=False):
+        result, other, truth = (raw.tensor() for raw in raws)
+        if other.is_floating_point() and result.shape == other.shape and other.numel():
+            error, rounding, want = measure(result, other, truth)
+            scale = want.largest or 1.0
+            off, usual = max(off, error.largest / scale), max(usual, rounding.largest / scale)
+    said = wrong.reason if wrong else ""
+    return StageError(place=place, own=usual, kernel=off, wrong=said, exact=exact is not None)
+
+
+def _values(tree: Any) -> Values:
+    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return Values({"l": [{"t": index} for index in range(len(tensors))]}, tuple(map(RawTensor.of, tensors)))
+
+
+def _detached(tree: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def _doubled(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+        return leaf.detach().double().requires_grad_(leaf.requires_grad)
+    return leaf

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from kernelwright.problems.record.syntax import parse_module
+from kernelwright.problems.record.source import parse_module
 from kernelwright.sandbox.authenticity.native import assignment, named, own_names
 
 REGISTRY = "ops"

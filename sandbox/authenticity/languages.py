@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from kernelwright.problems.record.syntax import parse_module
+from kernelwright.problems.record.source import parse_module
 from kernelwright.sandbox.verdict.verdicts import Candidate, Language
 
 _LOADERS = frozenset({"load_inline", "load"})

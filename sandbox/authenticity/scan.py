@@ -3,8 +3,7 @@
 The scan refuses only what can not be run at all. It is no defence: what text rules find, text can hide.
 """
 
-from kernelwright.problems.record.defining import Kind, bound_names
-from kernelwright.problems.record.syntax import parse_module
+from kernelwright.problems.record.source import Kind, bound_names, parse_module
 from kernelwright.sandbox.machine.escaping import one_line
 
 SOURCE_BYTES = 1_000_000

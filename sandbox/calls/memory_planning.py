@@ -4,7 +4,7 @@ from pydantic import ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
-from kernelwright.problems.texts.memory import input_bytes
+from kernelwright.problems.texts.arithmetic import input_bytes
 from kernelwright.sandbox.calls.memory_needs import (
     ON_HOST,
     Needs,

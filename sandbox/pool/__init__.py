@@ -6,7 +6,7 @@ ever runs a candidate: each is a judge, and candidates run in its jailed childre
 """
 
 from kernelwright.sandbox.pool.dispatch import Dispatcher, Tally
-from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
+from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.protocol import (
     Answer,
     Device,

@@ -3,13 +3,15 @@
 Builds run side by side; timing is one at a time, within this process and, by the locks of `timing_locks.py`, among all.
 """
 
+import errno
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Self
+from typing import Self, TypeVar
 
+import torch
 from pydantic import JsonValue
 
 from kernelwright.problems import Problem
@@ -17,15 +19,41 @@ from kernelwright.sandbox.calls.backend import all_at_once, build_turn, device_h
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.judge.standing import Spare
+from kernelwright.sandbox.machine.escaping import one_line
 from kernelwright.sandbox.machine.identity import require_tools
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
-from kernelwright.sandbox.pool.memory_errors import within_memory
-from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.pool.devices import WorkerOptions
+from kernelwright.sandbox.pool.dispatch import KEPT
+from kernelwright.sandbox.pool.protocol import Answer, Question, Work
+from kernelwright.sandbox.verdict.errors import (
+    BrokenProblem,
+    MachineError,
+    SandboxError,
+    UnsupportedHere,
+    UnsupportedProblem,
+)
 from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 
-KEPT = 4
-"""Problems whose reference children are kept; the one that was asked for longest ago is ended first."""
+R = TypeVar("R")
+
+
+def within_memory(problem: Problem, work: Callable[[], R]) -> R:
+    """What `work` returns. Raises `UnsupportedHere` where it ran out of memory, on this machine or on its device.
+
+    The error that said so is let go first: its frames hold the tensors that are to make room for the next problem.
+    """
+    try:
+        return work()
+    except (MemoryError, torch.OutOfMemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        why = one_line(str(error).partition("\n")[0].strip() or type(error).__name__, 200)
+    raise UnsupportedHere(
+        f"memory ran out while {problem.name} was judged ({why}); use one with more, or a smaller size"
+    )
+
+
 Key = tuple[str, JudgingEffort, str]
 """A problem's digest, the effort of its judgings, and what is asked for beside the usual settings."""
 Asks = Mapping[str, JsonValue]
@@ -33,8 +61,6 @@ USUAL: Asks = {}
 
 
 class _SharedJudge(Judge):
-    """A problem's judge for several threads."""
-
     def __init__(self, problem: Problem, settings: Settings) -> None:
         super().__init__(problem, settings)
         self.starting = threading.Lock()
@@ -124,9 +150,6 @@ class Judges:
         if self._spare is not None:
             self._spare.close()
 
-    def _spare_for(self, settings: Settings) -> Spare | None:
-        return self._spare if self._spare is not None and self._spare.fits(settings) else None
-
     def _settings(self, asks: Asks) -> Settings:
         chosen = Settings.model_validate(self.settings.model_dump() | dict(asks)) if asks else self.settings
         return chosen.at(chosen.effort)
@@ -157,7 +180,7 @@ class Judges:
                 raise MachineError("the judging was stopped")
             judge = self._kept.get(key) if key is not None else None
             judge = judge or _SharedJudge(problem, settings)
-            judge.spare = self._spare_for(settings)
+            judge.spare = self._spare if self._spare is not None and self._spare.fits(settings) else None
             judge.users += 1
             if key is None:
                 self._apart.add(judge)
@@ -205,5 +228,48 @@ class Judges:
 
 
 def _text(asks: Asks) -> str:
-    """Of all but the effort."""
     return json.dumps({name: value for name, value in asks.items() if name != "effort"}, sort_keys=True)
+
+
+class Worker:
+    """Answers questions; keeps the judges of the last few problems. Close it."""
+
+    def __init__(self, order: WorkerOptions) -> None:
+        self._judges = Judges(order.settings(), KEPT)
+
+    def answer(self, question: Question) -> Answer:
+        """Never raises for what a candidate, a problem or this machine does: that is an answer too."""
+        work = question.work
+        try:
+            if question.stage == "build":
+                return self._build(work)
+            effort = "screen" if question.stage == "check" else work.effort
+            asks = work.asks | ({} if effort is None else {"effort": effort})
+            verdict = self._judges.judge(work.problem, work.candidate, fresh=work.fresh, beat=work.beat, asks=asks)
+            return Answer(verdict=verdict)
+        except BrokenProblem as error:
+            unsupported = isinstance(error, UnsupportedProblem)
+            return Answer(trouble=str(error), broken_problem=True, unsupported=unsupported)
+        except SandboxError as error:
+            return Answer(trouble=str(error), machine_lacks=isinstance(error, MachineError))
+        except Exception as error:  # one candidate, whatever it met, must not end a batch of thousands
+            what = f"{type(error).__name__}: {error}"
+            return Answer(trouble=f"the judge itself failed ({what}); please report it")
+
+    def _build(self, work: Work) -> Answer:
+        made = self._judges.build(work.problem, work.candidate, work.asks)
+        if not isinstance(made, Built):
+            return Answer(verdict=made)
+        made.close()
+        return Answer(product=made.key if self._judges.settings.shortcuts else "")
+
+    def release(self, problem: str) -> None:
+        """Nothing more is asked about the problem of this digest for now."""
+        self._judges.release(problem)
+
+    def stop(self) -> None:
+        """Begin nothing more: questions that wait for their turn end without a verdict. The children are left alone."""
+        self._judges.stop()
+
+    def close(self) -> None:
+        self._judges.close()

@@ -1,15 +1,68 @@
-"""What an executor is: three stages, what each needs, and what comes back."""
+"""What an executor is: three stages, what each needs, and what comes back, under which conditions."""
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field, JsonValue
 
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.pool.conditions import Conditions
+from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
+
+NO_CONDITION = frozenset({"memory_bytes", "device_memory_bytes"})
+"""Settings that decide whether something can be judged, and never what the verdict is."""
+
+
+@cache
+def torch_version() -> str:
+    """The installed torch, read without importing it, which takes seconds."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class Conditions(Record):
+    """All beside problem and candidate that a verdict depends on."""
+
+    judge_version: Annotated[str, JUDGE_FIELD]
+    device: str
+    torch: str
+    settings: str
+    """The judge's settings as JSON, with sorted keys."""
+
+    @classmethod
+    def here(cls, device: str, settings: dict[str, Any]) -> "Conditions":
+        """Those of this process for a device and a dumped `Settings`."""
+        text = json.dumps({key: value for key, value in settings.items() if key not in NO_CONDITION}, sort_keys=True)
+        return cls(judge_version=str(JUDGE_VERSION), device=device, torch=torch_version(), settings=text)
+
+    @cached_property
+    def alike(self) -> str:
+        """The same for conditions whose verdicts may stand for one another: which cores were used tells nothing."""
+        settings = json.loads(self.settings)
+        cores = {"cores": len(settings["cores"])} if "cores" in settings else {}
+        return json.dumps([self.judge_version, self.device, self.torch, settings | cores], sort_keys=True)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over the whole record, as 64 hex digits."""
+        fields = self.model_dump()
+        fields["harness"] = fields.pop("judge_version")  # its first name: digests of stored records stay as they are
+        order = ("harness", "device", "torch", "settings")
+        text = json.dumps({name: fields[name] for name in order}, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def key(self, problem_digest: str, candidate_digest: str) -> str:
+        """What identifies a verdict: the same key means that there is nothing to judge again."""
+        return hashlib.sha256(f"{problem_digest}\0{candidate_digest}\0{self.digest}".encode()).hexdigest()
+
 
 Stage = Literal["build", "check", "time"]
 """`build` scans and compiles; it needs no device. `check` judges at effort `screen`: is it right, and about how
@@ -73,7 +126,6 @@ class Device(Record):
 
     @property
     def name(self) -> str:
-        """Unlike that of any other device of the executor."""
         return f"{self.node}/{self.ordinal}"
 
 
@@ -117,8 +169,6 @@ class Answer(Record):
 
 
 class Product(NamedTuple):
-    """A finished build: its digest, and where an executor finds it."""
-
     digest: str
     place: Any = None
     """The executor's own; None where every worker finds it by its digest."""
@@ -152,9 +202,7 @@ class Executor(Protocol):
         """Nothing more is asked about the problem for now: what workers keep for it may end."""
         ...
 
-    async def close(self) -> None:
-        """End all workers with all that they started."""
-        ...
+    async def close(self) -> None: ...
 
 
 def choose_kind_name(kinds: Collection[str], wanted: str | None) -> str:
@@ -176,6 +224,5 @@ def choose_kind_name(kinds: Collection[str], wanted: str | None) -> str:
 
 
 def choose_kind(devices: tuple[Device, ...], wanted: str | None) -> tuple[Device, ...]:
-    """The devices of the kind that is chosen so."""
     kind = choose_kind_name({device.kind for device in devices}, wanted)
     return tuple(device for device in devices if device.kind == kind)

@@ -2,9 +2,15 @@
 
 import asyncio
 import json
+import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import cache
+from html import escape
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -23,20 +29,198 @@ from kernelwright.sandbox.service.http_limits import (
     told,
 )
 from kernelwright.sandbox.service.job_queue import Draining, JobQueue, QueueFull
-from kernelwright.sandbox.service.job_store import KeyTaken, StoreError
-from kernelwright.sandbox.service.jobs import MOST_WAIT_S, Job, ServiceFacts
-from kernelwright.sandbox.service.openapi import description, page
-from kernelwright.sandbox.service.prometheus import metrics_text
-from kernelwright.sandbox.service.reading import RequestError
-from kernelwright.sandbox.service.text_process import TextProcess
-from kernelwright.sandbox.verdict.judge_version import own_versions
+from kernelwright.sandbox.service.job_store import MOST_WAIT_S, Job, JobRequest, KeyTaken, ServiceFacts, StoreError
+from kernelwright.sandbox.service.text_process import RequestError, TextProcess
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION, own_versions
+
+
+class DescribedPath(NamedTuple):
+    method: str
+    path: str
+    summary: str
+    answers: dict[int, str]
+    query: Mapping[str, str] = MappingProxyType({})
+    result: str | None = None
+
+
+WAIT = {"wait": f"Seconds to wait for the job's end, at most {MOST_WAIT_S:.0f}; default: 0."}
+EVIDENCE = {"evidence": "With any value: the whole verdict and its device too, under `verdict` and `judged_on`."}
+REFUSALS = {401: "The token is missing or wrong."}
+PATHS = (
+    DescribedPath(
+        "post",
+        "/v1/jobs",
+        "Have a candidate judged.",
+        {
+            200: "It has ended: with `wait`, or since its key was known.",
+            202: "It is kept, and will be judged.",
+            409: "The key belongs to another request.",
+            413: "The body is too large.",
+            415: "The body is not said to be JSON.",
+            422: "The request can not be met; `error` says why.",
+            429: "The queue is full; Retry-After says when to ask again.",
+            503: "The service is about to end, or can not write; Retry-After says when to ask again.",
+        },
+        WAIT | EVIDENCE,
+        "Job",
+    ),
+    DescribedPath(
+        "get", "/v1/jobs/{id}", "A job as it stands.", {200: "The job.", 404: "There is none."}, WAIT | EVIDENCE, "Job"
+    ),
+    DescribedPath(
+        "delete", "/v1/jobs/{id}", "Cancel a job.", {200: "The job, as it ended.", 404: "There is none."}, {}, "Job"
+    ),
+    DescribedPath(
+        "get",
+        "/v1/jobs/{id}/events",
+        "A job's steps as server-sent events: queued, building, built, judging, lost, done, cancelled.",
+        {200: "The stream, up to the job's end.", 404: "There is none."},
+    ),
+    DescribedPath("get", "/v1/problems", "The names of the catalog.", {200: "The names."}),
+    DescribedPath(
+        "get",
+        "/v1/problems/{name}",
+        "A problem of the catalog, with its reference.",
+        {
+            200: "The problem, as `record` takes it, and its digest.",
+            404: "There is none.",
+            422: "No such size or dtype.",
+        },
+        {"size": "cpu or gpu; default: cpu.", "dtype": "float32, float16 or bfloat16; default: as it is."},
+    ),
+    DescribedPath(
+        "get", "/v1/service", "Devices and version of the service.", {200: "What it is."}, {}, "ServiceFacts"
+    ),
+    DescribedPath(
+        "get", "/healthz", "Whether it takes jobs; asks for no token.", {200: "It does.", 503: "It does not."}
+    ),
+    DescribedPath("get", "/metrics", "Figures for Prometheus.", {200: "The figures."}),
+)
+
+
+@cache
+def description() -> dict[str, Any]:
+    schemas: dict[str, Any] = {}
+    for model in (JobRequest, Job, ServiceFacts):
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {}) | {model.__name__: schema}
+    paths: dict[str, Any] = {}
+    for one in PATHS:
+        paths.setdefault(one.path, {})[one.method] = _operation(one)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "kernelwright",
+            "version": "1",
+            "description": "A judge of generated kernels that stays warm.",
+        },
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"token": []}, {}],
+    }
+
+
+def _operation(one: DescribedPath) -> dict[str, Any]:
+    places = {name: "path" for name in ("id", "name") if f"{{{name}}}" in one.path} | dict.fromkeys(one.query, "query")
+    parameters = [
+        {
+            "name": name,
+            "in": place,
+            "required": place == "path",
+            "description": one.query.get(name, ""),
+            "schema": {"type": "string"},
+        }
+        for name, place in places.items()
+    ]
+    reference = {"schema": {"$ref": f"#/components/schemas/{one.result}"}}
+    answers: dict[str, Any] = {
+        str(status): {"description": words} for status, words in (one.answers | REFUSALS).items()
+    }
+    if one.result:
+        for status in {"200", "202"} & set(answers):
+            answers[status]["content"] = {"application/json": reference}
+    operation: dict[str, Any] = {"summary": one.summary, "parameters": parameters, "responses": answers}
+    if one.method == "post":
+        body = {"schema": {"$ref": "#/components/schemas/JobRequest"}}
+        operation["requestBody"] = {"required": True, "content": {"application/json": body}}
+    return operation
+
+
+@cache
+def page() -> str:
+    parts = ["<!doctype html><meta charset=utf-8><title>kernelwright serve</title>"]
+    parts.append(
+        "<style>body{font:15px system-ui;max-width:60em;margin:2em auto;padding:0 1em}code{background:#8882}</style>"
+    )
+    parts.append("<h1>kernelwright serve</h1><p>The same for programs: <a href=/openapi.json>/openapi.json</a>.</p>")
+    for one in PATHS:
+        query = "".join(f"<li><code>?{name}=</code> {escape(words)}</li>" for name, words in one.query.items())
+        answers = "".join(f"<li>{status}: {escape(words)}</li>" for status, words in one.answers.items())
+        parts.append(f"<h3><code>{one.method.upper()} {one.path}</code></h3><p>{escape(one.summary)}</p>")
+        parts.append(f"<ul>{query}{answers}</ul>")
+    for name, schema in description()["components"]["schemas"].items():
+        parts.append(f"<h3>{name}</h3><pre>{escape(json.dumps(schema, indent=1))}</pre>")
+    return "".join(parts)
+
+
+OUTCOMES = ("passed", "failed", "error", "cancelled")
+STAGES = ("build", "check", "time")
+
+
+def metrics_text(queue: JobQueue, late: Counter[str]) -> str:
+    """All of them; `late` counts connections that were ended for being slow."""
+    counts, places = queue.counts, queue.places
+    stages: dict[str, Counter[str]] = {"begun": Counter(), "ended": Counter(), "lost": Counter()}
+    busy: dict[str, float] = {}
+    for name, place in places.items():
+        for what, counter in stages.items():
+            counter.update(getattr(place.tally, what))
+        busy |= {f"{name} {device.name}": place.tally.busy_s.get(device.name, 0.0) for device in place.devices}
+    parts = [
+        _metric("service_info", "gauge", "The judge that answers.", {f'judge_version="{JUDGE_VERSION}"': 1}),
+        _metric("jobs_accepted_total", "counter", "Jobs taken since the start.", {"": counts.accepted}),
+        _metric("jobs_total", "counter", "Jobs that ended.", _by("outcome", counts.ended, OUTCOMES)),
+        _metric("refused_total", "counter", "Requests refused.", _by("reason", counts.refused + late)),
+        _metric("jobs_open", "gauge", "Jobs that have not ended.", {"": queue.open_jobs}),
+        _metric("jobs_judging", "gauge", "Of these, those that were taken up.", {"": queue.running}),
+        _metric("queue_limit", "gauge", "How many may be open.", {"": queue.limit}),
+        _metric("judging_seconds_total", "counter", "From taking a job up to its end.", {"": counts.judged_s}),
+        *(
+            _metric(f"stages_{what}_total", "counter", f"Stages {what}.", _by("stage", c, STAGES))
+            for what, c in stages.items()
+        ),
+        _metric("device_busy_seconds_total", "counter", "Time that a device was in use.", _by("device", busy)),
+        _metric("draining", "gauge", "Whether it is about to end.", {"": int(queue.draining)}),
+        "# TYPE process_resident_memory_bytes gauge\n" + f"process_resident_memory_bytes {resident_bytes()}\n",
+    ]
+    return "".join(parts)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _by(label: str, values: Mapping[str, float], always: tuple[str, ...] = ()) -> dict[str, float]:
+    return {f'{label}="{_escaped(name)}"': values.get(name, 0) for name in dict.fromkeys((*always, *sorted(values)))}
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _metric(name: str, kind: str, words: str, values: Mapping[str, float]) -> str:
+    head = f"# HELP kernelwright_{name} {words}\n# TYPE kernelwright_{name} {kind}\n"
+    lines = (
+        f"kernelwright_{name}{'{' + labels + '}' if labels else ''} {value:g}\n" for labels, value in values.items()
+    )
+    return head + "".join(lines)
+
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 SILENCE_S = 15.0
 """After which a stream shows that it is alive."""
 DRAINING_RETRY_S = 30
 UNKNOWN = "there is no such job; its id is in the answer to POST /v1/jobs"
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def application(queue: JobQueue, texts: TextProcess, access: Access, late: Counter[str]) -> Starlette:
@@ -150,7 +334,6 @@ def application(queue: JobQueue, texts: TextProcess, access: Access, late: Count
 
 
 def facts(queue: JobQueue) -> ServiceFacts:
-    """What clients of ours ask before they send anything."""
     devices = {name: [one.model_dump(mode="json") for one in place.devices] for name, place in queue.places.items()}
     room = {name: place.room for name, place in queue.places.items()}
     return ServiceFacts(**own_versions(), devices=devices, room=room, queue=queue.limit, draining=queue.draining)

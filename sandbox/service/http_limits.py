@@ -45,19 +45,16 @@ class DeadlineProtocol(H11Protocol):
     _sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._expect_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_lost(exc)
         for timer in (self._receiving, self._sending):
             if timer is not None:
                 timer.cancel()
 
     def handle_events(self) -> None:
-        """All that has come is taken in; what is still to come has its deadline."""
         super().handle_events()
         self._expect_rest()
 
@@ -68,17 +65,14 @@ class DeadlineProtocol(H11Protocol):
             self._expect_reading()
 
     def timeout_keep_alive_handler(self) -> None:
-        """The same where it is closed since nothing more was asked."""
         super().timeout_keep_alive_handler()
         self._expect_reading()
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         super().pause_writing()
         self._expect_reading()
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         super().resume_writing()
         if self._sending is not None and not self.transport.is_closing():
             self._sending.cancel()
@@ -108,8 +102,6 @@ class DeadlineProtocol(H11Protocol):
 
 
 class Access(NamedTuple):
-    """Who may ask."""
-
     token: str | None = None
     hosts: Collection[str] | None = None
     """Names by which the service may be asked; None for any, as on a Unix socket."""
@@ -123,7 +115,6 @@ class Guard:
         self._token = None if access.token is None else _digest(access.token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] == "http":
             await (self._refusal(scope) or self._app)(scope, receive, send)
 
@@ -153,7 +144,6 @@ def _host(header: str) -> str:
 
 
 def told(status: int, sentence: str, **more: Any) -> JSONResponse:
-    """An answer that says in a sentence why there is no other."""
     return JSONResponse({"error": sentence} | more, status)
 
 

@@ -12,13 +12,79 @@ from typing import ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
-from kernelwright.sandbox.pool.dispatch import Step
-from kernelwright.sandbox.pool.protocol import ExecutorError, Unjudged, Work
-from kernelwright.sandbox.service.job_store import Begun, Ending, JobStore, OpenJob, StoreError
-from kernelwright.sandbox.service.jobs import Job, JobError, NewJob, PlaceName
-from kernelwright.sandbox.service.places import Place
+from kernelwright.sandbox.pool.dispatch import DeviceVerdict, Dispatcher, Step, Tally
+from kernelwright.sandbox.pool.protocol import Device, Executor, ExecutorError, Stage, Unjudged, Work
+from kernelwright.sandbox.service.job_store import (
+    Begun,
+    Ending,
+    Job,
+    JobError,
+    JobStore,
+    NewJob,
+    OpenJob,
+    PlaceName,
+    StoreError,
+)
 from kernelwright.sandbox.service.text_process import TextProcess
 from kernelwright.sandbox.verdict.errors import SandboxError
+
+AHEAD = 2
+"""Jobs that are handed to a device's dispatcher beside those that build: one is timed, the next one is ready."""
+
+
+class Place:
+    """Devices of one sort, all of which may take a job. Open it, and close it."""
+
+    def __init__(self, make_executor: Callable[[], Executor], kind: str | None = None) -> None:
+        """`kind`: a part of the name of the devices to use, where there are several kinds."""
+        self._make_executor, self._kind = make_executor, kind
+        self._dispatcher: Dispatcher | None = None
+        self.builders = 0
+        self.is_lost = False
+        """Whether it has to be opened again before anything is judged here."""
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self._dispatcher.devices if self._dispatcher else ()
+
+    @property
+    def tally(self) -> Tally:
+        return self._dispatcher.tally if self._dispatcher else Tally()
+
+    @property
+    def room(self) -> int:
+        """Jobs that may be handed to it at a time: what waits longer can still be overtaken, or taken back."""
+        return 0 if self.is_lost else self.builders + AHEAD * len(self.devices)
+
+    async def open(self) -> None:
+        """Raises `ExecutorError` or `MachineError` where there is no device."""
+        executor = self._make_executor()
+        # What one client's candidate does to the memory of this machine must not end another's problem.
+        dispatcher = Dispatcher(executor, self._kind, remembers_broken=False)
+        await dispatcher.__aenter__()
+        self._dispatcher, self.builders = dispatcher, executor.builders
+
+    async def judge(self, work: Work, stage: Stage, on_step: Callable[[Step], None]) -> DeviceVerdict:
+        dispatcher = self._dispatcher
+        if dispatcher is None:
+            raise ExecutorError("no device is left")
+        try:
+            return await dispatcher.judge(work, stage, on_step)
+        except ExecutorError:
+            self.is_lost |= dispatcher is self._dispatcher  # else it has been opened again meanwhile
+            raise
+
+    async def close(self) -> None:
+        dispatcher, self._dispatcher, self.builders = self._dispatcher, None, 0
+        if dispatcher is not None:
+            await dispatcher.__aexit__()
+
+    async def reopen(self) -> None:
+        """After all devices were lost; one asks at a time. Raises as `open` does, and is lost then."""
+        await self.close()
+        await self.open()
+        self.is_lost = False
+
 
 LOG = logging.getLogger("kernelwright.sandbox.service")
 AGAIN_S = 10.0
@@ -46,8 +112,6 @@ class Draining(Exception):
 
 @dataclass(eq=False)
 class _Live:
-    """A job that has not ended."""
-
     opened: OpenJob
     events: list[Event] = field(default_factory=lambda: ["queued"])
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,8 +127,6 @@ class _Live:
 
 @dataclass
 class Counts:
-    """What was done since the start."""
-
     accepted: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     """By outcome: passed, failed, error, cancelled."""
@@ -100,12 +162,10 @@ class JobQueue:
 
     @property
     def open_jobs(self) -> int:
-        """Jobs that have not ended."""
         return len(self._live)
 
     @property
     def running(self) -> int:
-        """Jobs that are being judged."""
         return self._running.total()
 
     async def accept(self, new: NewJob) -> Job:
@@ -128,7 +188,6 @@ class JobQueue:
         return job
 
     def _retry_s(self) -> int:
-        """About when there is room for one more."""
         each_s = self.counts.judged_s / max(1, self.counts.ended.total())
         return min(LONGEST_RETRY_S, max(1, math.ceil(each_s)))
 
@@ -137,7 +196,6 @@ class JobQueue:
         heapq.heappush(self._turns[opened.place], (opened.due, opened.id))
 
     def _go_on(self) -> None:
-        """Hand out what may be handed out now."""
         for name, place in self.places.items():
             if place.is_lost and name not in self._opening and not self.draining:
                 self._opening[name] = asyncio.create_task(self._open_again(name, place))

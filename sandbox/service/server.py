@@ -6,7 +6,7 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ import uvicorn
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.jail.own_process import protect_this_process
 from kernelwright.sandbox.machine.file_locks import open_own, try_lock
-from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
-from kernelwright.sandbox.pool.remote.service_client import TOKEN, default_socket
+from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for
+from kernelwright.sandbox.pool.remote import TOKEN, default_socket
 from kernelwright.sandbox.service.application import application
 from kernelwright.sandbox.service.http_limits import (
     LARGEST_HEAD_BYTES,
@@ -27,10 +27,8 @@ from kernelwright.sandbox.service.http_limits import (
     Access,
     DeadlineProtocol,
 )
-from kernelwright.sandbox.service.job_queue import JobQueue
-from kernelwright.sandbox.service.job_store import JOBS, JobStore
-from kernelwright.sandbox.service.jobs import PlaceName
-from kernelwright.sandbox.service.places import Place
+from kernelwright.sandbox.service.job_queue import JobQueue, Place
+from kernelwright.sandbox.service.job_store import JOBS, JobStore, PlaceName
 from kernelwright.sandbox.service.text_process import TextProcess
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -45,8 +43,6 @@ class ServiceError(Exception):
 
 
 class Listening(Record):
-    """Where it is asked, and with which token."""
-
     socket: Path | None = None
     host: str = "127.0.0.1"
     port: int | None = None
@@ -55,8 +51,6 @@ class Listening(Record):
 
 
 class ServiceOptions(Record):
-    """All that is chosen at its start."""
-
     listening: Listening
     state: Path
     """Folder of the jobs."""
@@ -100,7 +94,8 @@ async def _serve(options: ServiceOptions, store: JobStore, listening: socket.soc
         queue = JobQueue(store, places, reports, options.queue)
         await queue.start()
         stack.push_async_callback(queue.stop)
-        print(f"kernelwright serve: {_address(listening)}, on {_words(places)}; SIGTERM ends it", flush=True)
+        words = ", ".join(f"{name}: {len(one.devices)} x {one.devices[0].kind}" for name, one in places.items())
+        print(f"kernelwright serve: {_address(listening)}, on {words}; SIGTERM ends it", flush=True)
         await _Server(_config(options.listening, queue, texts), queue).serve(sockets=[listening])
 
 
@@ -162,7 +157,6 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
-    """The folder of the jobs, for this service alone."""
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -244,7 +238,3 @@ def _address(listening: socket.socket) -> str:
     if isinstance(name, str):
         return f"unix:{name}"
     return f"http://[{name[0]}]:{name[1]}" if ":" in name[0] else f"http://{name[0]}:{name[1]}"
-
-
-def _words(places: Mapping[PlaceName, Place]) -> str:
-    return ", ".join(f"{name}: {len(place.devices)} x {place.devices[0].kind}" for name, place in places.items())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 MODULES = (
     "kernelwright.agent.engine.search, kernelwright.agent.log.best, "
-    "kernelwright.agent.providers.servers.client, kernelwright.agent.providers.kinds.recorded, "
+    "kernelwright.agent.providers.kinds.server, kernelwright.agent.providers.kinds.recorded, "
     "kernelwright.agent.strategies"
 )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.program import answered
-from kernelwright.programs.record.capture_folder import Chosen, Split, read_split, write_record
+from kernelwright.programs.record import Chosen, Split, read_split, write_record
 
 
 def chosen(part):

@@ -39,7 +39,7 @@ def test_problems_show_prints_a_source_that_runs_by_itself(kernelwright):
 
 def test_problems_show_tells_what_a_problem_is_not_judged_on(kernelwright, tmp_path):
     from kernelwright.problems import ExcludedValues, load_problem
-    from kernelwright.problems.formats.writing import write_problem
+    from kernelwright.problems.formats.reading import write_problem
 
     narrow = ExcludedValues(without=("all negative", "with ties"), reason="lengths")
     write_problem(tmp_path / "narrow", load_problem("rms_norm").model_copy(update={"values": narrow}))

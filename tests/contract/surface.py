@@ -67,14 +67,14 @@ def _parameters(command: Any) -> dict[str, str]:
 def choices() -> Surface:
     """Words that an option takes, for options that take one of several."""
     from kernelwright.agent.log.config import SearchConfig
-    from kernelwright.agent.providers.options import Api
+    from kernelwright.agent.providers.provider import Api
     from kernelwright.agent.providers.registry import providers
     from kernelwright.agent.strategies.loading import SHIPPED
     from kernelwright.evals.runs.suites import SUITES
-    from kernelwright.problems.record.dtypes import DTYPES
+    from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
     from kernelwright.prompts.targets import TARGETS
-    from kernelwright.sandbox.pool.front.executor_choice import NAMES
+    from kernelwright.sandbox.pool.executor_choice import NAMES
     from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings
 
     words = {

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from kernelwright.sandbox.service.openapi import PATHS
+from kernelwright.sandbox.service.application import PATHS
 from tests.docs.pages import DOCS, lines
 from tests.docs.walking import RMS_NORM
 from tests.support.service import Service

@@ -3,7 +3,7 @@
 import pytest
 
 from bench import program
-from kernelwright.programs.record.capture_folder import read_split
+from kernelwright.programs.record import read_split
 from kernelwright_child.gpu import driver
 
 pytestmark = pytest.mark.gpu

@@ -7,8 +7,8 @@ import pytest
 
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats import LibraryMissing, format_of, read_collection
-from kernelwright.problems.formats.calling import changed_parameters
-from kernelwright.problems.record.reference import parse
+from kernelwright.problems.formats.flashinfer import changed_parameters
+from kernelwright.problems.record.source import parse
 from kernelwright.problems.texts import libraries
 from tests.support.foreign import (
     CONFIGURATIONS,

@@ -16,8 +16,8 @@ from kernelwright.problems.formats.definition import (
     read_workloads,
 )
 from kernelwright.problems.formats.kernelbench import read_rows
+from kernelwright.problems.formats.reading import INDEX, write_collection, write_problem
 from kernelwright.problems.formats.robust import Configurations, read_configurations
-from kernelwright.problems.formats.writing import INDEX, write_collection, write_problem
 from tests.support.foreign import (
     CONFIGURATIONS,
     DEFINITION,

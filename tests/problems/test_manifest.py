@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.problems import VALUE_FAMILIES, ExcludedValues, ProblemError, Tolerance
-from kernelwright.problems.record.manifest import parse_manifest
+from kernelwright.problems.loading import parse_manifest
 from tests.support.problems import MANIFEST as GOOD
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.problems import ProblemError
-from kernelwright.problems.record.sizes import put_sizes
+from kernelwright.problems.loading import put_sizes
 
 
 def test_a_literal_is_replaced_and_its_comment_stays() -> None:

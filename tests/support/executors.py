@@ -3,9 +3,9 @@
 import asyncio
 
 from kernelwright.problems import Problem
+from kernelwright.sandbox.pool.devices import device_at, given, split
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.protocol import Work
-from kernelwright.sandbox.pool.workers.devices import device_at, given, split
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 from tests.support.problems import PROBLEM, RIGHT, WRONG

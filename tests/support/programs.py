@@ -11,9 +11,18 @@ from torch.utils import _pytree as pytree
 
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.problems import Problem
-from kernelwright.programs.record.capture_folder import CapturedProgram, Chosen, Split, write_record
-from kernelwright.programs.record.parts import CallSite, Part, PartInput, PartSize
-from kernelwright.programs.record.seen import ModuleSeen, TensorSeen
+from kernelwright.programs.record import (
+    CallSite,
+    CapturedProgram,
+    Chosen,
+    ModuleSeen,
+    Part,
+    PartInput,
+    PartSize,
+    Split,
+    TensorSeen,
+    write_record,
+)
 from tests.support.runs import Writer, passed, setting
 
 ROWS, COLUMNS = 4, 16

@@ -16,7 +16,7 @@ from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.prompts.prompt import Section
-from kernelwright.sandbox.pool.conditions import Conditions
+from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.gpu_timing import ClockCheck, DeviceRecord
 from kernelwright.sandbox.verdict.verdicts import (
     Authenticity,

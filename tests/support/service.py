@@ -20,9 +20,8 @@ import uvicorn
 from kernelwright.sandbox.pool.protocol import Answer, Lost, Product
 from kernelwright.sandbox.service.application import application
 from kernelwright.sandbox.service.http_limits import LARGEST_HEAD_BYTES, Access, DeadlineProtocol
-from kernelwright.sandbox.service.job_queue import JobQueue
+from kernelwright.sandbox.service.job_queue import JobQueue, Place
 from kernelwright.sandbox.service.job_store import JobStore
-from kernelwright.sandbox.service.places import Place
 from kernelwright.sandbox.service.text_process import TextProcess
 from kernelwright.sandbox.verdict.verdicts import Failed
 from tests.support.executors import declared

@@ -1,14 +1,322 @@
-"""`batch`: nobody yet; the asks stay open in the run's log, and go out as a batch of a service."""
+"""`batch`: nobody yet; the asks stay open in the run's log, and go out as a batch of a service.
 
-from kernelwright.agent.log.records import Ask, Reply, Request
-from kernelwright.agent.providers.options import ProviderOptions
-from kernelwright.agent.providers.provider import AnswerPending, Provider, RunRecord
-from kernelwright.agent.providers.servers.batch_file import PROVIDER
+As OpenAI batch files, whose lines are joined by `custom_id`, the request's digest; or to a service, OpenAI's or another
+with `/files` and `/batches`. What was sent is noted in the run's folder, and found again on the server by its metadata
+where the note was lost, so that a process that is killed at any point sends nothing twice.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+from kernelwright.agent.log.events import Replied, RepliedAgain
+from kernelwright.agent.log.journal import Journal
+from kernelwright.agent.log.records import Ask, Attempt, Reply, Request
+from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.view import fold
+from kernelwright.agent.providers.apis import read_reply
+from kernelwright.agent.providers.kinds.server import OpenAIProvider
+from kernelwright.agent.providers.provider import (
+    AnswerPending,
+    OpenAISettings,
+    Provider,
+    ProviderError,
+    ProviderOptions,
+    RunRecord,
+)
+from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Prompt
+from kernelwright.sandbox.machine.atomic import write_atomically
+
+if TYPE_CHECKING:
+    import openai
+
+ENDPOINT: Final = "/v1/chat/completions"
+PROVIDER = "batch"
+"""Who is said to have answered."""
+
+
+class OpenRequest(NamedTuple):
+    problem: str
+    attempt: int
+    request: Request
+    again: bool
+    """Whether it asks to go on with a reply that was cut off."""
+
+
+class Imported(Record):
+    answered: int
+    failed: dict[str, str]
+    """By `custom_id`, or by `line N` where a line has none that can be read: why it gave no answer."""
+    unknown: tuple[str, ...]
+    """Ids that the run does not wait for, as when a file is imported twice."""
+    missing: tuple[str, ...]
+    """Ids that the run still waits for."""
+
+
+def open_requests(log: RunLog) -> Iterator[OpenRequest]:
+    for name in log.header.problems:
+        for attempt in fold(name, log.events(name)).attempts:
+            if attempt.ask.role != "tune" and (found := _open(log, name, attempt)):
+                yield found
+
+
+def batch_line(request: Request) -> str:
+    """The request as one line of a batch file, without the line's end."""
+    options = {"temperature": request.temperature, "max_completion_tokens": request.max_tokens}
+    given = {name: value for name, value in options.items() if value is not None}
+    body = {"model": request.model, "messages": [{"role": "user", "content": request.prompt}], **given}
+    return json.dumps({"custom_id": request.digest, "method": "POST", "url": ENDPOINT, "body": body})
+
+
+def import_answers(log: RunLog, lines: Iterable[str]) -> Imported:
+    """Log the answers to what the run waits for. Importing again changes nothing. One writer at a time."""
+    waiting: dict[str, list[OpenRequest]] = {}
+    for one in open_requests(log):
+        waiting.setdefault(one.request.digest, []).append(one)
+    journals = {name: Journal(name, log, lambda event: None) for name in log.header.problems}
+    answered = 0
+    failed: dict[str, str] = {}
+    unknown: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        custom_id, found = _read(line)
+        if custom_id is None:
+            failed[f"line {number}"] = str(found)
+        elif custom_id not in waiting:
+            unknown.append(custom_id)
+        elif isinstance(found, str):
+            failed[custom_id] = found
+        else:
+            for one in waiting.pop(custom_id):
+                _log(journals[one.problem], one, found)
+                answered += 1
+            failed.pop(custom_id, None)
+    return Imported(answered=answered, failed=failed, unknown=tuple(unknown), missing=tuple(waiting))
+
+
+def _open(log: RunLog, problem: str, attempt: Attempt) -> OpenRequest | None:
+    again = attempt.follow_up
+    if attempt.reply_digest is None:
+        text = log.prompt(attempt.prompt).text
+    elif again is not None and again.reply_digest is None and not attempt.finished:
+        text = log.text(again.prompt_digest)
+    else:
+        return None
+    return OpenRequest(problem, attempt.number, attempt.request(text), attempt.reply_digest is not None)
+
+
+def _read(line: str) -> tuple[str | None, Reply | str]:
+    """The line's id, where it has one, and its reply or why there is none."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None, "is no JSON"
+    custom_id = answer.get("custom_id") if isinstance(answer, dict) else None
+    if not isinstance(custom_id, str):
+        return None, "has no custom_id"
+    return custom_id, _reply(answer)
+
+
+def _reply(answer: dict[str, Any]) -> Reply | str:
+    response = answer.get("response")
+    if not isinstance(response, dict):
+        return f"failed: {_said(answer.get('error'))}"
+    body, status = response.get("body"), response.get("status_code", 200)
+    if status != 200 or not isinstance(body, dict):
+        return f"failed with status {status}: {_said(body)}"
+    reply = read_reply(body, asked_model="unknown", request_id=response.get("request_id"), latency_s=0.0)
+    if reply is None:
+        return "holds no chat completion"
+    return Reply.model_validate(reply.model_dump() | {"provider": PROVIDER, "latency_s": None})
+
+
+def _said(error: Any) -> str:
+    inner = error.get("error", error) if isinstance(error, dict) else error
+    words = inner.get("message") if isinstance(inner, dict) else inner
+    return str(words or "no reason was given")
+
+
+def _log(journal: Journal, one: OpenRequest, reply: Reply) -> None:
+    kind = RepliedAgain if one.again else Replied
+    event = kind(problem=one.problem, attempt=one.attempt, reply_digest=reply.digest, reply=reply.facts)
+    journal.write(event, blobs=[reply.model_dump_json()])
+
+
+NOTE = "batches.json"
+MARK = "kernelwright"
+"""The key of our entry in a batch's metadata."""
+MOST_LINES, MOST_BYTES = 50_000, 190 << 20
+"""Of one file; the service allows 200 MB."""
+ENDED = {"completed", "failed", "expired", "cancelled"}
+LOOKED_BACK = 100
+"""Batches on the server among which one that was sent before is looked for."""
+
+
+class Sent(Record):
+    id: str
+    digest: str
+    """sha256 of the file that was sent."""
+    requests: int
+
+
+class SentBatches(Record):
+    """What is known in the run's folder."""
+
+    sent: tuple[Sent, ...] = ()
+    taken: tuple[str, ...] = ()
+    """Ids of batches whose answers were taken: what failed in them is sent again."""
+
+
+class BatchStatus(NamedTuple):
+    id: str
+    status: str
+    done: int
+    failed: int
+    requests: int
+    why: str = ""
+    """Why the service refused it as a whole, in its words."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.status in ENDED
+
+
+class BatchService:
+    """The batches of one run on one server."""
+
+    def __init__(self, log: RunLog, settings: OpenAISettings, environment: Mapping[str, str] = os.environ) -> None:
+        self._log = log
+        self._server = OpenAIProvider(settings, environment)
+        self._note = log.folder / NOTE
+
+    @property
+    def note(self) -> SentBatches:
+        """What is under way; `ProviderError` where the note cannot be read."""
+        try:
+            return SentBatches.model_validate_json(self._note.read_bytes())
+        except FileNotFoundError:
+            return SentBatches()
+        except (OSError, ValidationError) as error:
+            raise ProviderError(
+                f"{self._note} cannot be read ({type(error).__name__}); restore or delete it"
+            ) from error
+
+    def send(self) -> tuple[Sent, ...]:
+        """Send every open ask; what is under way. `ProviderError` where batches are under way, or nothing is open."""
+        note = self.note
+        if note.sent:
+            raise ProviderError(f"a batch of {self._log.folder} is under way; run `kernelwright batch fetch` first")
+        lines = {one.request.digest: batch_line(one.request) for one in open_requests(self._log)}
+        if not lines:
+            raise ProviderError(f"no ask of {self._log.folder} waits for an answer; go on with `kernelwright resume`")
+        with self._client() as client:
+            known = {
+                (batch.metadata or {}).get(MARK): batch.id
+                for batch in client.batches.list(limit=LOOKED_BACK).data  # iterating would turn all pages
+                if batch.id not in note.taken
+            }
+            sent = tuple(self._send(client, part, known) for part in _files(lines.values()))
+        self._write(SentBatches(sent=sent, taken=note.taken))
+        return sent
+
+    def progress(self) -> list[BatchStatus]:
+        with self._client() as client:
+            return [_progress(client, one) for one in self.note.sent]
+
+    def wait(self, every_s: float, told: Callable[[list[BatchStatus]], None]) -> None:
+        """Ask how they stand until all have ended; `told` hears each answer."""
+        while True:
+            found = self.progress()
+            told(found)
+            if all(one.ended for one in found):
+                return
+            time.sleep(every_s)
+
+    def fetch(self) -> Imported:
+        """Take the answers of all batches that have ended into the run; those of others stay under way."""
+        note = self.note
+        left: list[Sent] = []
+        with self._client() as client, tempfile.TemporaryDirectory() as scratch:
+            paths: list[Path] = []
+            for one in note.sent:
+                batch = client.batches.retrieve(one.id)
+                if batch.status not in ENDED:
+                    left.append(one)
+                    continue
+                wanted = [name for name in (batch.output_file_id, batch.error_file_id) if name]
+                paths += [_download(client, name, Path(scratch)) for name in wanted]
+            found = import_answers(self._log, _lines(paths))
+        taken = (*note.taken, *(one.id for one in note.sent if one not in left))
+        self._write(SentBatches(sent=tuple(left), taken=taken))
+        return found
+
+    def _send(self, client: "openai.OpenAI", part: bytes, known: Mapping[str | None, str]) -> Sent:
+        digest = hashlib.sha256(part).hexdigest()
+        mark = f"{self._log.header.run_id} {digest}"
+        if mark not in known:
+            file = client.files.create(file=("requests.jsonl", part), purpose="batch")
+            batch = client.batches.create(
+                input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h", metadata={MARK: mark}
+            )
+            return Sent(id=batch.id, digest=digest, requests=part.count(b"\n"))
+        return Sent(id=known[mark], digest=digest, requests=part.count(b"\n"))
+
+    def _write(self, note: SentBatches) -> None:
+        write_atomically(self._note, note.model_dump_json())
+
+    @contextmanager
+    def _client(self) -> "Iterator[openai.OpenAI]":
+        with self._server.told("files or batches"), self._server.plain_client() as client:
+            yield client
+
+
+def _files(lines: Iterable[str]) -> Iterator[bytes]:
+    part, count = bytearray(), 0
+    for line in lines:
+        data = f"{line}\n".encode()
+        if part and (count == MOST_LINES or len(part) + len(data) > MOST_BYTES):
+            yield bytes(part)
+            part, count = bytearray(), 0
+        part += data
+        count += 1
+    yield bytes(part)
+
+
+def _progress(client: "openai.OpenAI", one: Sent) -> BatchStatus:
+    batch = client.batches.retrieve(one.id)
+    counts = batch.request_counts
+    done, failed = (counts.completed, counts.failed) if counts else (0, 0)
+    faults = (batch.errors.data or []) if batch.errors else []
+    why = "; ".join(fault.message for fault in faults if fault.message)
+    return BatchStatus(id=one.id, status=batch.status, done=done, failed=failed, requests=one.requests, why=why)
+
+
+def _download(client: "openai.OpenAI", name: str, folder: Path) -> Path:
+    path = folder / hashlib.sha256(name.encode()).hexdigest()
+    with client.files.with_streaming_response.content(name) as answer:
+        answer.stream_to_file(path)
+    return path
+
+
+def _lines(paths: Iterable[Path]) -> Iterator[str]:
+    for path in paths:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+            yield from file
 
 
 class BatchProvider:
-    """Answers nothing; `servers/batch_file.py` logs the answers that come from elsewhere, under the same name."""
+    """Answers nothing; `import_answers` logs the answers that come from elsewhere, under the same name."""
 
     name = PROVIDER
 

@@ -8,8 +8,7 @@ the same again, and finds the answers that came meanwhile.
 from pathlib import Path
 
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.providers.options import ProviderOptions
-from kernelwright.agent.providers.provider import AnswerPending, Provider, ProviderError, RunRecord
+from kernelwright.agent.providers.provider import AnswerPending, Provider, ProviderError, ProviderOptions, RunRecord
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.atomic import write_atomically
 
@@ -21,8 +20,6 @@ SHOWN = 3
 
 
 class FilesProvider:
-    """See the module."""
-
     name = "files"
 
     def __init__(self, folder: Path) -> None:

@@ -1,23 +1,84 @@
 """`recorded`: the answers that ship with a catalog problem, or lie in a folder laid out alike.
 
-No network; nothing about their verdicts is stored.
+`recorded/TARGET/` holds `story.toml` and one Markdown file for each reply; `recorded/TARGET-DTYPE/` the same for the
+problem cast to another dtype, such as `cuda-bfloat16`. No network; nothing about their verdicts is stored.
 """
 
 from pathlib import Path
+from typing import Self
 
-from kernelwright.agent.log.records import Ask, Attempt, Reply, Request, Usage
-from kernelwright.agent.log.view import View, fold
-from kernelwright.agent.providers.options import ProviderOptions
-from kernelwright.agent.providers.provider import NoMoreAnswers, Provider, ProviderError, RunRecord
-from kernelwright.agent.providers.story import (
-    CATALOG,
-    RecordedAnswer,
-    Story,
-    read_story,
-    stories,
-    story_folder,
-)
-from kernelwright.prompts import Prompt
+from pydantic import Field, model_validator
+
+from kernelwright import problems
+from kernelwright.agent.log.records import Ask, Reply, Request, Usage
+from kernelwright.agent.log.view import fold
+from kernelwright.agent.providers.provider import NoMoreAnswers, Provider, ProviderError, ProviderOptions, RunRecord
+from kernelwright.problems.record.base import Record, read_table
+from kernelwright.prompts import Prompt, Role, Target
+from kernelwright.prompts.targets import TARGETS
+
+CATALOG = Path(problems.__file__).parent / "catalog"
+STORY = "story.toml"
+
+
+class RecordedAnswer(Record):
+    file: str = Field(pattern=r"^[\w-]+\.md$")
+    """Name of the reply's file in the story's folder, such as `02-repair.md`."""
+    role: Role
+    parent: int | None = None
+    """Number of the entry that this one follows; None for a first draft."""
+    prompt_digest: str
+    """Of the prompt that this was written in answer to; see `Prompt.digest`."""
+    stable_digest: str
+    finish_reason: str = "stop"
+
+
+class Story(Record):
+    """The whole of `story.toml`. Entries are numbered from 1 in their order."""
+
+    label: str = Field(min_length=1)
+    """Who wrote the answers, and in answer to what: shown wherever they are used."""
+    entries: tuple[RecordedAnswer, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _parents_come_first(self) -> Self:
+        for number, entry in enumerate(self.entries, start=1):
+            if entry.parent is not None and not 1 <= entry.parent < number:
+                raise ValueError(f"{entry.file} follows entry {entry.parent}, which is no earlier one")
+        if len({entry.file for entry in self.entries}) < len(self.entries):
+            raise ValueError("two entries name the same file")
+        return self
+
+    @property
+    def drafts(self) -> int:
+        """How many answers start from the reference: what `SearchConfig.drafts` should be to replay the story."""
+        return sum(1 for entry in self.entries if entry.role == "propose")
+
+
+def stories(folder: str | None) -> Path:
+    return CATALOG if folder is None else Path(folder)
+
+
+def story_folder(problem: str, target: Target, catalog: Path = CATALOG, dtype: str | None = None) -> Path:
+    """Where the recorded answers for the problem and target are, if there are any; `dtype`: what it is cast to."""
+    return catalog / problem / "recorded" / (target if dtype is None else f"{target}-{dtype}")
+
+
+def recorded_targets(problem: str, catalog: Path = CATALOG, dtype: str | None = None) -> tuple[Target, ...]:
+    return tuple(target for target in TARGETS if (story_folder(problem, target, catalog, dtype) / STORY).is_file())
+
+
+def read_story(problem: str, target: Target, catalog: Path = CATALOG, dtype: str | None = None) -> Story:
+    """The story of a problem for a target; `ProviderError` where there is none or it is malformed."""
+    path = story_folder(problem, target, catalog, dtype) / STORY
+    if not path.is_file():
+        there = ", ".join(recorded_targets(problem, catalog, dtype)) or "none"
+        cast = f" in {dtype}" if dtype else ""
+        raise ProviderError(
+            f"there are no recorded answers for problem {problem!r}{cast} and target {target!r} (targets that have "
+            f"some: {there}); name a model to ask"
+        )
+    return read_table(path, Story, "the story", ProviderError)
 
 
 class RecordedProvider:
@@ -50,24 +111,20 @@ class RecordedProvider:
 
     def _entry(self, story: Story, ask: Ask) -> RecordedAnswer:
         view = fold(ask.problem, self._run.events(ask.problem))
-        used = self._files(view) | {
-            attempt: file for (problem, attempt), file in self._given.items() if problem == ask.problem
-        }
+        used: dict[int, str] = {}
+        for attempt in view.attempts:
+            if (reply := attempt.reply) and reply.provider == self.name and reply.provider_request_id:
+                used[attempt.number] = reply.provider_request_id
+        used |= {attempt: file for (problem, attempt), file in self._given.items() if problem == ask.problem}
         used.pop(ask.attempt, None)
         unused = [entry for entry in story.entries if entry.role == ask.role and entry.file not in used.values()]
         parent = None if ask.parent is None else used.get(ask.parent)
-        followed = (entry for entry in unused if _parent_file(story, entry) == parent)
+        files = [None, *(entry.file for entry in story.entries)]
+        followed = (entry for entry in unused if files[entry.parent or 0] == parent)
         chosen = next(followed, None) or next(iter(unused), None)
         if chosen is None:
             raise NoMoreAnswers(f"no recorded answer to {ask.role!r} is left for problem {ask.problem!r}")
         return chosen
-
-    def _files(self, view: View) -> dict[int, str]:
-        return {attempt.number: file for attempt in view.attempts if (file := self._file(attempt))}
-
-    def _file(self, attempt: Attempt) -> str | None:
-        reply = attempt.reply
-        return reply.provider_request_id if reply and reply.provider == self.name else None
 
 
 def _text(path: Path) -> str:
@@ -75,10 +132,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ProviderError(f"cannot read the recorded answer {path}: {error}; restore it") from error
-
-
-def _parent_file(story: Story, entry: RecordedAnswer) -> str | None:
-    return None if entry.parent is None else story.entries[entry.parent - 1].file
 
 
 def _likeness(entry: RecordedAnswer, prompt: Prompt) -> str:
@@ -90,5 +143,4 @@ def _likeness(entry: RecordedAnswer, prompt: Prompt) -> str:
 
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:
-    """From the folder that was asked for, else from the catalog that ships."""
     return RecordedProvider(run, stories(options.folder))

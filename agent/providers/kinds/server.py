@@ -1,8 +1,231 @@
-"""`server`: any server that speaks chat completions or responses. On the command line it goes by its preset's name."""
+"""`server`: any server that speaks chat completions or responses, through the official client of OpenAI.
 
-from kernelwright.agent.providers.options import ProviderOptions
-from kernelwright.agent.providers.provider import Provider, RunRecord
-from kernelwright.agent.providers.servers.client import OpenAIProvider
+On the command line it goes by its preset's name. The key comes from an environment variable, goes into the request's
+header and nowhere else: no record, message or error of ours holds it, not even where the server sends it back.
+"""
+
+import asyncio
+import json
+import os
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
+
+from kernelwright.agent.log.records import Ask, Reply, Request
+from kernelwright.agent.providers.apis import WIRES
+from kernelwright.agent.providers.provider import OpenAISettings, Provider, ProviderError, ProviderOptions, RunRecord
+from kernelwright.prompts import Prompt
+
+if TYPE_CHECKING:
+    import openai
+
+
+def proxy_for(address: str) -> str:
+    parts, proxies = urlsplit(address), getproxies_environment()
+    named = proxies.get(parts.scheme) or proxies.get("all") or ""
+    if not named or proxy_bypass(parts.hostname or ""):
+        return ""
+    return urlsplit(named if "//" in named else f"//{named}").netloc.rpartition("@")[2]
+
+
+OWN_URL = "https://api.openai.com/v1"
+OWN_HOST = "api.openai.com"
+ADDRESS = "--base-url or OPENAI_BASE_URL"
+"""Where a user names the server; a preset names it too, and --base-url goes before all."""
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+"""No proxy can reach these for us."""
+NO_KEY = "none"
+"""Sent to servers that ask for no key, since the client insists on one."""
+SHORTEST_SECRET = 8
+"""A shorter key is no secret but a word such as `none` or `EMPTY`, which may well stand in an honest answer."""
+
+
+class OpenAIProvider:
+    """See the module. Construct it before a run starts: a missing key or a malformed address is told at once."""
+
+    name = "openai"
+
+    def __init__(self, settings: OpenAISettings | None = None, environment: Mapping[str, str] = os.environ) -> None:
+        self.settings = settings or OpenAISettings()
+        self.base_url = self.settings.base_url or environment.get("OPENAI_BASE_URL") or OWN_URL
+        host = _host(self.base_url)
+        self._is_own = host == OWN_HOST
+        self._is_near = host in LOOPBACK
+        self._key = self._found_key(environment)
+        self._wire = WIRES[self.settings.api]
+
+    def __repr__(self) -> str:
+        return f"OpenAIProvider({self.base_url!r})"
+
+    @property
+    def place(self) -> str:
+        return f"{self.base_url} {self.settings.api}"
+
+    async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
+        """See `Provider.complete`. A client lives for one request, so that any event loop may be the next one."""
+        start = time.monotonic()
+        with self.told(f"model {request.model!r}, or no {self._wire.noun}s"):
+            try:
+                async with asyncio.timeout(self.settings.deadline_s), self._client() as client:
+                    answer: Any = await self._wire.send(client, self._wire.arguments(request, self._is_own))
+            except TimeoutError as error:
+                raise self._error(f"did not finish within {self.settings.deadline_s:.0f} s", retryable=True) from error
+        return self._read(answer, request, time.monotonic() - start)
+
+    def plain_client(self) -> "openai.OpenAI":
+        """A client without an event loop, for what is no request to a model. Close it."""
+        import openai
+
+        unproxied = openai.DefaultHttpxClient(trust_env=False) if self._is_near else None
+        return openai.OpenAI(http_client=unproxied, **self._client_options())
+
+    @contextmanager
+    def told(self, wanted: str) -> Iterator[None]:
+        """Turn the client's errors into `ProviderError`; `wanted` is what a server may lack, in a few words."""
+        import openai
+
+        try:
+            yield
+        except openai.APIResponseValidationError as error:
+            raise self._no_answer() from error
+        except openai.APIStatusError as error:
+            raise self._refused(error, wanted) from None
+        except openai.APIConnectionError as error:
+            raise self._unreachable(error) from None
+        except json.JSONDecodeError as error:  # what calls itself JSON and is none
+            raise self._no_answer() from error
+
+    def _found_key(self, environment: Mapping[str, str]) -> str:
+        variable = self.settings.api_key_env
+        key = environment.get(variable, "").strip()
+        if not key and (self._is_own or self.settings.needs_key):
+            raise ProviderError(
+                f"there is no key in the variable {variable}; set it, or name a server without keys by --base-url"
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise ProviderError(f"the key in {variable} holds characters that no key has; copy it again")
+        return key or NO_KEY
+
+    def _client(self) -> "openai.AsyncOpenAI":
+        import openai
+
+        unproxied = openai.DefaultAsyncHttpxClient(trust_env=False) if self._is_near else None
+        return openai.AsyncOpenAI(http_client=unproxied, **self._client_options())
+
+    def _client_options(self) -> dict[str, Any]:
+        return {
+            "api_key": self._key,
+            "base_url": self.base_url,
+            "max_retries": self.settings.max_retries,
+            "timeout": self.settings.timeout_s,
+        }
+
+    def _read(self, answer: Any, request: Request, latency_s: float) -> Reply:
+        # Any JSON object comes back from the client as an answer with empty fields.
+        if not self._wire.is_answer(answer):
+            raise self._no_answer()
+        plain = json.loads(self._without_key(json.dumps(answer.to_dict(warnings=False), default=str)))
+        if (why := self._wire.failure(plain)) is not None:
+            raise self._error(f"could not finish the answer ({_one_line(why)}); try again later", retryable=True)
+        request_id = None if answer._request_id is None else self._without_key(answer._request_id)
+        reply = self._wire.read(plain, request, request_id, latency_s)
+        if reply is None:
+            raise self._no_answer()
+        return reply
+
+    def _refused(self, error: "openai.APIStatusError", wanted: str) -> ProviderError:
+        status = error.status_code
+        said = self._without_key(_said(error))
+        match status:
+            case 401 | 403:
+                return self._forbidden(status)
+            case 404:
+                return self._error(f"knows no {wanted} (404: {said}); check the names, and the address in {ADDRESS}")
+            case 429 if error.code != "insufficient_quota":
+                return self._error(f"is asked too often (429: {said}); wait, or use fewer slots", retryable=True)
+            case 429:
+                return self._error(f"says that the quota is used up ({said}); top it up or use another key")
+            case 408 | 409 | 500 | 501 | 502 | 503 | 504 | 529:
+                return self._error(f"is in trouble ({status}: {said}); try again later", retryable=True)
+        return self._error(f"refused the request ({status}: {said}); check --model and --set")
+
+    def _forbidden(self, status: int) -> ProviderError:
+        key = self.settings.api_key_env
+        if status == 403 and (proxy := self._proxy()):
+            return self._error(
+                f"or the proxy {proxy} refused the request (403); check what the key in {key} allows, and what the "
+                "proxy lets through"
+            )
+        return self._error(f"refused the key in {key} ({status}); check what it allows")
+
+    def _unreachable(self, error: "openai.APIConnectionError") -> ProviderError:
+        import openai
+
+        if isinstance(error, openai.APITimeoutError):
+            return self._error(
+                f"was silent for {self.settings.timeout_s:.0f} s; try again, or ask for less by --set max_tokens=N",
+                retryable=True,
+            )
+        causes = list(_causes(error))
+        if any(isinstance(cause, ssl.SSLError) for cause in causes):
+            return self._error("has a certificate that this machine does not trust; install ca-certificates")
+        why = self._without_key(_one_line(str(causes[-1]) or type(causes[-1]).__name__))
+        if proxy := self._proxy():
+            return self._error(
+                f"cannot be reached through the proxy {proxy} ({why}); check the address in {ADDRESS}, and what the "
+                "proxy lets through, or name the server in NO_PROXY"
+            )
+        return self._error(f"cannot be reached ({why}); start it, or name another by {ADDRESS}")
+
+    def _proxy(self) -> str:
+        return "" if self._is_near else proxy_for(self.base_url)
+
+    def _no_answer(self) -> ProviderError:
+        return self._error(f"did not answer with a {self._wire.noun}; check {ADDRESS}: did you forget /v1?")
+
+    def _error(self, what: str, *, retryable: bool = False) -> ProviderError:
+        return ProviderError(f"the server {self.base_url} {what}", retryable=retryable)
+
+    def _without_key(self, text: str) -> str:
+        if len(self._key) < SHORTEST_SECRET:
+            return text
+        as_json = json.dumps(self._key)[1:-1]
+        return text.replace(self._key, "[key]").replace(as_json, "[key]")
+
+
+def _host(base_url: str) -> str:
+    """The host of an address that is fit for use and for the record; `ProviderError` where it is not."""
+    try:
+        parts = urlsplit(base_url)
+        host, password = parts.hostname, parts.password
+    except ValueError as error:
+        raise ProviderError(f"{base_url!r} in {ADDRESS} is no address ({error}); correct it") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise ProviderError(f"{base_url!r} in {ADDRESS} is no address; it should look like http://localhost:8000/v1")
+    if password is not None:
+        raise ProviderError(f"the address of {host} holds a password, which the record would show; put it into the key")
+    return host
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def _said(error: "openai.APIStatusError") -> str:
+    """The server's own words, where it has some that are short; an HTML page has not."""
+    message = error.body.get("message") if isinstance(error.body, dict) else None
+    return _one_line(message) if isinstance(message, str) else "no reason given"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
 
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:

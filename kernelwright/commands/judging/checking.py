@@ -60,7 +60,7 @@ def check(
 ) -> None:
     """Run each problem, and hold trivial answers against it. Exit code 1 unless all are ok."""
     from kernelwright.problems import catalog_names
-    from kernelwright.problems.record.dtypes import dtype_named
+    from kernelwright.problems.loading import dtype_named
     from kernelwright.sandbox.jail.own_process import become_a_judge
 
     if device is not None:
@@ -142,7 +142,7 @@ def _entries(paths: Sequence[str], size: str | None, device: str | None, dtype: 
     """Every problem that the paths name: those of other benchmarks' collections first, as they are read."""
     from kernelwright.problems import ProblemError, load_problem
     from kernelwright.problems.formats import Entry, read_collection
-    from kernelwright.problems.record.dtypes import cast
+    from kernelwright.problems.loading import cast
 
     collections, loose = _parted(paths)
     for path in collections:

@@ -25,7 +25,7 @@ from kernelwright.commands.options.shared_options import (
     ThreadsOption,
     size_option,
 )
-from kernelwright.problems.record.syntax import parse_module
+from kernelwright.problems.record.source import parse_module
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem
@@ -115,8 +115,7 @@ async def _served(
     server: str, problem: "Problem", source: str, settings: "Settings", device: str | None
 ) -> dict[str, Any]:
     """The report of a running service."""
-    from kernelwright.sandbox.pool.remote.job_settings import chosen_for_jobs
-    from kernelwright.sandbox.pool.remote.service_client import RefusedJob, ServiceClient, job_request
+    from kernelwright.sandbox.pool.remote import RefusedJob, ServiceClient, chosen_for_jobs, job_request
     from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 
     try:

@@ -22,7 +22,7 @@ from kernelwright.commands.options.shared_options import (
 from kernelwright.problems.texts.libraries import LibraryMissing
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.service.jobs import PlaceName
+    from kernelwright.sandbox.service.job_store import PlaceName
 
 
 def serve(
@@ -101,7 +101,7 @@ def _places(device: str | None, executor: str) -> "tuple[PlaceName, ...]":
 
 def read_token(path: Path | None) -> str | None:
     """The token of a file that nobody else can read, or of the environment; None where there is neither."""
-    from kernelwright.sandbox.pool.remote.service_client import TOKEN
+    from kernelwright.sandbox.pool.remote import TOKEN
     from kernelwright.sandbox.service.server import SHORTEST_TOKEN
 
     where, token = TOKEN, os.environ.get(TOKEN)

@@ -11,9 +11,8 @@ def with_parts(named: Sequence[str], top: int | None, attempts: int) -> tuple[li
 
     They share what as many problems would have, by what could be had of the program's time.
     """
-    from kernelwright.programs.record.capture_folder import is_capture
-    from kernelwright.programs.split.choosing import chosen_problems
-    from kernelwright.programs.split.ranking import attempts_for
+    from kernelwright.programs.record import is_capture
+    from kernelwright.programs.split import attempts_for, chosen_problems
 
     if top is not None and not any(map(is_capture, named)):
         raise UserMistake("--top chooses among the parts of a capture, and none is named; name its folder")
@@ -37,7 +36,7 @@ def keep_captures(named: Sequence[str], run: Path) -> None:
 
     Of several captures none is: their parts could not be told apart.
     """
-    from kernelwright.programs.record.capture_folder import is_capture, read_capture, read_split, write_record
+    from kernelwright.programs.record import is_capture, read_capture, read_split, write_record
 
     captures = [Path(one) for one in named if is_capture(one)]
     if len(captures) == 1:

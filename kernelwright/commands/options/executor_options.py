@@ -49,7 +49,7 @@ def executor_choice(
     server: str | None = None,
 ) -> "ExecutorChoice":
     """The executor that the options name; `UserMistake` for one that is none."""
-    from kernelwright.sandbox.pool.front.executor_choice import NAMES, ExecutorChoice
+    from kernelwright.sandbox.pool.executor_choice import NAMES, ExecutorChoice
 
     if server is not None:
         given = {"executor": executor != "local", "address": address, "devices": devices, "kind": kind}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kernelwright.commands.options.exit_codes import UserMistake
 
 if TYPE_CHECKING:
-    from kernelwright.agent.providers.options import ProviderOptions
+    from kernelwright.agent.providers.provider import ProviderOptions
 
 OWN_NAMES = {"local": "SmolLM2-135M-Instruct", "files": "files", "simulated": "simulated"}
 """What the model is called where none is named; others must be told which one."""
@@ -27,7 +27,7 @@ class ProviderArguments(NamedTuple):
 
 def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
     """The model's name and who answers in its place; `UserMistake` for what does not go together."""
-    from kernelwright.agent.providers.options import ProviderOptions
+    from kernelwright.agent.providers.provider import ProviderOptions
 
     kind = _kind(typed)
     if kind == "recorded" and typed.model:
@@ -58,8 +58,7 @@ def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
 
 
 def _kind(typed: ProviderArguments) -> str:
-    from kernelwright.agent.providers.registry import providers
-    from kernelwright.agent.providers.servers.presets import load_presets
+    from kernelwright.agent.providers.registry import load_presets, providers
 
     if typed.provider is None:
         return "server" if typed.model else "recorded"
@@ -80,8 +79,8 @@ def _kind(typed: ProviderArguments) -> str:
 
 def _server(typed: ProviderArguments) -> "dict[str, object]":
     """The preset's settings, each replaced by what was typed."""
-    from kernelwright.agent.providers.options import OpenAISettings
-    from kernelwright.agent.providers.servers.presets import load_presets
+    from kernelwright.agent.providers.provider import OpenAISettings
+    from kernelwright.agent.providers.registry import load_presets
 
     preset = load_presets(typed.presets).get(typed.provider or "")
     found: dict[str, object] = (preset.settings if preset else OpenAISettings()).model_dump()

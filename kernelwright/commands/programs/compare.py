@@ -29,10 +29,9 @@ def compare(
     It runs here, as you would start it: this is no jail. Exit code 0 where the whole is right and faster than every
     baseline beyond doubt, 1 where it is not.
     """
-    from kernelwright.programs.compare.bars import drawn
     from kernelwright.programs.compare.child import Order
     from kernelwright.programs.compare.comparing import compare as compared
-    from kernelwright.programs.compare.words import words
+    from kernelwright.programs.compare.comparison import drawn, words
 
     if not script.is_file():
         raise UserMistake(f"there is no program {script}; name a Python file")

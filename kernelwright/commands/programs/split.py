@@ -24,7 +24,7 @@ def split(
     as_json: Annotated[bool, typer.Option("--json", help="The choice as one JSON object, nothing else.")] = False,
 ) -> None:
     """Choose the parts where most could be had, none inside another; a table, split.json and split.svg."""
-    from kernelwright.programs.record.capture_folder import read_capture, read_split
+    from kernelwright.programs.record import read_capture, read_split
 
     captured = read_capture(folder)
     settings = None
@@ -42,9 +42,8 @@ def split(
 
 def show_split(folder: Path, top: int, compiling: "Settings | None" = None, quiet: bool = False) -> None:
     """Choose, and print the table with all that a reader has to know."""
-    from kernelwright.programs.record.capture_folder import read_capture
-    from kernelwright.programs.split.choosing import PICTURE, split_capture
-    from kernelwright.programs.split.table import split_table, uncut_lines
+    from kernelwright.programs.record import read_capture
+    from kernelwright.programs.split import PICTURE, split_capture, split_table, uncut_lines
 
     captured = read_capture(folder)
     console = table_console(highlight=False)

@@ -53,8 +53,7 @@ def export(
 
 
 def _packaged(folder: Path, run: Path) -> str:
-    from kernelwright.programs.apply.kept import kept_kernels
-    from kernelwright.programs.package.packaging import write_package
+    from kernelwright.programs.apply.kept import kept_kernels, write_package
 
     kept = kept_kernels(run)
     for part, why in kept.left.items():

@@ -53,7 +53,7 @@ def import_(
 
 def _problems(source: Path, out: Path, only: str) -> list[dict[str, object]]:
     from kernelwright.problems.formats import read_collection, select
-    from kernelwright.problems.formats.writing import write_collection
+    from kernelwright.problems.formats.reading import write_collection
 
     reading = read_collection(source)
     entries = select(reading.entries, only)

@@ -14,8 +14,7 @@ from kernelwright.commands.options.shared_options import RunArgument
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
-    from kernelwright.agent.providers.servers.batch_file import Imported
-    from kernelwright.agent.providers.servers.batch_service import BatchService, BatchStatus
+    from kernelwright.agent.providers.kinds.batch import BatchService, BatchStatus, Imported
 
 app = typer.Typer(help="Send the asks of a run as a batch, and take its answers back.", no_args_is_help=True)
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
@@ -34,7 +33,7 @@ def export(
 ) -> None:
     """Write the asks that wait for an answer as a batch file. It is in OpenAI's chat completions form."""
     from kernelwright.agent.log.run_log import RunLog
-    from kernelwright.agent.providers.servers.batch_file import batch_line, open_requests
+    from kernelwright.agent.providers.kinds.batch import batch_line, open_requests
     from kernelwright.sandbox.machine.atomic import write_atomically
 
     with RunLog.open(folder) as log:
@@ -56,7 +55,7 @@ def import_(
 ) -> None:
     """Take the answers of a batch into the run. Exit code 1 while some are missing or failed."""
     from kernelwright.agent.log.run_log import RunLog
-    from kernelwright.agent.providers.servers.batch_file import import_answers
+    from kernelwright.agent.providers.kinds.batch import import_answers
 
     with RunLog.open(folder, alone=True) as log, opened(file, "batch file") as lines:
         found = import_answers(log, lines)
@@ -106,8 +105,8 @@ def fetch(
 
 
 def _service(log: "RunLog", base_url: str | None, api_key_env: str) -> "BatchService":
-    from kernelwright.agent.providers.options import OpenAISettings
-    from kernelwright.agent.providers.servers.batch_service import BatchService
+    from kernelwright.agent.providers.kinds.batch import BatchService
+    from kernelwright.agent.providers.provider import OpenAISettings
 
     return BatchService(log, OpenAISettings(base_url=base_url, api_key_env=api_key_env))
 

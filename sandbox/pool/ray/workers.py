@@ -6,19 +6,69 @@ build is bytes. Ray is imported by whoever starts these.
 
 import atexit
 import importlib
+import io
 import json
+import tarfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelwright.sandbox.build import BuildStore
+from kernelwright.sandbox.build.build_store import BUILD_BYTES, BUILD_FILES, LIMIT_BYTES
 from kernelwright.sandbox.jail.own_process import become_a_judge, rest_between_loops
+from kernelwright.sandbox.machine.cache import Cache, cache_root
 from kernelwright.sandbox.machine.identity import processor_name
+from kernelwright.sandbox.machine.workfolder import HeldFolder
+from kernelwright.sandbox.pool.devices import WorkerOptions, device_at, is_on_gpu, own_cores, shared_cores, split
 from kernelwright.sandbox.pool.protocol import Question
-from kernelwright.sandbox.pool.workers.build_transfer import is_kept, pack, unpack
-from kernelwright.sandbox.pool.workers.devices import device_at, is_on_gpu, own_cores, shared_cores, split
-from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.judge_version import own_versions
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.pool.workers.worker import Worker
+    from kernelwright.sandbox.pool.judges import Worker
+
+ROOM_BYTES = 2**20
+"""What the archive may add to its files."""
+
+
+def pack(digest: str) -> bytes | None:
+    """The build of that digest out of this machine's store; None where it is not there, or not as it was kept."""
+    with HeldFolder("parcel") as folder:
+        if not BuildStore().restore(digest, folder):
+            return None
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+            archive.add(folder, arcname=".", recursive=True)
+        return packed.getvalue()
+
+
+def unpack(digest: str, packed: bytes) -> bool:
+    """Keep a packed build in this machine's store, unless it is there; whether it is there now.
+
+    The bytes come from a machine that judges for us, and their content is a candidate's: nothing but plain files below
+    the archive's own root is taken, and no more than the store would keep.
+    """
+    with HeldFolder("parcel") as folder:
+        try:
+            _extract(packed, folder)
+        except (tarfile.TarError, OSError, EOFError):
+            return False
+        return BuildStore().keep(digest, folder)
+
+
+def _extract(packed: bytes, folder: Path) -> None:
+    left = BUILD_BYTES + ROOM_BYTES
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+        for number, member in enumerate(archive):
+            left -= member.size
+            if left < 0 or number > 2 * BUILD_FILES:
+                raise tarfile.TarError("larger than any build that is kept")
+            if not (member.isreg() or member.isdir()):
+                raise tarfile.TarError("something else than files and folders")
+            archive.extract(member, folder, filter="data")
+
+
+def is_kept(digest: str) -> bool:
+    return bool(digest) and Cache(cache_root() / "builds", LIMIT_BYTES).use(digest) is not None
+
 
 _builders: dict[str, "Worker"] = {}
 """The builder of this process by its settings; Ray has processes run one build after the other."""
@@ -59,7 +109,6 @@ class DeviceWorker:
         return self._worker.answer(Question.model_validate_json(question)).model_dump_json(exclude_none=True)
 
     def build(self, question: str) -> tuple[str, bytes | None]:
-        """As the function `build`, with this device's references; runs beside `answer`, in threads of its own."""
         return _built(self._worker, question)
 
     def close(self) -> None:
@@ -67,7 +116,6 @@ class DeviceWorker:
 
 
 def build(chosen: dict[str, Any], question: str) -> tuple[str, bytes | None]:
-    """The answer as JSON, and the product's bytes for the machines of the devices."""
     key = WorkerOptions(chosen=chosen).model_dump_json()
     if key not in _builders:
         _builders[key] = _judging(WorkerOptions(chosen=chosen))
@@ -77,7 +125,7 @@ def build(chosen: dict[str, Any], question: str) -> tuple[str, bytes | None]:
 
 def _judging(order: WorkerOptions) -> "Worker":
     become_a_judge(order.settings().threads)
-    from kernelwright.sandbox.pool.workers.worker import Worker  # torch comes with it
+    from kernelwright.sandbox.pool.judges import Worker  # torch comes with it
 
     return Worker(order)
 

@@ -12,9 +12,8 @@ from kernelwright.agent.log.config import Budget, SearchConfig
 from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.providers.kinds.batch import BatchProvider
+from kernelwright.agent.providers.kinds.simulated import Assumptions, SimulatedEvaluator, SimulatedProvider
 from kernelwright.agent.providers.provider import AnswerPending
-from kernelwright.agent.providers.simulated.landscape import Assumptions
-from kernelwright.agent.providers.simulated.simulation import SimulatedEvaluator, SimulatedProvider
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.prompts import TargetVersions, cpu_sheet

@@ -8,13 +8,10 @@ from kernelwright.agent.providers import kinds, registry
 from kernelwright.agent.providers.kinds.batch import BatchProvider
 from kernelwright.agent.providers.kinds.files import FilesProvider
 from kernelwright.agent.providers.kinds.recorded import RecordedProvider
-from kernelwright.agent.providers.options import OpenAISettings, ProviderOptions
-from kernelwright.agent.providers.provider import ProviderError
-from kernelwright.agent.providers.registry import check_provider, provider_for, providing
-from kernelwright.agent.providers.reply_cache import CachedProvider
-from kernelwright.agent.providers.servers.client import OpenAIProvider
-from kernelwright.agent.providers.servers.presets import load_presets
-from kernelwright.agent.providers.simulated.simulation import SimulatedProvider
+from kernelwright.agent.providers.kinds.server import OpenAIProvider
+from kernelwright.agent.providers.kinds.simulated import SimulatedProvider
+from kernelwright.agent.providers.provider import OpenAISettings, ProviderError, ProviderOptions
+from kernelwright.agent.providers.registry import CachedProvider, check_provider, load_presets, provider_for, providing
 
 ECHO = """
 class Echo:

@@ -12,7 +12,7 @@ from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.problems import load_problem
-from kernelwright.problems.record.dtypes import cast
+from kernelwright.problems.loading import cast
 from tests.docs.walking import called
 from tests.support.runs import Writer
 from tests.support.search import CONFIG, PROBLEM, SETTING, Scripted, passed, reply_with, searched

@@ -9,13 +9,11 @@ import zipfile
 import pytest
 
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers.kinds.local import LocalProvider
-from kernelwright.agent.providers.options import OpenAISettings
-from kernelwright.agent.providers.provider import ProviderError
-from kernelwright.agent.providers.servers import weights as small
-from kernelwright.agent.providers.servers.client import OpenAIProvider
-from kernelwright.agent.providers.servers.llama import CONTEXT
-from kernelwright.agent.providers.servers.local_server import LocalServer
+from kernelwright.agent.providers.kinds import local as small
+from kernelwright.agent.providers.kinds.local import LocalProvider, LocalServer
+from kernelwright.agent.providers.kinds.server import OpenAIProvider
+from kernelwright.agent.providers.llama import CONTEXT
+from kernelwright.agent.providers.provider import OpenAISettings, ProviderError
 from kernelwright.prompts import Prompt
 from tests.support.commands import run_with
 
@@ -83,8 +81,8 @@ def test_the_server_ends_with_its_provider():
 @pytest.mark.slow
 def test_the_server_ends_when_the_process_that_started_it_is_killed():
     program = (
-        "import sys, time\nfrom kernelwright.agent.providers.servers.local_server import LocalServer\n"
-        "from kernelwright.agent.providers.servers.weights import weights\nserver = LocalServer(weights())\n"
+        "import sys, time\nfrom kernelwright.agent.providers.kinds.local import LocalServer\n"
+        "from kernelwright.agent.providers.kinds.local import weights\nserver = LocalServer(weights())\n"
         "print(server._process.pid, flush=True)\ntime.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
@@ -125,9 +123,9 @@ def slow_start(tmp_path, monkeypatch):
     """The model's file, which a stand-in for the server takes for a gate: it starts once there is an address in it."""
     (tmp_path / "server.py").write_text(SLOW_SERVER)
     (tmp_path / "gate").write_text("closed")
-    monkeypatch.setattr("kernelwright.agent.providers.servers.local_server.SERVER", tmp_path / "server.py")
-    monkeypatch.setattr("kernelwright.agent.providers.servers.local_server.RUNTIME", "json")
-    monkeypatch.setattr("kernelwright.agent.providers.servers.local_server.START_S", 20.0)
+    monkeypatch.setattr("kernelwright.agent.providers.kinds.local.SERVER", tmp_path / "server.py")
+    monkeypatch.setattr("kernelwright.agent.providers.kinds.local.RUNTIME", "json")
+    monkeypatch.setattr("kernelwright.agent.providers.kinds.local.START_S", 20.0)
     return tmp_path / "gate"
 
 

@@ -9,9 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers.options import OpenAISettings
-from kernelwright.agent.providers.provider import ProviderError
-from kernelwright.agent.providers.servers.client import OpenAIProvider
+from kernelwright.agent.providers.kinds.server import OpenAIProvider
+from kernelwright.agent.providers.provider import OpenAISettings, ProviderError
 from kernelwright.prompts import Prompt
 from tests.support.search import CONFIG, PROBLEM, new_log, reply_with, searched
 

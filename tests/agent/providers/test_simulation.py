@@ -10,9 +10,11 @@ from bench.simulated.clock import run_simulated
 from bench.simulated.playing import play
 from kernelwright.agent.engine.replaying import replay
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.providers.simulated.landscape import Assumptions, Landscape, SimulatedKernel
-from kernelwright.agent.providers.simulated.simulation import (
+from kernelwright.agent.providers.kinds.simulated import (
+    Assumptions,
+    Landscape,
     SimulatedEvaluator,
+    SimulatedKernel,
     SimulatedProvider,
     kernel_in,
     source_of,

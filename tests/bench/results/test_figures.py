@@ -17,13 +17,13 @@ from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import Confirmed, Stopped
 from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.providers.options import ProviderOptions
+from kernelwright.agent.providers.provider import ProviderOptions
 from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.runs.running import Plan
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.record.problem import Origin
-from kernelwright.sandbox.pool.conditions import Conditions
+from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.bench.results.walk import ROOT, SETTINGS
 from tests.support.runs import REFERENCE, Writer, evidence, failed, passed, problem

@@ -12,7 +12,7 @@ from kernelwright.evals.boards.columns import CELL_COLUMNS, ROW_COLUMNS, cell_te
 from kernelwright.evals.boards.leaderboard import Verified, boards
 from kernelwright.evals.figures.measured import measured
 from kernelwright.evals.runs.facts import run_facts
-from kernelwright.sandbox.pool.conditions import Conditions
+from kernelwright.sandbox.pool.protocol import Conditions
 from tests.support.runs import Writer, doubted, failed, passed, problem, setting
 
 JUDGE = "h1"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernelwright.evals.scores.collecting import CandidateFile
 from kernelwright.evals.scores.judgements import Judgements, JudgementsError
 from kernelwright.evals.scores.scoring import Shard
-from kernelwright.sandbox.pool.conditions import Conditions
+from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.support.runs import failed, judgement, passed
 

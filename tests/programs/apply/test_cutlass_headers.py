@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kernelwright.programs.apply.extensions import INCLUDED, module_of, started
+from kernelwright.programs.apply.placing import INCLUDED, module_of, started
 from kernelwright.sandbox.machine.language_packages import cutlass_headers
 
 SOURCE = """

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kernelwright.programs.apply.call_sizes import flat
-from kernelwright.programs.apply.guarded import NoPlace, TiedKernel
+from kernelwright.programs.apply.guarded import NoPlace, TiedKernel, flat
 from kernelwright.programs.apply.placing import applied, apply, put_all_back
 from tests.support.programs import COLUMNS, KERNEL, ROWS, Network, kernels_folder
 

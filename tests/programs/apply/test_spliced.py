@@ -8,7 +8,7 @@ from torch import nn
 
 from kernelwright.programs.apply.placing import applied, apply, put_all_back
 from kernelwright.programs.capture.graphs import export_call
-from kernelwright.programs.record.parts import PartInput, Run
+from kernelwright.programs.record import PartInput, Run
 from tests.support.programs import COLUMNS, ROWS, Network, kernels_folder, part_of_gates, seen
 
 REFERENCE = f"""

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernelwright.programs.capture.drawing import draw, drawn
-from kernelwright.programs.capture.looking import look
+from kernelwright.programs.capture.problem_text import draw, drawn
+from kernelwright.programs.capture.watching import look
 
 
 def again(tensor):

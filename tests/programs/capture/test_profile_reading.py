@@ -4,8 +4,7 @@ import pytest
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
-from kernelwright.programs.capture.profile_reading import read_step
-from kernelwright.programs.capture.watching import SeenStep
+from kernelwright.programs.capture.watching import SeenStep, read_step
 
 
 def event(number, name, start, end, device=DeviceType.CPU, kernels=()):

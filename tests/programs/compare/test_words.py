@@ -3,11 +3,9 @@
 import json
 from xml.etree import ElementTree
 
-from kernelwright.programs.compare.bars import drawn
 from kernelwright.programs.compare.child import Order, Times
 from kernelwright.programs.compare.comparing import folded
-from kernelwright.programs.compare.comparison import StageError
-from kernelwright.programs.compare.words import headline, words
+from kernelwright.programs.compare.comparison import StageError, drawn, headline, words
 
 
 def times(kernels, eager, **more):

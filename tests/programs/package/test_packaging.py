@@ -3,8 +3,7 @@
 import pytest
 
 from kernelwright.problems import ProblemError
-from kernelwright.programs.apply.kept import kept_kernels
-from kernelwright.programs.package.packaging import write_package
+from kernelwright.programs.apply.kept import kept_kernels, write_package
 from tests.packaging.environments import Environment
 from tests.support.programs import KERNEL, run_over_gates, script
 

@@ -5,12 +5,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kernelwright.programs.record.capture_folder import CapturedProgram
-from kernelwright.programs.record.parts import CallSite, Part, PartInput, PartSize, Run
-from kernelwright.programs.record.seen import TensorSeen
-from kernelwright.programs.split.picture import split_picture
-from kernelwright.programs.split.ranking import attempts_for, choose
-from kernelwright.programs.split.table import summary
+from kernelwright.programs.record import CallSite, CapturedProgram, Part, PartInput, PartSize, Run, TensorSeen
+from kernelwright.programs.split import attempts_for, choose, split_picture, summary
 from kernelwright.sandbox.verdict.peaks import HEADROOM, Level, Peaks
 from kernelwright.sandbox.verdict.roofline import NecessaryWork
 

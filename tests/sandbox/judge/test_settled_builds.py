@@ -12,9 +12,9 @@ import pytest
 
 from kernelwright.commands.judging.judge import words
 from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.pool.devices import WorkerOptions
+from kernelwright.sandbox.pool.judges import Worker
 from kernelwright.sandbox.pool.protocol import Question, Work
-from kernelwright.sandbox.pool.workers.worker import Worker
-from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed

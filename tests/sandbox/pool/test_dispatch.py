@@ -7,9 +7,8 @@ import pytest
 from bench.simulated.clock import run_simulated
 from bench.simulated.executor import SimulatedExecutor, Times, search_many
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.dispatch import AHEAD, TRIES, Dispatcher
+from kernelwright.sandbox.pool.dispatch import AHEAD, PATIENCE_S, TRIES, Dispatcher, Warmth
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError, Unjudged, Work
-from kernelwright.sandbox.pool.warm_references import PATIENCE_S, Warmth
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
 TIMES = Times(build_s=10, judge_s=10, cold_s=5, latency_s=0)

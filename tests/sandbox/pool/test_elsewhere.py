@@ -2,10 +2,9 @@
 
 import pytest
 
-from kernelwright.sandbox.pool.front.elsewhere import as_far_as_there
-from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice
+from kernelwright.sandbox.pool.devices import own_cores
+from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, as_far_as_there
 from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.pool.workers.devices import own_cores
 from kernelwright.sandbox.verdict.memory import child_limit_bytes
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.gpu import driver

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from kernelwright.sandbox.pool.memory_errors import within_memory
+from kernelwright.sandbox.pool.judges import within_memory
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
 from tests.support.executors import SUM
 

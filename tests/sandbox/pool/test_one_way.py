@@ -6,9 +6,9 @@ import pytest
 
 from kernelwright import judge_all
 from kernelwright.agent.engine.evaluator import evaluating
-from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice
+from kernelwright.sandbox.pool.executor_choice import ExecutorChoice
 from kernelwright.sandbox.pool.judges import Judges
-from kernelwright.sandbox.pool.workers.local import LocalExecutor
+from kernelwright.sandbox.pool.local import LocalExecutor
 from kernelwright.sandbox.verdict.report import report
 from tests.support.executors import QUICK, batch, judged
 

@@ -9,8 +9,7 @@ from kernelwright.evals.scores.collecting import CandidateFile, Collected
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch, UnjudgedSource, interleaved
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.conditions import Conditions
-from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
+from kernelwright.sandbox.pool.protocol import Answer, Conditions, ExecutorError
 from tests.support.runs import failed, judgement, passed
 
 PROBLEM = Problem(name="one", title="", family="f", size="cpu", source="p")

@@ -4,10 +4,9 @@ import contextlib
 from typing import ClassVar
 
 from kernelwright.sandbox.pool import judges
-from kernelwright.sandbox.pool.judges import Judges
+from kernelwright.sandbox.pool.devices import WorkerOptions
+from kernelwright.sandbox.pool.judges import Judges, Worker
 from kernelwright.sandbox.pool.protocol import Question
-from kernelwright.sandbox.pool.workers.worker import Worker
-from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.support.executors import SUM, right

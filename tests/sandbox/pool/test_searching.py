@@ -11,9 +11,9 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for, settled
+from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for, settled
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
-from kernelwright.sandbox.pool.remote.job_settings import JobSettings
+from kernelwright.sandbox.pool.remote import JobSettings
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from kernelwright.problems import catalog_names, load_problem
+from kernelwright.sandbox.service.application import PATHS
 from kernelwright.sandbox.service.http_limits import LARGEST_BODY_BYTES
-from kernelwright.sandbox.service.jobs import LONGEST_TEXT
-from kernelwright.sandbox.service.openapi import PATHS
+from kernelwright.sandbox.service.job_store import LONGEST_TEXT
 from tests.support.service import job, listening, until
 
 TOKEN = "a-token-of-the-test"

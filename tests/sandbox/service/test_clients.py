@@ -13,11 +13,11 @@ import pytest
 
 from kernelwright import Judging, JudgingError, Settings, judge_all
 from kernelwright.agent.engine.evaluator import evaluating
+from kernelwright.sandbox.pool import remote
 from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.front.executor_choice import ExecutorChoice, executor_for
+from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.pool.remote import service_client
-from kernelwright.sandbox.pool.remote.service_client import (
+from kernelwright.sandbox.pool.remote import (
     RefusedJob,
     ServiceAddress,
     ServiceClient,
@@ -130,7 +130,7 @@ REFUSED = b'HTTP/1.0 429 Busy\r\ncontent-type: application/json\r\n\r\n{"error":
 
 @pytest.mark.parametrize("said", [b"", b"nonsense", REFUSED])
 def test_who_is_cancelled_is_not_held_by_a_service_that_takes_no_job(monkeypatch, said):
-    monkeypatch.setattr(service_client, "PARTING_S", 60 if said else 0.1)
+    monkeypatch.setattr(remote, "PARTING_S", 60 if said else 0.1)
 
     async def go():
         came, cancelled = asyncio.Event(), asyncio.Event()
@@ -210,7 +210,7 @@ def test_a_full_service_is_asked_again(tmp_path):
 
 
 def test_a_service_that_stays_away_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(service_client, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(remote, "PATIENCE_S", 0.5)
     with listening(tmp_path) as gone:
         client = ServiceClient(address(gone))
         asyncio.run(client.facts())
@@ -219,8 +219,8 @@ def test_a_service_that_stays_away_is_given_up(tmp_path, monkeypatch):
 
 
 def test_who_waits_for_a_service_that_is_gone_is_told_so_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(service_client, "SILENCE_S", 0.1)
-    monkeypatch.setattr(service_client, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(remote, "SILENCE_S", 0.1)
+    monkeypatch.setattr(remote, "PATIENCE_S", 1.0)
     with listening(tmp_path) as gone:
         client = ServiceClient(address(gone))
         asyncio.run(client.facts())
@@ -310,7 +310,7 @@ def test_a_command_at_what_is_no_service_ends_with_2(tmp_path, ask):
 
 
 def test_a_service_that_is_back_soon_is_not_told_of(monkeypatch, capsys):
-    monkeypatch.setattr(service_client, "SILENCE_S", 60)
+    monkeypatch.setattr(remote, "SILENCE_S", 60)
     with answering(FACTS, None, None, FACTS) as at:
         client = ServiceClient(at)
         for _ in range(2):
@@ -345,7 +345,7 @@ def test_a_request_that_comes_too_slowly_is_no_sign_of_another_server():
 )
 def test_half_an_answer_is_none(answer, error):
     with pytest.raises(ValueError, match=error):
-        service_client._parsed(answer)
+        remote._parsed(answer)
 
 
 def command(*words, cwd, **environment):

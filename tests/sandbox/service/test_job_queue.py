@@ -7,11 +7,9 @@ import pytest
 
 from kernelwright.sandbox.pool.protocol import ExecutorError
 from kernelwright.sandbox.service import job_queue
-from kernelwright.sandbox.service.job_queue import Draining, JobQueue, QueueFull
+from kernelwright.sandbox.service.job_queue import AHEAD, Draining, JobQueue, Place, QueueFull
 from kernelwright.sandbox.service.job_store import JobStore, KeyTaken
-from kernelwright.sandbox.service.places import AHEAD, Place
-from kernelwright.sandbox.service.reading import read_request
-from kernelwright.sandbox.service.text_process import TextProcess
+from kernelwright.sandbox.service.text_process import TextProcess, read_request
 from tests.support.service import TurnedExecutor, job
 
 ROOM = 1 + AHEAD

@@ -12,7 +12,7 @@ import pytest
 
 from kernelwright.commands.options.exit_codes import MACHINE_LACKS
 from kernelwright.sandbox.service.job_store import REMEDIES, TRIM_EVERY, DiskError, JobStore, StoreError
-from kernelwright.sandbox.service.reading import read_request
+from kernelwright.sandbox.service.text_process import read_request
 from tests.support.service import ROOT, job
 
 LESS_THAN_A_MAP_BYTES = 16 * 2**10

@@ -8,7 +8,7 @@ import pytest
 
 from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.pool.ray.access import (
+from kernelwright.sandbox.pool.ray.executor import (
     MODE,
     TOKEN_PATH,
     checked_address,

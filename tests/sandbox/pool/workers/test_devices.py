@@ -4,9 +4,8 @@ import os
 
 import pytest
 
+from kernelwright.sandbox.pool.devices import WorkerOptions, given, is_on_gpu, ordinals, shared_cores
 from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.pool.workers.devices import given, is_on_gpu, ordinals, shared_cores
-from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.pool.workers.local import LocalExecutor
+from kernelwright.sandbox.pool.local import LocalExecutor
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.support.executors import QUICK, batch, declared, judged, outcome, right, wrong
 
@@ -108,9 +108,7 @@ def test_one_process_builds_and_times_where_the_processor_is_one_device():
     assert asyncio.run(processes()) == {"local/0"}
 
 
-@pytest.mark.parametrize(
-    "module", ["kernelwright.sandbox.pool.workers.serving", "kernelwright.sandbox.pool.ray.workers"]
-)
+@pytest.mark.parametrize("module", ["kernelwright.sandbox.pool.serving", "kernelwright.sandbox.pool.ray.workers"])
 def test_a_process_becomes_a_judge_before_it_imports_torch(module):
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -15,15 +15,14 @@ from kernelwright.evals.scores.collecting import CandidateFile, Collected
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch
 from kernelwright.sandbox.machine.timing_locks import processor_path
+from kernelwright.sandbox.pool import local
+from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.front.rewarding import JudgingError
+from kernelwright.sandbox.pool.judges import Worker
+from kernelwright.sandbox.pool.local import HALF_LOOKS, LOOK_S, Ended, LineProcess, LocalExecutor
 from kernelwright.sandbox.pool.protocol import Answer, Lost, Question, Unjudged
-from kernelwright.sandbox.pool.workers import process
-from kernelwright.sandbox.pool.workers.line_process import HALF_LOOKS, LOOK_S, Ended, LineProcess
-from kernelwright.sandbox.pool.workers.local import LocalExecutor
-from kernelwright.sandbox.pool.workers.serving import Serving
-from kernelwright.sandbox.pool.workers.worker import Worker
-from kernelwright.sandbox.pool.workers.worker_options import WorkerOptions
+from kernelwright.sandbox.pool.rewarding import JudgingError
+from kernelwright.sandbox.pool.serving import Serving
 from kernelwright.sandbox.verdict.errors import MachineError
 from tests.sandbox.pool.workers.faulty import FAULTS
 from tests.support.executors import QUICK, SUM, declared, judged, right
@@ -46,7 +45,7 @@ def faulty(monkeypatch, tmp_path):
         folder = tmp_path / "begun"
         folder.mkdir()
         monkeypatch.setenv("KERNELWRIGHT_FAULT", f"{name}:{count}:{folder}")
-        monkeypatch.setattr(process, "SERVING", "tests.sandbox.pool.workers.faulty")
+        monkeypatch.setattr(local, "SERVING", "tests.sandbox.pool.workers.faulty")
 
     return prepare
 
@@ -122,7 +121,7 @@ def test_an_answer_that_is_none_loses_its_worker(faulty):
     faulty("an_answer_that_is_none", 1)
 
     async def go():
-        worker = process.WorkerProcess(WorkerOptions(chosen={}), 1)
+        worker = local.WorkerProcess(WorkerOptions(chosen={}), 1)
         with pytest.raises(Lost, match="what is no answer"):
             await worker.ask(Question(stage="time", work=right(1)))
         answer = await worker.ask(Question(stage="time", work=right(1)))
@@ -183,7 +182,7 @@ def test_a_question_that_can_not_be_answered_is_answered(question):
 @pytest.mark.slow
 def test_a_worker_whose_driver_is_killed_while_it_writes_ends_in_order():
     order = WorkerOptions(chosen={"jail": "auto"}).model_dump_json()
-    words = [sys.executable, "-m", "kernelwright.sandbox.pool.workers.serving", "1", order]
+    words = [sys.executable, "-m", "kernelwright.sandbox.pool.serving", "1", order]
     done = subprocess.run(words, input=b'{"id": 0, "quest', capture_output=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
     assert b"Traceback" not in done.stderr

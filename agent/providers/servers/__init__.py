@@ -1,1 +1,0 @@
-"""Servers that speak OpenAI's interfaces: chat completions, responses and batches."""

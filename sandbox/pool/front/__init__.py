@@ -1,1 +1,0 @@
-"""How a caller gets at the pool: an executor by choice, and judging from Python."""

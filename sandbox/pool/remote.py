@@ -1,0 +1,360 @@
+"""The executor of a running service, and a client of `kernelwright serve`: it sends a job once, and waits for its end.
+
+Plain HTTP/1.0 over a Unix socket or TCP, one connection a request: whoever is cancelled lets its connection go, and
+nothing else is left behind.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import ssl
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+
+from kernelwright.problems import Problem
+from kernelwright.problems.record.base import Record
+from kernelwright.sandbox.machine.cache import cache_root
+from kernelwright.sandbox.pool.protocol import Answer, Device, ExecutorError, Product, Stage, Work
+from kernelwright.sandbox.verdict.judge_version import other_version
+from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings
+from kernelwright.sandbox.verdict.verdicts import Verdict
+
+SERVICE_S_OWN = frozenset({"device", "cores"})
+"""What is said in another way, or follows from the device."""
+
+
+class JobSettings(Record):
+    """How much a verdict may cost, and what is measured beside it. All else is the service's own."""
+
+    min_pairs: int | None = Field(default=None, ge=4, le=600)
+    max_pairs: int | None = Field(default=None, ge=4, le=600)
+    worker_pairs: int | None = Field(default=None, ge=1, le=10)
+    warm_up: int | None = Field(default=None, ge=1, le=10)
+    time_budget_s: float | None = Field(default=None, ge=0.05, le=60)
+    interval_target: float | None = Field(default=None, ge=0.001, le=1)
+    compiled: tuple[CompileMode, ...] | None = Field(default=None, max_length=4)
+    baselines: tuple[BaselineGroup, ...] | None = Field(default=None, max_length=5)
+    sanitize: bool | None = None
+    profile: bool | None = None
+    effort: JudgingEffort | None = None
+
+
+def chosen_for_jobs(settings: Settings) -> dict[str, JsonValue]:
+    """What was chosen of the settings, to be sent. Raises `ExecutorError` for what is the service's to choose."""
+    usual = Settings().model_dump(mode="json")
+    chosen = settings.model_dump(mode="json", exclude_unset=True)
+    wanted = {name: value for name, value in chosen.items() if name not in SERVICE_S_OWN and value != usual[name]}
+    if own := sorted(set(wanted) - set(JobSettings.model_fields)):
+        raise ExecutorError(f"{own[0]} is the service's own to choose; leave it out, or judge without --server")
+    return wanted
+
+
+SERVER, TOKEN = "KERNELWRIGHT_SERVER", "KERNELWRIGHT_TOKEN"
+WAIT_S = 60
+"""So long the service may hold an answer back for a job's end."""
+SLACK_S = 30.0
+PATIENCE_S = 120.0
+"""A service that has answered once is asked again for so long: it may just be started again."""
+SILENCE_S = 2.0
+"""Who waits for a service that is gone is told so after this."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+AGAIN_S = 1.0
+PARTING_S = 5.0
+"""Whoever is cancelled while it sends a job waits at most so long for the answer: the job's id is in it."""
+ENDED = frozenset({"done", "cancelled"})
+BUSY = frozenset({429, 503})
+GATEWAY = frozenset({502, 504})
+"""What a proxy answers in the place of a service that is gone."""
+LATE = 408
+JOB, FACTS = frozenset({"id", "state"}), frozenset({"devices", "room"})
+"""What is in every answer of a service that has one to give."""
+
+
+class RefusedJob(Exception):
+    """The service will not judge this, and says why in a sentence."""
+
+
+class ServiceAnswer(NamedTuple):
+    status: int
+    retry_s: float
+    body: Any
+
+    @property
+    def is_ours(self) -> bool:
+        if not isinstance(self.body, dict):
+            return False
+        if self.status >= 400:
+            return isinstance(self.body.get("error"), str)
+        return self.body.keys() >= JOB or self.body.keys() >= FACTS
+
+
+class ServiceAddress(NamedTuple):
+    """`unix:PATH`, `unix:` for the usual one, or `http://HOST:PORT`."""
+
+    socket: str | None
+    host: str
+    port: int
+    secure: bool
+
+    @classmethod
+    def of(cls, server: str) -> "ServiceAddress":
+        """Raises `ExecutorError` for what is none."""
+        if server.startswith("unix:"):
+            return cls(server.removeprefix("unix:") or str(default_socket()), "localhost", 0, False)
+        with suppress(ValueError):
+            parts = urlsplit(server)
+            if parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/"):
+                secure = parts.scheme == "https"
+                return cls(None, parts.hostname, parts.port or (443 if secure else 80), secure)
+        raise ExecutorError(f"--server is {server!r}; give unix:PATH or http://HOST:PORT")
+
+
+def default_socket() -> Path:
+    """Where a service of this user listens, and its clients look for it."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return (Path(runtime) / "kernelwright" if runtime else cache_root() / "service") / "socket"
+
+
+def job_request(problem: Problem, source: str, asks: dict[str, JsonValue], device: str | None) -> dict[str, Any]:
+    """A job; without a device it is judged where the source asks for. What of a source is no text can not be sent."""
+    record, text = problem.model_dump(mode="json"), source.encode(errors="replace").decode()
+    return {"record": record, "source": text, "settings": asks, "device": device}
+
+
+class ServiceClient:
+    """Asks one service, any number of things at once."""
+
+    def __init__(self, server: str) -> None:
+        """Raises `ExecutorError` for what is no address."""
+        self.server = server
+        self._address = ServiceAddress.of(server)
+        self._token = os.environ.get(TOKEN)
+        self._has_answered = False
+        self._has_told = False
+        """That the service is gone: once, for all that wait for it."""
+
+    async def facts(self) -> dict[str, Any]:
+        """What the service is. Raises `ExecutorError` where there is none."""
+        return dict((await self._asked("GET", "/v1/service")).body)
+
+    async def judge(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The job once it has ended, with its evidence. Raises `RefusedJob`, and `ExecutorError` without a service.
+
+        Whoever is cancelled has the job cancelled, also one that is on its way, if the service answers within seconds.
+        """
+        request = {"key": secrets.token_hex(16)} | request
+        loop = asyncio.get_running_loop()
+        job = (await self._asked("POST", "/v1/jobs", request)).body
+        try:
+            while True:
+                asked_s = loop.time()
+                job = (await self._asked("GET", f"/v1/jobs/{job['id']}?wait={WAIT_S}&evidence=1")).body
+                if job["state"] in ENDED:
+                    return dict(job)
+                if loop.time() - asked_s < AGAIN_S:  # it does not wait for this one now
+                    await asyncio.sleep(AGAIN_S)
+        except asyncio.CancelledError:
+            await self._cancel(job["id"])
+            raise
+
+    async def _cancel(self, id: str) -> None:
+        with suppress(OSError, TimeoutError, ValueError):
+            await asyncio.wait_for(asyncio.shield(self._exchange("DELETE", f"/v1/jobs/{id}", None)), 1)
+
+    async def _asked(self, method: str, path: str, body: object = None) -> ServiceAnswer:
+        """The answer, once there is one: a service that is full or gone is asked again."""
+        while True:
+            answer = await self._answered(method, path, body)
+            if answer.status not in BUSY:
+                return self._checked(answer)
+            self._has_answered |= answer.is_ours
+            await asyncio.sleep(answer.retry_s)
+
+    async def _answered(self, method: str, path: str, body: object) -> ServiceAnswer:
+        """One answer. A service that has answered before is asked for it for `PATIENCE_S`."""
+        loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
+        gone_s, telling = None, None
+        try:
+            while True:
+                try:
+                    answer = await self._in_time(method, path, body)
+                    if answer.status not in GATEWAY or not self._has_answered:
+                        return answer
+                    raise ConnectionError(f"a proxy answers {answer.status}")
+                except (OSError, TimeoutError, ValueError, EOFError) as error:
+                    gone_s = gone_s or loop.time()
+                    if not self._has_answered or loop.time() - gone_s > PATIENCE_S:
+                        self._has_told = False
+                        why = getattr(error, "strerror", None) or error or type(error).__name__
+                        raise ExecutorError(
+                            f"no service answers at {self.server} ({why}); start one with `kernelwright serve`"
+                        ) from None
+                telling = telling or loop.call_later(SILENCE_S, self._tell)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        finally:
+            if telling is not None:
+                telling.cancel()
+
+    async def _in_time(self, method: str, path: str, body: object) -> ServiceAnswer:
+        """One exchange. Where whoever posts a job is cancelled meanwhile, the job is cancelled too."""
+        under_way = asyncio.ensure_future(self._exchange(method, path, body))
+        try:
+            async with asyncio.timeout(WAIT_S + SLACK_S):
+                return await asyncio.shield(under_way)
+        except asyncio.CancelledError:
+            if method == "POST":
+                await self._call_off(under_way)
+            raise
+        finally:
+            under_way.cancel()
+
+    async def _call_off(self, posting: "asyncio.Future[ServiceAnswer]") -> None:
+        with suppress(OSError, TimeoutError, ValueError, EOFError):
+            answer = await asyncio.wait_for(posting, PARTING_S)
+            if answer.is_ours and answer.status < 400:
+                await self._cancel(answer.body["id"])
+
+    def _tell(self) -> None:
+        """Once for all that is asked at the same time, until the service answers again."""
+        if not self._has_told:
+            self._has_told = True
+            again = f"asking again for up to {PATIENCE_S / 60:.0f} minutes"
+            print(f"kernelwright: lost the service at {self.server}; {again}", file=sys.stderr, flush=True)
+
+    def _checked(self, answer: ServiceAnswer) -> ServiceAnswer:
+        """The answer where it is what was asked for. What is none of ours can come only from what is no service, or,
+        where one has answered before, from something between.
+        """
+        if answer.status == LATE:
+            raise RefusedJob(
+                f"the service at {self.server} did not get the whole request in time; ask over a faster connection"
+            )
+        if not answer.is_ours and self._has_answered:
+            raise RefusedJob(f"the service at {self.server} answered {answer.status} without a reason; see its log")
+        if not answer.is_ours or (answer.status == 404 and not self._has_answered):
+            raise ExecutorError(
+                f"what answers at {self.server} is no kernelwright service (status {answer.status}); check the address"
+            )
+        self._has_answered, self._has_told = True, False
+        if answer.status < 400:
+            return answer
+        said = answer.body["error"]
+        if answer.status == 401:
+            raise ExecutorError(f"the service at {self.server} asks for its token; set {TOKEN}")
+        if answer.status == 404:
+            raise ExecutorError(
+                f"the service at {self.server} does not know what it is asked for ({said}); judge it again"
+            )
+        raise RefusedJob(said)
+
+    async def _exchange(self, method: str, path: str, body: object) -> ServiceAnswer:
+        """One request and its answer. Raises `OSError`, or `ValueError` for what is no whole answer."""
+        data = b"" if body is None else json.dumps(body).encode()
+        head = [f"{method} {path} HTTP/1.0", f"Host: {self._address.host}", f"Content-Length: {len(data)}"]
+        head += ["Content-Type: application/json"] + [f"Authorization: Bearer {self._token}"] * bool(self._token)
+        reader, writer = await self._opened()
+        try:
+            writer.write("\r\n".join([*head, "", ""]).encode() + data)
+            await writer.drain()
+            return _parsed(await reader.read())
+        finally:
+            writer.close()
+
+    async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        at = self._address
+        if at.socket is not None:
+            return await asyncio.open_unix_connection(at.socket)
+        return await asyncio.open_connection(at.host, at.port, ssl=ssl.create_default_context() if at.secure else None)
+
+
+def _parsed(data: bytes) -> ServiceAnswer:
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    words = first.split(" ", 2)
+    if len(words) < 2 or not words[0].startswith("HTTP/"):
+        raise ValueError("the answer is no HTTP")
+    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if len(body) != int(fields.get("content-length", len(body))):
+        raise ValueError("the answer was cut off")
+    is_json = fields.get("content-type", "").startswith("application/json")
+    retry = fields.get("retry-after", "")
+    return ServiceAnswer(int(words[1]), float(retry) if retry.isdigit() else 1.0, json.loads(body) if is_json else {})
+
+
+VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
+
+
+class RemoteExecutor:
+    """See `Executor`. Its devices are places in the service's queue, under the conditions of the devices there."""
+
+    builders: int
+    takes_turns = False
+
+    def __init__(self, settings: Settings, server: str) -> None:
+        """Raises `ExecutorError` for settings that are the service's own to choose, and for what is no address."""
+        self._asks = chosen_for_jobs(settings)
+        self._place = "cuda" if settings.gpu else "cpu"
+        self._client = ServiceClient(server)
+        self.builders = 1
+
+    async def open(self) -> tuple[Device, ...]:
+        """As many as it takes to keep the service busy."""
+        facts = await self._client.facts()
+        if (differs := other_version(facts)) is not None:
+            server = self._client.server
+            raise ExecutorError(f"the service at {server} is another version ({differs}); start this one there")
+        devices = [Device.model_validate(one) for one in facts["devices"].get(self._place, ())]
+        if not devices:
+            there = ", ".join(sorted(facts["devices"])) or "none"
+            raise ExecutorError(f"the service at {self._client.server} has no {self._place}; it has: {there}")
+        first, self.builders = devices[0], 2 * int(facts["room"][self._place])
+        asked = json.dumps(json.loads(first.conditions.settings) | self._asks, sort_keys=True)
+        conditions = first.conditions.model_copy(update={"settings": asked})
+        return tuple(
+            first.model_copy(update={"node": self._client.server, "ordinal": number, "conditions": conditions})
+            for number in range(self.builders)
+        )
+
+    async def build(self, work: Work) -> Answer | Product:
+        return Product("")
+
+    async def run(self, stage: Stage, work: Work, product: Product, device: Device) -> Answer:
+        try:
+            request = job_request(work.problem, work.candidate.source, self._asks | work.asks, self._place)
+            own = {"stage": stage, "fresh": work.fresh, "effort": work.effort, "beat": work.beat}
+            job = await self._client.judge(request | own)
+        except RefusedJob as error:
+            return Answer(trouble=str(error))
+        return answer_of(job)
+
+    async def revive(self, device: Device) -> bool:
+        return True
+
+    def release(self, problem: Problem) -> None:
+        """See `Executor`; the service decides what it keeps."""
+
+    async def close(self) -> None:
+        """See `Executor`; there is nothing to end."""
+
+
+def answer_of(job: dict[str, Any]) -> Answer:
+    """What a job that has ended says, as a worker of our own would."""
+    if job["verdict"] is not None:
+        try:
+            return Answer(verdict=VERDICT.validate_python(job["verdict"]))
+        except ValidationError:
+            return Answer(trouble="the service's verdict can not be read; ask one of this version")
+    error = job["error"] or {"message": "the job was cancelled"}
+    return Answer(
+        trouble=error["message"],
+        broken_problem=error.get("whole_problem", False),
+        unsupported=error.get("unsupported", False),
+        machine_lacks=error.get("machine_lacks", False),
+    )

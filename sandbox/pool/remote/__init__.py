@@ -1,1 +1,0 @@
-"""The pool of another process: a service that is asked over HTTP."""
