@@ -27,9 +27,12 @@ def earlier(tmp_path_factory):
     (folder / "my_problem.py").write_text(PROBLEM)
     (folder / "my_right.py").write_text(RIGHT)
     with serving(fenced(RIGHT)) as server:
-        start = shlex.split("kernelwright run my_problem.py --model m --out runs/TIME --attempts 1")
+        short = "--attempts 1 --set measure=false --set confirm=0"
+        start = shlex.split(f"kernelwright run my_problem.py --model m --out runs/TIME {short}")
         assert called(start, folder, server).returncode in (0, 1)  # on a busy machine, too noisy to keep a kernel
-        judged = called(shlex.split("kernelwright judge my_problem.py my_right.py --json"), folder, server)
+        judged = called(
+            shlex.split("kernelwright judge my_problem.py my_right.py --effort search --json"), folder, server
+        )
     (folder / "record.json").write_text(judged.stdout)
     return folder
 
