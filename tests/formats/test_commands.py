@@ -117,19 +117,9 @@ def run(tmp_path_factory):
     server = Server([fenced(WRONG), fenced(RIGHT)])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        words = (
-            "run",
-            "level1/7_Sum.py",
-            "--model",
-            "m",
-            "--base-url",
-            server.base_url,
-            "--attempts",
-            "2",
-            "--out",
-            "r",
-        )
-        done = kernelwright(folder, *words, OPENAI_API_KEY="none")
+        words = ("run", "level1/7_Sum.py", "--model", "m", "--base-url", server.base_url, "--attempts", "2")
+        short = ("--set", "measure=false", "--set", "confirm=0")
+        done = kernelwright(folder, *words, *short, "--out", "r", OPENAI_API_KEY="none")
     finally:
         server.shutdown()
         server.server_close()
