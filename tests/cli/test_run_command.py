@@ -48,11 +48,7 @@ def asked_and_judged(folder):
 
 @pytest.mark.parametrize(
     ("events", "more"),
-    [
-        pytest.param(1, (), marks=pytest.mark.long),
-        (4, ("--set", "measure=false")),
-        pytest.param(7, (), marks=pytest.mark.long),
-    ],
+    [(4, ("--set", "measure=false")), *(pytest.param(count, (), marks=pytest.mark.long) for count in (1, 7))],
 )
 def test_a_run_that_was_killed_goes_on_and_does_nothing_twice(kernelwright, files, model_server, events, more):
     server = model_server(*[fenced(WRONG + f"# {number}\n") for number in range(3)], fenced(RIGHT))

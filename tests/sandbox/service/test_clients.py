@@ -26,7 +26,7 @@ from kernelwright.sandbox.pool.remote.service_client import (
 from kernelwright.sandbox.service.application import facts
 from kernelwright.sandbox.verdict.judge_version import own_versions
 from tests.support.commands import run_with
-from tests.support.executors import right, wrong
+from tests.support.executors import SUM, right, wrong
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 from tests.support.servers import fenced
 from tests.support.service import FEW, ROOT, Service, job, listening, until
@@ -436,7 +436,7 @@ def test_a_client_whose_service_is_killed_gets_its_one_verdict_from_the_next(tmp
     found = []
     asking = threading.Thread(
         target=lambda: found.extend(
-            judge_all([("rms_norm", f"{WRONG}\n# {n}") for n in range(4)], settings=QUICK, server=client.at)
+            judge_all([(SUM, f"{WRONG}\n# {n}") for n in range(4)], settings=QUICK, server=client.at)
         )
     )
     asking.start()
