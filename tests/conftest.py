@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers import serving
+from tests.support.servers import http_stub
 
 
 @pytest.fixture
 def model_server():
     """Starts servers with the given replies; stopped at the end of the test."""
     with contextlib.ExitStack() as servers:
-        yield lambda *replies: servers.enter_context(serving(*replies))
+        yield lambda *replies: servers.enter_context(http_stub(*replies))
 
 
 @pytest.fixture(scope="session")

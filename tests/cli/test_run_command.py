@@ -10,13 +10,13 @@ import pytest
 
 from tests.support.problems import RIGHT, WRONG
 from tests.support.processes import HEARING_CTRL_C
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_run_with_a_model_repairs_keeps_the_best_and_ends_with_0(kernelwright, files, model_server):
-    server = model_server(fenced(WRONG), fenced(WRONG), fenced(RIGHT))
+    server = model_server(fake_reply(WRONG), fake_reply(WRONG), fake_reply(RIGHT))
     done = kernelwright(
         "run", "problem.py", "--model", "small", "--base-url", server.base_url, "--attempts", 3, "--out", "out",
         OPENAI_API_KEY="sk-never-written-down",
@@ -51,7 +51,7 @@ def asked_and_judged(folder):
     [(4, ("--set", "measure=false")), *(pytest.param(count, (), marks=pytest.mark.long) for count in (1, 7))],
 )
 def test_a_run_that_was_killed_goes_on_and_does_nothing_twice(kernelwright, files, model_server, events, more):
-    server = model_server(*[fenced(WRONG + f"# {number}\n") for number in range(3)], fenced(RIGHT))
+    server = model_server(*[fake_reply(WRONG + f"# {number}\n") for number in range(3)], fake_reply(RIGHT))
     words = ["run", "problem.py", "--model", "m", "--base-url", server.base_url, "--attempts", "4", "--out", "out"]
     with subprocess.Popen(
         [sys.executable, "-m", "kernelwright", *words, *more],
@@ -78,7 +78,7 @@ def wait_for_events(folder, count):
 
 
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(kernelwright, files, model_server):
-    server = model_server(fenced(WRONG))
+    server = model_server(fake_reply(WRONG))
     words = ["run", "problem.py", "--set", "measure=false", "--model", "m", "--base-url", server.base_url]
     words += ["--attempts", "9", "--out", "out"]
     with subprocess.Popen(
