@@ -1,19 +1,20 @@
 import contextlib
 import os
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.support.servers import serving
+from tests.support.servers import http_stub
 
 
 @pytest.fixture
 def model_server():
     """Starts servers with the given replies; stopped at the end of the test."""
     with contextlib.ExitStack() as servers:
-        yield lambda *replies: servers.enter_context(serving(*replies))
+        yield lambda *replies: servers.enter_context(http_stub(*replies))
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +33,10 @@ def pytest_configure():
     """Of several runners each has a temporary place, and so turns, of its own: no test waits for another's judging.
 
     And no thread of torch spins while it waits, as in the judge: runners share cores, and some took four times as long.
+    Compiled modules are kept, whatever the environment says: else each of hundreds of processes compiles them anew.
     """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     runner = os.environ.get("PYTEST_XDIST_WORKER")
     if runner is not None:

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
-from tests.support.problems import PROBLEM
+from tests.support.commands import run_with
+from tests.support.problems import PROBLEM, RIGHT
 
 pytestmark = pytest.mark.slow
 KEYS = {
@@ -19,8 +20,16 @@ KEYS = {
 QUICK = ("--effort", "screen")
 
 
-def test_a_right_candidate_ends_with_0_and_one_json_object_with_the_keys_of_the_contract(kernelwright, files):
-    done = kernelwright("judge", "problem.py", "right.py", "--json")
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """The judging of a right candidate, whole."""
+    folder = tmp_path_factory.mktemp("judged")
+    (folder / "problem.py").write_text(PROBLEM)
+    (folder / "right.py").write_text(RIGHT)
+    return run_with(folder, "judge", "problem.py", "right.py", "--json")
+
+
+def test_a_right_candidate_ends_with_0_and_one_json_object_with_the_keys_of_the_contract(done):
     found = json.loads(done.stdout)
     assert (done.returncode, found["outcome"], set(found)) == (0, "passed", KEYS)
     assert found["speedup_low"] <= found["speedup"] <= found["speedup_high"]
@@ -28,8 +37,8 @@ def test_a_right_candidate_ends_with_0_and_one_json_object_with_the_keys_of_the_
     assert len(found["samples"][0]["candidate_ms"]) == len(found["samples"][0]["baseline_ms"]) >= 8
 
 
-def test_a_record_is_recomputed_from_its_own_samples(kernelwright, files):
-    (files / "record.json").write_text(kernelwright("judge", "problem.py", "right.py", "--json").stdout)
+def test_a_record_is_recomputed_from_its_own_samples(kernelwright, files, done):
+    (files / "record.json").write_text(done.stdout)
     agrees = kernelwright("judge", "--recheck", "record.json")
     assert (agrees.returncode, "agrees" in agrees.stdout) == (0, True)
     forged = json.loads((files / "record.json").read_text()) | {"speedup": 99.0}
@@ -153,7 +162,7 @@ def test_a_machine_without_a_compiler_is_told_how_to_get_one(kernelwright, files
 
 
 def test_no_space_for_a_work_folder_is_told_with_its_remedy(kernelwright, files):
-    done = kernelwright("judge", "problem.py", "right.py", TMPDIR="/proc/self/fdinfo")
+    done = kernelwright("judge", "problem.py", "right.py", *QUICK, TMPDIR="/proc/self/fdinfo")
     assert done.returncode in (0, 3)
     if done.returncode == 3:
         assert "set TMPDIR" in done.stderr and done.stderr.count("\n") == 1

@@ -19,7 +19,7 @@ from kernelwright.problems import ProblemError, load_problem
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright_child.gpu import driver
 from tests.support.problems import RIGHT
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 
 pytestmark = pytest.mark.slow
 
@@ -272,7 +272,7 @@ def test_a_verdict_says_where_it_was_reached_and_in_which_dtype(kernelwright, fi
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_run_keeps_device_dtype_and_limits_and_goes_on_with_them(kernelwright, files, model_server):
-    server = model_server(fenced(RIGHT))
+    server = model_server(fake_reply(RIGHT))
     asked = ("--dtype", "fp16", "--threads", 1, "--memory", "3GiB", "--out", "out", "--attempts", 1)
     done = kernelwright("run", "problem.py", "--model", "m", "--base-url", server.base_url, *asked)
     assert done.returncode in (0, 1), done.stdout + done.stderr  # on a busy machine, too noisy to keep a kernel
@@ -289,7 +289,7 @@ def test_a_run_keeps_device_dtype_and_limits_and_goes_on_with_them(kernelwright,
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_run_against_torch_compile_fills_its_column_of_the_board(kernelwright, files, model_server):
-    server = model_server(fenced(RIGHT))
+    server = model_server(fake_reply(RIGHT))
     asked = ("--compile", "default", "--out", "out", "--attempts", 1)
     done = kernelwright("run", "problem.py", "--model", "m", "--base-url", server.base_url, *asked)
     assert done.returncode in (0, 1), done.stdout + done.stderr

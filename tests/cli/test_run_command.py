@@ -10,19 +10,20 @@ import pytest
 
 from tests.support.problems import RIGHT, WRONG
 from tests.support.processes import HEARING_CTRL_C
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_run_with_a_model_repairs_keeps_the_best_and_ends_with_0(kernelwright, files, model_server):
-    server = model_server(fenced(WRONG), fenced(RIGHT))
+    server = model_server(fake_reply(WRONG), fake_reply(WRONG), fake_reply(RIGHT))
     done = kernelwright(
         "run", "problem.py", "--model", "small", "--base-url", server.base_url, "--attempts", 3, "--out", "out",
         OPENAI_API_KEY="sk-never-written-down",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "failed at check" in done.stdout and "passed" in done.stdout
+    assert "largest error" in server.requests[2]  # the repair prompt holds the verdict
     best = ("out/best/problem/problem", "out/best/problem/candidate.py")
     assert (files / best[1]).read_text().strip() == RIGHT.strip()
     assert f"judge {' '.join(best)} " in done.stdout
@@ -31,28 +32,10 @@ def test_a_run_with_a_model_repairs_keeps_the_best_and_ends_with_0(kernelwright,
         assert path.is_dir() or b"sk-never" not in path.read_bytes()
 
 
-def test_the_repair_prompt_holds_the_verdict(kernelwright, files, model_server):
-    server = model_server(fenced(WRONG), fenced(WRONG), fenced(RIGHT))
-    words = ("--model", "small", "--base-url", server.base_url, "--attempts", 3, "--out", "out")
-    kernelwright("run", "problem.py", "--set", "measure=false", *words)
-    assert "largest error" in server.requests[2]
-
-
 def test_a_run_that_finds_nothing_right_ends_with_1(kernelwright, files, model_server):
     server = model_server("I am sorry, I can not help with that.")
-    done = kernelwright(
-        "run",
-        "problem.py",
-        "--set",
-        "measure=false",
-        "--model",
-        "m",
-        "--base-url",
-        server.base_url,
-        "--attempts",
-        2,
-        "--json",
-    )
+    words = ("--set", "measure=false", "--model", "m", "--base-url", server.base_url, "--attempts", 2, "--json")
+    done = kernelwright("run", "problem.py", *words)
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["failures"] == {"no candidate (refusal)": 2}
 
@@ -64,13 +47,17 @@ def asked_and_judged(folder):
 
 
 @pytest.mark.parametrize(
-    "events", [pytest.param(1, marks=pytest.mark.long), 4, pytest.param(7, marks=pytest.mark.long)]
+    ("events", "more"),
+    [(4, ("--set", "measure=false")), *(pytest.param(count, (), marks=pytest.mark.long) for count in (1, 7))],
 )
-def test_a_run_that_was_killed_goes_on_and_does_nothing_twice(kernelwright, files, model_server, events):
-    server = model_server(*[fenced(WRONG + f"# {number}\n") for number in range(3)], fenced(RIGHT))
+def test_a_run_that_was_killed_goes_on_and_does_nothing_twice(kernelwright, files, model_server, events, more):
+    server = model_server(*[fake_reply(WRONG + f"# {number}\n") for number in range(3)], fake_reply(RIGHT))
     words = ["run", "problem.py", "--model", "m", "--base-url", server.base_url, "--attempts", "4", "--out", "out"]
     with subprocess.Popen(
-        [sys.executable, "-m", "kernelwright", *words], cwd=files, stdout=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-m", "kernelwright", *words, *more],
+        cwd=files,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     ) as process:
         wait_for_events(files / "out", events)
         process.kill()
@@ -91,21 +78,9 @@ def wait_for_events(folder, count):
 
 
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(kernelwright, files, model_server):
-    server = model_server(fenced(WRONG))
-    words = [
-        "run",
-        "problem.py",
-        "--set",
-        "measure=false",
-        "--model",
-        "m",
-        "--base-url",
-        server.base_url,
-        "--attempts",
-        "9",
-        "--out",
-        "out",
-    ]
+    server = model_server(fake_reply(WRONG))
+    words = ["run", "problem.py", "--set", "measure=false", "--model", "m", "--base-url", server.base_url]
+    words += ["--attempts", "9", "--out", "out"]
     with subprocess.Popen(
         [sys.executable, "-c", HEARING_CTRL_C, *words], cwd=files, stderr=subprocess.PIPE, text=True
     ) as process:

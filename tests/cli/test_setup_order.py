@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.problems import PROBLEM, RIGHT
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 
 pytestmark = pytest.mark.slow
 WATCH = """
@@ -81,7 +81,7 @@ def test_a_command_that_judges_is_set_up_before_it_imports_torch(watched, name):
 
 @pytest.fixture
 def asking(model_server):
-    server = model_server(fenced(RIGHT))
+    server = model_server(fake_reply(RIGHT))
     return ("--set", "measure=false", "--model", "m", "--base-url", server.base_url, "--attempts", 1, "--out", "out")
 
 
@@ -96,7 +96,7 @@ def test_what_goes_on_with_a_run_is_set_up_before_it_imports_torch(watched, tmp_
     waiting = ("--set", "measure=false", "--provider", "files", "--model", "m", "--attempts", 1, "--out", "later")
     watched("run", "problem.py", *waiting, code=1)
     (task,) = (tmp_path / "later" / "tasks").glob("*.task.md")
-    task.with_name(task.name.replace(".task.", ".answer.")).write_text(fenced(RIGHT))
+    task.with_name(task.name.replace(".task.", ".answer.")).write_text(fake_reply(RIGHT))
     stood_ready(watched("resume", "later"))
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from kernelwright.commands.options.exit_codes import own_command
 from tests.support.problems import PROBLEM, RIGHT
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 
 pytestmark = pytest.mark.slow
 
 
 def test_extract_prints_the_source_alone(kernelwright, tmp_path):
-    (tmp_path / "reply.txt").write_text(f"<think>hm\n</think>\n{fenced(RIGHT)}")
+    (tmp_path / "reply.txt").write_text(f"<think>hm\n</think>\n{fake_reply(RIGHT)}")
     done = kernelwright("extract", "reply.txt")
     assert (done.returncode, done.stdout.strip()) == (0, RIGHT.strip())
 

@@ -10,7 +10,7 @@ import pytest
 from kernelwright.sandbox.machine.timing_locks import NAME_BYTES, processor_path, processor_turn
 from tests.support.problems import RIGHT
 from tests.support.processes import holders
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 CORES = tuple(sorted(os.sched_getaffinity(0)))
@@ -43,7 +43,7 @@ def seen_timing(running):
 def test_two_judges_and_a_run_take_turns_and_say_for_whom_they_wait(files, model_server, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(files))
     monkeypatch.setattr("tempfile.tempdir", str(files))
-    server = model_server(fenced(RIGHT))
+    server = model_server(fake_reply(RIGHT))
     search = [
         "run",
         "problem.py",

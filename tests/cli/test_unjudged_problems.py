@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.foreign import PLAIN, write_tree
 from tests.support.problems import PROBLEM, RIGHT
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 
 pytestmark = pytest.mark.slow
 CRASHES = PROBLEM.replace("return torch.cumsum", "raise RuntimeError('no such thing') or torch.cumsum")
@@ -29,7 +29,7 @@ def five(tmp_path):
 
 @pytest.fixture
 def run_of_five(kernelwright, five, model_server):
-    server = model_server(fenced(RIGHT))
+    server = model_server(fake_reply(RIGHT))
     words = ("--model", "m", "--base-url", server.base_url, "--attempts", 1, "--out", "out")
     return kernelwright("run", *(f"{name}.py" for name in FIVE), *words)
 
@@ -64,7 +64,7 @@ def test_a_batch_goes_on_past_problems_that_can_not_be_judged(kernelwright, five
 @pytest.mark.long
 def test_what_a_suite_names_and_can_not_be_read_has_a_line_and_a_row(kernelwright, tmp_path, model_server):
     write_tree(tmp_path / "tree")
-    server = model_server(fenced(PLAIN.replace("class Model(", "class ModelNew(")))
+    server = model_server(fake_reply(PLAIN.replace("class Model(", "class ModelNew(")))
     words = ("--model", "m", "--base-url", server.base_url, "--attempts", 1, "--out", "out", "--json")
     done = kernelwright("run", "--suite", "tree:level1[1,2]", *words)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -11,7 +11,7 @@ import pytest
 from tests.docs.pages import ROOT, blocks, lines, runnable
 from tests.docs.walking import FILES, RMS_NORM, called, write
 from tests.support.problems import PROBLEM, RIGHT
-from tests.support.servers import fenced, serving
+from tests.support.servers import fake_reply, http_stub
 
 README = ROOT / "README.md"
 
@@ -26,10 +26,13 @@ def earlier(tmp_path_factory):
     folder = tmp_path_factory.mktemp("earlier")
     (folder / "my_problem.py").write_text(PROBLEM)
     (folder / "my_right.py").write_text(RIGHT)
-    with serving(fenced(RIGHT)) as server:
-        start = shlex.split("kernelwright run my_problem.py --model m --out runs/TIME --attempts 1")
+    with http_stub(fake_reply(RIGHT)) as server:
+        short = "--attempts 1 --set measure=false --set confirm=0"
+        start = shlex.split(f"kernelwright run my_problem.py --model m --out runs/TIME {short}")
         assert called(start, folder, server).returncode in (0, 1)  # on a busy machine, too noisy to keep a kernel
-        judged = called(shlex.split("kernelwright judge my_problem.py my_right.py --json"), folder, server)
+        judged = called(
+            shlex.split("kernelwright judge my_problem.py my_right.py --effort search --json"), folder, server
+        )
     (folder / "record.json").write_text(judged.stdout)
     return folder
 
@@ -60,7 +63,7 @@ def marked(line):
 def test_a_command_of_the_readme_works(folder, earlier, model_server, line):
     candidate = RIGHT if re.search("my_problem|path/to|runs/|KernelBench", line.text) else RMS_NORM
     (folder / "candidate.py").write_text(candidate)
-    server = model_server(fenced(candidate))
+    server = model_server(fake_reply(candidate))
     words = [word.replace("http://localhost:8000/v1", server.base_url) for word in line.words]
     take_over(earlier, folder, words)
     if "softmax_rows" in words:

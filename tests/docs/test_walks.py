@@ -11,7 +11,7 @@ from tests.docs.walking import FILES, RMS_NORM, address_of, called, python_files
 from tests.support.foreign import PLAIN
 from tests.support.problems import RIGHT
 from tests.support.runs import Writer, passed, problem, setting
-from tests.support.servers import fenced, serving
+from tests.support.servers import fake_reply, http_stub
 
 PLAIN_RIGHT = PLAIN.replace("class Model(", "class ModelNew(")
 pytestmark = [pytest.mark.long, pytest.mark.slow]
@@ -22,7 +22,7 @@ def walk(tmp_path):
     """Does the commands of a page in a folder; `prepared` says what lies there, `answer` what every model answers."""
 
     def done(page, answer, extra=()):
-        with serving(fenced(answer)) as server:
+        with http_stub(fake_reply(answer)) as server:
             # Work folders and turns of its own: what else is timed on this machine is not waited for.
             (tmp_path / "tmp").mkdir()
             for line in runnable(DOCS / page):

@@ -6,7 +6,7 @@ import sys
 
 from tests.support.commands import run_with
 from tests.support.problems import PROBLEM, RIGHT
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 
 RMS_NORM = """
 import torch
@@ -28,7 +28,7 @@ FILES = {
     "candidates/mine/first.py": RIGHT,
     "KernelBench/level1/1_Sum.py": PROBLEM,
     "runs/theirs/level_1_problem_1_sample_0_kernel.py": RIGHT,
-    "reply.txt": fenced(RIGHT),
+    "reply.txt": fake_reply(RIGHT),
 }
 """What a reader of the README has."""
 

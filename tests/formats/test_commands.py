@@ -13,7 +13,7 @@ from kernelwright.evals.formats.kernelbench import read_run
 from tests.support.commands import run_with
 from tests.support.foreign import PLAIN, read_baselines, read_eval_results, read_rows, write_robust, write_tree
 from tests.support.problems import PROBLEM, RIGHT, WRONG
-from tests.support.servers import Server, fenced
+from tests.support.servers import Server, fake_reply
 
 
 def kernelwright(folder, *words, **environment):
@@ -114,22 +114,12 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
     (folder / "level1").mkdir()
     (folder / "level1/7_Sum.py").write_text(PROBLEM)
-    server = Server([fenced(WRONG), fenced(RIGHT)])
+    server = Server([fake_reply(WRONG), fake_reply(RIGHT)])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        words = (
-            "run",
-            "level1/7_Sum.py",
-            "--model",
-            "m",
-            "--base-url",
-            server.base_url,
-            "--attempts",
-            "2",
-            "--out",
-            "r",
-        )
-        done = kernelwright(folder, *words, OPENAI_API_KEY="none")
+        words = ("run", "level1/7_Sum.py", "--model", "m", "--base-url", server.base_url, "--attempts", "2")
+        short = ("--set", "measure=false", "--set", "confirm=0")
+        done = kernelwright(folder, *words, *short, "--out", "r", OPENAI_API_KEY="none")
     finally:
         server.shutdown()
         server.server_close()

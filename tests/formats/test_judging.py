@@ -22,6 +22,7 @@ from tests.support.processes import waiters
 pytestmark = pytest.mark.slow
 QUICK = Settings(threads=1, min_pairs=4, max_pairs=4, worker_pairs=1, warm_up=1, time_budget_s=0.1)
 SLOW = RIGHT.replace("def forward(self, x):", "def forward(self, x):\n        import time; time.sleep(60)")
+SMALL = PROBLEM.replace("256, 2048", "8, 32")
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def problem(tmp_path, monkeypatch):
     """A small problem; work folders are made beside it, so that what is left can be seen."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     path = tmp_path / "problem.py"
-    path.write_text(PROBLEM.replace("256, 2048", "8, 32"))
+    path.write_text(SMALL)
     return str(path)
 
 
@@ -56,24 +57,34 @@ def test_pairs_are_judged_eight_at_a_time_and_each_gets_its_own_result(problem, 
     assert leftovers(tmp_path) == ([], [])
 
 
-def test_the_report_has_the_keys_of_the_judge_command(problem):
-    (result,) = judge_all([(problem, RIGHT)], settings=QUICK)
-    assert set(result.report) >= KEYS - {"samples"} and result.error is None
-
-
-def test_a_problem_may_be_given_as_a_record_and_several_are_judged_in_one_go(problem):
-    loaded = load_problem(problem)
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What comes of several problems and sources that are judged in one go."""
+    folder = tmp_path_factory.mktemp("results")
+    (folder / "problem.py").write_text(SMALL)
+    (folder / "broken.py").write_text(PROBLEM.replace("dim=1", "dim=7"))
+    loaded = load_problem(str(folder / "problem.py"))
     other = loaded.model_copy(update={"name": "other", "source": loaded.source.replace("dim=1", "dim=0")})
-    results = judge_all([(loaded, RIGHT), (other, RIGHT), (other, WRONG)], settings=QUICK)
-    assert [(result.problem, result.passed) for result in results] == [
-        ("problem", True), ("other", False), ("other", True),
-    ]  # fmt: skip
+    pairs = [("rellu", RIGHT), (str(folder / "broken.py"), RIGHT), (str(folder / "problem.py"), RIGHT)]
+    pairs += [(loaded, RIGHT), (other, RIGHT), (other, WRONG), (loaded, "x = '\ud800")]
+    return judge_all(pairs, settings=QUICK)
 
 
-def test_what_is_not_the_candidates_fault_is_an_error_and_stops_no_other(problem, tmp_path):
-    (tmp_path / "broken.py").write_text(PROBLEM.replace("dim=1", "dim=7"))
-    results = judge_all([("rellu", RIGHT), (str(tmp_path / "broken.py"), RIGHT), (problem, RIGHT)], settings=QUICK)
+def test_the_report_has_the_keys_of_the_judge_command(results):
+    assert set(results[2].report) >= KEYS - {"samples"} and results[2].error is None
+
+
+def test_a_problem_may_be_given_as_a_record_and_several_are_judged_in_one_go(results):
+    found = [(result.problem, result.passed) for result in results[3:6]]
+    assert found == [("problem", True), ("other", False), ("other", True)]
+
+
+def test_what_is_not_the_candidates_fault_is_an_error_and_stops_no_other(results):
     assert "no problem 'rellu'" in results[0].error and "does not run" in results[1].error and results[2].passed
+
+
+def test_a_source_with_text_that_can_not_be_sent_is_refused_like_any_other(results):
+    assert results[6].report["stage"] == "scan"
 
 
 def test_results_come_as_they_finish(problem):
@@ -128,11 +139,6 @@ def test_leaving_while_another_program_times_removes_every_folder(problem, tmp_p
     with processor_turn(tuple(os.sched_getaffinity(0))):
         asyncio.run(leave())
     assert leftovers(tmp_path) == ([], [])
-
-
-def test_a_source_with_text_that_can_not_be_sent_is_refused_like_any_other(problem):
-    (result,) = judge_all([(problem, "x = '\ud800")], settings=QUICK)
-    assert result.report["stage"] == "scan"
 
 
 def test_one_of_many_asks_can_be_cancelled_and_the_others_go_on(problem):

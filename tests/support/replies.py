@@ -5,7 +5,7 @@ from pathlib import Path
 import kernelwright.prompts
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 
 EXAMPLE = Path(kernelwright.prompts.__file__).parent / "examples" / "cpp"
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, time_budget_s=0.1)
@@ -33,7 +33,7 @@ def posed(name: str) -> Problem:
 
 def reply(source: str) -> str:
     """As a model with reasoning answers."""
-    return f"<think>Perhaps\n```python\nclass ModelNew: pass\n```\nor not.</think>\nHere it is.\n{fenced(source)}"
+    return f"<think>Perhaps\n```python\nclass ModelNew: pass\n```\nor not.</think>\nHere it is.\n{fake_reply(source)}"
 
 
 def tiny():

@@ -113,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(*replies):
+def http_stub(*replies):
     """A server with these replies."""
     server = Server(replies)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -124,5 +124,5 @@ def serving(*replies):
         server.server_close()
 
 
-def fenced(source):
+def fake_reply(source):
     return f"Here is the kernel.\n\n```python\n{source}\n```\n"

@@ -132,18 +132,24 @@ def test_events_are_told_in_the_order_of_the_log(log):
 EVENTS_OF_A_WHOLE_SEARCH = 36
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The log of a whole search, and its view."""
+    with new_log(tmp_path_factory.mktemp("engine") / "whole") as log:
+        yield log, searched(log)
+
+
 @pytest.mark.parametrize("count", range(1, EVENTS_OF_A_WHOLE_SEARCH + 1))
-def test_a_search_cut_off_after_any_event_goes_on_to_the_same_end(tmp_path, count):
-    with new_log(tmp_path / "whole") as whole:
-        view = searched(whole)
-        events = list(whole.events())
-        assert len(events) == EVENTS_OF_A_WHOLE_SEARCH
-        with new_log(tmp_path / "cut") as cut:
-            for event in events[1:count]:
-                cut.append(event.body, blobs=blobs_of(whole, event))
-            before = fold(PROBLEM.name, cut.events())
-            provider, evaluator = Scripted(), ReadingEvaluator()
-            after = searched(cut, provider=provider, evaluator=evaluator)
+def test_a_search_cut_off_after_any_event_goes_on_to_the_same_end(tmp_path, whole, count):
+    log, view = whole
+    events = list(log.events())
+    assert len(events) == EVENTS_OF_A_WHOLE_SEARCH
+    with new_log(tmp_path / "cut") as cut:
+        for event in events[1:count]:
+            cut.append(event.body, blobs=blobs_of(log, event))
+        before = fold(PROBLEM.name, cut.events())
+        provider, evaluator = Scripted(), ReadingEvaluator()
+        after = searched(cut, provider=provider, evaluator=evaluator)
     assert [attempt.ask for attempt in after.attempts] == [attempt.ask for attempt in view.attempts]
     assert outline(after) == STORY
     assert after.kept == view.kept

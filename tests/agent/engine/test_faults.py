@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def judge():
-    with Judge(PROBLEM, QUICK.model_copy(update={"call_timeout_s": 6.0})) as judge:
+    with Judge(PROBLEM, QUICK.model_copy(update={"call_timeout_s": 2.0})) as judge:
         yield judge
 
 

@@ -8,7 +8,7 @@ from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from tests.support.commands import run_with
 from tests.support.problems import PROBLEM, RIGHT, WRONG
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def called(tmp_path):
 
 @pytest.mark.long
 def test_a_batch_goes_from_prompts_to_verdicts(called, model_server):
-    server = model_server(fenced(RIGHT), fenced(WRONG))
+    server = model_server(fake_reply(RIGHT), fake_reply(WRONG))
     started = called("run", "problem.py", "--provider", "batch", "--model", "m", "--attempts", 2, "--out", "out")
     assert started.returncode == 1, started.stderr
     assert "wait for a batch" in started.stderr
@@ -54,7 +54,7 @@ def test_a_folder_of_tasks_goes_from_prompt_to_verdict(called, tmp_path):
     started = called(*words)
     assert started.returncode == 1, started.stderr
     (task,) = (tmp_path / "tasks").glob("*.task.md")
-    task.with_name(task.name.replace(".task.", ".answer.")).write_text(fenced(RIGHT))
+    task.with_name(task.name.replace(".task.", ".answer.")).write_text(fake_reply(RIGHT))
     done = called("resume", "out", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["passed"] == 1

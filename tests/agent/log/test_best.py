@@ -89,7 +89,7 @@ def test_the_problem_beside_the_kernel_is_the_one_that_it_was_judged_by(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a problem of the catalog", "a file with an origin", "one in bfloat16"])
+@pytest.mark.parametrize("name", ["a problem of the catalog", "one in bfloat16"])
 def test_the_command_of_the_readme_judges_the_kernel_by_that_problem(tmp_path, name):
     problem = POSED[name](tmp_path)
     folder = kept(tmp_path, problem)

@@ -1,6 +1,7 @@
 """Ideas: which apply, what is learned of them, and which model is asked."""
 
 import random
+from functools import cache
 
 import pytest
 
@@ -148,11 +149,12 @@ def test_without_prices_the_bandit_goes_by_gain_and_tries_all():
     assert asked == {"scripted-1", "strong", "strongest"}
 
 
+@cache
+def traits_of_the_catalog(dtype):
+    asked = [(name, target) for name in catalog_names() for target in TARGETS]
+    return [traits_of(load_problem(name, default_size(name, target), dtype), target) for name, target in asked]
+
+
 @pytest.mark.parametrize("idea", idea_bank(), ids=lambda idea: idea.name)
 def test_every_idea_is_offered_for_some_problem_of_the_catalog(idea):
-    asked = [
-        (load_problem(name, default_size(name, target), "bfloat16" if idea.when.narrow else None), target)
-        for name in catalog_names()
-        for target in TARGETS
-    ]
-    assert any(applicable([idea], traits_of(problem, target)) for problem, target in asked)
+    assert any(applicable([idea], traits) for traits in traits_of_the_catalog("bfloat16" if idea.when.narrow else None))

@@ -12,7 +12,7 @@ from kernelwright.agent.providers.provider import ProviderOptions
 from kernelwright.evals.runs.running import run
 from tests.support.commands import run_with
 from tests.support.problems import PROBLEM, WRONG
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 
 pytestmark = pytest.mark.slow
 WORDS = [sys.executable, "-m", "kernelwright"]
@@ -57,7 +57,7 @@ def test_who_only_reads_is_not_hindered(held, words):
 
 def test_a_resume_beside_a_run_under_way_asks_nothing_and_harms_nothing(tmp_path, model_server):
     (tmp_path / "problem.py").write_text(PROBLEM)
-    server, asked, goes_on = model_server(fenced(WRONG)), threading.Event(), threading.Event()
+    server, asked, goes_on = model_server(fake_reply(WRONG)), threading.Event(), threading.Event()
     answer = server.completion
 
     def slowly(request):

@@ -1,5 +1,6 @@
 """Many processes write to one record at once, and some are killed: nothing that was acknowledged is lost."""
 
+import hashlib
 import random
 import sqlite3
 import subprocess
@@ -64,14 +65,13 @@ def acknowledged(processes):
     return words
 
 
-@pytest.fixture
-def run(tmp_path):
+def begun(folder):
     """A run with one attempt, for which all writers have more to say."""
-    with RunLog.create(tmp_path / "run", [problem("one")], setting()) as log:
+    with RunLog.create(folder / "run", [problem("one")], setting()) as log:
         writer = Writer(log, "one", random.Random(1))
         writer.attempt()
         writer.flush()
-    return tmp_path / "run"
+    return folder / "run"
 
 
 def logged(run):
@@ -85,7 +85,8 @@ def is_sound(path):
         return connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_eight_processes_that_write_one_run_lose_nothing(run):
+def test_eight_processes_that_write_one_run_lose_nothing(tmp_path):
+    run = begun(tmp_path)
     said = acknowledged([start(APPEND, run, writer) for writer in range(WRITERS)])
     found = logged(run)
     assert len(said) == WRITERS * EACH
@@ -105,21 +106,26 @@ def killed_midway(program, place):
     return first + [word for word in rest if word]
 
 
-def test_writers_that_are_killed_lose_nothing_that_they_had_acknowledged(run):
-    said = killed_midway(APPEND, run)
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run whose writers were killed, and what these had acknowledged."""
+    run = begun(tmp_path_factory.mktemp("killed"))
+    return run, killed_midway(APPEND, run)
+
+
+def test_writers_that_are_killed_lose_nothing_that_they_had_acknowledged(killed):
+    run, said = killed
     assert set(said) <= set(logged(run))
 
 
-def test_writers_that_are_killed_leave_a_sound_file(run):
-    killed_midway(APPEND, run)
+def test_writers_that_are_killed_leave_a_sound_file(killed):
+    run, _ = killed
     assert is_sound(run / "run.db")
     assert run_facts(run).problems[0].problem == "one"
 
 
-def test_an_event_of_a_killed_writer_has_its_text(run):
-    import hashlib
-
-    killed_midway(APPEND, run)
+def test_an_event_of_a_killed_writer_has_its_text(killed):
+    run, _ = killed
     with RunLog.open(run) as log:
         for word in logged(run):
             text = f"text of {word}"

@@ -136,16 +136,13 @@ def test_problems_come_in_a_list(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [str, Path, load_problem])
-def test_names_and_texts_are_judged_by_all_that_judges(folder, form):
+def test_names_and_texts_are_judged_by_all_that_judges(folder):
     settings = Settings(device="cpu", effort="screen", threads=1)
-    told = [
-        judge(form("rowsum.py"), "no candidate"),
-        judge(form("rowsum.py"), Candidate(source="no candidate")),
-    ]
-    with Judge(form("rowsum.py"), settings) as judging:
-        assert isinstance(judging.problem, Problem)
-        told.append(judging.judge("no candidate"))
-    assert [one.stage for one in told] == ["scan"] * 3
-    pairs = [(form("rowsum.py"), "no candidate"), (form("rowsum.py"), Candidate(source="no candidate"))]
-    assert [one.report["stage"] for one in judge_all(pairs, settings=settings)] == ["scan"] * 2
+    pairs = []
+    for form in (str, Path, load_problem):
+        pairs += [(form("rowsum.py"), "no candidate"), (form("rowsum.py"), Candidate(source="no candidate"))]
+        with Judge(form("rowsum.py"), settings) as judging:
+            assert isinstance(judging.problem, Problem)
+            assert judging.judge("no candidate").stage == "scan"
+    assert [judge(*pair).stage for pair in pairs] == ["scan"] * 6
+    assert [one.report["stage"] for one in judge_all(pairs, settings=settings)] == ["scan"] * 6

@@ -26,9 +26,9 @@ from kernelwright.sandbox.pool.remote import (
 from kernelwright.sandbox.service.application import facts
 from kernelwright.sandbox.verdict.judge_version import own_versions
 from tests.support.commands import run_with
-from tests.support.executors import right, wrong
+from tests.support.executors import SUM, right, wrong
 from tests.support.problems import PROBLEM, RIGHT, WRONG
-from tests.support.servers import fenced
+from tests.support.servers import fake_reply
 from tests.support.service import FEW, ROOT, Service, job, listening, until
 
 QUICK = Settings(**FEW)
@@ -386,7 +386,7 @@ def test_judge_and_score_ask_the_service(tmp_path):
 @pytest.mark.long
 def test_a_search_is_judged_by_the_service_and_says_so(tmp_path, model_server):
     service = Service(tmp_path)
-    client, models = service.start(), model_server(fenced(RIGHT))
+    client, models = service.start(), model_server(fake_reply(RIGHT))
     (tmp_path / "cumsum.py").write_text(PROBLEM)
     asked = f"run cumsum.py --model m --base-url {models.base_url} --attempts 1 --out out --server {client.at}"
     try:
@@ -436,7 +436,7 @@ def test_a_client_whose_service_is_killed_gets_its_one_verdict_from_the_next(tmp
     found = []
     asking = threading.Thread(
         target=lambda: found.extend(
-            judge_all([("rms_norm", f"{WRONG}\n# {n}") for n in range(4)], settings=QUICK, server=client.at)
+            judge_all([(SUM, f"{WRONG}\n# {n}") for n in range(4)], settings=QUICK, server=client.at)
         )
     )
     asking.start()

@@ -87,13 +87,13 @@ def test_after_kill_9_what_was_accepted_is_judged_once_and_what_had_ended_is_the
     service = started()
     client = service.start()
     first = client.ask("POST", "/v1/jobs?wait=300", job(number=0)).body
-    jobs = [client.ask("POST", "/v1/jobs", job(WRONG, number)).body["id"] for number in range(1, 7)]
+    jobs = [client.ask("POST", "/v1/jobs", job(WRONG, number)).body["id"] for number in range(1, 4)]
     until(lambda: client.metrics()['kernelwright_stages_begun_total{stage="build"}'] > 1)
     service.kill()
     client = service.start()
     assert client.ask("GET", f"/v1/jobs/{first['id']}").body == first
     ended = [client.ask("GET", f"/v1/jobs/{one}?wait=300").body for one in jobs]
-    assert [one["report"]["outcome"] for one in ended] == ["failed"] * 6
+    assert [one["report"]["outcome"] for one in ended] == ["failed"] * 3
     assert [client.ask("GET", f"/v1/jobs/{one['id']}").body for one in ended] == ended
     assert service.end() == 0
 
@@ -101,7 +101,7 @@ def test_after_kill_9_what_was_accepted_is_judged_once_and_what_had_ended_is_the
 def test_sigterm_ends_what_runs_and_keeps_the_queue(started):
     service = started()
     client = service.start()
-    jobs = [client.ask("POST", "/v1/jobs", job(RIGHT, number)).body["id"] for number in range(8)]
+    jobs = [client.ask("POST", "/v1/jobs", job(RIGHT, number)).body["id"] for number in range(4)]
     until(lambda: client.metrics()['kernelwright_stages_begun_total{stage="build"}'] > 0)
     waited = []
     waiting = threading.Thread(target=lambda: waited.append(client.ask("GET", f"/v1/jobs/{jobs[-1]}?wait=300").body))

@@ -74,17 +74,23 @@ def test_results_belong_to_the_kind_that_was_asked_for():
     assert {one.device.conditions.device for one in found} == {"big"}
 
 
-def test_no_process_is_left_when_the_executor_is_closed():
+@pytest.fixture(scope="module")
+def checked():
+    """The verdicts of checks of a right and of a wrong candidate, and the processes that came to them, closed since."""
     used = executor("fake")
 
-    async def note(dispatcher):
-        while not all(used.pids.values()):
-            await asyncio.sleep(0.02)
-        pids.extend(used.pids.values())
+    async def check(dispatcher):
+        found = [(await dispatcher.judge(work, "check")).verdict for work in (right(7), wrong(7))]
+        told.append((found, list(used.pids.values())))
 
-    pids = []
-    asyncio.run(judged(used, [right(1)], during=note))
-    assert len(pids) == 2
+    told = []
+    asyncio.run(judged(used, [], during=check))
+    return told[0]
+
+
+def test_no_process_is_left_when_the_executor_is_closed(checked):
+    _, pids = checked
+    assert len(pids) == 2 and all(pids)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
@@ -114,12 +120,7 @@ def test_a_process_becomes_a_judge_before_it_imports_torch(module):
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_a_check_tells_right_from_wrong_with_few_pairs():
-    async def check(dispatcher):
-        for work in (right(7), wrong(7)):
-            found.append((await dispatcher.judge(work, "check")).verdict)
-
-    found = []
-    asyncio.run(judged(executor("fake"), [], during=check))
+def test_a_check_tells_right_from_wrong_with_few_pairs(checked):
+    found, _ = checked
     assert [outcome(one) == "passed" for one in found] == [True, False]
     assert len(found[0].measurement.closest.candidate_ms) == 4

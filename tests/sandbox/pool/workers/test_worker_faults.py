@@ -45,6 +45,7 @@ def faulty(monkeypatch, tmp_path):
         folder = tmp_path / "begun"
         folder.mkdir()
         monkeypatch.setenv("KERNELWRIGHT_FAULT", f"{name}:{count}:{folder}")
+        monkeypatch.setenv("KERNELWRIGHT_ANSWER", Answer(verdict=VERDICT).model_dump_json(exclude_none=True))
         monkeypatch.setattr(local, "SERVING", "tests.sandbox.pool.workers.faulty")
 
     return prepare
