@@ -305,7 +305,7 @@ class DeviceTiming(Timing):
     def _bring_to_speed(self, side: Side, values: Values, calls: int) -> None:
         """The same for every side."""
         start = time.monotonic()
-        if side.is_candidate and not self.samples.issues_ahead:
+        if self._device.chain_obstacle or (side.is_candidate and not self.samples.issues_ahead):
             side.links = 0
         else:
             call_ms = self._call_ms[0 if side.is_candidate else 1]

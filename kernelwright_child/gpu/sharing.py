@@ -5,7 +5,9 @@ with cudaMalloc, as torch does. By ctypes on libcuda; standard library only.
 """
 
 import ctypes
+import os
 from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_ushort, c_void_p
+from pathlib import Path
 
 from kernelwright_child.gpu import driver
 
@@ -102,6 +104,28 @@ class Shared:
         if self._handle:
             driver.call("cuMemRelease", self._handle)
             self._handle = c_uint64()
+
+
+def chain_obstacle(ordinal: int = 0) -> str:
+    """Why calls of another process cannot be issued ahead and dealt inputs to here; empty where they can.
+
+    Stream operations on shared memory and names of allocations are tried. Where MPS runs kernels of several processes
+    side by side, what is dealt could be worked on as it comes. The calling thread needs a context.
+    """
+    if (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists():
+        return "MPS lets kernels of several processes run side by side"
+    try:
+        shared, stream, own = Shared(ordinal, 1), driver.Stream(), driver.allocate(2**21)
+        driver.write_value(stream.handle, shared.address, 1)
+        driver.wait_value(stream.handle, shared.address, 1)
+        stream.wait()
+        ipc_handle(own)
+        driver.free(own)
+        stream.close()
+        shared.close()
+    except driver.CudaError as error:
+        return str(error)
+    return ""
 
 
 def address_range(address: int) -> tuple[int, int]:

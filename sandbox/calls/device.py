@@ -14,7 +14,7 @@ from kernelwright.sandbox.machine.clocks import Clocks
 from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.gpu import driver
+from kernelwright_child.gpu import driver, sharing
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.dealing import Dealer
@@ -212,6 +212,11 @@ class CudaDevice:
         self.stream.record(end)
         self.stream.wait()
         return end.since(start)
+
+    @cached_property
+    def chain_obstacle(self) -> str:
+        """Why calls cannot be issued ahead on this device; empty where they can."""
+        return sharing.chain_obstacle(self.ordinal)
 
     @cached_property
     def dealer(self) -> "Dealer":

@@ -28,6 +28,7 @@ def gpu_findings(ordinal: int = 0) -> Iterator[HealthCheck]:
         yield _toolkit(context.architecture)
         yield from _clocks(uuid)
         yield _lending(context)
+        yield _timing_clock(context)
         yield _nodes()
         yield _lock(uuid)
     finally:
@@ -87,6 +88,15 @@ def _lending(context: driver.Context) -> HealthCheck:
         remedy = "the driver or a container's runtime forbids it; use driver 525 or newer"
         return HealthCheck(name="GPU: lending memory", state="missing", found=str(error), remedy=remedy)
     return HealthCheck(name="GPU: lending memory", state="ok", found="by descriptor")
+
+
+def _timing_clock(context: driver.Context) -> HealthCheck:
+    """Which clock confirms what candidates report of their time."""
+    obstacle = sharing.chain_obstacle(context.ordinal)
+    if not obstacle:
+        return HealthCheck(name="GPU: timing clock", state="ok", found="calls issued ahead, dealt by the judge")
+    remedy = "calls are timed one by one, and savings below 0.3 ms stay unconfirmed; allow CUDA IPC and end MPS"
+    return HealthCheck(name="GPU: timing clock", state="absent", found=obstacle, remedy=remedy)
 
 
 def _nodes() -> HealthCheck:
