@@ -91,10 +91,20 @@ class DeviceSamples(PairedSamples):
         self.switches: dict[str, dict[str, object]] = {}
         self.copies_outputs = False
         self.shipped_is_eager = False
-        self.unreported = 0
-        """Calls for which the candidate's process gave no time."""
+        self.reported: list[float | None] = []
+        """As in `candidate`; None where the candidate's process gave no time."""
         self.errors: dict[str, dict[str, float]] = {}
         self.less_accurate: tuple[str, ...] = ()
+
+    def begin_again(self) -> None:
+        """From now on the candidate's calls are not issued ahead: times by another clock do not count beside these."""
+        self.issues_ahead = False
+        for times in (self.candidate, self.reported, self.judge_ms, self.empty_ms, self.empty_gpu_ms, self.clocks):
+            times.clear()
+        for by_side in (self.baselines, self.host_ms, self.positions):
+            by_side.clear()
+        self.workers.clear()
+        self.placebo.clear()
 
     @property
     def check(self) -> ClockCheck:
@@ -109,18 +119,11 @@ class DeviceSamples(PairedSamples):
 
     def measurement(self, settings: Settings) -> Measurement:
         """The record: the candidate's times are those that it reports, raised to what the judge's clock supports."""
-        check, reported = self.check, list(self.candidate)
-        if self.unreported:
-            self.candidate = [check.most_ms] * len(reported)
-        else:
-            raised = max(1.0, check.least_ms / statistics.median(reported))
-            self.candidate = [raised * ms for ms in reported]
-        try:
-            found = super().measurement(settings)
-        finally:
-            self.candidate = reported
+        check = self.check
+        self.candidate = list(check.supported(self.reported))
+        found = super().measurement(settings)
         facts = self._device.clocks.facts()
-        device_ms = {CANDIDATE: tuple(reported)} | {name: tuple(times) for name, times in self.baselines.items()}
+        device_ms = {name: tuple(times) for name, times in self.baselines.items()} | {CANDIDATE: tuple(self.reported)}
         if self.placebo:
             device_ms[PLACEBO] = tuple(again for again, _, _ in self.placebo)
         record = DeviceRecord(
@@ -315,10 +318,9 @@ class DeviceTiming(Timing):
             self._note_way(side)
 
     def _note_way(self, side: Side) -> None:
-        """Once the candidate's calls cannot be issued ahead, single calls alone are checked."""
+        """Once the candidate's calls cannot be issued ahead, single calls alone count."""
         if self.samples.issues_ahead and not side.links:
-            self.samples.issues_ahead = False
-            self.samples.judge_ms, self.samples.empty_ms, self.samples.empty_gpu_ms = [], [], []
+            self.samples.begin_again()
 
     def _round(self, session: GpuSession, sides: list[Side], calls: int) -> bool:
         """All sides on the same values, each result of the candidate checked; whether the times count."""
@@ -357,14 +359,19 @@ class DeviceTiming(Timing):
                     found += chain.links
                     faults += ([] if chain.was_idle else [BUSY]) + self._slow(chain.clocks)
                     if side.is_candidate:
-                        self._clocks, self._result_sizes = chain.clocks, chain.sizes
+                        self._clocks = chain.clocks
+                        self._result_sizes = min(self._result_sizes or chain.sizes, chain.sizes, key=sum)
                         if not chain.inputs_kept:
                             raise Misbehaved(CHANGED_INPUT)
             except CannotIssueAhead:  # results may take each other's place
-                side.links, found = 1 if side.links > 1 else 0, []
+                side.links = 1 if side.links > 1 else 0
+                if found:  # the candidate has met some of these values
+                    found += [self._timed_alone(side, one, keep, faults) for one in values[len(found) :]]
+                    faults.append("calls could not be issued ahead any more")
             took_ms = [link.judge_ms for link in found if link.judge_ms is not None]
-            if side.links > 1 and found and statistics.median(took_ms) - min(took_ms) > TURNS_MS:
-                side.links, found = 1, []
+            if side.links > 1 and statistics.median(took_ms) - min(took_ms) > TURNS_MS:
+                side.links = 1
+                faults.append("a stream of a program waited for another one")
         if side.is_candidate:
             self._own_s += time.monotonic() - start
             self._note_way(side)
@@ -421,8 +428,8 @@ class DeviceTiming(Timing):
         eager, again = (PLACEBO, EAGER) if swapped else (EAGER, PLACEBO)
         for number in counted:
             mine = links[CANDIDATE][number]
-            samples.candidate.append(mine.device_ms or 0.0)
-            samples.unreported += mine.device_ms is None
+            samples.candidate.append(_trusted(mine))
+            samples.reported.append(mine.device_ms)
             samples.judge_ms += [] if mine.judge_ms is None else [mine.judge_ms]
             samples.workers.append(self.number)
             samples.clocks.append(self._clocks)

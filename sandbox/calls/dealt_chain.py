@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kernelwright.sandbox.calls.buffers import Shown
-from kernelwright.sandbox.calls.dealing import RUN_S, Flags, Turn
+from kernelwright.sandbox.calls.dealing import Flags, Turn
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.memory_relief import with_relief
 from kernelwright.sandbox.jail.children import ChildLate
@@ -72,7 +72,7 @@ class Chain(NamedTuple):
     inputs_kept: bool
     """Whether every call left its inputs as they were."""
     sizes: list[int]
-    """Bytes of the results of a call where the child has them, from the first to the last element of each."""
+    """Bytes of the results where the child has them, from the first to the last element of each; of the least call."""
 
 
 def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before: Values, keep: bool) -> Chain:
@@ -114,7 +114,7 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
         session.close()
         raise ChildLate
     clocks = device.clocks.sample()
-    device_ms = _numbers(session.issue({"op": "times"}, RUN_S), "device_ms", len(values))
+    device_ms = _numbers(session.told({"op": "times"}), "device_ms", len(values))
     host_ms = _numbers(answer, "host_ms", len(values))
     session.look_after()
     outputs = _outputs(answer, turns) if keep else [None] * len(values)
@@ -123,7 +123,8 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
         for said, judge, host, output in zip(device_ms, judge_ms, host_ms, outputs, strict=True)
     ]
     kept = all(turn.inputs_kept for turn in turns)
-    return Chain(links, prepared.was_idle, clocks, kept, [output.bytes for output in shown[-1]])
+    sizes = min(([output.bytes for output in outputs] for outputs in shown), key=sum)
+    return Chain(links, prepared.was_idle, clocks, kept, sizes)
 
 
 def rehearse(session: GpuSession, work: Work, values: Values, calls: int) -> list[float]:
@@ -141,18 +142,13 @@ def rehearse(session: GpuSession, work: Work, values: Values, calls: int) -> lis
     latencies: list[float | None] = []
     before, start = math.inf, time.monotonic()
     for number in range(MOST_PASSES):
-        answer = session.issue(message | {"waits": number == 0}, RUN_S)
-        if answer is None:
-            raise ChildLate
+        answer = session.told(message | {"waits": number == 0})
+        times = session.told({"op": "times"})
         if "error" in answer:
-            session.issue({"op": "times"}, RUN_S)
             raise CannotIssueAhead(str(answer["error"])[:200])
         session.host_ms = max(ms or 0.0 for ms in _numbers(answer, "host_ms", calls))
         latencies += _numbers(answer, "latency_ms", calls) if number == 0 else []
-        answer = session.issue({"op": "times"}, RUN_S)
-        if answer is None:
-            raise ChildLate
-        took = statistics.median(ms or 0.0 for ms in _numbers(answer, "device_ms", calls))
+        took = statistics.median(ms or 0.0 for ms in _numbers(times, "device_ms", calls))
         is_settled = number >= LEAST_PASSES and abs(took - before) <= SETTLED * before
         if is_settled or time.monotonic() - start > LONGEST_S:
             break
@@ -169,11 +165,8 @@ def call_behind_a_spin(session: GpuSession, work: Work, values: Values) -> float
     flags.last += 1
     driver.write_value(session.device.stream.handle, flags.begun, flags.last)
     session.device.stream.wait()
-    answer = session.issue(message | {"spin_ms": min(MOST_SPIN_MS, SPIN * session.host_ms)}, RUN_S)
-    times = session.issue({"op": "times"}, RUN_S) if answer is not None else None
-    if answer is None or times is None:
-        session.close()
-        raise ChildLate
+    answer = session.told(message | {"spin_ms": min(MOST_SPIN_MS, SPIN * session.host_ms)})
+    times = session.told({"op": "times"})
     session.look_after()
     return None if "error" in answer else _numbers(times, "device_ms", 1)[0]
 

@@ -361,15 +361,21 @@ class GpuSession(Session):
         self._stop()
         return answer
 
+    def told(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The same where the answer must come. Raises `ChildLate`."""
+        answer = self.issue(message, RUN_S)
+        if answer is None:
+            raise ChildLate
+        return answer
+
     def drain(self) -> None:
         """Have calls that were issued ahead run on whatever lies there, and wait for their end."""
         self._device.dealer.release(self.flags())
         if self._runs_on:
-            self._hear(self._settings.call_timeout_s)
+            self._hear(RUN_S)
             self._stop()
             self._runs_on = False
-        if self.issue({"op": "times"}, self._settings.call_timeout_s) is None:
-            raise ChildLate
+        self.told({"op": "times"})
 
     def issue_limit_s(self, calls: int) -> float:
         """How long it may take to issue so many calls ahead."""

@@ -1,6 +1,8 @@
 """Records of timing on a device, beside the samples themselves."""
 
+import math
 import statistics
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -36,15 +38,34 @@ class ClockCheck(Record):
     @property
     def time_ms(self) -> float:
         """The candidate's time."""
-        taken = statistics.median(self.candidate_ms) - statistics.median(self.empty_ms)
-        return max(0.0, taken + self.empty_gpu_ms)
+        return self._time(statistics.median(self.candidate_ms))
 
     @property
     def least_ms(self) -> float:
         """No smaller time of the candidate is believed, whatever its process reports."""
-        if self.method == "calls":
-            return max(0.0, self.time_ms - CALLS_MS)
-        return max(0.0, self.time_ms - max(CHAIN_MS, CHAIN_SHARE * self.time_ms))
+        return self._least(self.time_ms)
+
+    def supported(self, reported: Sequence[float | None]) -> tuple[float, ...]:
+        """The times in ms that the candidate's process reports, each and their median raised to what is believed.
+
+        Where a call has none, all are `most_ms`.
+        """
+        known = [ms for ms in reported if ms is not None]
+        if len(known) < len(reported):
+            return (self.most_ms,) * len(reported)
+        if len(known) == len(self.candidate_ms):
+            leasts = [self._least(self._time(ms)) for ms in self.candidate_ms]
+            known = [max(ms, least) for ms, least in zip(known, leasts, strict=True)]
+        # Of logarithms, as in a speedup: half of the calls told long must not pay for the other half.
+        raised = max(1.0, self.least_ms / math.exp(statistics.median(map(math.log, known))))
+        return tuple(raised * ms for ms in known)
+
+    def _time(self, taken_ms: float) -> float:
+        return max(0.0, taken_ms - statistics.median(self.empty_ms) + self.empty_gpu_ms)
+
+    def _least(self, time_ms: float) -> float:
+        margin = CALLS_MS if self.method == "calls" else max(CHAIN_MS, CHAIN_SHARE * time_ms)
+        return max(0.0, time_ms - margin)
 
     @property
     def most_ms(self) -> float:

@@ -1,5 +1,8 @@
 """What the judge's own clock says of a candidate on a GPU, and what it lets be called faster."""
 
+import math
+import statistics
+
 import pytest
 
 from kernelwright.sandbox.verdict.gpu_timing import CALLS_MS, CHAIN_MS, CHAIN_SHARE, CHAIN_SHORT_MS, ClockCheck
@@ -36,3 +39,16 @@ def test_what_the_judges_clock_does_not_support_is_not_faster(call_ms, compariso
     pairing = Pairing(baseline="eager", candidate_ms=(0.05,) * 8, baseline_ms=(0.1,) * 8)
     found = Measurement(pairings=(pairing,), threads=1, clock="gpu", on_device=on_device(check=check(call_ms)))
     assert (found.comparison, found.timing_clock) == (comparison, "gpu_time")
+
+
+@pytest.mark.parametrize("told", [[1e-4, 1e-4, 0.2, 0.2], [0.01] * 4, [1e-6, 0.3, 1e-6, 0.3]])
+def test_no_mixture_of_told_times_is_faster_than_the_judges_clock_supports(told):
+    found = check(0.15).model_copy(update={"candidate_ms": (0.45,) * 4})
+    times = found.supported(told)
+    assert statistics.median(map(math.log, times)) >= math.log(found.least_ms) - 1e-9
+    assert min(times) >= found.least_ms * (1 - 1e-9)
+
+
+def test_where_a_time_is_missing_the_longest_that_is_possible_counts():
+    found = check(0.15)
+    assert found.supported([0.1, None]) == (found.most_ms,) * 2
