@@ -9,7 +9,7 @@ from tests.support.problems import PROBLEM, RIGHT
 pytestmark = pytest.mark.slow
 KEYS = {
     "timing_clock", "speedup_any", "gpu_time_ms", "call_latency_ms", "host_time_ms", "times", "launch_bound",
-    "less_accurate",
+    "less_accurate", "baselines_left_out",
     "outcome", "stage", "reason", "log", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms",
     "baselines_ms", "floor_ms", "fraction_of_floor", "impossible_below_ms", "clock", "authenticity", "problem_status",
     "against", "jail", "seconds", "samples", "versions", "measurement", "deterministic", "without", "builds", "look",
