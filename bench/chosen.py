@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kernelwright.problems.formats.json_lines import json_lines
+from kernelwright.problems.formats.reading import json_lines
 
 STARTED = time.monotonic()
 

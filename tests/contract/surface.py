@@ -70,7 +70,7 @@ def choices() -> Surface:
     from kernelwright.agent.providers.provider import Api
     from kernelwright.agent.providers.registry import providers
     from kernelwright.agent.strategies.loading import SHIPPED
-    from kernelwright.evals.runs.suites import SUITES
+    from kernelwright.evals.runs.running import SUITES
     from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
     from kernelwright.prompts.targets import TARGETS

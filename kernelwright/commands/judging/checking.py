@@ -86,9 +86,7 @@ def _checked(wanted: Sequence[Wanted], out: Path | None, as_json: bool) -> "list
     from rich.console import Console
     from rich.text import Text
 
-    from kernelwright.evals.formats.checked_file import CheckedFile
-    from kernelwright.evals.formats.checking import begun, check_entry, summary
-    from kernelwright.evals.formats.examining import examine_problem
+    from kernelwright.evals.formats.checking import CheckedFile, begun, check_entry, examine_problem, summary
 
     console = Console(stderr=as_json)
     lines: list[Checked] = []
@@ -196,7 +194,7 @@ def _parted(paths: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _each(paths: list[str]) -> list[str]:
     """Folders of problems, such as a capture's, give what they hold; a catalog-like folder is one problem."""
-    from kernelwright.evals.scores.collecting import problem_paths
+    from kernelwright.evals.scores.scoring import problem_paths
 
     found: list[str] = []
     for path in paths:

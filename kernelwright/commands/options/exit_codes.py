@@ -25,7 +25,7 @@ CODES = {
     "kernelwright.sandbox.pool.protocol": {"ExecutorError": USER_MISTAKE},
     "kernelwright.sandbox.service.server": {"ServiceError": USER_MISTAKE},
     "kernelwright.sandbox.service.job_store": {"DiskError": MACHINE_LACKS, "StoreError": USER_MISTAKE},
-    "kernelwright.evals.boards.user_metrics": {"MetricError": USER_MISTAKE},
+    "kernelwright.evals.boards.leaderboard": {"MetricError": USER_MISTAKE},
     "kernelwright.evals.scores.judgements": {"JudgementsError": USER_MISTAKE},
     "kernelwright.agent.providers.provider": {"AnswerPending": FELL_SHORT, "ProviderError": USER_MISTAKE},
     "kernelwright.programs.apply.guarded": {"NoPlace": USER_MISTAKE},

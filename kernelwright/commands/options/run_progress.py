@@ -36,8 +36,7 @@ def search_and_report(running: "Running", folder: Path, as_json: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from kernelwright.evals.report.progress import Progress
-    from kernelwright.evals.report.summary import ending_words
+    from kernelwright.evals.report import Progress, ending_words
 
     console = Console(stderr=as_json)
     names = tuple(problem.name for problem in running.problems)
@@ -73,7 +72,7 @@ def _place(running: "Running") -> str:
 
 def _tell(running: "Running", views: "list[View]", folder: Path, as_json: bool) -> None:
     from kernelwright.agent.log.best import PROBLEM, device_option
-    from kernelwright.evals.report.summary import summary_rows, summary_table
+    from kernelwright.evals.report import summary_rows, summary_table
 
     if as_json:
         for row in summary_rows(views, folder):

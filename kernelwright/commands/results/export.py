@@ -64,8 +64,8 @@ def _packaged(folder: Path, run: Path) -> str:
 
 
 def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tuple[list[Outcome], list[str]]":
-    from kernelwright.evals.formats.outcomes import is_run, run_outcomes, score_outcomes
-    from kernelwright.evals.scores.collecting import collect_problems
+    from kernelwright.evals.formats.samples import is_run, run_outcomes, score_outcomes
+    from kernelwright.evals.scores.scoring import collect_problems
 
     if is_run(run):
         return run_outcomes(run), []
@@ -77,7 +77,7 @@ def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tupl
 
 
 def _best(folder: Path, outcomes: "list[Outcome]") -> bool:
-    from kernelwright.evals.formats.best_folders import write_best
+    from kernelwright.evals.formats.folders import write_best
 
     found = write_best(folder, outcomes)
     for kept in found:
@@ -87,26 +87,25 @@ def _best(folder: Path, outcomes: "list[Outcome]") -> bool:
 
 def _write(to: str, out: Path, outcomes: "list[Outcome]", name: str) -> list[str]:
     """Write the outcomes; a sentence for each that the format has no place for."""
-    from kernelwright.evals.formats import kernelbench, plain, rows
-    from kernelwright.evals.formats import submissions as leaderboard
+    from kernelwright.evals.formats import folders, kernelbench
 
     if str(out) == "-":
         for outcome in outcomes:
-            print(json.dumps(rows.row_of(outcome)))
+            print(json.dumps(folders.row_of(outcome)))
         return []
     match to:
         case "jsonl" | "parquet":
-            rows.write_rows(out.with_suffix(".parquet") if to == "parquet" else out, outcomes)
+            folders.write_rows(out.with_suffix(".parquet") if to == "parquet" else out, outcomes)
         case "huggingface":
-            rows.write_data_set(out, outcomes)
+            folders.write_data_set(out, outcomes)
         case "plain":
-            plain.write_folder(out, [outcome.sample for outcome in outcomes])
+            folders.write_folder(out, [outcome.sample for outcome in outcomes])
         case "kernelbench":
             return kernelbench.write_run(out, outcomes)
         case "leaderboard":
-            metadata = leaderboard.Metadata(display_name=name, organization="", notes="")
-            submission, left = leaderboard.submission_of(outcomes, metadata)
-            leaderboard.write_submission(out, submission)
+            metadata = kernelbench.Metadata(display_name=name, organization="", notes="")
+            submission, left = kernelbench.submission_of(outcomes, metadata)
+            kernelbench.write_submission(out, submission)
             return left
         case _:
             return _traces(out, outcomes, sol=to == "sol-execbench")
@@ -115,8 +114,7 @@ def _write(to: str, out: Path, outcomes: "list[Outcome]", name: str) -> list[str
 
 def _traces(out: Path, outcomes: "list[Outcome]", sol: bool) -> list[str]:
     """`solutions/NAME.json` and `traces/DEFINITION.jsonl`."""
-    from kernelwright.evals.formats.solutions import solution_of, write_solution
-    from kernelwright.evals.formats.traces import trace_of, traces_text
+    from kernelwright.evals.formats.solutions import solution_of, trace_of, traces_text, write_solution
 
     left: list[str] = []
     texts: dict[str, str] = {}

@@ -72,8 +72,8 @@ def _line(kind: str, entry: "Entry", places: dict[str, str]) -> dict[str, object
 
 
 def _candidates(source: Path, out: Path, problems: Path) -> list[dict[str, object]]:
+    from kernelwright.evals.formats.folders import write_folder
     from kernelwright.evals.formats.format_detection import definitions_under, read_candidates
-    from kernelwright.evals.formats.plain import write_folder
 
     samples = read_candidates(source, definitions_under(problems))
     places = _places(problems, samples)

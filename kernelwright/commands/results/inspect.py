@@ -38,8 +38,7 @@ def inspect(
 
 
 def _export(found: list[Path], out: Path) -> None:
-    from kernelwright.evals.inspector.export import export
-    from kernelwright.evals.inspector.picture import export_picture
+    from kernelwright.evals.inspector.export import export, export_picture
 
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:5])

@@ -33,8 +33,8 @@ def leaderboard(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Rank models and strategies, a board for each device. What counts are the lower bounds of the best speedups."""
-    from kernelwright.evals.boards.board_formats import FORMATS
-    from kernelwright.evals.boards.user_metrics import load_metrics, with_metrics
+    from kernelwright.evals.boards.leaderboard import load_metrics, with_metrics
+    from kernelwright.evals.boards.tables import FORMATS
     from kernelwright.evals.runs.facts import all_facts
 
     if as_json and form not in (None, "json"):
@@ -79,8 +79,7 @@ def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "li
 
 
 def _show(found: "list[Board]") -> None:
-    from kernelwright.evals.boards.board_formats import unranked
-    from kernelwright.evals.boards.board_tables import board_tables
+    from kernelwright.evals.boards.tables import board_tables, unranked
 
     console = table_console()
     for board in found:

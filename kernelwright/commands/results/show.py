@@ -62,7 +62,7 @@ def _print_source(log: "RunLog", problem: str, what: "int | ProblemText", as_jso
 
 
 def _print_tree(model: "RunModel") -> None:
-    from kernelwright.evals.report.trees import run_tree
+    from kernelwright.evals.report import run_tree
 
     header = model.log.header
     table_console(highlight=False).print(run_tree(f"{header.run_id} on {header.device}", model.views))

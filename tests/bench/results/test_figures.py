@@ -18,7 +18,7 @@ from kernelwright.agent.log.events import Confirmed, Stopped
 from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.providers.provider import ProviderOptions
-from kernelwright.evals.figures.measured import measured
+from kernelwright.evals.figures import measured
 from kernelwright.evals.runs.running import Plan
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import ProblemError
