@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from kernelwright.agent.log.ranking import ranked
+from kernelwright.agent.log.records import ranked
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.definition import Foreign, fault_of

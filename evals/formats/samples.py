@@ -8,10 +8,8 @@ from typing import NamedTuple
 from pydantic import AwareDatetime
 
 from kernelwright.agent.log.events import RunLogError
-from kernelwright.agent.log.header import HEADER
-from kernelwright.agent.log.ranking import ranked, standing_of
-from kernelwright.agent.log.records import Attempt
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.records import Attempt, ranked, standing_of
+from kernelwright.agent.log.run_log import HEADER, RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import DATABASE, Collected, read_source, source_digest

@@ -10,16 +10,14 @@ from typing import Self
 
 from pydantic import Field, ValidationError
 
-from kernelwright.agent.briefs.composing import BriefMaker
-from kernelwright.agent.briefs.hardware import sheet_for
+from kernelwright.agent.briefs import BriefMaker, sheet_for
 from kernelwright.agent.engine.evaluator import Evaluating, evaluating
 from kernelwright.agent.engine.scheduling import Scheduler, views_of
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import AtFault, Event, RunLogError
-from kernelwright.agent.log.header import Setting
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.log.view import View
 from kernelwright.agent.providers.kinds.recorded import read_story, recorded_targets, stories
 from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator

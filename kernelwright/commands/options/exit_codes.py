@@ -20,7 +20,7 @@ CODES = {
     "kernelwright.prompts": {"PromptError": USER_MISTAKE},
     "kernelwright.sandbox.verdict.errors": {"MachineError": MACHINE_LACKS, "BrokenProblem": USER_MISTAKE},
     "kernelwright.agent.log.events": {"RunLogError": USER_MISTAKE},
-    "kernelwright.agent.steering.prices": {"PriceError": USER_MISTAKE},
+    "kernelwright.agent.steering.budget": {"PriceError": USER_MISTAKE},
     "kernelwright.agent.engine.replaying": {"ReplayDiffers": FELL_SHORT},
     "kernelwright.sandbox.pool.protocol": {"ExecutorError": USER_MISTAKE},
     "kernelwright.sandbox.service.server": {"ServiceError": USER_MISTAKE},

@@ -17,7 +17,7 @@ def inspect(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any free one.")] = 8765,
 ) -> None:
     """Look at runs: tree, prompts, replies, logs and plots. Live on this machine, or as one offline file."""
-    from kernelwright.agent.log.header import read_header
+    from kernelwright.agent.log.run_log import read_header
 
     found = [folder] if (folder / "header.json").exists() else sorted(p.parent for p in folder.glob("*/header.json"))
     if not found:

@@ -60,7 +60,7 @@ def _left_out(error: Exception) -> None:
 
 
 def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "list[Board]":
-    from kernelwright.agent.briefs.hardware import sheet_for
+    from kernelwright.agent.briefs import sheet_for
     from kernelwright.evals.boards.leaderboard import boards
     from kernelwright.evals.boards.verifying import Verifier
     from kernelwright.sandbox.jail.own_process import become_a_judge

@@ -118,7 +118,7 @@ def run(
 
     Exit code 1 if a problem got no right kernel, be it that it could not be judged.
     """
-    from kernelwright.agent.steering.prices import load_prices
+    from kernelwright.agent.steering.budget import load_prices
     from kernelwright.evals.runs.running import FOR_RECORDED, Plan, Running, left_out, new_folder
     from kernelwright.evals.runs.running import suite as problems_of
     from kernelwright.problems import load_problem
