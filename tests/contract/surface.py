@@ -20,7 +20,7 @@ from pydantic import BaseModel
 import kernelwright
 from kernelwright.cli import app as kernelwright_app
 from kernelwright.commands.options import exit_codes
-from kernelwright.commands.results.export import FORMATS as EXPORT_FORMATS
+from kernelwright.commands.results.exchange import FORMATS as EXPORT_FORMATS
 
 Surface = dict[str, dict[str, Any]]
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.executor_options import check_threads, check_tools, executor_choice
 from kernelwright.commands.options.exit_codes import (
     DONE,
     FELL_SHORT,
@@ -18,13 +17,6 @@ from kernelwright.commands.options.exit_codes import (
     exit_with,
 )
 from kernelwright.commands.options.judging_options import (
-    JudgingOptions,
-    check_together,
-    device_for,
-    place_words,
-    size_for,
-)
-from kernelwright.commands.options.shared_options import (
     AddressOption,
     BaselinesOption,
     CompileOption,
@@ -33,13 +25,21 @@ from kernelwright.commands.options.shared_options import (
     EffortOption,
     ExecutorOption,
     JailOption,
+    JudgingOptions,
     KindOption,
     MemoryOption,
     ProfileOption,
     SanitizeOption,
     ServerOption,
     ThreadsOption,
+    check_threads,
+    check_together,
+    check_tools,
+    device_for,
     devices_option,
+    executor_choice,
+    place_words,
+    size_for,
     size_option,
 )
 from kernelwright.commands.options.terminal import table_console

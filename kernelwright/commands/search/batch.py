@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernelwright.commands.options.exit_codes import FELL_SHORT, UserMistake, own_command
-from kernelwright.commands.options.files import opened
-from kernelwright.commands.options.shared_options import RunArgument
+from kernelwright.commands.options.judging_options import RunArgument
+from kernelwright.commands.options.terminal import opened
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
