@@ -32,7 +32,7 @@ from kernelwright.agent.providers.provider import (
 from kernelwright.agent.strategies.loading import function_in
 from kernelwright.problems.record.base import Record, read_table
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.machine.cache import write_atomically
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem

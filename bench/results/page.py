@@ -23,7 +23,7 @@ from bench.results.words import (
 from kernelwright.evals.boards.leaderboard import Cell
 from kernelwright.evals.boards.tables import estimate_text, in_markdown, number_text, share_text
 from kernelwright.evals.figures import THRESHOLDS, Measured, fast_curve
-from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE, OLD_JUDGE
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER
 

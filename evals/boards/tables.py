@@ -19,7 +19,7 @@ from rich.text import Text
 
 from kernelwright.evals.boards.leaderboard import Board, Cell, Group, Row
 from kernelwright.evals.figures import BASELINES, Effort, Estimate
-from kernelwright.sandbox.machine.escaping import escaped
+from kernelwright.sandbox.machine.logs import escaped
 from kernelwright.sandbox.verdict.in_words import marks
 
 RowText = Callable[[Row, Board], str]

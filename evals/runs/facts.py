@@ -19,7 +19,7 @@ from kernelwright.agent.log.view import View, fold
 from kernelwright.evals.figures import BUILT, Effort, Measured, measured, total_cost
 from kernelwright.evals.scores.scoring import level_of
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION, judged_by
 from kernelwright.sandbox.verdict.verdicts import Failed
 

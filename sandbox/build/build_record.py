@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.machine.escaping import one_line
+from kernelwright.sandbox.machine.logs import one_line
 from kernelwright_child.building.shortcuts import REPORT
 
 MAX_BYTES = 256 * 1024

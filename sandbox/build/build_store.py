@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from kernelwright.sandbox.build.toolchain import Toolchain
-from kernelwright.sandbox.machine.folder_store import READING, Bounds, FolderStore, digest_of
+from kernelwright.sandbox.machine.cache import READING, Bounds, FolderStore, digest_of
 
 LOG = logging.getLogger("kernelwright.sandbox.build")
 INDEX = "built.json"

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from kernelwright.sandbox.build import diagnose
 from kernelwright.sandbox.build.build_store import INDEX
-from kernelwright.sandbox.machine.escaping import escaped, one_line
-from kernelwright.sandbox.machine.folder_store import READING
+from kernelwright.sandbox.machine.cache import READING
+from kernelwright.sandbox.machine.logs import escaped, one_line
 
 MAX_BYTES = 4 * 2**20
 MAX_TOLD = 8

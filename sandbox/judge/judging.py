@@ -19,8 +19,7 @@ from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.judge.standing import Spare
-from kernelwright.sandbox.machine.identity import needs_device, versions
-from kernelwright.sandbox.machine.language_packages import versions_used
+from kernelwright.sandbox.machine.identity import needs_device, versions, versions_used
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.timing.background import in_background
 from kernelwright.sandbox.timing.baselines import Baselines

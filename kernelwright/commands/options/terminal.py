@@ -73,7 +73,7 @@ def table_console(highlight: bool = True) -> "Console":
 
 def fit_for(stream: TextIO, source: str) -> str:
     """A candidate's source for a stream: a file gets it as it is, a terminal would take some of it for commands."""
-    from kernelwright.sandbox.machine.escaping import escaped
+    from kernelwright.sandbox.machine.logs import escaped
 
     return escaped(source) if stream.isatty() else source
 
