@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from kernelwright.sandbox.build import BuildStore, HeaderShelf, Toolchain, read_record, toolchain
-from kernelwright.sandbox.build.failures import read_failures
+from kernelwright.sandbox.build.build_store import read_failures
 from kernelwright.sandbox.calls.backend import architecture
 from kernelwright.sandbox.calls.sessions import Session, Unbuilt
 from kernelwright.sandbox.calls.timeouts import ImportTimeout

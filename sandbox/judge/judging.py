@@ -9,7 +9,7 @@ from kernelwright.sandbox.authenticity import scan
 from kernelwright.sandbox.authenticity.elf_symbols import needed_symbols
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
 from kernelwright.sandbox.build import BuildStore, Toolchain, diagnose, require_headers, toolchain
-from kernelwright.sandbox.build.failures import read_failures
+from kernelwright.sandbox.build.build_store import read_failures
 from kernelwright.sandbox.calls.backend import build_turn, device_held, timing_turn
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session
