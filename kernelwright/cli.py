@@ -1,4 +1,4 @@
-"""The command line. Each command is one file in `kernelwright.commands`; this file only lists them."""
+"""The command line. Each command is one function in `kernelwright.commands`; this file only lists them."""
 
 import atexit
 import os
@@ -7,13 +7,12 @@ from typing import NoReturn
 
 import typer
 
+from kernelwright.commands import programs
 from kernelwright.commands.judging import doctor, judge, mcp, problems, score, serve
 from kernelwright.commands.options.exit_codes import with_exit_codes
-from kernelwright.commands.options.verbosity import with_verbosity
-from kernelwright.commands.options.version import version
-from kernelwright.commands.programs import capture, compare, split
-from kernelwright.commands.results import diff, export, import_, inspect, leaderboard, show
-from kernelwright.commands.search import batch, extract, models, prompt, replay, resume, run
+from kernelwright.commands.options.terminal import version, with_verbosity
+from kernelwright.commands.results import exchange, showing
+from kernelwright.commands.search import batch, models, prompt, run
 
 app = typer.Typer(
     name="kernelwright",
@@ -27,24 +26,24 @@ app = typer.Typer(
 app.callback()(version)
 for name, command in (
     ("run", run.run),
-    ("capture", capture.capture),
-    ("split", split.split),
+    ("capture", programs.capture),
+    ("split", programs.split),
     ("judge", judge.judge),
-    ("extract", extract.extract),
+    ("extract", prompt.extract),
     ("prompt", prompt.prompt),
-    ("resume", resume.resume),
-    ("replay", replay.replay),
+    ("resume", run.resume),
+    ("replay", run.replay),
     ("doctor", doctor.doctor),
     ("score", score.score),
     ("serve", serve.serve),
     ("mcp", mcp.mcp),
-    ("leaderboard", leaderboard.leaderboard),
-    ("inspect", inspect.inspect),
-    ("diff", diff.diff),
-    ("show", show.show),
-    ("import", import_.import_),
-    ("export", export.export),
-    ("compare", compare.compare),
+    ("leaderboard", showing.leaderboard),
+    ("inspect", showing.inspect),
+    ("diff", showing.diff),
+    ("show", showing.show),
+    ("import", exchange.import_),
+    ("export", exchange.export),
+    ("compare", programs.compare),
 ):
     app.command(name)(command)
 for name, group in (("problems", problems.app), ("batch", batch.app), ("models", models.app)):

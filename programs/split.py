@@ -19,7 +19,7 @@ from kernelwright.programs.record import (
     read_split,
     write_record,
 )
-from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright.sandbox.verdict.roofline import floor_of

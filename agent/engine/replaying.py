@@ -7,10 +7,9 @@ prompts, candidates, duplicates, the best. So a replay proves that the record ex
 from collections import defaultdict, deque
 from pathlib import Path
 
-from kernelwright.agent.briefs.composing import BriefMaker
-from kernelwright.agent.briefs.hardware import sheet_in
-from kernelwright.agent.engine.deciding import Decider, PreparedAsk
-from kernelwright.agent.engine.reading import asked_again, extracted, noted, replies_of
+from kernelwright.agent.briefs import BriefMaker, sheet_in
+from kernelwright.agent.engine.search import Decider, PreparedAsk
+from kernelwright.agent.engine.steps import asked_again, extracted, noted, replies_of
 from kernelwright.agent.log.events import (
     Asked,
     AskedAgain,
@@ -27,12 +26,11 @@ from kernelwright.agent.log.events import (
     Replied,
     RepliedAgain,
 )
-from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.records import Attempt
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.log.view import View
-from kernelwright.agent.steering.idea_statistics import IdeaStatistics
-from kernelwright.agent.steering.prices import load_prices
+from kernelwright.agent.steering.advice import IdeaStatistics
+from kernelwright.agent.steering.budget import load_prices
 from kernelwright.agent.strategies import Stop, load_strategy
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import DeviceSheet, TargetVersions, continued

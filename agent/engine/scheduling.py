@@ -16,10 +16,18 @@ from kernelwright.agent.log.events import Confirmed, Event, Granted, JudgedAttem
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.providers.provider import AnswerPending
-from kernelwright.agent.steering.budget import NOTHING, Spent, exceeded, out_of_attempts, spent, times_the_floor
-from kernelwright.agent.steering.idea_statistics import IdeaStatistics
-from kernelwright.agent.steering.models import gains
-from kernelwright.agent.steering.prices import Prices, load_prices
+from kernelwright.agent.steering.advice import IdeaStatistics
+from kernelwright.agent.steering.budget import (
+    NOTHING,
+    Prices,
+    Spent,
+    exceeded,
+    gains,
+    load_prices,
+    out_of_attempts,
+    spent,
+    times_the_floor,
+)
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 

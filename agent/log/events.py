@@ -5,9 +5,16 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, Field
 
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.findings import Decision, FoundCandidate, KnownIdea, Note, Screening
-from kernelwright.agent.log.outline import PromptOutline
-from kernelwright.agent.log.records import Ask, ReplyFacts
+from kernelwright.agent.log.records import (
+    Ask,
+    Decision,
+    FoundCandidate,
+    KnownIdea,
+    Note,
+    PromptOutline,
+    ReplyFacts,
+    Screening,
+)
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.verdicts import Verdict

@@ -1,19 +1,179 @@
 """The records of a search: what was asked, what came back, and the `Attempt` that both belong to."""
 
 import hashlib
+import math
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Self, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from kernelwright.agent.log.findings import Decision, FoundCandidate, Note, Screening
-from kernelwright.agent.log.outline import PromptOutline
-from kernelwright.agent.log.ranking import doubt_of, standing_of
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.problems.record.base import Record
-from kernelwright.prompts import Role, Target
-from kernelwright.sandbox.verdict.in_words import marks
-from kernelwright.sandbox.verdict.verdicts import Failed, Passed, Verdict
+from kernelwright.prompts import Idea, Prompt, Role, Section, Target
+from kernelwright.sandbox.verdict.in_words import DOUBTS, marks
+from kernelwright.sandbox.verdict.verdicts import (
+    NOISE_LIMIT,
+    SAME_WITHIN,
+    Failed,
+    Language,
+    Measurement,
+    Passed,
+    Verdict,
+)
+
+Offset = Annotated[int, Field(ge=0)]
+
+
+class SectionSpan(Record):
+    """A section as a stretch of the prompt's text."""
+
+    name: str
+    stable: bool
+    start: Offset
+    end: Offset
+    """Offsets in characters; `end` is behind the last one."""
+
+
+class PromptOutline(Record):
+    """A prompt without its text, which the run's log holds under `digest`."""
+
+    role: Role
+    target: Target
+    digest: str
+    stable_digest: str
+    sections: tuple[SectionSpan, ...]
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> Self:
+        """The outline of `prompt`."""
+        spans = []
+        at = 0
+        for section in prompt.sections:
+            at = prompt.text.index(section.text, at)
+            end = at + len(section.text)
+            spans.append(SectionSpan(name=section.name, stable=section.stable, start=at, end=end))
+            at = end
+        return cls(
+            role=prompt.role,
+            target=prompt.target,
+            digest=prompt.digest,
+            stable_digest=prompt.stable_digest,
+            sections=tuple(spans),
+        )
+
+    def filled(self, text: str) -> Prompt:
+        """The prompt again, from its text."""
+        sections = (
+            Section(name=span.name, text=text[span.start : span.end], stable=span.stable) for span in self.sections
+        )
+        return Prompt(role=self.role, target=self.target, sections=tuple(sections))
+
+
+class Knob(Record):
+    """A constant that a candidate declares to be worth tuning."""
+
+    name: str
+    value: str
+    """As the source has it."""
+    values: tuple[str, ...]
+    """Those worth trying, in the author's order."""
+
+
+class FoundCandidate(Record):
+    """What extraction found; the run's log holds the source under `digest`."""
+
+    digest: str
+    language: Language
+    how: str
+    warnings: tuple[str, ...] = ()
+    normal: str = ""
+    """Digest of the source with names, comments and layout taken away; empty in records that are older than this."""
+    knobs: tuple[Knob, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """What two candidates share that are the same program."""
+        return self.normal or self.digest
+
+
+class Screening(Record):
+    """A quick look at one variant of a candidate: enough to leave it aside, not enough to rank it."""
+
+    setting: str
+    """`TILE = 16`, or several, with commas between them."""
+    candidate_ms: float | None
+    """None where it failed."""
+
+
+class Note(Record):
+    """A piece of advice that a reply gave."""
+
+    name: str
+    """A few words."""
+    text: str
+
+
+class KnownIdea(Idea):
+    """An idea with what is known of it from attempts at other problems."""
+
+    tried: int = Field(default=0, ge=0)
+    won: int = Field(default=0, ge=0)
+
+    @property
+    def rate(self) -> float:
+        """The share of wins to expect: one win in three before anything is known."""
+        return (self.won + 1) / (self.tried + 3)
+
+
+class Decision(Record):
+    """Which asks a strategy decided on at once, and for how much room."""
+
+    first: int
+    """Number of the decision's first attempt."""
+    room: int
+
+
+T = TypeVar("T")
+
+
+def standing_of(verdict: Verdict | None) -> float | None:
+    """The speedup to rank by; None unless it passed.
+
+    Where it is unconfirmed, or too noisy to compare, any candidate that is faster without doubt stands higher. Noise
+    must not win, so that of the noisy is the lower end of their interval.
+    """
+    if not isinstance(verdict, Passed):
+        return None
+    measured = verdict.measurement
+    doubt = doubt_of(measured)
+    value = measured.interval.low if doubt == "too_noisy" else measured.speedup
+    return value if doubt is None or value <= 1 else 1 + SAME_WITHIN * (1 - 1 / value)
+
+
+def doubt_of(measured: Measurement) -> str | None:
+    """`too_noisy` or `unconfirmed` where the comparison is that, None else; spares most their interval."""
+    if not _may_be_noisy(measured) and measured.is_confirmed:
+        return None
+    return measured.comparison if measured.comparison in DOUBTS else None
+
+
+def ranked(found: Iterable[T], standing: Callable[[T], float | None]) -> list[T]:
+    """Those that have a standing, the highest first, the earlier one of equals; the first of them is the best."""
+    standings = [(value, one) for one in found if (value := standing(one)) is not None]
+    return [one for _, one in sorted(standings, key=lambda pair: -pair[0])]
+
+
+def _may_be_noisy(measured: Measurement) -> bool:
+    """Whether the interval could be too wide at all: a bootstrap interval of a median lies inside its samples' range.
+
+    Saves a thousand resamples for each quiet measurement.
+    """
+    if measured.placebo is not None or measured.known_spread is not None:
+        return True
+    pairing = measured.closest
+    logs = [math.log(b / c) for b, c in zip(pairing.baseline_ms, pairing.candidate_ms, strict=True)]
+    return (max(logs) - min(logs)) / 2 > math.log1p(NOISE_LIMIT)
 
 
 def _storable(value: object) -> object:

@@ -1,28 +1,181 @@
-"""`RunLog`: the record of a run on disk, append-only.
+"""`RunLog`: the record of a run on disk, append-only, with its header, its lock and the journal of a search.
 
 One SQLite file in WAL mode holds a table of events and a content-addressed table of blobs; `header.json` beside it
 says what the run is. Nothing is ever changed or removed: triggers refuse it. A transaction that has been committed
 survives the end of this process at any point; the last few may be lost where the machine itself loses power.
+
+One process at a time goes on with a run, and others may read it meanwhile. The lock goes with the process that holds
+it, however that ends, so a run that was killed can be gone on with at once.
 """
 
+import contextlib
 import hashlib
+import json
+import logging
+import os
+import re
+import socket
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakSet
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AwareDatetime, JsonValue, TypeAdapter, ValidationError
 
-from kernelwright.agent.log.events import Body, Event, OfAttempt, OfProblem, RunLogError, RunStarted
-from kernelwright.agent.log.header import Header, Setting, read_header, write_header
-from kernelwright.agent.log.outline import PromptOutline
-from kernelwright.agent.log.records import Reply
-from kernelwright.agent.log.run_lock import RunLock
+from kernelwright.agent.log.events import Body, Event, OfAttempt, OfProblem, Resumed, RunLogError, RunStarted
+from kernelwright.agent.log.records import PromptOutline, Reply
+from kernelwright.agent.log.view import View, fold
 from kernelwright.problems import Problem
+from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.prompts import Prompt
+from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.machine.timing_locks import open_everybodys, try_lock, unlock
+from kernelwright.sandbox.verdict.errors import MachineError
+
+FORMAT = 1
+"""Raised whenever a record that is stored changes so that older code cannot read it."""
+HEADER = "header.json"
+
+
+class Setting(Record):
+    """The circumstances of a run, as its starter knows them."""
+
+    config: dict[str, JsonValue]
+    """All that was chosen: what a resumed run needs to go on as this one would have. Never a key."""
+    device: str
+    """Processor or GPU."""
+    versions: dict[str, str]
+    """Of python, torch, the compiler, the driver and kernelwright."""
+    commit: str | None = None
+    """Of kernelwright's own checkout; None where it is not run from one."""
+
+
+class Header(Setting):
+    """The whole of `header.json`."""
+
+    format: int = FORMAT
+    run_id: str
+    started: AwareDatetime
+    problems: dict[str, str]
+    """Name to digest; the log holds each whole record as a blob under its digest."""
+
+
+def write_header(folder: Path, header: Header) -> None:
+    """Put `header.json` in place, whole or not at all. Raises `OSError`."""
+    write_atomically(folder / HEADER, header.model_dump_json(indent=2) + "\n")
+
+
+def read_header(folder: Path) -> Header:
+    """The header of the run in `folder`; `RunLogError` where there is none or this version cannot read it."""
+    path = folder / HEADER
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunLogError(_missing(folder)) from error
+    except OSError as error:
+        raise RunLogError(f"cannot read {path} ({error.strerror}); check its permissions") from error
+    except ValueError as error:
+        raise RunLogError(f"{path} is not valid JSON; the file is damaged, restore it or start a new run") from error
+    version = found.get("format") if isinstance(found, dict) else None
+    if version != FORMAT:
+        raise RunLogError(
+            f"{folder} is in format {version!r} and this version of kernelwright reads format {FORMAT}; "
+            "use the version that wrote it"
+        )
+    try:
+        return Header.model_validate(found)
+    except ValidationError as error:
+        raise RunLogError(f"{path} is damaged at {first_fault(error).key!r}; restore it or start a new run") from error
+
+
+def _missing(folder: Path) -> str:
+    if not folder.exists():
+        return f"there is no folder {folder}; give the folder of a run"
+    return f"{folder} is not the folder of a run, since it holds no {HEADER}; give one that `kernelwright run` made"
+
+
+LOG = logging.getLogger("kernelwright.agent.log")
+LOCK = "lock"
+NAMED = re.compile(r"(\d+) ([\w.-]+)")
+NAME_BYTES = 300
+_OPEN: WeakSet[FileIO] = WeakSet()
+
+
+class RunLock:
+    """Whether the run in `folder` is gone on with here; held from `take` to `release`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: FileIO | None = None
+
+    def take(self) -> None:
+        """Keep all others from going on with the run; `RunLogError`, which names the one who does, where one does.
+
+        Where the file system has no locks, or the file can not be made, nobody is kept from anything, as a log says.
+        """
+        if self._file is not None:
+            return
+        try:
+            self._file = _locked(self._folder)
+        except (MachineError, OSError) as error:
+            LOG.warning("nothing keeps other processes from going on with %s: %s", self._folder, error)
+
+    def release(self) -> None:
+        """Let others go on with the run, at once: a fork just made may still have the file open."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                unlock(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+
+def _locked(folder: Path) -> FileIO:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(FileIO(open_everybodys(folder / LOCK), "r+"))
+        _closed_in_forks()
+        _OPEN.add(file)
+        if not try_lock(file.fileno()):
+            raise RunLogError(_refusal(file, folder))
+        _name(file)
+        stack.pop_all()
+        return file
+
+
+def _name(file: FileIO) -> None:
+    """Write down who holds it; where there is no room nobody, rather than an earlier one."""
+    with contextlib.suppress(OSError):
+        file.truncate(0)
+        file.write(f"{os.getpid()} {socket.gethostname()}".encode())
+
+
+def _refusal(file: FileIO, folder: Path) -> str:
+    """The sentence that names the holder, if it has written itself down."""
+    found = NAMED.fullmatch(os.pread(file.fileno(), NAME_BYTES, 0).decode(errors="replace"))
+    who, remedy = "another process", "wait until it has ended, or end it"
+    if found is not None:
+        who = f"process {found[1]}"
+        if found[2] != socket.gethostname():
+            who += f" on {found[2]}"
+            remedy += f"; if that machine is gone, delete {folder / LOCK}"
+    return f"{who} goes on with the run in {folder}; {remedy}"
+
+
+@cache
+def _closed_in_forks() -> None:
+    """A fork of this process may outlive it, and must not keep what is held here."""
+    os.register_at_fork(after_in_child=_close_all)
+
+
+def _close_all() -> None:
+    for file in list(_OPEN):
+        file.close()
+
 
 DATABASE = "run.db"
 BUSY_S = 60.0
@@ -280,3 +433,26 @@ def _log_error(path: Path, error: sqlite3.Error) -> RunLogError:
     code = getattr(error, "sqlite_errorcode", 0)
     remedy = REMEDIES.get(code & 0xFF, f"SQLite says: {error}; check the file, or start a new run")
     return RunLogError(f"cannot use {path}: {remedy}")
+
+
+class Journal:
+    """The log of one problem and its view, always in step."""
+
+    def __init__(self, problem: str, log: RunLog, on_event: Callable[[Event], None]) -> None:
+        self.texts = log
+        self.view: View = fold(problem, log.events(problem))
+        self._on_event = on_event
+        self._resumes = bool(self.view.attempts)
+
+    def write(self, body: Body, blobs: Iterable[str] = ()) -> None:
+        """Commit one event with its texts."""
+        self.write_all([(body, blobs)])
+
+    def write_all(self, entries: Sequence[tuple[Body, Iterable[str]]]) -> None:
+        """Commit several, all of them or none. Before the first step of a search that goes on, that it does is told."""
+        if self._resumes:
+            self._resumes = False
+            entries = [(Resumed(problem=self.view.problem), ()), *entries]
+        for event in self.texts.extend(entries):
+            self.view = self.view.after(event)
+            self._on_event(event)

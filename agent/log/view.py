@@ -30,9 +30,7 @@ from kernelwright.agent.log.events import (
     Screened,
     Stopped,
 )
-from kernelwright.agent.log.findings import KnownIdea
-from kernelwright.agent.log.ranking import ranked
-from kernelwright.agent.log.records import Attempt, FollowUp
+from kernelwright.agent.log.records import Attempt, FollowUp, KnownIdea, ranked
 from kernelwright.problems.record.base import Record
 
 GOES_ON = {"stopped": None, "fault": None}

@@ -29,10 +29,10 @@ from kernelwright.agent.providers.provider import (
     ProviderOptions,
     RunRecord,
 )
-from kernelwright.agent.strategies.plugins import function_in
+from kernelwright.agent.strategies.loading import function_in
 from kernelwright.problems.record.base import Record, read_table
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.machine.cache import write_atomically
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem

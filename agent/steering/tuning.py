@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.findings import Knob, Screening
-from kernelwright.agent.log.records import Attempt
+from kernelwright.agent.log.records import Attempt, Knob, Screening
 from kernelwright.agent.log.view import View
 
 MOST_KNOBS, MOST_VALUES = 6, 8

@@ -1,4 +1,4 @@
-"""Strategies: pure functions from the folded log to the next steps, each in one short file.
+"""Strategies: pure functions from the folded log to the next steps.
 
 Others are found in installed packages by the entry-point group `kernelwright.strategies` (a callable that takes a
 `SearchConfig` and returns a `Strategy`), or in a file of the user's own.

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.findings import KnownIdea
-from kernelwright.agent.log.records import Attempt
+from kernelwright.agent.log.records import Attempt, KnownIdea
 from kernelwright.agent.log.view import View
 from kernelwright.agent.strategies.strategy import Step
 from kernelwright.prompts import idea_bank

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.results.index import Index, Kept, Turn
-from kernelwright.evals.boards.cells import Cell
-from kernelwright.evals.boards.leaderboard import Board, Verified, boards
+from kernelwright.evals import figures
+from kernelwright.evals.boards.leaderboard import Board, Cell, Verified, boards
 from kernelwright.evals.boards.leaderboard import Row as BoardRow
-from kernelwright.evals.figures import metrics
-from kernelwright.evals.figures.metrics import Estimate, Result
+from kernelwright.evals.figures import Estimate, Result
 
 
 class Standing(NamedTuple):
@@ -102,9 +101,9 @@ def level_figures(pairs: Sequence[tuple[Kept, Cell]], baselines: Sequence[str]) 
         problems=len(pairs),
         right=len(speedups),
         faster=sum(is_faster(cell) for _, cell in pairs) / len(pairs),
-        mean=metrics.geometric_mean(speedups) if speedups else None,
-        fast_1={name: metrics.fast_p(found, 1.0) for name, found in results.items() if found},
-        of_floor=metrics.geometric_mean(above).value if above else None,
+        mean=figures.geometric_mean(speedups) if speedups else None,
+        fast_1={name: figures.fast_p(found, 1.0) for name, found in results.items() if found},
+        of_floor=figures.geometric_mean(above).value if above else None,
         below_floor=len(shares) - len(above),
     )
 
@@ -119,7 +118,7 @@ def floor_share(cell: Cell) -> float | None:
     found = cell.published
     if cell.result().speedup is None or found is None or not found.floor_ms or not found.candidate_ms:
         return None
-    return metrics.roofline_fraction(found.candidate_ms, found.floor_ms)
+    return figures.roofline_fraction(found.candidate_ms, found.floor_ms)
 
 
 class After(NamedTuple):
@@ -150,8 +149,8 @@ def _after(tries: Sequence[Sequence[Turn]], count: int) -> After:
             found = min(1.0, found)
         results.append(Result(problem="", family="", compiled=bool(right), speedup=found))
     gains = [max(1.0, one.speedup or 1.0) for one in results]
-    shares = metrics.fast_curve(results, (0.0, 1.0))
-    return After(count, shares[0.0], shares[1.0], metrics.geometric_mean(gains).value)
+    shares = figures.fast_curve(results, (0.0, 1.0))
+    return After(count, shares[0.0], shares[1.0], figures.geometric_mean(gains).value)
 
 
 class RoleFigures(NamedTuple):

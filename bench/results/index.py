@@ -9,14 +9,14 @@ from pydantic import AwareDatetime, ValidationError
 
 from bench.results.records import Answered, Searched, read_lines
 from kernelwright.agent.log.view import View
-from kernelwright.agent.steering.idea_statistics import tally
-from kernelwright.evals.figures.measured import Measured, measured
+from kernelwright.agent.steering.advice import tally
+from kernelwright.evals.figures import Measured, measured
 from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.record.base import Record, first_fault
-from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, judged_by
 from kernelwright.sandbox.verdict.verdicts import Passed
 

@@ -20,12 +20,10 @@ from bench.results.words import (
     SECTIONS,
     UNDER_WAY,
 )
-from kernelwright.evals.boards.board_formats import escaped
-from kernelwright.evals.boards.cells import Cell
-from kernelwright.evals.boards.columns import estimate_text, number_text, share_text
-from kernelwright.evals.figures.measured import Measured
-from kernelwright.evals.figures.metrics import THRESHOLDS, fast_curve
-from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.evals.boards.leaderboard import Cell
+from kernelwright.evals.boards.tables import estimate_text, in_markdown, number_text, share_text
+from kernelwright.evals.figures import THRESHOLDS, Measured, fast_curve
+from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE, OLD_JUDGE
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER
 
@@ -130,7 +128,11 @@ def _without_ours(found: Sequence[Standing]) -> str:
 
 def _line(kept: Kept, cell: Cell) -> Sequence[str]:
     found = cell.published
-    start = (f"{kept.address} {escaped(kept.title.partition('_')[2])}", _answers(kept), f"{kept.tokens / 1000:.1f} k")
+    start = (
+        f"{kept.address} {in_markdown(kept.title.partition('_')[2])}",
+        _answers(kept),
+        f"{kept.tokens / 1000:.1f} k",
+    )
     told = found if found is not None and found.passed else kept.reference
     times = [number_text(ms, ".4g") for ms in _baseline_times(told)]
     if found is None or not found.passed:
@@ -177,7 +179,7 @@ def _judged_again(kept: Kept) -> str:
 
 def _unranked(one: Standing) -> list[str]:
     said = [f"{kept.address}: {cell.why}" for kept, cell in one.pairs if cell.status in ("quarantined", "weak problem")]
-    return [f"Not counted: {escaped('; '.join(said))}."] if said else []
+    return [f"Not counted: {in_markdown('; '.join(said))}."] if said else []
 
 
 def _curve(one: Standing) -> list[Sequence[str]]:
@@ -214,7 +216,7 @@ def _ended_early(index: Index) -> list[str]:
         asked = index.runs[row.run]["config"]["search"]["attempts"]
         if row.stopped is not None and len(row.answers) < asked:
             count = _count(len(row.answers))
-            said.append(f"- {row.address} in {row.dtype} after {count} of {asked}: {escaped(row.stopped)}")
+            said.append(f"- {row.address} in {row.dtype} after {count} of {asked}: {in_markdown(row.stopped)}")
     return ["\n".join([f"{ENDED_EARLY}", "", *said])] if said else []
 
 
@@ -225,7 +227,7 @@ def _failures(index: Index) -> str:
     if found:
         parts.append(_table(("outcome", "answers"), [(outcome, str(len(ones))) for outcome, ones in found.items()]))
     for outcome, ones in found.items():
-        told = [f"- {row.address} in {row.dtype}, answer {turn.number}: {escaped(turn.why)}" for row, turn in ones]
+        told = [f"- {row.address} in {row.dtype}, answer {turn.number}: {in_markdown(turn.why)}" for row, turn in ones]
         more = [f"- and {len(told) - MOST_REASONS} more"] if len(told) > MOST_REASONS else []
         parts.append("\n".join([f"**{outcome}**", "", *told[:MOST_REASONS], *more]))
     return "\n\n".join(parts)
@@ -234,12 +236,12 @@ def _failures(index: Index) -> str:
 def _unjudged(index: Index) -> list[str]:
     """Problems whose search ended without any answer judged, with the reason."""
     ended = [row for row in index.rows if row.stopped and not row.facts.attempts]
-    return [f"{row.address} in {row.dtype} was not judged: {escaped(str(row.stopped))}" for row in ended]
+    return [f"{row.address} in {row.dtype} was not judged: {in_markdown(str(row.stopped))}" for row in ended]
 
 
 def _ideas(index: Index) -> str:
     lines = [
-        (escaped(idea), str(found.tried), str(found.won), number_text(found.gain))
+        (in_markdown(idea), str(found.tried), str(found.won), number_text(found.gain))
         for idea, found in figures.by_idea(index.rows).items()
     ]
     return _table(("idea", "tried", "won", "median gain of an improvement"), lines)
@@ -286,7 +288,7 @@ def _made(index: Index) -> str:
         judges = {row.facts.best.judge_version for row in rows if row.facts.best}
         by = ", ".join(sorted(one or "not on record" for one in judges))
         told = (name, model, days, devices, judging["jail"], of, str(header["commit"] or "-")[:12], by)
-        lines.append(tuple(escaped(each) for each in told))
+        lines.append(tuple(in_markdown(each) for each in told))
     heading = (
         "run",
         "answers from",

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.simulated.clock import run_simulated
-from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.briefs import BriefMaker
 from kernelwright.agent.engine.scheduling import Scheduler
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.header import Setting
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator, SimulatedProvider
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kernelwright.agent.engine.search import next_to_confirm
-from kernelwright.agent.log.findings import FoundCandidate, KnownIdea
-from kernelwright.agent.log.outline import PromptOutline
-from kernelwright.agent.log.records import Ask, Attempt
+from kernelwright.agent.log.records import Ask, Attempt, FoundCandidate, KnownIdea, PromptOutline
 from kernelwright.agent.log.view import View
 from kernelwright.agent.providers.kinds.simulated import Landscape, SimulatedKernel
 from kernelwright.agent.strategies import Step, Stop, Strategy

@@ -1,7 +1,7 @@
 """Two runs on the same problems: the ratio of their speedups, problem by problem, and a sign test. Pure."""
 
-from kernelwright.evals.figures import metrics
-from kernelwright.evals.figures.metrics import Estimate
+from kernelwright.evals import figures
+from kernelwright.evals.figures import Estimate
 from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.verdicts import TimingClock
@@ -60,8 +60,8 @@ def compare_runs(first: RunFacts, second: RunFacts) -> RunComparison:
         only_second=tuple(facts.problem for digest, facts in theirs.items() if digest not in ours),
         wins=wins,
         losses=losses,
-        p_value=metrics.sign_test(wins, losses),
-        ratio=metrics.geometric_mean(ratios) if ratios else None,
+        p_value=figures.sign_test(wins, losses),
+        ratio=figures.geometric_mean(ratios) if ratios else None,
     )
 
 

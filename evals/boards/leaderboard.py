@@ -3,22 +3,115 @@
 A board holds one device, for times of two devices are not compared; of several clocks the newest counts. A row is one
 entrant (model, strategy, target) with all its runs; a cell is its best kernel for one problem. Ranked by the geometric
 mean of what is credited for each problem: the lower end of the speedup's interval, 1 where there is no gain or no right
-kernel (`metrics.credited`).
+kernel (`figures.credited`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from kernelwright.evals.boards.cells import Cell, Group, Status, grouped_by
-from kernelwright.evals.figures import metrics
-from kernelwright.evals.figures.measured import BASELINES, Measured
-from kernelwright.evals.figures.metrics import Estimate
+from kernelwright.agent.strategies.loading import function_in
+from kernelwright.evals import figures
+from kernelwright.evals.figures import BASELINES, Effort, Estimate, Measured, Result
 from kernelwright.evals.runs.facts import Kernel, ProblemFacts, RunFacts
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.settings import AT_EFFORT, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import TimingClock
+
+Status = Literal["verified", "unverified", "provisional", "weak problem", "quarantined", "unsolved"]
+"""`provisional`: measured with less effort than the board takes, or by an older clock than others of it. So it is shown
+and counts for nothing."""
+
+
+class Cell(Record):
+    """An entrant's best kernel for one problem, or that it has none; run, attempt and record say whence it comes."""
+
+    problem: str
+    problem_digest: str
+    family: str
+    level: str | None
+    status: Status
+    why: str = ""
+    """For a weak problem, a provisional number or a kernel in quarantine."""
+    stale: bool = False
+    """The published number was reached under another judge version: judge it again."""
+    attempts: int
+    passed: int
+    compiled: bool
+    run: str | None = None
+    folder: str | None = None
+    attempt: str | None = None
+    record: str | None = None
+    candidate_digest: str | None = None
+    published: Measured | None = None
+    """The number that counts: of the verification where there is one, else of the search."""
+    claimed: Measured | None = None
+    """What the search measured."""
+    first_correct: Effort | None = None
+    to_best: Effort | None = None
+
+    @property
+    def credit(self) -> float:
+        """What the ranking credits."""
+        return figures.credited(self.published.low if self.published and self.is_beyond_doubt else None)
+
+    @property
+    def is_beyond_doubt(self) -> bool:
+        """Whether its time counts, without a doubt of the judge's clock or the machine."""
+        counts = self.status in ("verified", "unverified")
+        return counts and self.published is not None and not self.published.is_doubtful
+
+    def result(self, baseline: str = "best") -> Result:
+        """The sample that the metrics count; a kernel in quarantine is a failure."""
+        counts = self.status in ("verified", "unverified") and self.published is not None
+        speedup = self.published.counting(baseline) if counts and self.published else None
+        return Result(
+            problem=self.problem, family=self.family, level=self.level, compiled=self.compiled, speedup=speedup
+        )
+
+
+class Group(Record):
+    """The problems of one family or level, for one entrant."""
+
+    problems: int
+    correct: int
+    compile_rate: float
+    fast: dict[float, float]
+    """fast_p against the fastest baseline."""
+    geometric_mean: Estimate | None
+    first_correct: Effort | None
+    """Attempts and cost to the first right kernel, summed over the problems that have one."""
+    to_best: Effort | None
+    """The same, to the best one."""
+
+
+def grouped_by(cells: Sequence[Cell], key: Callable[[Cell], str | None]) -> dict[str, Group]:
+    """The groups by name, in alphabetical order; cells without a name are in none."""
+    names = sorted({name for cell in cells if (name := key(cell)) is not None})
+    return {name: _group([cell for cell in cells if key(cell) == name]) for name in names}
+
+
+def _group(cells: Sequence[Cell]) -> Group:
+    results = [cell.result() for cell in cells]
+    speedups = [result.speedup for result in results if result.speedup is not None]
+    return Group(
+        problems=len(cells),
+        correct=len(speedups),
+        compile_rate=figures.compile_rate(results),
+        fast=figures.fast_curve(results),
+        geometric_mean=figures.geometric_mean(speedups) if speedups else None,
+        first_correct=_total([cell.first_correct for cell in cells if cell.first_correct]),
+        to_best=_total([cell.to_best for cell in cells if cell.to_best]),
+    )
+
+
+def _total(efforts: Sequence[Effort]) -> Effort | None:
+    if not efforts:
+        return None
+    cost = figures.total_cost([effort.cost_usd for effort in efforts])
+    return Effort(attempts=sum(effort.attempts for effort in efforts), cost_usd=cost)
+
 
 PASS_AT = (1, 5, 10)
 CLOCKS = ("gpu_time", "call", "events", "bound", None)
@@ -219,15 +312,15 @@ def _row(entrant: tuple[str, str, str], runs: Sequence[RunFacts], cells: Sequenc
         target=entrant[2],
         runs=tuple(run.run for run in runs),
         cells=tuple(cells),
-        score=metrics.geometric_mean([cell.credit for cell in ranked]).value if ranked else 1.0,
+        score=figures.geometric_mean([cell.credit for cell in ranked]).value if ranked else 1.0,
         correct=len(speedups),
-        fast={name: metrics.fast_curve(found) for name, found in results.items() if found and _is_known(name, ranked)},
-        geometric_mean=metrics.geometric_mean(speedups) if speedups else None,
+        fast={name: figures.fast_curve(found) for name, found in results.items() if found and _is_known(name, ranked)},
+        geometric_mean=figures.geometric_mean(speedups) if speedups else None,
         pass_at={k: _pass_at(ranked, k) for k in PASS_AT},
         roofline=_roofline(sure),
         speed_of_light=_speed_of_light(sure),
         attempts_to_correct=sum(efforts) / len(efforts) if efforts else None,
-        cost_usd=metrics.total_cost([facts.cost_usd for run in runs for facts in run.problems]),
+        cost_usd=figures.total_cost([facts.cost_usd for run in runs for facts in run.problems]),
         families=grouped_by(ranked, lambda cell: cell.family),
         levels=grouped_by(ranked, lambda cell: cell.level),
         verified=sum(1 for cell in cells if cell.status == "verified"),
@@ -243,13 +336,13 @@ def _is_known(baseline: str, cells: Sequence[Cell]) -> bool:
 def _pass_at(cells: Sequence[Cell], k: int) -> float | None:
     if not cells or min(cell.attempts for cell in cells) < k:
         return None
-    return sum(metrics.pass_at_k(cell.attempts, cell.passed, k) for cell in cells) / len(cells)
+    return sum(figures.pass_at_k(cell.attempts, cell.passed, k) for cell in cells) / len(cells)
 
 
 def _roofline(cells: Sequence[Cell]) -> float | None:
     known = [cell.published for cell in cells if cell.published and cell.published.floor_ms]
-    fractions = [metrics.roofline_fraction(one.candidate_ms or 0.0, one.floor_ms or 0.0) for one in known]
-    return metrics.geometric_mean(fractions).value if fractions else None
+    fractions = [figures.roofline_fraction(one.candidate_ms or 0.0, one.floor_ms or 0.0) for one in known]
+    return figures.geometric_mean(fractions).value if fractions else None
 
 
 def _speed_of_light(cells: Sequence[Cell]) -> float | None:
@@ -260,5 +353,46 @@ def _speed_of_light(cells: Sequence[Cell]) -> float | None:
             continue
         baseline = found.baselines_ms.get(found.counted or "", min(found.baselines_ms.values()))
         if found.floor_ms < baseline:
-            scores.append(metrics.speed_of_light_score(found.candidate_ms, baseline, found.floor_ms))
+            scores.append(figures.speed_of_light_score(found.candidate_ms, baseline, found.floor_ms))
     return sum(scores) / len(scores) if scores else None
+
+
+Metric = Callable[[Sequence[Cell]], float | None]
+"""Of an entrant's cells for the problems that are ranked; None where it has no value."""
+
+
+class MetricError(Exception):
+    """No such metric, or one that breaks the rules; the message is one sentence."""
+
+
+def load_metrics(names: Sequence[str]) -> dict[str, Metric]:
+    """The metrics that `path/to/file.py:function` names, by the function's name; `MetricError` where there is none."""
+    found: dict[str, Metric] = {}
+    for name in names:
+        path, colon, function = name.rpartition(":")
+        if not colon or not path:
+            raise MetricError(f"no metric {name!r}; give it as path/to/file.py:function")
+        if function in found:
+            raise MetricError(f"two metrics are named {function!r}; rename one of them")
+        found[function] = function_in(name, "metric", MetricError, "(cells)")
+    return found
+
+
+def with_metrics(boards: Sequence[Board], metrics: Mapping[str, Metric]) -> list[Board]:
+    """The boards with a further column for each metric. Raises `MetricError` where one fails or gives no number."""
+    return [
+        board.model_copy(update={"rows": tuple(_with(row, board, metrics) for row in board.rows)}) for board in boards
+    ]
+
+
+def _with(row: Row, board: Board, metrics: Mapping[str, Metric]) -> Row:
+    own = {name: _value(name, metric, board.ranked(row)) for name, metric in metrics.items()}
+    return row.model_copy(update={"own": own})
+
+
+def _value(name: str, metric: Metric, cells: Sequence[Cell]) -> float | None:
+    try:
+        value = metric(cells)
+        return None if value is None else float(value)
+    except Exception as fault:
+        raise MetricError(f"metric {name!r} failed ({type(fault).__name__}: {fault}); correct it") from fault

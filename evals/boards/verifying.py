@@ -12,9 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.evals.boards.cells import Cell
-from kernelwright.evals.boards.leaderboard import Board, Verified, boards
-from kernelwright.evals.figures.measured import measured
+from kernelwright.evals.boards.leaderboard import Board, Cell, Verified, boards
+from kernelwright.evals.figures import measured
 from kernelwright.evals.runs.facts import RunFacts
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem

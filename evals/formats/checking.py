@@ -3,14 +3,27 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Annotated, Literal, NamedTuple
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self, TextIO
 
-from kernelwright.problems import ProblemError
+from pydantic import ValidationError
+
+from kernelwright.problems import Problem, ProblemError
 from kernelwright.problems.formats import Entry
+from kernelwright.problems.formats.reading import json_lines
 from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.problem import Problem
+from kernelwright.problems.record.source import lint_source
+from kernelwright.sandbox.calls.backend import device_held
 from kernelwright.sandbox.calls.memory_planning import refusal_by_text
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.calls.reference_part import PartOfReference
+from kernelwright.sandbox.correctness.compare import PLAIN, mismatch, tolerance_of
+from kernelwright.sandbox.correctness.lint import Finding, TimedResult, examine, status_of
+from kernelwright.sandbox.jail.own_process import give_back_freed_memory
 from kernelwright.sandbox.machine.identity import device_name
+from kernelwright.sandbox.pool.judges import within_memory
+from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Settings
@@ -127,3 +140,133 @@ def _reasons(lines: list[Checked]) -> str:
     if len(counts) == 1:
         return f" ({next(iter(counts))})"
     return f" ({', '.join(f'{count} {kind}' for kind, count in counts.most_common())})"
+
+
+class CheckedFile:
+    """Lines are appended as they come, so that a kill costs one. Use it as a context; None is no file at all."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+        self._known: dict[tuple[str | None, ...], Checked] = {}
+
+    def __enter__(self) -> Self:
+        """Raises `ProblemError` for a file that holds something else, and where it can not be written."""
+        if self._path is None:
+            return self
+        try:
+            text = self._path.read_text(encoding="utf-8", errors="replace") if self._path.exists() else ""
+            lines = list(_parsed(json_lines(text)))
+            if text.strip() and not lines:
+                raise ProblemError(f"{self._path} holds no lines of `problems check`; choose another --out")
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise ProblemError(f"cannot write {self._path} ({error.strerror}); choose another --out") from error
+        if text and not text.endswith("\n"):  # a kill has cut the last line off
+            self._file.write("\n")
+        self._known = {line.key: line for line in lines}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def known(self, begun: Checked) -> Checked | None:
+        """The line that stands for this one; None where it has to be checked, be it again."""
+        found = self._known.get(begun.key)
+        return None if found is None or found.status in TRIED_AGAIN else found
+
+    def add(self, line: Checked) -> None:
+        """Keep a line, unless the file says the same already."""
+        if self._file is None or self._known.get(line.key) == line:
+            return
+        self._known[line.key] = line
+        self._file.write(line.model_dump_json() + "\n")
+        self._file.flush()
+
+
+def _parsed(lines: Iterable[str]) -> Iterable[Checked]:
+    for line in lines:
+        try:
+            yield Checked.model_validate_json(line)
+        except ValidationError:
+            continue
+
+
+NOT_HANDED_OVER = (
+    "{name} can not be judged: a second model of its class with the same weights and buffers answers otherwise, so no "
+    "candidate could be right; register what the constructor draws as a parameter or a buffer that is part of the state"
+)
+
+
+class _Reweighted:
+    """A reference with other weights, in the process that has its own."""
+
+    def __init__(self, subject: ReferenceSession | PartOfReference) -> None:
+        self._subject = subject
+
+    def call(self, values: Values) -> TimedResult:
+        with self._subject.reweighted():
+            return self._subject.call(values)
+
+
+def examine_problem(problem: Problem, settings: Settings) -> Examined:
+    """What a run in the jail tells of a problem. Raises what its reference is refused for, and `MachineError`."""
+    try:
+        with device_held(settings):
+            findings = within_memory(problem, lambda: _findings(problem, settings))
+    finally:
+        _give_back(settings)
+    status = status_of(findings)
+    kinds = dict.fromkeys(finding.kind for finding in findings if finding.weak)
+    return Examined(status.status, (*status.why, *lint_source(problem.source)), tuple(kinds))
+
+
+def _findings(problem: Problem, settings: Settings) -> list[Finding]:
+    with closing(ReferenceSession(problem, settings)) as reference:
+        with reference.subject() as subject:
+            reweighted = _Reweighted(subject) if reference.weights.tensors else None
+            findings = examine(subject, tolerance_of(problem), _limit_bytes(settings), reweighted)
+        if "random" in {finding.kind for finding in findings}:
+            return findings
+        return findings + _handed_over(reference, problem)
+
+
+def _handed_over(reference: ReferenceSession, problem: Problem) -> list[Finding]:
+    """Raise `UnsupportedProblem` where a model of the same class with the same weights answers otherwise.
+
+    Such a one is all that a candidate can be. Where there is no room for a second model that is told.
+    """
+    try:
+        _refuse_what_is_not_handed_over(reference, problem)
+    except UnsupportedHere as error:
+        return [Finding("untried", f"whether a second model answers alike was not tried: {error}", weak=False)]
+    return []
+
+
+def _refuse_what_is_not_handed_over(reference: ReferenceSession, problem: Problem) -> None:
+    values = reference.draw()
+    first = reference.keep(reference.call(values).output)
+    reference.construct_again()
+    again = reference.call(values).output
+    if mismatch(again, first, first, tolerance_of(problem), PLAIN) is not None:
+        raise UnsupportedProblem(NOT_HANDED_OVER.format(name=problem.name))
+
+
+def _limit_bytes(settings: Settings) -> int:
+    """What values may take where they are."""
+    if not settings.gpu:
+        return settings.memory_bytes
+    from kernelwright.sandbox.calls.device import device_of
+
+    return device_of(settings).total_bytes()
+
+
+def _give_back(settings: Settings) -> None:
+    """Leave no memory of this problem to the next one's account."""
+    if settings.gpu:
+        from kernelwright.sandbox.calls.memory_relief import free_cached_memory
+
+        free_cached_memory()
+    else:
+        give_back_freed_memory()

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal
 
 from kernelwright.evals.formats import kernelbench, solutions
-from kernelwright.evals.formats import submissions as leaderboard
 from kernelwright.evals.formats.samples import Samples
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.definition import Definition, read_definition
@@ -34,7 +33,7 @@ def read_candidates(path: Path, definitions: Mapping[str, Definition]) -> Sample
     """The candidates there. `ProblemError` where there are none; definitions are for solutions that fill outputs."""
     match candidate_format(path):
         case "leaderboard":
-            return leaderboard.read_samples(path)
+            return kernelbench.read_samples(path)
         case "kernelbench":
             return kernelbench.read_run(path)
         case "flashinfer":

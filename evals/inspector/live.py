@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.inspector.export import page
 from kernelwright.evals.inspector.model import RunModel
-from kernelwright.evals.inspector.page import page
 
 HOSTS = ("127.0.0.1", "localhost")
 POLL_S = 0.5

@@ -11,9 +11,9 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.evals.figures.measured import BASELINES
-from kernelwright.evals.report.summary import ending_words
-from kernelwright.evals.scores.collecting import level_of
+from kernelwright.evals.figures import BASELINES
+from kernelwright.evals.report import ending_words
+from kernelwright.evals.scores.scoring import level_of
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.reading import manifest_text
 from kernelwright.sandbox.verdict.in_words import verdict_words

@@ -16,11 +16,10 @@ from kernelwright.agent.log.events import Event, RunLogError
 from kernelwright.agent.log.records import Attempt, Usage
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
-from kernelwright.evals.figures.measured import BUILT, Measured, measured
-from kernelwright.evals.figures.metrics import Effort, total_cost
-from kernelwright.evals.scores.collecting import level_of
+from kernelwright.evals.figures import BUILT, Effort, Measured, measured, total_cost
+from kernelwright.evals.scores.scoring import level_of
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION, judged_by
 from kernelwright.sandbox.verdict.verdicts import Failed
 

@@ -2,8 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from kernelwright.agent.briefs.hardware import sheet_for
-from kernelwright.agent.briefs.needs import remembered
+from kernelwright.agent.briefs import remembered, sheet_for
 from kernelwright.problems import Problem, ProblemError, load_problem
 from kernelwright.prompts import Brief, Parent, Prompt, Role, Target, TargetVersions, render
 from kernelwright.prompts.brief import Yardstick

@@ -1,4 +1,4 @@
-"""A run over several problems: search, judge, keep the best; and going on with one that was stopped."""
+"""Named selections of problems, and a run over them: search, judge, keep the best; going on with a stopped one."""
 
 import asyncio
 import secrets
@@ -10,26 +10,25 @@ from typing import Self
 
 from pydantic import Field, ValidationError
 
-from kernelwright.agent.briefs.composing import BriefMaker
-from kernelwright.agent.briefs.hardware import sheet_for
+from kernelwright.agent.briefs import BriefMaker, sheet_for
 from kernelwright.agent.engine.evaluator import Evaluating, evaluating
 from kernelwright.agent.engine.scheduling import Scheduler, views_of
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.events import Event, RunLogError
-from kernelwright.agent.log.header import Setting
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.events import AtFault, Event, RunLogError
+from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.kinds.recorded import read_story, stories
+from kernelwright.agent.providers.kinds.recorded import read_story, recorded_targets, stories
 from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator
 from kernelwright.agent.providers.provider import ProviderOptions
 from kernelwright.agent.providers.registry import check_provider, providing
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import run_facts
-from kernelwright.evals.runs.suites import LeftOut
 from kernelwright.evals.runs.version import commit, own_version
-from kernelwright.problems import Problem, load_problem
+from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
+from kernelwright.problems.formats import collections
+from kernelwright.problems.formats.collections import HOMES, addresses
 from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.prompts import TargetVersions, device_sheet
 from kernelwright.prompts.targets import TARGETS
@@ -39,6 +38,76 @@ from kernelwright.sandbox.machine.identity import require_tools, versions
 from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, as_far_as_there, settled
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Settings
+
+SUITES = ("demo", "recorded", "catalog", "seeds")
+"""`recorded`: the problems that ship with recorded answers; `demo`: as many of them as two cores judge in some minutes;
+`catalog`: all that ship; `seeds`: the transposed convolutions that the project grew out of."""
+
+DEMO = {
+    "cpp": (
+        "activation_chain",
+        "argmax_rows",
+        "conv_transpose2d_depthwise",
+        "conv_transpose2d_strided_dilated",
+        "cross_entropy",
+        "max_pool2d",
+        "min_max",
+        "rms_norm",
+    )
+}
+"""By target; a target that is left out shows all that it has."""
+
+SEEDS = (
+    "conv_transpose2d_strided_dilated",
+    "conv_transpose2d_kernel3x5",
+    "conv_transpose2d_kernel3x7",
+    "conv_transpose2d_grouped_asymmetric",
+)
+
+
+class LeftOut(Record):
+    """An entry of a suite that there is no problem of."""
+
+    problem: str
+    """Its address."""
+    why: str
+    fault: AtFault
+
+
+def suite(name: str, target: str, dtype: str | None = None) -> tuple[str, ...]:
+    """The problems of a suite, in order; `ProblemError` for an unknown name.
+
+    `dtype`: what they are to be cast to; where no answer is recorded for that, they are the same as without.
+    """
+    if name == "demo":
+        return DEMO.get(target) or _answered(target)
+    if name == "recorded":
+        return _answered(target, dtype) or _answered(target)
+    if name == "catalog":
+        return catalog_names()
+    if name == "seeds":
+        return SEEDS
+    if _is_foreign(name):
+        return addresses(name)
+    raise ProblemError(f"no suite {name!r}; there are: {', '.join(SUITES)}")
+
+
+def _answered(target: str, dtype: str | None = None) -> tuple[str, ...]:
+    return tuple(problem for problem in catalog_names() if target in recorded_targets(problem, dtype=dtype))
+
+
+def left_out(name: str) -> tuple[LeftOut, ...]:
+    """The entries of a suite that can not be loaded; `suite` does without them."""
+    entries = collections.left_out(name) if _is_foreign(name) else {}
+    return tuple(
+        LeftOut(problem=address, why=entry.why, fault="broken" if entry.status == "broken" else "unsupported")
+        for address, entry in entries.items()
+    )
+
+
+def _is_foreign(name: str) -> bool:
+    return ":" in name or name in HOMES
+
 
 FOR_RECORDED: dict[str, object] = {
     "learn": False,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import AwareDatetime
 
-from kernelwright.evals.figures.measured import Measured, measured
+from kernelwright.evals.figures import Measured, measured
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.report import report

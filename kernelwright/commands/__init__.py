@@ -1,1 +1,1 @@
-"""One file a command. Heavy imports stand inside the functions, so that `--help` answers at once."""
+"""Commands by what they are for. Heavy imports stand inside the functions, so that `--help` answers at once."""

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch.utils import cpp_extension
 
-from kernelwright_child.building import calls
-from kernelwright_child.building.calls import BuildCall, Keys
+from kernelwright_child.building.calls import BuildCall, Keys, read_note, write_note
 
 INDEX = "built.json"
 NOTE = "unbuilt.json"
@@ -114,7 +113,7 @@ def record(folder: str) -> Recorder:
 
 def build_noted(folder: str) -> None:
     """Make the call that a worker has noted, in a folder of its own; what it comes to stands in the index."""
-    call, keys = calls.read_note(Path(os.environ["TMPDIR"]) / NOTE)
+    call, keys = read_note(Path(os.environ["TMPDIR"]) / NOTE)
     recorder = Recorder(folder)
     place = recorder.index.top / f"late-{keys.whole[:16]}"
     place.mkdir(exist_ok=True)
@@ -139,7 +138,7 @@ def reuse(folder: str, unbuilt: Callable[[], object]) -> None:
                 raise replayed(entry)
             path = "" if entry is None else os.path.normpath(index.top / entry["path"])
             if entry is None or not Path(path).exists():
-                calls.write_note(note, made, keys, _changes(before))
+                write_note(note, made, keys, _changes(before))
                 unbuilt()
                 raise RuntimeError("an extension is asked for that was not built before, and nothing is compiled here")
             return _load(path, entry["module"])

@@ -11,13 +11,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelwright.evals.formats.outcomes import run_outcomes
-from kernelwright.evals.formats.samples import Outcome, best_of
+from kernelwright.evals.formats.samples import Outcome, best_of, run_outcomes
 from kernelwright.problems.record.problem import ProblemError
 from kernelwright.programs.apply.placing import MANIFEST
 from kernelwright.programs.record import Part, is_capture, read_capture, read_split
-from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.machine.cache import MARK, all_entries, cache_root
+from kernelwright.sandbox.machine.cache import MARK, all_entries, cache_root, write_atomically
 from kernelwright.sandbox.verdict.in_words import speedup_words
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Passed

@@ -4,7 +4,7 @@ The scan refuses only what can not be run at all. It is no defence: what text ru
 """
 
 from kernelwright.problems.record.source import Kind, bound_names, parse_module
-from kernelwright.sandbox.machine.escaping import one_line
+from kernelwright.sandbox.machine.logs import one_line
 
 SOURCE_BYTES = 1_000_000
 NO_CALL: frozenset[Kind] = frozenset({"module"})

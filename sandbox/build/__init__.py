@@ -4,10 +4,8 @@ Everything here is done by the judge, outside the jail, and runs no candidate's 
 and finished builds as copies; they can write to neither. What a child says about its build is read as a claim.
 """
 
-from kernelwright.sandbox.build.build_record import BuildRecord, Compilation, read_record
-from kernelwright.sandbox.build.build_store import BuildStore
-from kernelwright.sandbox.build.headers import HeaderShelf
-from kernelwright.sandbox.build.summary import shortcuts_found
+from kernelwright.sandbox.build.build_store import BuildRecord, BuildStore, Compilation, read_record
+from kernelwright.sandbox.build.making import HeaderShelf, shortcuts_found
 from kernelwright.sandbox.build.toolchain import (
     Toolchain,
     python_header,

@@ -1,17 +1,80 @@
-"""Finished builds by content: a candidate that was built once is not built again.
+"""Finished builds by content: a candidate that was built once is not built again; and what a build did, as evidence.
 
 The judge copies a build folder in after its builder has ended, and out into a fresh work folder before a worker
 starts. No child ever sees the store. What a candidate built is found again only under its own whole source, so nobody
-reads or changes the products of another.
+reads or changes the products of another. What a build did, and which extensions failed, its own child tells.
 """
 
 import json
 import logging
 import os
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+from pydantic import ValidationError
+
+from kernelwright.problems.record.base import Record
+from kernelwright.sandbox.build import diagnose
 from kernelwright.sandbox.build.toolchain import Toolchain
-from kernelwright.sandbox.machine.folder_store import READING, Bounds, FolderStore, digest_of
+from kernelwright.sandbox.machine.cache import READING, Bounds, FolderStore, digest_of
+from kernelwright.sandbox.machine.logs import escaped, one_line
+from kernelwright_child.building.shortcuts import REPORT
+
+MAX_BYTES = 256 * 1024
+MAX_LINES = 64
+LONGEST_WAY = 200
+"""In characters, of what is told of one compilation."""
+Way = Literal["stock", "light", "fast linker"]
+
+
+class Compilation(Record):
+    """One run of a compiler or linker."""
+
+    extension: str
+    """The name of its build folder."""
+    file: str
+    way: Way
+    """`light`: with the light header; `stock`: as without us."""
+    failed: tuple[Way, ...] = ()
+    """Ways that were tried before and did not compile."""
+    seconds: float
+    compiled: bool = True
+    """False where no way led to the end."""
+
+
+class BuildRecord(Record):
+    """How a candidate was built. The child's claim: good for explaining a build, never for deciding a verdict."""
+
+    compilations: tuple[Compilation, ...] = ()
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """One phrase for each compilation: what was compiled, how, and in how many seconds."""
+        return tuple(
+            one_line(
+                f"{run.extension} {run.file}: {run.way}, {run.seconds:.1f} s{'' if run.compiled else ', failed'}",
+                LONGEST_WAY,
+            )
+            for run in self.compilations
+        )
+
+
+def read_record(work_folder: Path) -> BuildRecord:
+    """What the builder in this work folder left; call it when that has ended. Lines that are no claims are left out."""
+    try:
+        fd = os.open(work_folder / "home" / REPORT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            lines = file.read(MAX_BYTES).splitlines()[:MAX_LINES]
+    except OSError:
+        return BuildRecord()
+    found = []
+    for line in lines:
+        try:
+            found.append(Compilation.model_validate_json(line))
+        except ValidationError:
+            continue
+    return BuildRecord(compilations=tuple(found))
+
 
 LOG = logging.getLogger("kernelwright.sandbox.build")
 INDEX = "built.json"
@@ -66,3 +129,51 @@ def _is_complete(build: Path) -> bool:
         return all(".." not in Path(name).parts and (build / name).is_file() for name in names)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False
+
+
+MAX_INDEX_BYTES = 4 * 2**20
+MAX_TOLD = 8
+LONGEST_NAME = 60
+LONGEST_LINE = 400
+"""In characters, of what is told of one of them."""
+
+
+class FailedBuild(NamedTuple):
+    """One extension, and what was said when it could not be built. The child's claim: it decides nothing."""
+
+    extension: str
+    text: str
+
+    @property
+    def line(self) -> str:
+        """Its name and the deciding line."""
+        return one_line(f"{self.extension}: {diagnose.build_reason(self.text)}", LONGEST_LINE)
+
+    @property
+    def log(self) -> str:
+        """The same with the lines around it."""
+        return f"the build of {self.extension} failed, and that was hidden:\n{diagnose.trim_build_log(self.text)}"
+
+
+def read_failures(build: Path, printed: str = "") -> tuple[FailedBuild, ...]:
+    """Those that the index in a build folder names, each once; call it when the builder has ended.
+
+    `printed` is what the builder printed: of a verbose build the compiler's words stand only there.
+    """
+    try:
+        with open(os.open(build / INDEX, READING), "rb") as file:
+            entries = list(json.loads(file.read(MAX_INDEX_BYTES)).values())
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ()
+    told: dict[tuple[str, str], None] = {}  # an entry stands there under several keys
+    for entry in entries:
+        match entry:
+            case {"extension": str() as extension, "error": str(), "text": str() as text}:
+                told[extension, text] = None
+    return tuple(
+        FailedBuild(
+            one_line(extension, LONGEST_NAME),
+            escaped(text if diagnose.names_an_error(text) else f"{printed}\n{text}"),
+        )
+        for extension, text in list(told)[:MAX_TOLD]
+    )

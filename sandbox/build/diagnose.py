@@ -2,7 +2,7 @@
 
 import re
 
-from kernelwright.sandbox.machine.escaping import escaped, one_line
+from kernelwright.sandbox.machine.logs import escaped, one_line
 
 KEPT_CHARACTERS = 3000
 CONTEXT_LINES = 3

@@ -9,7 +9,7 @@ from kernelwright.sandbox.calls.timeouts import CallTimeout, ImportTimeout
 from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process_state import TELLS_REST
-from kernelwright.sandbox.machine.escaping import escaped, one_line
+from kernelwright.sandbox.machine.logs import escaped, one_line
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_tensors
 from kernelwright.sandbox.tensors.shared_memory import SharedMemory

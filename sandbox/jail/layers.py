@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from kernelwright.sandbox.build.toolchain import shown_paths
-from kernelwright.sandbox.jail import bubblewrap, cgroups, users
+from kernelwright.sandbox.jail import bubblewrap, cgroups
+from kernelwright.sandbox.jail.users import pending_signals, unused_user
 from kernelwright.sandbox.machine import child_package
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -173,7 +174,7 @@ def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | N
     """
     if not mounted_anew and not (_is_open(str(folder.path.parent)) and (may_read_all or _reachable())):
         return None
-    user = folder.user if folder.user is not None else users.unused()
+    user = folder.user if folder.user is not None else unused_user()
     if user is not None:
         folder.give_to(user)
     return user
@@ -219,7 +220,7 @@ def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_RTPRIO": 0,
         # Timers count too. Several children of one user share it, and where it is the judge's, with all that he runs.
-        "RLIMIT_SIGPENDING": PENDING_SIGNALS + users.pending_signals(),
+        "RLIMIT_SIGPENDING": PENDING_SIGNALS + pending_signals(),
         # Otherwise counted for the user over the whole machine: leave room for the others.
         "RLIMIT_NPROC": settings.processes + (0 if counted_apart else _own_threads()),
     }

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kernelwright.sandbox.jail.zygote import ZYGOTES
-from kernelwright.sandbox.machine.stale_temp_folders import sweep
-from kernelwright.sandbox.machine.workfolder import shared_environment
+from kernelwright.sandbox.machine.workfolder import shared_environment, sweep
 
 
 def become_a_judge(threads: int | None = None) -> None:

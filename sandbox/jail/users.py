@@ -15,7 +15,7 @@ RANGES = (range(1_900_000_000, 2_000_000_000), range(50_000, 60_000))
 TRIES = 8
 
 
-def unused() -> int | None:
+def unused_user() -> int | None:
     """A number that belongs to no account, or `NOBODY`; None where this process can not become another user at all."""
     if os.geteuid() != 0:
         return None

@@ -6,12 +6,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from kernelwright.sandbox.build import BuildStore, HeaderShelf, Toolchain, read_record, toolchain
-from kernelwright.sandbox.build.failures import read_failures
+from kernelwright.sandbox.build.build_store import read_failures
 from kernelwright.sandbox.calls.backend import architecture
 from kernelwright.sandbox.calls.sessions import Session, Unbuilt
 from kernelwright.sandbox.calls.timeouts import ImportTimeout
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.machine.language_packages import versions_used
+from kernelwright.sandbox.machine.identity import versions_used
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.settings import Settings

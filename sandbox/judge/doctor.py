@@ -27,16 +27,16 @@ from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
 from kernelwright.sandbox.judge.health_check import HealthCheck
 from kernelwright.sandbox.machine import child_package
 from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_full, is_writable, limit_fault
-from kernelwright.sandbox.machine.identity import compiler, processor_name
-from kernelwright.sandbox.machine.language_packages import (
+from kernelwright.sandbox.machine.identity import (
     PACKAGES,
+    compiler,
     major_minor,
     package_remedy,
     package_version,
+    processor_name,
     refused_by_torch,
 )
-from kernelwright.sandbox.machine.stale_temp_folders import sweep
-from kernelwright.sandbox.machine.workfolder import WorkFolder, temporary_place
+from kernelwright.sandbox.machine.workfolder import WorkFolder, sweep, temporary_place
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_bytes
 from kernelwright.sandbox.verdict.errors import MachineError, SandboxError
 from kernelwright.sandbox.verdict.settings import Settings

@@ -9,7 +9,7 @@ from kernelwright.sandbox.authenticity import scan
 from kernelwright.sandbox.authenticity.elf_symbols import needed_symbols
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
 from kernelwright.sandbox.build import BuildStore, Toolchain, diagnose, require_headers, toolchain
-from kernelwright.sandbox.build.failures import read_failures
+from kernelwright.sandbox.build.build_store import read_failures
 from kernelwright.sandbox.calls.backend import build_turn, device_held, timing_turn
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session
@@ -19,8 +19,7 @@ from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.judge.standing import Spare
-from kernelwright.sandbox.machine.identity import needs_device, versions
-from kernelwright.sandbox.machine.language_packages import versions_used
+from kernelwright.sandbox.machine.identity import needs_device, versions, versions_used
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.timing.background import in_background
 from kernelwright.sandbox.timing.baselines import Baselines

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from kernelwright.sandbox.build import diagnose
-from kernelwright.sandbox.build.failures import FailedBuild
+from kernelwright.sandbox.build.build_store import FailedBuild
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.calls.timeouts import CandidateLate
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kernelwright.sandbox.machine.atomic import write_atomically
-from kernelwright.sandbox.machine.cache import cache_root
+from kernelwright.sandbox.machine.cache import cache_root, write_atomically
 from kernelwright.sandbox.machine.identity import versions
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 

@@ -19,8 +19,8 @@ from kernelwright.sandbox.calls.backend import all_at_once, build_turn, device_h
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.judge.standing import Spare
-from kernelwright.sandbox.machine.escaping import one_line
 from kernelwright.sandbox.machine.identity import require_tools
+from kernelwright.sandbox.machine.logs import one_line
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.dispatch import KEPT

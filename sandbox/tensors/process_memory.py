@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kernelwright.sandbox.machine.escaping import one_line
+from kernelwright.sandbox.machine.logs import one_line
 from kernelwright.sandbox.tensors.values import PLAIN_DTYPES, RawTensor
 from kernelwright.sandbox.verdict.errors import MachineError
 

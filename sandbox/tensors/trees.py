@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernelwright.sandbox.machine.escaping import one_line
+from kernelwright.sandbox.machine.logs import one_line
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 NUMBER = "a number"

@@ -15,7 +15,7 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.build import require_python_header
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.jail.zygote import ZYGOTES
-from kernelwright.sandbox.machine.folder_store import Bounds, FolderStore, digest_of
+from kernelwright.sandbox.machine.cache import Bounds, FolderStore, digest_of
 from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environment
 from kernelwright.sandbox.timing.device_versions import place_of, processor_kind
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.sandbox.machine.language_packages import PACKAGES, package_version
+from kernelwright.sandbox.machine.identity import PACKAGES, package_version
 
 
 @pytest.mark.parametrize("language", PACKAGES)

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 import kernelwright
 from kernelwright.cli import app as kernelwright_app
 from kernelwright.commands.options import exit_codes
-from kernelwright.commands.results.export import FORMATS as EXPORT_FORMATS
+from kernelwright.commands.results.exchange import FORMATS as EXPORT_FORMATS
 
 Surface = dict[str, dict[str, Any]]
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def choices() -> Surface:
     from kernelwright.agent.providers.provider import Api
     from kernelwright.agent.providers.registry import providers
     from kernelwright.agent.strategies.loading import SHIPPED
-    from kernelwright.evals.runs.suites import SUITES
+    from kernelwright.evals.runs.running import SUITES
     from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
     from kernelwright.prompts.targets import TARGETS

@@ -8,11 +8,10 @@ import pytest
 from kernelwright.agent.log.best import best_folder, write_best
 from kernelwright.agent.log.events import Confirmed
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.steering.budget import spent
-from kernelwright.agent.steering.prices import Prices
-from kernelwright.evals.formats import best_folders as kept
-from kernelwright.evals.formats.outcomes import run_outcomes
-from kernelwright.evals.report.summary import summary_rows
+from kernelwright.agent.steering.budget import Prices, spent
+from kernelwright.evals.formats import folders as kept
+from kernelwright.evals.formats.samples import run_outcomes
+from kernelwright.evals.report import summary_rows
 from kernelwright.evals.runs.facts import run_facts
 from tests.support.runs import Writer, failed, passed, problem, setting
 from tests.support.second_verdicts import ATTEMPT, LUCKY, REFUSED, SPEEDUP, Told, write_run

@@ -8,11 +8,10 @@ from rich.console import Console
 from kernelwright.agent.log.events import Resumed, Stopped
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
+from kernelwright.evals.inspector.export import picture
 from kernelwright.evals.inspector.model import RunModel
-from kernelwright.evals.inspector.picture import picture
-from kernelwright.evals.report.progress import Progress, line_of
-from kernelwright.evals.report.summary import summary_rows, summary_table
-from kernelwright.evals.runs.suites import LeftOut
+from kernelwright.evals.report import Progress, line_of, summary_rows, summary_table
+from kernelwright.evals.runs.running import LeftOut
 from tests.support.search import PROBLEM, SETTING
 
 WHY = "does not run: no [room] \x1b[2J"

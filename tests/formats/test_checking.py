@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from kernelwright.evals.formats.checked_file import CheckedFile
-from kernelwright.evals.formats.checking import Checked, Examined, begun, check_entry, summary
+from kernelwright.evals.formats.checking import Checked, CheckedFile, Examined, begun, check_entry, summary
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats import Entry, read_collection
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem

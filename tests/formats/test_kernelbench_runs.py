@@ -5,7 +5,6 @@ import json
 import pytest
 
 from kernelwright.evals.formats import kernelbench
-from kernelwright.evals.formats import submissions as leaderboard
 from kernelwright.evals.formats.kernelbench import BACKENDS, language_of_backend, read_run
 from kernelwright.evals.formats.samples import sample_of
 from kernelwright.problems import ProblemError, load_problem
@@ -74,14 +73,14 @@ def test_baselines_are_written_as_they_were_read(tmp_path):
 def test_a_submission_is_written_as_it_was_read(tmp_path):
     path = tmp_path / "m.json"
     path.write_text(json.dumps(SUBMISSION))
-    leaderboard.write_submission(tmp_path / "again.json", leaderboard.read_submission(path))
+    kernelbench.write_submission(tmp_path / "again.json", kernelbench.read_submission(path))
     assert json.loads((tmp_path / "again.json").read_text()) == SUBMISSION
 
 
 def test_the_kernels_of_a_submission_are_candidates(tmp_path):
     path = tmp_path / "m.json"
     path.write_text(json.dumps(SUBMISSION | {"kernels": SUBMISSION["kernels"] | {"one": "x"}, "colour": 1}))
-    found = leaderboard.read_samples(path)
+    found = kernelbench.read_samples(path)
     assert [(one.target, one.number, one.author) for one in found.samples] == [
         ("level1/7", 0, "m"),
         ("level2/3", 1, "m"),
@@ -151,7 +150,7 @@ def test_a_submission_holds_the_fastest_right_sample_of_each_problem(problems):
         outcome(problems["level1/1"], passed(3.0), 2, "fast"),
         outcome(problems["level1/10"], failed(), 4, "only"),
     ]
-    submission, left = leaderboard.submission_of(outcomes, leaderboard.Metadata(display_name="m"))
+    submission, left = kernelbench.submission_of(outcomes, kernelbench.Metadata(display_name="m"))
     assert not left and submission.kernels == {
         "level_1_problem_1_sample_0": "fast", "level_1_problem_10_sample_0": "only",
     }  # fmt: skip

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from kernelwright.evals.formats import solutions, traces
+from kernelwright.evals.formats import solutions
 from kernelwright.evals.formats.format_detection import candidate_format, definitions_under
 from kernelwright.problems.formats.definition import Definition
 from kernelwright.problems.formats.reading import Unsupported
@@ -144,7 +144,7 @@ def test_the_function_of_our_solution_takes_the_definitions_inputs_by_name(tmp_p
 
 def test_a_trace_names_the_whole_workload_and_its_solution(tmp_path):
     one = outcome(trace_problem(tmp_path), passed())
-    trace = traces.trace_of(one)
+    trace = solutions.trace_of(one)
     assert trace.workload.as_json() == WORKLOAD
     assert trace.solution == solutions.solution_of(one, "flashinfer", "CPU").name
 
@@ -155,12 +155,12 @@ PRESENT = {"passed": (True, True), "check": (True, False), "build": (False, Fals
 @pytest.mark.parametrize("end", PRESENT)
 def test_correctness_and_performance_stand_exactly_where_their_schema_wants_them(tmp_path, end):
     verdict = passed() if end == "passed" else failed(end)
-    evaluation = traces.trace_of(outcome(trace_problem(tmp_path), verdict)).evaluation
+    evaluation = solutions.trace_of(outcome(trace_problem(tmp_path), verdict)).evaluation
     assert (evaluation["correctness"] is not None, evaluation["performance"] is not None) == PRESENT[end]
 
 
 def test_the_speedup_of_a_trace_is_against_the_better_baseline(tmp_path):
-    evaluation = traces.trace_of(outcome(trace_problem(tmp_path), passed(2.0))).evaluation
+    evaluation = solutions.trace_of(outcome(trace_problem(tmp_path), passed(2.0))).evaluation
     assert evaluation["performance"] == {
         "latency_ms": 1.125, "reference_latency_ms": 2.25, "speedup_factor": 2.0,
     }  # fmt: skip

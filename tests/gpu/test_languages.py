@@ -8,7 +8,7 @@ from kernelwright.problems import catalog_names
 from kernelwright.sandbox.authenticity.evidence import read_authenticity
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.authenticity.scan import refuse
-from kernelwright.sandbox.machine.language_packages import PACKAGES, package_version
+from kernelwright.sandbox.machine.identity import PACKAGES, package_version
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 from kernelwright_child.gpu import driver
 from tests.gpu.harness import SETTINGS, Judges

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from kernelwright.agent.briefs.needs import yardstick_of
+from kernelwright.agent.briefs import yardstick_of
 from kernelwright.agent.engine.evaluator import measuring
 from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View

@@ -8,7 +8,7 @@ import pytest
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.jail import layers as jail
-from kernelwright.sandbox.machine.language_packages import PACKAGES, package_version
+from kernelwright.sandbox.machine.identity import PACKAGES, package_version
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
 

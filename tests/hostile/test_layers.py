@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kernelwright.sandbox.jail import bubblewrap, cgroups, users
+from kernelwright.sandbox.jail import bubblewrap, cgroups
 from kernelwright.sandbox.jail import layers as jail
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -171,7 +171,7 @@ def test_a_group_ends_all_that_is_in_it_and_says_when_memory_ran_out():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_user_of_its_own_has_no_account_and_is_not_met_twice():
-    found = {users.unused() for _ in range(20)}
+    found = {jail.unused_user() for _ in range(20)}
     assert len(found) > 10
     assert all(number > 49_999 for number in found)
 

@@ -1,9 +1,7 @@
 """Faults put into a right kernel, and the prompt that asks for the repair of each."""
 
-from kernelwright.agent.briefs.composing import BriefMaker
-from kernelwright.agent.log.findings import FoundCandidate
-from kernelwright.agent.log.outline import PromptOutline
-from kernelwright.agent.log.records import Ask, Attempt
+from kernelwright.agent.briefs import BriefMaker
+from kernelwright.agent.log.records import Ask, Attempt, FoundCandidate, PromptOutline
 from kernelwright.agent.log.view import View
 from kernelwright.problems import Problem
 from kernelwright.prompts import TargetVersions, render

@@ -6,11 +6,8 @@ import sqlite3
 from datetime import UTC, datetime, timedelta
 
 from kernelwright.agent.log.events import Asked, CandidateExtracted, JudgedAttempt, Kept, NoCandidate, Replied, Stopped
-from kernelwright.agent.log.findings import FoundCandidate
-from kernelwright.agent.log.header import Setting
-from kernelwright.agent.log.outline import PromptOutline
-from kernelwright.agent.log.records import Ask, Reply, Usage
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.records import Ask, FoundCandidate, PromptOutline, Reply, Usage
+from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import Problem

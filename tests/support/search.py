@@ -10,13 +10,12 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.briefs import BriefMaker
 from kernelwright.agent.engine.replaying import replay
 from kernelwright.agent.engine.search import Parts, search
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.header import Setting
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.provider import ProviderError
 from kernelwright.agent.strategies import load_strategy

@@ -13,16 +13,12 @@ from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.boards.comparing import compare_runs
 from kernelwright.evals.boards.leaderboard import boards
-from kernelwright.evals.formats import best_folders as kept
-from kernelwright.evals.formats import rows, solutions, traces
-from kernelwright.evals.formats import submissions as leaderboard
+from kernelwright.evals.formats import folders, kernelbench, solutions
 from kernelwright.evals.formats.kernelbench import eval_results, split
-from kernelwright.evals.formats.outcomes import run_outcomes
+from kernelwright.evals.formats.samples import run_outcomes
+from kernelwright.evals.inspector.export import picture
 from kernelwright.evals.inspector.model import RunModel
-from kernelwright.evals.inspector.picture import picture
-from kernelwright.evals.report.progress import Progress
-from kernelwright.evals.report.summary import summary_rows, summary_table
-from kernelwright.evals.report.trees import run_tree
+from kernelwright.evals.report import Progress, run_tree, summary_rows, summary_table
 from kernelwright.evals.runs.facts import run_facts
 from tests.support.foreign import trace_problem, tree_problems
 from tests.support.runs import Writer, failed, passed, problem, setting, source_of
@@ -144,15 +140,15 @@ class Told:
         return self._readme(self.run / "best" / self.name, r"speedup against eager: ([\d.]+) ")
 
     def exported(self):
-        kept.write_best(self.folder, self.outcomes)
+        folders.write_best(self.folder, self.outcomes)
         return self._read(self.folder / self.name)
 
     def exported_readme(self):
-        kept.write_best(self.folder, self.outcomes)
+        folders.write_best(self.folder, self.outcomes)
         return self._readme(self.folder / self.name, r"- ([\d.]+) x ")
 
     def rows(self):
-        right = [row for row in map(rows.row_of, self.outcomes) if row["outcome"] == "passed"]
+        right = [row for row in map(folders.row_of, self.outcomes) if row["outcome"] == "passed"]
         best = max(right, key=lambda row: row["speedup"], default=None)
         return (best["attempt"], best["speedup"]) if best else None
 
@@ -165,7 +161,7 @@ class Told:
         return (best.sample_id + 1, best.metadata["kernelwright"]["speedup"]) if best else None
 
     def submitted(self):
-        found, _ = leaderboard.submission_of(self.outcomes, leaderboard.Metadata())
+        found, _ = kernelbench.submission_of(self.outcomes, kernelbench.Metadata())
         sources = list(found.kernels.values())
         return (self.numbers[sources[0]], None) if sources else None
 
@@ -173,7 +169,7 @@ class Told:
         """Traces of FlashInfer, where the problem has a definition."""
         if self.outcomes[0].problem.origin is None or "workload" not in self.outcomes[0].problem.origin.details:
             return None
-        found = [(traces.trace_of(one).evaluation["performance"], one) for one in self.outcomes]
+        found = [(solutions.trace_of(one).evaluation["performance"], one) for one in self.outcomes]
         performance, best = max(
             ((told, one) for told, one in found if told), key=lambda pair: pair[0]["speedup_factor"]
         )

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pydantic import ValidationError
 
 from kernelwright.agent.log.events import Replied, RepliedAgain
-from kernelwright.agent.log.journal import Journal
 from kernelwright.agent.log.records import Ask, Attempt, Reply, Request
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.run_log import Journal, RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.apis import read_reply
 from kernelwright.agent.providers.kinds.server import OpenAIProvider
@@ -34,7 +33,7 @@ from kernelwright.agent.providers.provider import (
 )
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.machine.cache import write_atomically
 
 if TYPE_CHECKING:
     import openai

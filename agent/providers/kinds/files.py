@@ -10,7 +10,7 @@ from pathlib import Path
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.providers.provider import AnswerPending, Provider, ProviderError, ProviderOptions, RunRecord
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.sandbox.machine.cache import write_atomically
 
 TASK, ANSWER = ".task.md", ".answer.md"
 TASKS = "tasks"

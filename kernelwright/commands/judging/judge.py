@@ -7,24 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from kernelwright.commands.options.executor_options import check_threads, check_tools
 from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, UserMistake
-from kernelwright.commands.options.files import read_text
-from kernelwright.commands.options.judging_options import JudgingOptions, device_for, place_words, size_for
-from kernelwright.commands.options.shared_options import (
+from kernelwright.commands.options.judging_options import (
     BaselinesOption,
     CompileOption,
     DeviceOption,
     DtypeOption,
     EffortOption,
     JailOption,
+    JudgingOptions,
     MemoryOption,
     ProfileOption,
     SanitizeOption,
     ServerOption,
     ThreadsOption,
+    check_threads,
+    check_tools,
+    device_for,
+    place_words,
+    size_for,
     size_option,
 )
+from kernelwright.commands.options.terminal import read_text
 from kernelwright.problems.record.source import parse_module
 
 if TYPE_CHECKING:

@@ -6,8 +6,14 @@ from typing import Annotated
 import typer
 
 from kernelwright.commands.options.exit_codes import UserMistake
-from kernelwright.commands.options.judging_options import check_device, device_count, judging_effort
-from kernelwright.commands.options.shared_options import DeviceOption, EffortOption, ServerOption
+from kernelwright.commands.options.judging_options import (
+    DeviceOption,
+    EffortOption,
+    ServerOption,
+    check_device,
+    device_count,
+    judging_effort,
+)
 from kernelwright.problems.texts.libraries import LibraryMissing
 
 

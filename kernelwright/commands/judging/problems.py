@@ -1,13 +1,211 @@
-"""`kernelwright problems`: list, show and check."""
+"""`kernelwright problems`: list and show; check runs up to hundreds and holds trivial answers against them."""
 
 import json
-from typing import Annotated
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from kernelwright.commands.judging.checking import check
-from kernelwright.commands.options.exit_codes import UserMistake
-from kernelwright.commands.options.shared_options import DtypeOption, size_option
+from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, INTERRUPTED, UserMistake, exit_with
+from kernelwright.commands.options.judging_options import (
+    DeviceOption,
+    DtypeOption,
+    JailOption,
+    JudgingOptions,
+    MemoryOption,
+    ThreadsOption,
+    check_device,
+    check_threads,
+    device_count,
+    device_for,
+    place_words,
+    size_for,
+    size_option,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from kernelwright.evals.formats.checking import Checked
+    from kernelwright.problems.formats import Entry
+    from kernelwright.sandbox.verdict.settings import Settings
+
+
+class Wanted(NamedTuple):
+    """A problem, or why there is none, with the settings for where it runs."""
+
+    entry: "Entry"
+    settings: "Settings"
+
+
+def check(
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Catalog names, files, folders or PATH::ID; default: the catalog.")
+    ] = None,
+    size: Annotated[str | None, size_option("cpu, on a --device cuda gpu", "catalog problems")] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    memory: MemoryOption = None,
+    threads: ThreadsOption = None,
+    jail: JailOption = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File of JSON lines to add to; what it has for the same problem and device stands."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a problem, nothing else.")] = False,
+) -> None:
+    """Run each problem, and hold trivial answers against it. Exit code 1 unless all are ok."""
+    from kernelwright.problems import catalog_names
+    from kernelwright.problems.loading import dtype_named
+    from kernelwright.sandbox.jail.own_process import become_a_judge
+
+    if device is not None:
+        check_device(device, device_count())
+    if dtype is not None:
+        dtype = dtype_named(dtype)
+    check_threads(threads)
+    named = paths or list(catalog_names())
+    _require_named(named, size)
+    where = {place: JudgingOptions(place, memory, threads, jail=jail).settings() for place in {device or "cuda", "cpu"}}
+    wanted = [
+        Wanted(entry, where[device_for(device, "python", entry.problem.size if entry.problem else "cpu")])
+        for entry in _entries(named, size, device, dtype)
+    ]
+    become_a_judge(threads)
+    lines = _checked(wanted, out, as_json)
+    raise typer.Exit(DONE if {line.status for line in lines} <= {"ok"} else FELL_SHORT)
+
+
+def _checked(wanted: Sequence[Wanted], out: Path | None, as_json: bool) -> "list[Checked]":
+    """The lines of all, each told as it comes; at the end what they come to. One at a time: how long a call takes is a
+    part of the check."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from kernelwright.evals.formats.checking import CheckedFile, begun, check_entry, examine_problem, summary
+
+    console = Console(stderr=as_json)
+    lines: list[Checked] = []
+    with CheckedFile(out) as file, _progress(console) as progress:
+        kept = [None if entry.problem is None else file.known(begun(entry, settings)) for entry, settings in wanted]
+        _tell_begin(console, wanted, sum(line is not None for line in kept), out)
+        task = progress.add_task("", total=len(wanted))
+        try:
+            for one, known in zip(wanted, kept, strict=True):
+                line = known or check_entry(examine_problem, one.settings, one.entry)
+                file.add(line)
+                lines.append(line)
+                if as_json:
+                    print(line.model_dump_json(), flush=True)
+                elif known is None:
+                    console.print(Text(line.words), soft_wrap=True)
+                progress.update(task, advance=1, description=line.problem)
+        except KeyboardInterrupt:
+            progress.stop()
+            exit_with(INTERRUPTED, f"stopped after {len(lines)} of {len(wanted)}; {_how_to_go_on(out)}")
+    console.print(Text(summary(lines)), soft_wrap=True)
+    return lines
+
+
+def _how_to_go_on(out: Path | None) -> str:
+    if out is None:
+        return "with --out FILE.jsonl the same command could go on from there"
+    return f"the same command goes on from {out}"
+
+
+def _progress(console: "Console") -> "Progress":
+    """A bar on a terminal. Elsewhere the lines alone tell how far it is."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    shown = console.is_terminal
+    return Progress(*columns, console=console, transient=True, disable=not shown, redirect_stdout=False)
+
+
+def _tell_begin(console: "Console", wanted: Sequence[Wanted], known: int, out: Path | None) -> None:
+    """How many there are, and where they run; one alone says it by its line."""
+    if len(wanted) == 1:
+        return
+    places = {one.settings.device: one.entry.problem.dtype for one in wanted if one.entry.problem}
+    where = "; ".join(place_words(place, dtype) for place, dtype in sorted(places.items()))
+    there = f"; {known} are in {out} already" if known else ""
+    console.print(f"checking {len(wanted)} problems on {where}{there}", highlight=False, soft_wrap=True)
+
+
+def _entries(paths: Sequence[str], size: str | None, device: str | None, dtype: str | None) -> "Iterator[Entry]":
+    """Every problem that the paths name: those of other benchmarks' collections first, as they are read."""
+    from kernelwright.problems import ProblemError, load_problem
+    from kernelwright.problems.formats import Entry, read_collection
+    from kernelwright.problems.loading import cast
+
+    collections, loose = _parted(paths)
+    for path in collections:
+        for entry in read_collection(Path(path)).entries:
+            yield entry if entry.problem is None else entry.model_copy(update={"problem": cast(entry.problem, dtype)})
+    for path in _each(loose):
+        try:
+            yield Entry(id=path, problem=load_problem(path, size_for(path, size, device or "cpu"), dtype))
+        except ProblemError as error:
+            yield Entry(id=path, status="broken", why=str(error))
+
+
+def _require_named(paths: Iterable[str], size: str | None) -> None:
+    """`ProblemError` for what is not there, or not at that size: a mistake in the words, no status of a problem."""
+    from kernelwright.problems import ProblemError, load_problem
+
+    for path in paths:
+        if not _is_there(path):
+            load_problem(path, size)  # says what there is
+        if size is None:
+            continue
+        try:
+            load_problem(path)
+        except ProblemError:
+            continue
+        load_problem(path, size)
+
+
+def _is_there(path: str) -> bool:
+    from kernelwright.problems import catalog_names
+    from kernelwright.problems.formats import read_collection
+    from kernelwright.problems.formats.collections import SEPARATOR
+
+    place, separator, wanted = path.rpartition(SEPARATOR)
+    if not separator:
+        return path in catalog_names() or os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a long path
+    entries = read_collection(Path(place)).entries
+    return any(wanted in (entry.id, entry.problem and entry.problem.name) for entry in entries)
+
+
+def _parted(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The collections of other benchmarks among the paths, and the rest."""
+    from kernelwright.problems.formats import format_of
+
+    def is_collection(path: str) -> bool:
+        return not (Path(path) / "problem.toml").is_file() and format_of(Path(path)) is not None
+
+    collections = [path for path in paths if is_collection(path)]
+    return collections, [path for path in paths if path not in collections]
+
+
+def _each(paths: list[str]) -> list[str]:
+    """Folders of problems, such as a capture's, give what they hold; a catalog-like folder is one problem."""
+    from kernelwright.evals.scores.scoring import problem_paths
+
+    found: list[str] = []
+    for path in paths:
+        if Path(path).is_dir() and not (Path(path) / "problem.toml").exists():
+            files = [str(file) for file in problem_paths(Path(path))]
+            if not files:
+                raise UserMistake(f"folder {path} holds no .py file; name a folder of problem files")
+            found += files
+        else:
+            found.append(path)
+    return found
+
 
 app = typer.Typer(
     help="The catalog, and checks of problems from anywhere.", no_args_is_help=True, rich_markup_mode=None

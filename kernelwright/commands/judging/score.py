@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.executor_options import check_threads, check_tools, executor_choice
 from kernelwright.commands.options.exit_codes import (
     DONE,
     FELL_SHORT,
@@ -18,13 +17,6 @@ from kernelwright.commands.options.exit_codes import (
     exit_with,
 )
 from kernelwright.commands.options.judging_options import (
-    JudgingOptions,
-    check_together,
-    device_for,
-    place_words,
-    size_for,
-)
-from kernelwright.commands.options.shared_options import (
     AddressOption,
     BaselinesOption,
     CompileOption,
@@ -33,21 +25,28 @@ from kernelwright.commands.options.shared_options import (
     EffortOption,
     ExecutorOption,
     JailOption,
+    JudgingOptions,
     KindOption,
     MemoryOption,
     ProfileOption,
     SanitizeOption,
     ServerOption,
     ThreadsOption,
+    check_threads,
+    check_together,
+    check_tools,
+    device_for,
     devices_option,
+    executor_choice,
+    place_words,
+    size_for,
     size_option,
 )
 from kernelwright.commands.options.terminal import table_console
 
 if TYPE_CHECKING:
-    from kernelwright.evals.report.batch_tables import BatchProgress
-    from kernelwright.evals.scores.collecting import CandidateFile, Collected
-    from kernelwright.evals.scores.scoring import Shard
+    from kernelwright.evals.scores.batch_tables import BatchProgress
+    from kernelwright.evals.scores.scoring import CandidateFile, Collected, Shard
 
 
 def score(
@@ -88,10 +87,9 @@ def score(
     """
     from rich.console import Console
 
-    from kernelwright.evals.report.batch_tables import BatchProgress
-    from kernelwright.evals.scores.collecting import collect_candidates, collect_problems
+    from kernelwright.evals.scores.batch_tables import BatchProgress
     from kernelwright.evals.scores.judgements import Judgements
-    from kernelwright.evals.scores.scoring import DATABASE, Batch, Scored
+    from kernelwright.evals.scores.scoring import DATABASE, Batch, Scored, collect_candidates, collect_problems
     from kernelwright.sandbox.pool import executor_for
 
     check_together(device, devices, executor)
@@ -154,7 +152,7 @@ def place_of(files: "list[CandidateFile]", size: str | None, asked: str | None, 
 
 def _examples(files: "list[CandidateFile]") -> dict[str, str]:
     """By language, the name of a file in it."""
-    from kernelwright.evals.scores.collecting import read_source
+    from kernelwright.evals.scores.scoring import read_source
     from kernelwright.sandbox.authenticity.languages import candidate_of
 
     examples: dict[str, str] = {}
@@ -198,7 +196,7 @@ def _tell_unread(collected: "Collected", files: "list[CandidateFile]") -> None:
 def _tell(progress: "BatchProgress", collected: "Collected", out: Path) -> None:
     from rich.text import Text
 
-    from kernelwright.evals.report.batch_tables import batch_table, unjudged_lines
+    from kernelwright.evals.scores.batch_tables import batch_table, unjudged_lines
 
     console = table_console()
     console.print(batch_table(progress.done, collected.problems))

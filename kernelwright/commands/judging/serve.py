@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.executor_options import check_threads, executor_choice
 from kernelwright.commands.options.exit_codes import UserMistake
-from kernelwright.commands.options.judging_options import JudgingOptions, check_device, device_count
-from kernelwright.commands.options.shared_options import (
+from kernelwright.commands.options.judging_options import (
     AddressOption,
     ExecutorOption,
     JailOption,
+    JudgingOptions,
     KindOption,
     MemoryOption,
     ThreadsOption,
+    check_device,
+    check_threads,
+    device_count,
     devices_option,
+    executor_choice,
 )
 from kernelwright.problems.texts.libraries import LibraryMissing
 

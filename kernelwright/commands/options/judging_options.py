@@ -1,13 +1,111 @@
-"""Where, in which dtype, with how much memory and against what is judged: what those options come to, checked."""
+"""The options about judging that several commands share, each declared once, and what they come to, checked.
 
+A command takes one as the annotation of a parameter, and gives the default beside it: `device: DeviceOption = None`.
+They say where is judged, in which dtype, with how much memory and against what.
+"""
+
+import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+
+import typer
 
 from kernelwright.commands.options.exit_codes import UserMistake
 
 if TYPE_CHECKING:
+    from kernelwright.sandbox.pool import ExecutorChoice
     from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
+
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="Where it runs: cpu, cuda or cuda:N; default: a GPU, unless there is none or it is for processors.",
+    ),
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        help="Cast weights and floating inputs: float32, float16 or bfloat16 (fp32, fp16, bf16); default: as they are.",
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        help="Memory that may be taken, as 24GiB: of a processor by each child, of a GPU by all; default: what fits.",
+    ),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="Threads of candidate and baseline; default: all cores."),
+]
+CompileOption = Annotated[
+    list[str] | None,
+    typer.Option("--compile", help="Measure against this torch.compile mode too; may be repeated."),
+]
+BaselinesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--baselines",
+        help="On a GPU: shipped,tf32,channels_last by default; or none, compiled-tf32, compiled-shipped (slow).",
+    ),
+]
+EffortOption = Annotated[
+    str,
+    typer.Option(
+        "--effort",
+        help="What a verdict may cost: screen (right or wrong), search (enough to choose) or rank (to be published).",
+    ),
+]
+JailOption = Annotated[str, typer.Option("--jail", help="Layers around what is judged: auto, strict or off.")]
+SanitizeOption = Annotated[
+    bool,
+    typer.Option(
+        "--sanitize",
+        help="On a GPU: what is right is run once more under compute-sanitizer; a faulty access fails it.",
+    ),
+]
+ProfileOption = Annotated[
+    bool,
+    typer.Option(
+        "--profile", help="On a GPU: what is right is profiled; ncu's counters go into the verdict and the next prompt."
+    ),
+]
+ExecutorOption = Annotated[str, typer.Option("--executor", help="Where judging runs: local or ray.")]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="HOST:PORT of a Ray cluster; default: one made here.")
+]
+KindOption = Annotated[str | None, typer.Option("--kind", help="Judge only on devices with this in their name.")]
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="KERNELWRIGHT_SERVER",
+        help="Judge by a running `kernelwright serve`: unix:PATH or http://HOST:PORT; default: here.",
+    ),
+]
+WithoutOption = Annotated[
+    list[str] | None, typer.Option("--without", help="Leave a prompt section out; may be repeated.")
+]
+PresetsOption = Annotated[Path | None, typer.Option("--presets", help="Table of further servers (TOML).")]
+RunArgument = Annotated[Path, typer.Argument(help="Folder of the run.")]
+
+
+def size_option(default: str, problems: str = "a catalog problem") -> Any:
+    """`--size`; what it is by default depends on the command, in whose words it is told."""
+    return typer.Option("--size", help=f"Size of {problems}: cpu or gpu; default: {default}.")
+
+
+def devices_option(default: str) -> Any:
+    """`--devices`, likewise."""
+    return typer.Option(
+        "--devices", min=1, help=f"How many GPUs, or equal parts of the cores, judge here; default: {default}."
+    )
+
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 LEAST_BYTES = 2**20
@@ -157,3 +255,61 @@ def place_words(device: str, dtype: str | None = None) -> str:
     from kernelwright.sandbox.machine.identity import device_name
 
     return ", ".join(part for part in (device, device_name(device), dtype) if part)
+
+
+def check_tools(sanitize: bool, profile: bool, gpu: bool, local: bool = True) -> None:
+    """Whether the tools that are asked for make sense and are there, before anything is judged.
+
+    `UserMistake` where nothing runs on a GPU, `MachineError` where one is not installed. `local`: it is judged here.
+    """
+    from kernelwright.sandbox.judge.cuda_toolkit import PROFILE, SANITIZE, require_tools
+
+    for option, asked in ((SANITIZE, sanitize), (PROFILE, profile)):
+        if asked and not gpu:
+            raise UserMistake(
+                f"{option} looks at kernels on a GPU, and what is judged here runs on the processor; leave it out, or "
+                "judge candidates that run there, such as cuda or triton"
+            )
+    if local:
+        require_tools(sanitize, profile)
+
+
+def check_threads(threads: int | None, devices: int | None = None) -> None:
+    """`UserMistake` for more threads than a device here has cores: they would take turns, and be slower than fewer."""
+    cores = len(os.sched_getaffinity(0))
+    share = max(1, cores // (devices or 1))
+    if threads is not None and threads > share:
+        where = "this machine" if share == cores else f"each of the {devices} devices of this machine"
+        raise UserMistake(f"--threads is {threads} and {where} has {cores_words(share)}; give at most {share}")
+
+
+def cores_words(count: int) -> str:
+    """`1 core`, `2 cores`."""
+    return "1 core" if count == 1 else f"{count} cores"
+
+
+def executor_choice(
+    executor: str,
+    address: str | None,
+    devices: int | None,
+    kind: str | None,
+    builders: int | None = None,
+    server: str | None = None,
+) -> "ExecutorChoice":
+    """The executor that the options name; `UserMistake` for one that is none."""
+    from kernelwright.sandbox.pool.executor_choice import NAMES, ExecutorChoice
+
+    if server is not None:
+        given = {"executor": executor != "local", "address": address, "devices": devices, "kind": kind}
+        if own := [name for name, value in (given | {"builders": builders}).items() if value]:
+            raise UserMistake(f"--{own[0]} is the service's to choose; leave it out, or --server (KERNELWRIGHT_SERVER)")
+        return ExecutorChoice(server=server)
+    if executor not in NAMES:
+        raise UserMistake(f"no executor {executor!r}; there are: {', '.join(NAMES)}")
+    if address is not None and executor != "ray":
+        raise UserMistake(f"--address {address} names a Ray cluster; add --executor ray, or leave it out")
+    if address is not None and devices is not None:
+        raise UserMistake("--devices is for devices of this machine, and --address names a cluster; leave one out")
+    return ExecutorChoice.model_validate(
+        {"executor": executor, "address": address, "devices": devices, "kind": kind, "builders": builders}
+    )

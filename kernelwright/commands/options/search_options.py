@@ -1,10 +1,120 @@
-"""The options of `run` that steer the search beyond model, strategy and attempts: `--set NAME=VALUE`."""
+"""The options of a search: who answers, `--set NAME=VALUE`, captures among the problems; and how a search is told.
 
+What is told is shared by `run` and `resume`: progress while it goes on, a table at the end, and a word on how to go on.
+"""
+
+import asyncio
 import json
+import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kernelwright.commands.options.exit_codes import UserMistake
+import typer
+
+from kernelwright.commands.options.exit_codes import FELL_SHORT, INTERRUPTED, UserMistake, exit_with, own_command
+from kernelwright.commands.options.terminal import table_console
+
+if TYPE_CHECKING:
+    from kernelwright.agent.log.view import View
+    from kernelwright.agent.providers.provider import ProviderOptions
+    from kernelwright.evals.runs.running import Running
+    from kernelwright.problems import Problem
+
+OWN_NAMES = {"local": "SmolLM2-135M-Instruct", "files": "files", "simulated": "simulated"}
+"""What the model is called where none is named; others must be told which one."""
+
+
+class ProviderArguments(NamedTuple):
+    """What was typed."""
+
+    provider: str | None
+    model: str | None
+    base_url: str | None
+    api_key_env: str | None
+    api: str | None
+    presets: Path | None
+    folder: Path | None
+    cache: Path | None
+
+
+def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
+    """The model's name and who answers in its place; `UserMistake` for what does not go together."""
+    from kernelwright.agent.providers.provider import ProviderOptions
+
+    kind = _kind(typed)
+    if kind == "recorded" and typed.model:
+        raise UserMistake("recorded answers come from no model; leave out --model or --provider recorded")
+    if kind != "server" and typed.base_url:
+        raise UserMistake(f"--base-url names a server but {_who(kind)}; add --model or leave it out")
+    server_only = {"--api": None if kind == "local" else typed.api, "--api-key-env": typed.api_key_env}
+    for option, given in server_only.items():
+        if kind != "server" and given:
+            raise UserMistake(f"{option} {given} is for a server but {_who(kind)}; add --model or leave it out")
+    if typed.presets and not typed.provider:
+        raise UserMistake(f"--presets {typed.presets} holds servers by name; name one with --provider")
+    if kind not in ("files", "recorded") and typed.folder:
+        raise UserMistake(f"--folder is for --provider files and recorded, but {_who(kind)}; leave it out")
+    model = typed.model or OWN_NAMES.get(kind)
+    if model is None and kind != "recorded":
+        raise UserMistake(f"--provider {typed.provider} needs the name of a model; add --model")
+    options = ProviderOptions.model_validate(
+        {
+            "kind": kind,
+            "server": _server(typed),
+            "folder": None if typed.folder is None else str(typed.folder.resolve()),
+            "model_file": _model_file(typed) if kind == "local" else None,
+            "cache": None if typed.cache is None else str(typed.cache.resolve()),
+        }
+    )
+    return model or "recorded", options
+
+
+def _kind(typed: ProviderArguments) -> str:
+    from kernelwright.agent.providers.registry import load_presets, providers
+
+    if typed.provider is None:
+        return "server" if typed.model else "recorded"
+    if ":" in typed.provider:
+        path, _, function = typed.provider.rpartition(":")
+        return f"{Path(path).resolve()}:{function}"
+    kinds = [kind for kind in providers() if kind != "server"]
+    if typed.provider in kinds:
+        return typed.provider
+    presets = load_presets(typed.presets)
+    if typed.provider not in presets:
+        raise UserMistake(
+            f"no provider {typed.provider!r}; there are: {', '.join([*kinds, *presets])}, and any function as "
+            "path/to/file.py:function"
+        )
+    return "server"
+
+
+def _server(typed: ProviderArguments) -> "dict[str, object]":
+    """The preset's settings, each replaced by what was typed."""
+    from kernelwright.agent.providers.provider import OpenAISettings
+    from kernelwright.agent.providers.registry import load_presets
+
+    preset = load_presets(typed.presets).get(typed.provider or "")
+    found: dict[str, object] = (preset.settings if preset else OpenAISettings()).model_dump()
+    given = {"base_url": typed.base_url, "api_key_env": typed.api_key_env, "api": typed.api}
+    if typed.base_url:
+        found["needs_key"] = False
+    if typed.api not in (None, "chat", "responses"):
+        raise UserMistake(f"no form {typed.api!r}; there are: chat, responses")
+    return found | {name: value for name, value in given.items() if value is not None}
+
+
+def _model_file(typed: ProviderArguments) -> str | None:
+    """`--model path/to/file.gguf` names a file; any other name is only what the record calls the model."""
+    if typed.model is None or not typed.model.endswith(".gguf"):
+        return None
+    return str(Path(typed.model).resolve())
+
+
+def _who(kind: str) -> str:
+    return "no model was given" if kind == "recorded" else f"{kind} answers"
+
 
 LISTS = {"models", "advisers", "without", "learn_from"}
 
@@ -53,3 +163,125 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def with_parts(named: Sequence[str], top: int | None, attempts: int) -> tuple[list[str], dict[str, int]]:
+    """The problems with each capture's chosen parts in its place, and how many attempts each of these has.
+
+    They share what as many problems would have, by what could be had of the program's time.
+    """
+    from kernelwright.programs.record import is_capture
+    from kernelwright.programs.split import attempts_for, chosen_problems
+
+    if top is not None and not any(map(is_capture, named)):
+        raise UserMistake("--top chooses among the parts of a capture, and none is named; name its folder")
+    names: list[str] = []
+    shares: dict[str, int] = {}
+    for one in named:
+        if not is_capture(one):
+            names.append(one)
+            continue
+        weights = chosen_problems(Path(one), top)
+        if not weights:
+            raise UserMistake(f"no part of {one} is worth a kernel by `kernelwright split`; capture a slower program")
+        names += weights
+        counts = attempts_for(weights.values(), attempts)
+        shares |= {Path(path).name: count for path, count in zip(weights, counts, strict=True)}
+    return names, shares
+
+
+def keep_captures(named: Sequence[str], run: Path) -> None:
+    """Copy the capture of a run with its choice into the run's folder, so that kernels find their places.
+
+    Of several captures none is: their parts could not be told apart.
+    """
+    from kernelwright.programs.record import is_capture, read_capture, read_split, write_record
+
+    captures = [Path(one) for one in named if is_capture(one)]
+    if len(captures) == 1:
+        write_record(run, read_capture(captures[0]))
+        write_record(run, read_split(captures[0]))
+
+
+def prepare_process() -> None:
+    """Make this process what a run needs. Call it before one is started: that imports torch, for its version.
+
+    Workers judge, in processes of their own; the keys to models are here.
+    """
+    from kernelwright.sandbox.jail.own_process import protect_this_process, rest_between_loops
+
+    rest_between_loops()
+    protect_this_process()
+
+
+def search_and_report(running: "Running", folder: Path, as_json: bool) -> None:
+    """Search all problems of the run and print what came of it. Exit code 1 if a problem got no right kernel.
+
+    A problem that could not be judged is one of those, and so is an entry of a suite that could not be read.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from kernelwright.evals.report import Progress, ending_words
+
+    console = Console(stderr=as_json)
+    names = tuple(problem.name for problem in running.problems)
+    plan = running.plan.search
+    count = "1 problem" if len(names) == 1 else f"{len(names)} problems"
+    intro = f"run {folder}: {count}, target {plan.target}, on {_place(running)}, answers from {plan.model}"
+    console.print(intro, highlight=False, soft_wrap=True)
+    left_out = running.left_out()
+    for view in left_out:
+        console.print(Text(f"{view.problem}: {ending_words(view)}"), soft_wrap=True)
+    try:
+        with Progress(names, console) as progress:
+            for name in names:
+                progress.take_over(name, list(running.log.events(name)))
+            views = asyncio.run(running.search_all(progress.event)) + left_out
+    except KeyboardInterrupt:
+        exit_with(INTERRUPTED, f"stopped; what is done is kept, go on with: {own_command()} resume {folder}")
+    except Exception:
+        print(
+            f"kernelwright: what is done is kept in {folder}; go on with: {own_command()} resume {folder}",
+            file=sys.stderr,
+        )
+        raise
+    _tell(running, views, folder, as_json)
+    raise typer.Exit(0 if all(view.best for view in views) else FELL_SHORT)
+
+
+def _place(running: "Running") -> str:
+    """Where it is judged, as the header has it, and the dtype that the problems were cast to."""
+    dtypes = sorted({problem.dtype for problem in running.problems if problem.dtype})
+    return ", ".join([running.plan.judging.device, running.log.header.device, *dtypes])
+
+
+def _tell(running: "Running", views: "list[View]", folder: Path, as_json: bool) -> None:
+    from kernelwright.agent.log.best import PROBLEM, device_option
+    from kernelwright.evals.report import summary_rows, summary_table
+
+    if as_json:
+        for row in summary_rows(views, folder):
+            print(json.dumps(row))
+        return
+    table_console().print(summary_table(views))
+    kept, found = next(((view.problem, view.best) for view in views if view.best), (None, None))
+    if kept and found:
+        best = folder / "best" / kept
+        rules, again = best / PROBLEM, device_option(found.ruling)
+        named = kept if _is_as_shipped(running.log.problem(kept)) else rules
+        print(f"\nEach kept kernel lies in {folder / 'best' / 'PROBLEM'} with its problem, verdict and how to use it.")
+        print("Next:")
+        print(f"  {own_command()} judge {rules} {best / 'candidate.py'}{again}   # judge one again")
+        print(f"  {own_command()} prompt {named}   # what a model is asked")
+        print(f"  {own_command()} run {named} --model MODEL   # ask your own model; the key in OPENAI_API_KEY")
+
+
+def _is_as_shipped(problem: "Problem") -> bool:
+    """Whether the problem's name stands for it: one of the catalog as it is, not cast to a dtype."""
+    from kernelwright.problems import ProblemError, catalog_names, load_problem
+
+    try:
+        return problem.name in catalog_names() and problem == load_problem(problem.name, problem.size)
+    except ProblemError:  # a file of that name, whose size is its own
+        return False

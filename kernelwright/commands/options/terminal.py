@@ -1,9 +1,63 @@
-"""Where tables are printed: as wide as the terminal, or wide enough for a log."""
+"""What every command shares: reading and writing named files, the width of tables, `-v` and `--version`."""
 
-from typing import TYPE_CHECKING, TextIO
+import functools
+import inspect
+import logging
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from kernelwright.commands.options.exit_codes import UserMistake
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+LARGEST_BYTES = 32 * 2**20
+
+
+def read_text(path: str, what: str) -> str:
+    """The text of a file, or of standard input for `-`. `UserMistake` with the remedy where that can not be."""
+    if path == "-":
+        return sys.stdin.read()
+    try:
+        if Path(path).stat().st_size > LARGEST_BYTES:
+            raise UserMistake(f"{what} {path} is larger than {LARGEST_BYTES // 2**20} MiB; give the right file")
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise UserMistake(f"there is no {what} {path}; check the path") from None
+    except OSError as error:
+        raise UserMistake(f"{what} {path} can not be read ({error.strerror}); check the path and its rights") from None
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """A block that writes below `out`: `UserMistake` with the remedy where the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise UserMistake(f"cannot write {out} ({error.strerror}); choose another place") from error
+
+
+@contextmanager
+def opened(path: str, what: str) -> Iterator[TextIO]:
+    """A file to be read line by line, however large, or standard input for `-`; only a newline ends a line."""
+    if path == "-":
+        yield sys.stdin
+        return
+    try:
+        file = open(path, encoding="utf-8", errors="replace", newline="\n")  # noqa: SIM115 - closed below
+    except FileNotFoundError:
+        raise UserMistake(f"there is no {what} {path}; check the path") from None
+    except OSError as error:
+        raise UserMistake(f"{what} {path} can not be read ({error.strerror}); check the path and its rights") from None
+    with file:
+        yield file
+
 
 LOG_WIDTH = 180
 """Columns of a table where the output is no terminal."""
@@ -19,6 +73,62 @@ def table_console(highlight: bool = True) -> "Console":
 
 def fit_for(stream: TextIO, source: str) -> str:
     """A candidate's source for a stream: a file gets it as it is, a terminal would take some of it for commands."""
-    from kernelwright.sandbox.machine.escaping import escaped
+    from kernelwright.sandbox.machine.logs import escaped
 
     return escaped(source) if stream.isatty() else source
+
+
+LOG = logging.getLogger(__name__)
+LEVELS = ("INFO", "DEBUG")
+VerboseOption = Annotated[
+    int,
+    typer.Option(
+        "-v", "--verbose", count=True, show_default=False, help="Log to standard error what is done and why; -vv: more."
+    ),
+]
+
+
+def tell_logs_for(count: int) -> None:
+    """`-v` tells INFO, `-vv` DEBUG; without either nothing is told."""
+    if not count:
+        return
+    from kernelwright.evals.runs.version import version_words
+    from kernelwright.sandbox.machine.logs import tell_logs
+
+    tell_logs(LEVELS[min(count, len(LEVELS)) - 1])
+    LOG.info("%s, Python %s on %s", version_words(), platform.python_version(), platform.platform())
+
+
+def with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with `-v` as one more option."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, verbose: int = 0, **kwargs: Any) -> Any:
+        tell_logs_for(verbose)
+        return command(*args, **kwargs)
+
+    own = inspect.signature(command)
+    option = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=VerboseOption)
+    # What typer reads the options of a command from.
+    vars(wrapped)["__signature__"] = own.replace(parameters=[*own.parameters.values(), option])
+    wrapped.__annotations__ = command.__annotations__ | {"verbose": VerboseOption}
+    return wrapped
+
+
+def _tell(asked: bool) -> None:
+    if not asked:
+        return
+    from kernelwright.evals.runs.version import version_words
+
+    print(version_words())
+    raise typer.Exit
+
+
+def version(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_tell, is_eager=True, help="Print version and commit, and end.")
+    ] = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """What stands before any command."""
+    tell_logs_for(verbose)

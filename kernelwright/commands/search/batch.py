@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernelwright.commands.options.exit_codes import FELL_SHORT, UserMistake, own_command
-from kernelwright.commands.options.files import opened
-from kernelwright.commands.options.shared_options import RunArgument
+from kernelwright.commands.options.judging_options import RunArgument
+from kernelwright.commands.options.terminal import opened
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
@@ -34,7 +34,7 @@ def export(
     """Write the asks that wait for an answer as a batch file. It is in OpenAI's chat completions form."""
     from kernelwright.agent.log.run_log import RunLog
     from kernelwright.agent.providers.kinds.batch import batch_line, open_requests
-    from kernelwright.sandbox.machine.atomic import write_atomically
+    from kernelwright.sandbox.machine.cache import write_atomically
 
     with RunLog.open(folder) as log:
         lines = {one.request.digest: batch_line(one.request) for one in open_requests(log)}

@@ -1,18 +1,14 @@
-"""`kernelwright run`: search for kernels, judge them, keep the best."""
+"""`kernelwright run`, `resume` and `replay`: search for kernels, go on with a run, do one again without network."""
 
+import json
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.captured_parts import keep_captures, with_parts
-from kernelwright.commands.options.executor_options import check_threads, check_tools, executor_choice
 from kernelwright.commands.options.exit_codes import UserMistake
-from kernelwright.commands.options.judging_options import JudgingOptions, check_together, device_for, size_for
-from kernelwright.commands.options.provider_options import ProviderArguments, provider_options
-from kernelwright.commands.options.run_progress import prepare_process, search_and_report
-from kernelwright.commands.options.search_options import checked_config, search_options
-from kernelwright.commands.options.shared_options import (
+from kernelwright.commands.options.judging_options import (
     AddressOption,
     BaselinesOption,
     CompileOption,
@@ -21,16 +17,34 @@ from kernelwright.commands.options.shared_options import (
     EffortOption,
     ExecutorOption,
     JailOption,
+    JudgingOptions,
     KindOption,
     MemoryOption,
     PresetsOption,
     ProfileOption,
+    RunArgument,
     SanitizeOption,
     ServerOption,
     ThreadsOption,
     WithoutOption,
+    check_threads,
+    check_together,
+    check_tools,
+    device_for,
     devices_option,
+    executor_choice,
+    size_for,
     size_option,
+)
+from kernelwright.commands.options.search_options import (
+    ProviderArguments,
+    checked_config,
+    keep_captures,
+    prepare_process,
+    provider_options,
+    search_and_report,
+    search_options,
+    with_parts,
 )
 
 
@@ -118,10 +132,9 @@ def run(
 
     Exit code 1 if a problem got no right kernel, be it that it could not be judged.
     """
-    from kernelwright.agent.steering.prices import load_prices
-    from kernelwright.evals.runs.running import FOR_RECORDED, Plan, Running, new_folder
-    from kernelwright.evals.runs.suites import left_out
-    from kernelwright.evals.runs.suites import suite as problems_of
+    from kernelwright.agent.steering.budget import load_prices
+    from kernelwright.evals.runs.running import FOR_RECORDED, Plan, Running, left_out, new_folder
+    from kernelwright.evals.runs.running import suite as problems_of
     from kernelwright.problems import load_problem
     from kernelwright.prompts import SECTION_NAMES
     from kernelwright.prompts.targets import TARGETS
@@ -174,3 +187,37 @@ def _device(asked: str | None, target: str, local: bool) -> str:
     if asked not in (None, "cpu") and target == "cpp":
         raise UserMistake(f"--device {asked}: target cpp asks for kernels that run on a processor; add --target cuda")
     return device_for(asked, target, "", local)
+
+
+def resume(
+    folder: RunArgument,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
+    ] = False,
+) -> None:
+    """Go on where a run was stopped. What is done is not done again; what could not be judged is tried again.
+
+    Exit code 1 if a problem got no right kernel.
+    """
+    from kernelwright.evals.runs.running import Running
+
+    with Running.resume(folder) as running:
+        prepare_process()
+        search_and_report(running, folder, as_json)
+
+
+def replay(
+    folder: RunArgument,
+    out: Annotated[Path | None, typer.Option(help="New folder for the replayed run; default: none is kept.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with events and digest.")] = False,
+) -> None:
+    """Make a run's decisions again from its record. It asks and judges nothing. Exit code 1 where one differs."""
+    from kernelwright.agent.engine.replaying import replay as replay_run
+    from kernelwright.agent.log.run_log import RunLog
+
+    with RunLog.open(folder) as log, tempfile.TemporaryDirectory() as scratch:
+        found = replay_run(log, out or Path(scratch) / log.header.run_id)
+    if as_json:
+        print(json.dumps({"run": str(folder), "same": True, **found.model_dump()}))
+        return
+    print(f"{folder}: {found.events} events came out the same; digest {found.digest}")

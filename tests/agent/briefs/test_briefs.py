@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.briefs import BriefMaker
 from kernelwright.agent.log.view import fold
 from kernelwright.prompts import TargetVersions
 from tests.support.search import CPU, PROBLEM, new_log, searched

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.agent.briefs.needs import remembered, yardstick_of
+from kernelwright.agent.briefs import remembered, yardstick_of
 from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View, fold
 from kernelwright.prompts import cpu_sheet

@@ -4,13 +4,12 @@ import pytest
 
 from bench.simulated.clock import run_simulated
 from bench.simulated.many import SOURCE, run_many
-from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.briefs import BriefMaker
 from kernelwright.agent.engine.replaying import replay
 from kernelwright.agent.engine.scheduling import Scheduler, views_of
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.log.config import Budget, SearchConfig
-from kernelwright.agent.log.header import Setting
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.providers.kinds.batch import BatchProvider
 from kernelwright.agent.providers.kinds.simulated import Assumptions, SimulatedEvaluator, SimulatedProvider
 from kernelwright.agent.providers.provider import AnswerPending

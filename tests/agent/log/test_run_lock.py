@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.agent.log.events import RunLogError
-from kernelwright.agent.log.run_lock import LOCK, RunLock
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.run_log import LOCK, RunLock, RunLog
 from tests.support.processes import no_room
 from tests.support.search import new_log
 

@@ -5,9 +5,8 @@ from functools import cache
 
 import pytest
 
-from kernelwright.agent.steering.idea_statistics import IdeaStatistics, tally
-from kernelwright.agent.steering.models import choose_model, stalls
-from kernelwright.agent.steering.prices import Prices
+from kernelwright.agent.steering.advice import IdeaStatistics, tally
+from kernelwright.agent.steering.budget import Prices, choose_model, stalls
 from kernelwright.agent.strategies.moves import untried
 from kernelwright.evals.runs.prompting import default_size
 from kernelwright.problems import catalog_names, load_problem

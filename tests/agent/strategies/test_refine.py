@@ -5,9 +5,7 @@ import random
 import pytest
 
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.findings import FoundCandidate
-from kernelwright.agent.log.outline import PromptOutline
-from kernelwright.agent.log.records import Ask, Attempt
+from kernelwright.agent.log.records import Ask, Attempt, FoundCandidate, PromptOutline
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.strategies import Stop, StrategyError, load_strategy

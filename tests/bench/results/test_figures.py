@@ -15,10 +15,9 @@ from bench.results.records import Searched, read_lines, searched, write_lines
 from bench.results.selection import Chosen, read_selection, table
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import Confirmed, Stopped
-from kernelwright.agent.log.header import Setting
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.providers.provider import ProviderOptions
-from kernelwright.evals.figures.measured import measured
+from kernelwright.evals.figures import measured
 from kernelwright.evals.runs.running import Plan
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import ProblemError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kernelwright.sandbox.build.failures import read_failures
+from kernelwright.sandbox.build.build_store import read_failures
 from kernelwright_child.building.calls import BuildCall, Keys
 from kernelwright_child.building.inline import INDEX, Index, Recorder, is_replayed, replayed
 

@@ -11,18 +11,16 @@ import pytest
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.commands.judging.judge import words
-from kernelwright.evals.boards import board_formats, columns
+from kernelwright.evals.boards import tables
 from kernelwright.evals.boards.leaderboard import boards
-from kernelwright.evals.figures.measured import measured, separate_baselines
-from kernelwright.evals.formats.best_folders import write_kept
+from kernelwright.evals.figures import measured, separate_baselines
+from kernelwright.evals.formats.folders import row_of, write_kept
 from kernelwright.evals.formats.kernelbench import baseline_times
-from kernelwright.evals.formats.rows import row_of
 from kernelwright.evals.inspector.model import RunModel
-from kernelwright.evals.report.batch_tables import batch_table, scored_words
-from kernelwright.evals.report.summary import summary_rows, summary_table
+from kernelwright.evals.report import summary_rows, summary_table
 from kernelwright.evals.runs.facts import run_facts
-from kernelwright.evals.scores.collecting import CandidateFile
-from kernelwright.evals.scores.scoring import Scored
+from kernelwright.evals.scores.batch_tables import batch_table, scored_words
+from kernelwright.evals.scores.scoring import CandidateFile, Scored
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.in_words import others_of, timings, verdict_words
 from kernelwright.sandbox.verdict.report import report
@@ -88,17 +86,17 @@ def test_a_board_has_a_column_for_each_baseline(run):
     (board,) = boards([run_facts(run)], "h1")
     (row,) = board.rows
     assert {name: row.fast[name][2.0] for name in row.fast} == {"best": 0, "eager": 0.5, "shipped": 0, "compile": 0}
-    cells = dict(zip(columns.ROW_COLUMNS, columns.row_texts(row, board), strict=True))
+    cells = dict(zip(tables.ROW_COLUMNS, tables.row_texts(row, board), strict=True))
     assert [cells[f"fast_1{of}"] for of in ("", " eager", " as shipped", " compile")] == ["100 %"] * 3 + ["50 %"]
 
 
 def test_each_number_of_a_board_is_told_against_each_baseline(run):
     (board,) = boards([run_facts(run)], "h1")
-    one, two = (dict(zip(columns.CELL_COLUMNS, columns.cell_texts(cell), strict=True)) for cell in board.rows[0].cells)
+    one, two = (dict(zip(tables.CELL_COLUMNS, tables.cell_texts(cell), strict=True)) for cell in board.rows[0].cells)
     names = ("against", "over eager", "as shipped", "compile")
     assert [one[name] for name in names] == ["torch.compile default", "4.00", "2.00", "1.50"]
     assert [two[name] for name in names] == ["eager", "2.00", "2.00", "-"]
-    first, second = csv.DictReader(io.StringIO(board_formats.as_csv([board])))
+    first, second = csv.DictReader(io.StringIO(tables.as_csv([board])))
     assert (first["speedup_eager"], first["speedup_shipped"], first["speedup_compiled"]) == ("4.0", "2.0", "1.5")
     assert second["speedup_compiled"] == ""
 

@@ -5,10 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from kernelwright.evals.boards.board_tables import board_tables
-from kernelwright.evals.boards.columns import ROW_COLUMNS, row_texts
-from kernelwright.evals.boards.leaderboard import boards
-from kernelwright.evals.boards.user_metrics import with_metrics
+from kernelwright.evals.boards.leaderboard import boards, with_metrics
+from kernelwright.evals.boards.tables import ROW_COLUMNS, board_tables, row_texts
 from kernelwright.evals.runs.facts import run_facts
 from tests.support.runs import made_run
 

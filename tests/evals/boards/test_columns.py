@@ -5,10 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from kernelwright.evals.boards import columns
-from kernelwright.evals.boards.board_formats import as_html, as_markdown
-from kernelwright.evals.boards.board_tables import board_tables
+from kernelwright.evals.boards import tables
 from kernelwright.evals.boards.leaderboard import boards
+from kernelwright.evals.boards.tables import as_html, as_markdown, board_tables
 from kernelwright.evals.runs.facts import run_facts
 from tests.support.runs import made_run
 
@@ -27,22 +26,22 @@ def terminal(board):
 
 
 def test_a_line_for_entrants_is_a_column_of_every_table_of_them(board, monkeypatch):
-    monkeypatch.setitem(columns.ROW_COLUMNS, "kernels", lambda row, board: f"{len(board.ranked(row))} in all")
+    monkeypatch.setitem(tables.ROW_COLUMNS, "kernels", lambda row, board: f"{len(board.ranked(row))} in all")
     wanted = f"{len(board.problems)} in all"
     for shown in (terminal(board), as_markdown([board]), as_html([board])):
         assert "kernels" in shown and wanted in shown
 
 
 def test_a_metric_of_the_users_own_stands_behind_a_new_column(board, monkeypatch):
-    monkeypatch.setitem(columns.ROW_COLUMNS, "kernels", lambda row, board: "7")
+    monkeypatch.setitem(tables.ROW_COLUMNS, "kernels", lambda row, board: "7")
     row = board.rows[0].model_copy(update={"own": {"worst": 2.0}})
     found = board.model_copy(update={"rows": (row,)})
-    assert columns.headings(found)[-2:] == ("kernels", "worst")
-    assert columns.row_texts(row, found)[-2:] == ["7", "2"]
+    assert tables.headings(found)[-2:] == ("kernels", "worst")
+    assert tables.row_texts(row, found)[-2:] == ["7", "2"]
 
 
 @pytest.mark.parametrize("table", ["GROUP_COLUMNS", "CELL_COLUMNS"])
 def test_a_line_for_groups_or_kernels_is_a_column_too(board, monkeypatch, table):
-    monkeypatch.setitem(getattr(columns, table), "another one", lambda one: "its text")
+    monkeypatch.setitem(getattr(tables, table), "another one", lambda one: "its text")
     page = as_html([board])
     assert "another one" in page and "its text" in page

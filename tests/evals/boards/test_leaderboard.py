@@ -6,11 +6,10 @@ import pytest
 
 from kernelwright.agent.log.events import Resumed
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.evals.boards import board_formats
-from kernelwright.evals.boards.board_formats import unranked
-from kernelwright.evals.boards.columns import CELL_COLUMNS, ROW_COLUMNS, cell_texts
+from kernelwright.evals.boards import tables
 from kernelwright.evals.boards.leaderboard import Verified, boards
-from kernelwright.evals.figures.measured import measured
+from kernelwright.evals.boards.tables import CELL_COLUMNS, ROW_COLUMNS, cell_texts, unranked
+from kernelwright.evals.figures import measured
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.sandbox.pool.protocol import Conditions
 from tests.support.runs import Writer, doubted, failed, passed, problem, setting
@@ -219,12 +218,12 @@ def hostile_board(tmp_path):
 
 
 def test_html_escapes_names(hostile_board):
-    page = board_formats.as_html(hostile_board)
+    page = tables.as_html(hostile_board)
     assert "<script" not in page and "&lt;script&gt;" in page
 
 
 def test_markdown_keeps_a_name_within_its_cell(hostile_board):
-    text = board_formats.as_markdown(hostile_board)
+    text = tables.as_markdown(hostile_board)
     rows = [line for line in text.splitlines() if line.startswith("| 1 |")]
     assert rows[0].replace("\\|", "").count("|") == len(ROW_COLUMNS) + 1
     assert "<script" not in text.replace("\\<", "")
@@ -234,14 +233,14 @@ def test_csv_has_a_line_for_each_cell(hostile_board):
     import csv
     import io
 
-    rows = list(csv.DictReader(io.StringIO(board_formats.as_csv(hostile_board))))
+    rows = list(csv.DictReader(io.StringIO(tables.as_csv(hostile_board))))
     assert [(row["problem"], row["status"]) for row in rows] == [("one", "unverified"), ("two", "unsolved")]
 
 
 def test_json_is_whole(hostile_board):
     import json
 
-    found = json.loads(board_formats.as_json(hostile_board))
+    found = json.loads(tables.as_json(hostile_board))
     assert found["boards"][0]["rows"][0]["model"] == HOSTILE
 
 

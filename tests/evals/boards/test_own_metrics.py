@@ -5,9 +5,8 @@ import json
 
 import pytest
 
-from kernelwright.evals.boards.board_formats import FORMATS
-from kernelwright.evals.boards.columns import headings, row_texts
-from kernelwright.evals.boards.user_metrics import MetricError, load_metrics, with_metrics
+from kernelwright.evals.boards.leaderboard import MetricError, load_metrics, with_metrics
+from kernelwright.evals.boards.tables import FORMATS, headings, row_texts
 from tests.evals.boards.test_leaderboard import only_board, run_of
 
 WORST = """

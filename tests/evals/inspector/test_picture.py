@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kernelwright.agent.log.run_log import RunLog
+from kernelwright.evals.inspector.export import axis_for, export_picture, picture
 from kernelwright.evals.inspector.model import RunModel
-from kernelwright.evals.inspector.picture import axis_for, export_picture, picture
-from kernelwright.evals.runs.suites import suite
+from kernelwright.evals.runs.running import suite
 from tests.support.runs import Writer, failed, made_run, passed, problem, setting
 
 SHOWN = Path(__file__).parents[3] / "docs/pictures/demo.svg"

@@ -4,18 +4,16 @@ import random
 
 import pytest
 
-from kernelwright.agent.briefs.composing import BriefMaker
+from kernelwright.agent.briefs import BriefMaker
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.commands.judging.judge import words
-from kernelwright.evals.formats.best_folders import write_kept
-from kernelwright.evals.formats.outcomes import run_outcomes
-from kernelwright.evals.formats.rows import row_of
+from kernelwright.evals.formats.folders import row_of, write_kept
+from kernelwright.evals.formats.samples import run_outcomes
+from kernelwright.evals.inspector.export import picture
 from kernelwright.evals.inspector.model import RunModel
-from kernelwright.evals.inspector.picture import picture
-from kernelwright.evals.report.summary import summary_rows, summary_table
-from kernelwright.evals.report.trees import attempt_words
+from kernelwright.evals.report import attempt_words, summary_rows, summary_table
 from kernelwright.prompts import TargetVersions
 from kernelwright.sandbox.verdict.in_words import DOUBTS
 from kernelwright.sandbox.verdict.report import report

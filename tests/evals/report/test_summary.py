@@ -8,7 +8,7 @@ from rich.console import Console
 
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.evals.report.summary import summary_rows, summary_table
+from kernelwright.evals.report import summary_rows, summary_table
 from tests.support.runs import Writer, failed, passed, problem, setting
 
 LONGEST = "conv_transpose2d_grouped_asymmetric"

@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.agent.providers.kinds.recorded import recorded_targets
-from kernelwright.evals.runs.suites import DEMO, SEEDS, suite
+from kernelwright.evals.runs.running import DEMO, SEEDS, suite
 from kernelwright.problems import catalog_names
 
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelwright.evals.scores.collecting import CandidateFile
 from kernelwright.evals.scores.judgements import Judgements, JudgementsError
-from kernelwright.evals.scores.scoring import Shard
+from kernelwright.evals.scores.scoring import CandidateFile, Shard
 from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.support.runs import failed, judgement, passed

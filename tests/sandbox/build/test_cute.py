@@ -8,7 +8,7 @@ from kernelwright.agent.providers.kinds.recorded import recorded_targets
 from kernelwright.problems import catalog_names
 from kernelwright.prompts.targets import EXAMPLES
 from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.machine.language_packages import package_version
+from kernelwright.sandbox.machine.identity import package_version
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.gpu.languages import HONEST, HOSTILE

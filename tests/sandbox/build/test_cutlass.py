@@ -10,7 +10,7 @@ from kernelwright.problems import catalog_names
 from kernelwright.prompts.targets import EXAMPLES
 from kernelwright.sandbox.build import read_record, toolchain
 from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.machine.language_packages import cutlass_headers
+from kernelwright.sandbox.machine.identity import cutlass_headers
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.gpu.languages import HONEST, HOSTILE

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.sandbox.build import HeaderShelf
-from kernelwright.sandbox.build.headers import EVERYTHING
+from kernelwright.sandbox.build.making import EVERYTHING
 from kernelwright.sandbox.build.toolchain import Toolchain
 from kernelwright.sandbox.judge.candidate_builds import header_made
 from kernelwright.sandbox.judge.stages import Built

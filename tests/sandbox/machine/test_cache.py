@@ -9,7 +9,9 @@ import pytest
 
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.machine.cache import (
+    Bounds,
     Cache,
+    FolderStore,
     all_entries,
     cache_root,
     is_full,
@@ -18,7 +20,6 @@ from kernelwright.sandbox.machine.cache import (
     limit_fault,
     state_root,
 )
-from kernelwright.sandbox.machine.folder_store import Bounds, FolderStore
 
 ROOT = Path(__file__).parents[3]
 

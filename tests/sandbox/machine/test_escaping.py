@@ -4,7 +4,7 @@ from kernelwright.sandbox.authenticity import scan
 from kernelwright.sandbox.authenticity.evidence import Observed
 from kernelwright.sandbox.build import diagnose
 from kernelwright.sandbox.calls.sessions import Refused
-from kernelwright.sandbox.machine.escaping import LONGEST_LINE, escaped, one_line
+from kernelwright.sandbox.machine.logs import LONGEST_LINE, escaped, one_line
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.trees import Flat, flatten, show
 from kernelwright.sandbox.tensors.values import RawTensor, Values

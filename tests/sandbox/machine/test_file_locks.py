@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from kernelwright.sandbox.machine.file_locks import open_own, try_lock
-from kernelwright.sandbox.machine.timing_locks import measuring, processor_turn
+from kernelwright.sandbox.machine.timing_locks import measuring, open_own, processor_turn, try_lock
 from kernelwright.sandbox.verdict.errors import MachineError
 
 TAKERS = {"processor_turn": lambda: processor_turn((0, 1)), "measuring": lambda: measuring(wait_s=0)}

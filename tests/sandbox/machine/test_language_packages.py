@@ -4,14 +4,15 @@ import pytest
 
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.judge.doctor import languages
-from kernelwright.sandbox.machine import language_packages
-from kernelwright.sandbox.machine.identity import ON_DEVICE, require_tools
-from kernelwright.sandbox.machine.language_packages import (
+from kernelwright.sandbox.machine import identity
+from kernelwright.sandbox.machine.identity import (
+    ON_DEVICE,
     PACKAGES,
     LanguagePackage,
     cutlass_headers,
     package_version,
     require_package,
+    require_tools,
     too_new,
     versions_used,
 )
@@ -31,7 +32,7 @@ USES = {
 def nothing_installed(monkeypatch):
     """As on a machine where no such package is: other names stand in the table, and they are looked for as ever."""
     absent = {name: one._replace(module="not_on_this_machine") for name, one in PACKAGES.items()}
-    monkeypatch.setattr(language_packages, "PACKAGES", absent)
+    monkeypatch.setattr(identity, "PACKAGES", absent)
     package_version.cache_clear()
     yield
     package_version.cache_clear()
@@ -66,7 +67,7 @@ def test_a_package_that_needs_a_newer_torch_is_refused_with_the_remedy(version, 
 
 
 def test_a_missing_package_is_no_fault_of_the_machine(nothing_installed, monkeypatch):
-    monkeypatch.setattr("kernelwright.sandbox.judge.doctor.PACKAGES", language_packages.PACKAGES)
+    monkeypatch.setattr("kernelwright.sandbox.judge.doctor.PACKAGES", identity.PACKAGES)
     assert {line.state for line in languages()} == {"absent"}
 
 
@@ -109,7 +110,7 @@ def test_a_package_without_its_headers_is_no_package(monkeypatch, tmp_path):
     (tmp_path / "hollow.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     hollow = LanguagePackage("pytest", "hollow", PACKAGES["cutlass"].used, True)
-    monkeypatch.setitem(language_packages.PACKAGES, "cutlass", hollow)
+    monkeypatch.setitem(identity.PACKAGES, "cutlass", hollow)
     package_version.cache_clear()
     assert cutlass_headers() is None
     package_version.cache_clear()

@@ -10,8 +10,7 @@ import pytest
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.jail import bubblewrap
-from kernelwright.sandbox.machine.stale_temp_folders import sweep
-from kernelwright.sandbox.machine.workfolder import PLACES, HeldFolder, WorkFolder
+from kernelwright.sandbox.machine.workfolder import PLACES, HeldFolder, WorkFolder, sweep
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -121,9 +120,7 @@ def test_a_folder_in_which_something_is_mounted_stays(left, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "file").write_text("kept")
-    sweeping = (
-        f"from kernelwright.sandbox.machine.stale_temp_folders import sweep; print(sweep({str(tmp_path)!r}, -1, -1))"
-    )
+    sweeping = f"from kernelwright.sandbox.machine.workfolder import sweep; print(sweep({str(tmp_path)!r}, -1, -1))"
     done = subprocess.run(
         [bubblewrap.program(), "--dev-bind", "/", "/", "--bind", str(mine), str(left / "build"),
          sys.executable, "-B", "-c", sweeping],

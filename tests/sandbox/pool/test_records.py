@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.evals.scores.collecting import CandidateFile, Collected
 from kernelwright.evals.scores.judgements import Judgements
-from kernelwright.evals.scores.scoring import Batch, UnjudgedSource, interleaved
+from kernelwright.evals.scores.scoring import Batch, CandidateFile, Collected, UnjudgedSource, interleaved
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.protocol import Answer, Conditions, ExecutorError
 from tests.support.runs import failed, judgement, passed

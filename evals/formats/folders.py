@@ -1,19 +1,135 @@
-"""The best kernel of each problem, each in a folder that can be used and checked without the run."""
+"""Candidates as files of our own: a folder a problem, one row a candidate, and the best kernels each in a folder.
+
+`write_folder` writes what `kernelwright score` reads, `write_rows` JSON lines and `write_data_set` a folder that
+Hugging Face reads as a data set. A folder of `write_best` can be used and checked without the run.
+"""
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from kernelwright.agent.log.best import JUDGE_AGAIN, PROBLEM, device_option
-from kernelwright.evals.formats.samples import Outcome, best_of
+from kernelwright.evals.formats import kernelbench
+from kernelwright.evals.formats.samples import Outcome, Sample, best_of
 from kernelwright.problems.formats.reading import safe_name, write_problem
-from kernelwright.sandbox.machine.atomic import write_atomically
+from kernelwright.problems.texts.libraries import library
+from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.in_words import DOUBTS, LAUNCH_BOUND, others_of, speedup_words
-from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.report import USUAL, report
 from kernelwright.sandbox.verdict.verdicts import Passed
+
+Places = Mapping[str, Sequence[str]]
+"""By target, the names of the problems that its candidates are for."""
+
+
+def write_folder(folder: Path, samples: Sequence[Sample], places: Places | None = None) -> list[Path]:
+    """Write each sample into the folder of its problem, or of each problem that `places` names for its target.
+
+    A sample of KernelBench lies in the folder itself under its usual name, which tells its problem. Returns the files.
+    """
+    written: list[Path] = []
+    for sample in samples:
+        for place in [""] if sample.bench_id else (places or {}).get(sample.target, [sample.target]):
+            path = folder / (safe_name(place.replace("/", "_")) if place else "") / _file_name(sample)
+            if path in written:
+                path = path.with_stem(f"{path.stem}_{sample.number}_{sample.candidate.digest[:8]}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, sample.candidate.source)
+            written.append(path)
+    return written
+
+
+def _file_name(sample: Sample) -> str:
+    if sample.bench_id:
+        return kernelbench.file_name(sample)
+    return f"{safe_name(sample.name)}.py" if sample.name else f"sample_{sample.number}.py"
+
+
+CARD = """---
+configs:
+- config_name: default
+  data_files: data/{file}
+tags:
+- kernels
+- code
+---
+
+# Judged kernels
+
+{count} candidates for {problems} problems, {passed} of them right, judged by kernelwright on {devices}.
+
+One row a candidate. `source` is the candidate and `reference` the PyTorch program that it replaces, both as they were
+judged; `outcome` is `passed` or `failed`, with `stage` and `reason`; `speedup` is against the fastest baseline at
+equal accuracy, which `against` names, with the ends of its 95 % interval, and `speedup_any` against the fastest of all.
+It counts as at most 1 where `comparison` is `too_noisy` or `unconfirmed`. `timing_clock` says what the times are:
+compare none of two clocks. `speedup_eager`, `speedup_shipped` and `speedup_compiled` are
+against strict eager, eager under PyTorch's own switches and the fastest torch.compile mode; times are medians in ms;
+`report` is the judge's whole report as JSON, with every raw sample. `confirmed` says that a fresh judge gave this
+verdict, in the place of an earlier one; `effort` how much the measurement cost: `rank` in full, `search` enough to
+choose. What is not known is null. The texts were written by language models; say under
+which licence you publish them.
+"""
+SHORT = (
+    "outcome", "stage", "reason", "speedup", "speedup_low", "speedup_high", "speedup_any", "comparison", "timing_clock",
+    "candidate_ms", "against", "effort", *USUAL,
+)  # fmt: skip
+
+FACTS = (
+    "run", "attempt", "confirmed", "role", "parent", "idea", "model",
+    "input_tokens", "output_tokens", "cost_usd", "latency_s",
+)  # fmt: skip
+
+
+def row_of(outcome: Outcome) -> dict[str, Any]:
+    """The row of an outcome; the keys are the same for all."""
+    found = report(outcome.verdict)
+    origin = outcome.problem.origin
+    return {
+        "problem": outcome.problem.name,
+        "problem_digest": outcome.problem.digest,
+        "format": origin.format if origin else None,
+        "target": outcome.sample.target,
+        "sample": outcome.sample.number,
+        "candidate_digest": outcome.sample.candidate.digest,
+        "language": outcome.sample.candidate.language,
+        "device": outcome.device,
+        "time": outcome.time.isoformat() if outcome.time else None,
+        **{key: found[key] for key in SHORT},
+        **(dict.fromkeys(FACTS) | (outcome.facts or {})),
+        "source": outcome.sample.candidate.source,
+        "reference": outcome.problem.source,
+        "report": json.dumps(found),
+    }
+
+
+def write_rows(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write JSON lines, or parquet where the path ends so. Raises `LibraryMissing`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [row_of(outcome) for outcome in outcomes]
+    if path.suffix == ".parquet":
+        arrow, parquet = library("pyarrow", f"writing {path}"), library("pyarrow.parquet", f"writing {path}")
+        parquet.write_table(arrow.Table.from_pylist(rows), path)
+    else:
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_data_set(folder: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write the folder: a card, and the rows in `data`."""
+    name = "train.jsonl"
+    write_rows(folder / "data" / name, outcomes)
+    card = CARD.format(
+        file=name,
+        count=len(outcomes),
+        problems=len({outcome.problem.digest for outcome in outcomes}),
+        passed=sum(outcome.passed for outcome in outcomes),
+        devices=", ".join(sorted({outcome.device for outcome in outcomes})) or "no device",
+    )
+    write_atomically(folder / "README.md", card)
+
 
 USE = '''"""Use the kernel in a model: put it in the place of the module that it replaces.
 

@@ -11,11 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kernelwright.evals.figures import metrics
-from kernelwright.evals.figures.measured import BASELINES, separate_baselines
-from kernelwright.evals.figures.metrics import Result
-from kernelwright.evals.scores.collecting import level_of
-from kernelwright.evals.scores.scoring import NOT_JUDGED, Scored
+from kernelwright.evals import figures
+from kernelwright.evals.figures import BASELINES, Result, separate_baselines
+from kernelwright.evals.scores.scoring import NOT_JUDGED, Scored, level_of
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.in_words import marks, others_words, ratio_words
 
@@ -109,7 +107,7 @@ def batch_table(done: Sequence[Scored], problems: Mapping[str, Problem]) -> Tabl
 
     Where there were several baselines, a row for each of the usual ones that was measured apart.
     """
-    columns = ("", "candidates", "compiled", *(f"fast_{p:g}" for p in metrics.THRESHOLDS), "geometric mean [95 %]")
+    columns = ("", "candidates", "compiled", *(f"fast_{p:g}" for p in figures.THRESHOLDS), "geometric mean [95 %]")
     table = Table(*columns, box=SIMPLE)
     results = results_of(done, problems, "best")
     if not results:
@@ -118,7 +116,7 @@ def batch_table(done: Sequence[Scored], problems: Mapping[str, Problem]) -> Tabl
     for baseline in separate_baselines([one.measured for one in done if one.measured]):
         table.add_row(f"against {BASELINES[baseline]}", *_cells(results_of(done, problems, baseline)))
     for key in ("level", "family"):
-        groups = metrics.grouped(results, lambda result, key=key: getattr(result, key))  # type: ignore[misc]
+        groups = figures.grouped(results, lambda result, key=key: getattr(result, key))  # type: ignore[misc]
         if len(groups) > 1:
             for name, group in sorted(groups.items(), key=lambda item: str(item[0])):
                 table.add_row(str(name), *_cells(group))
@@ -134,9 +132,9 @@ def unjudged_lines(done: Sequence[Scored]) -> list[str]:
 
 
 def _cells(results: Sequence[Result]) -> list[str]:
-    curve = metrics.fast_curve(results)
+    curve = figures.fast_curve(results)
     speedups = [result.speedup for result in results if result.speedup is not None]
-    shares = [f"{100 * share:.0f} %" for share in (metrics.compile_rate(results), *curve.values())]
+    shares = [f"{100 * share:.0f} %" for share in (figures.compile_rate(results), *curve.values())]
     return [str(len(results)), *shares, estimate_words(speedups)]
 
 
@@ -144,5 +142,5 @@ def estimate_words(speedups: Sequence[float]) -> str:
     """`1.42 x [1.10, 1.84] of 17`; a dash where nothing passed."""
     if not speedups:
         return "-"
-    found = metrics.geometric_mean(speedups)
+    found = figures.geometric_mean(speedups)
     return f"{ratio_words(found.value, found.low, found.high)} of {found.count}"

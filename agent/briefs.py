@@ -1,0 +1,308 @@
+"""From the record of a search to the `Brief` of its next step: verdicts put into words for a model.
+
+With it the facts that a prompt tells: the hardware's sheet, what PyTorch takes, what the device needs at least.
+"""
+
+import os
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from kernelwright.agent.log.records import Ask, Attempt, Reply, doubt_of
+from kernelwright.agent.log.view import View
+from kernelwright.agent.replies import NotExtracted
+from kernelwright.agent.steering.advice import lessons
+from kernelwright.agent.strategies.moves import lineage
+from kernelwright.problems import Problem
+from kernelwright.prompts import (
+    Brief,
+    DeviceSheet,
+    Parent,
+    PastAttempt,
+    PromptError,
+    Target,
+    TargetVersions,
+    cpu_sheet,
+    device_sheet,
+    known_devices,
+    shortened,
+)
+from kernelwright.prompts.brief import Yardstick
+from kernelwright.prompts.targets import TARGETS
+from kernelwright.sandbox.floor.local_peaks import known_peaks_here
+from kernelwright.sandbox.machine.fact_store import Store, work_key
+from kernelwright.sandbox.machine.identity import cpu_facts, processor_name, versions
+from kernelwright.sandbox.timing.baseline_times import BaselineTimes
+from kernelwright.sandbox.verdict.in_words import DOUBTS, timings
+from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, floor_of
+from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER, Failed, Measurement, Passed
+
+CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
+FALLBACK_GPU = "H100"
+"""Shown for a GPU target on a machine without a known GPU, so that a prompt can still be read there."""
+
+
+def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> DeviceSheet:
+    """The sheet for a target (`cpp`, `cuda` and so on), of the named device, or of this machine's own."""
+    if name is not None:
+        found = device_sheet(name)
+        if found is None:
+            raise PromptError(f"no device {name!r}; there are: {', '.join(known_devices())}")
+        return found
+    if TARGETS[target].device == "cpu":  # type: ignore[index]  # a KeyError here is a caller's bug
+        cores = len(os.sched_getaffinity(0))
+        return cpu_sheet(processor_name(), cores, cpu_facts().get("flags", "").split(), _caches())
+    return _gpu_sheet(ordinal)
+
+
+def sheet_in(section: str, target: Target) -> DeviceSheet:
+    """The sheet again, from the section of a prompt that shows it: for replaying what another machine asked."""
+    _, _, body = section.partition("\n\n")
+    name, *facts = body.splitlines()
+    return DeviceSheet(
+        name=name, kind=TARGETS[target].device, facts=tuple(fact.removeprefix("- ") for fact in facts if fact)
+    )
+
+
+def _gpu_sheet(ordinal: int) -> DeviceSheet:
+    import torch
+
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name(ordinal)
+        facts = torch.cuda.get_device_properties(ordinal)
+        own = (f"{facts.multi_processor_count} multiprocessors", f"device memory {facts.total_memory / 1e9:.0f} GB")
+        return device_sheet(name) or DeviceSheet(name=name, kind="cuda", facts=own)
+    fallback = device_sheet(FALLBACK_GPU)
+    assert fallback is not None
+    return fallback
+
+
+def _caches() -> dict[str, int]:
+    """Bytes of each data or unified cache that the first core sees, smallest first."""
+    found: dict[str, int] = {}
+    for index in sorted(CACHE_FOLDER.glob("index*")):
+        kind = (index / "type").read_text().strip()
+        level = (index / "level").read_text().strip()
+        size = (index / "size").read_text().strip()
+        if kind != "Instruction":
+            found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(size.rstrip("KMG")) * _UNITS[size[-1]]
+    return found
+
+
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def yardstick_of(view: View) -> Yardstick:
+    """What the log says that the judge found of PyTorch before the first ask; the same for every role, for good.
+
+    Where nothing was found then, what the first verdict tells that passed and has a floor.
+    """
+    first = view.measured.verdict if view.measured else None
+    if isinstance(first, Passed):
+        return _as_measured(first.measurement)
+    passed = (one.verdict.measurement for one in view.attempts if isinstance(one.verdict, Passed))
+    found = next((one for one in passed if one.floor is not None), None)
+    return Yardstick() if found is None else _as_measured(found)
+
+
+def remembered(problem: Problem, sheet: DeviceSheet, threads: int, folder: Path | None = None) -> Yardstick:
+    """What earlier judgings of the problem left on this machine, whose sheet it is; for prompts of no search.
+
+    Measures nothing: a prompt is worth no seconds of an idle machine. `threads` are those that a candidate on the
+    processor is judged with. `folder` is where facts are kept.
+    """
+    place = sheet.name if sheet.kind != "cpu" else f"{sheet.name}, {threads} threads"
+    store = Store(f"baselines/{problem.digest}", folder)
+    times = {
+        one.baseline: one.median_ms
+        for one in BaselineTimes(problem, store).known()
+        if one.device == place and one.versions.get("torch") == versions()["torch"]
+    }
+    return Yardstick(times=_times(times), floor=_floor(_remembered_floor(problem, sheet, threads, folder)))
+
+
+def _remembered_floor(problem: Problem, sheet: DeviceSheet, threads: int, folder: Path | None) -> Floor | None:
+    kept = Store("works", folder).get(work_key(problem.digest))
+    peaks = None if kept is None else known_peaks_here(sheet.kind != "cpu", threads, Store("peaks", folder))
+    try:
+        return None if peaks is None else floor_of(NecessaryWork.model_validate(kept), peaks, problem.precision)
+    except ValidationError:
+        return None
+
+
+def _as_measured(found: Measurement) -> Yardstick:
+    times = _times(found.baselines_ms, is_shipped=found.against(AS_SHIPPED) is found.against(EAGER))
+    if found.timing_clock == "call" and found.protocol_ms:
+        times += (f"a call that does nothing: {statistics.median(found.protocol_ms):#.3g} ms, part of all of these",)
+    return Yardstick(times=times, floor=_floor(found.floor))
+
+
+def _times(baselines_ms: Mapping[str, float], is_shipped: bool = False) -> tuple[str, ...]:
+    """The fastest first. `is_shipped`: whether eager as shipped is the same as eager."""
+    ordered = sorted(baselines_ms.items(), key=lambda one: one[1])
+    how = {
+        EAGER: ", at the precision policy above" + (", which is also PyTorch as it ships here" if is_shipped else ""),
+        AS_SHIPPED: ", under PyTorch's own precision switches",
+    }
+    return tuple(f"{name}: {ms:#.3g} ms{how.get(name, '')}" for name, ms in ordered)
+
+
+def _floor(floor: Floor | None) -> tuple[str, ...]:
+    if floor is None:
+        return ()
+    work = floor.work
+    moved = f"{_amount(work.read_bytes)}B to read and {_amount(work.written_bytes)}B to write, each once"
+    facts = [f"{moved}: {floor.memory_ms:#.3g} ms on this device at the very least"]
+    if floor.copy_ms:
+        rate = _amount(1e3 * work.bytes / floor.copy_ms)
+        facts.append(f"a plain copy that moves as many bytes: {floor.copy_ms:#.3g} ms ({rate}B/s)")
+    if work.flops:
+        counts = " and ".join(f"{_amount(count)}FLOP in {dtype}" for dtype, count in work.flops.items())
+        facts.append(f"{counts} the reference's way: {floor.direct_ms:#.3g} ms at the device's highest rate")
+    return tuple(facts)
+
+
+def _amount(count: float) -> str:
+    """Three digits and a decimal prefix, to which a unit is joined: `268 M`."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {prefix}"
+    return f"{count:.3g} "
+
+
+ALIKE, FEWEST_LINES = 0.6, 3
+"""Two changes are alike if they share this part of the lines that either adds; smaller changes are not compared."""
+SHOWN_BROKEN = frozenset({"syntax_error", "no_entry_point"})
+"""Kinds of reply without a candidate whose text helps to mend it. A refusal or a long unfinished text does not."""
+
+
+class Texts(Protocol):
+    """Where the texts stand that the record names by digest; a `RunLog` is one."""
+
+    def text(self, digest: str) -> str:
+        """The source of a candidate."""
+        ...
+
+    def reply(self, digest: str) -> Reply:
+        """The reply of an attempt."""
+        ...
+
+
+@dataclass(frozen=True)
+class BriefMaker:
+    """Makes the brief of each ask; a pure function of the view and the texts it names."""
+
+    device: DeviceSheet
+    versions: TargetVersions
+    texts: Texts
+    history_tokens: int = 2000
+    """See `SearchConfig.history_tokens`."""
+
+    def __call__(self, problem: Problem, view: View, ask: Ask) -> Brief:
+        """All that the prompt for `ask` is made from: the attempts that `view` knows the end of, and the parent."""
+        parent = None if ask.parent is None else view.attempt(ask.parent)
+        finished = [attempt for attempt in view.attempts if attempt.finished and not attempt.advises]
+        rows = [self._past(view, attempt) for attempt in finished]
+        telling = [] if parent is None else [*lineage(view, parent), *view.children(parent.number)]
+        history = shortened(rows, self.history_tokens, [one.number for one in telling])
+        return Brief(
+            problem=problem,
+            target=ask.target,
+            role=ask.role,
+            device=self.device,
+            versions=self.versions,
+            yardstick=yardstick_of(view),
+            directive=ask.directive,
+            parent=None if parent is None else self._parent(parent),
+            history=history,
+            left_out=len(rows) - len(history),
+            lessons=lessons(view),
+        )
+
+    def _parent(self, attempt: Attempt) -> Parent:
+        return Parent(
+            number=attempt.number,
+            source=self.texts.text(attempt.candidate.digest) if attempt.candidate else "",
+            outcome=attempt.outcome,
+            evidence=self._evidence(attempt),
+            candidate_ms=attempt.candidate_ms,
+            speedup=attempt.speedup,
+        )
+
+    def _evidence(self, attempt: Attempt) -> str:
+        if isinstance(attempt.ruling, Passed):
+            return timings(attempt.ruling)
+        if isinstance(attempt.ruling, Failed):
+            return said_once(attempt.ruling)
+        if isinstance(attempt.extraction, NotExtracted) and attempt.reply_digest:
+            return self._refused(attempt.extraction, attempt.reply_digest)
+        raise AssertionError(f"attempt {attempt.number} is not finished, so it can be no parent")
+
+    def _refused(self, why: NotExtracted, reply_digest: str) -> str:
+        said = f"The reply held no candidate that can be judged. {why.detail}"
+        if why.kind not in SHOWN_BROKEN:
+            return said
+        return f"{said}\n\nThe reply was:\n\n{self.texts.reply(reply_digest).text}"
+
+    def _past(self, view: View, attempt: Attempt) -> PastAttempt:
+        found = attempt.ruling.measurement if isinstance(attempt.ruling, Passed) else None
+        doubt = doubt_of(found) if found and found.speedup > 1 else None
+        remarks = [*self._repeats(view, attempt), attempt.detail.partition("\n")[0], DOUBTS.get(doubt or "", "")]
+        if attempt.ask.role == "tune":
+            remarks.insert(0, attempt.ask.directive)
+        return PastAttempt(
+            number=attempt.number,
+            role=attempt.ask.role,
+            idea=attempt.ask.idea,
+            outcome=attempt.outcome,
+            detail="; ".join(remark for remark in remarks if remark),
+            candidate_ms=attempt.candidate_ms,
+            speedup=attempt.speedup,
+        )
+
+    def _repeats(self, view: View, attempt: Attempt) -> Iterator[str]:
+        """What the attempt does that was done before: the same program, or the same change."""
+        if attempt.same_as is not None:
+            earlier = view.attempt(attempt.same_as).candidate
+            same = earlier is not None and attempt.candidate is not None and earlier.digest == attempt.candidate.digest
+            words = "the very source of" if same else "but for names, comments and layout the source of"
+            yield f"{words} attempt {attempt.same_as}"
+            return
+        mine = self._added(view, attempt)
+        for other in view.attempts[: attempt.number - 1] if len(mine) >= FEWEST_LINES else ():
+            theirs = self._added(view, other)
+            if other.number != attempt.ask.parent and len(mine & theirs) >= ALIKE * len(mine | theirs) > 0:
+                yield f"brings back what attempt {other.number} changed"
+                return
+
+    def _added(self, view: View, attempt: Attempt) -> frozenset[str]:
+        """The lines that the attempt has and its parent has not; none for what does not start from a source."""
+        parent = view.attempt(attempt.ask.parent).candidate if attempt.ask.parent else None
+        if attempt.candidate is None or parent is None or attempt.ask.role != "improve":
+            return frozenset()
+        return self._lines(attempt.candidate.digest) - self._lines(parent.digest)
+
+    def _lines(self, digest: str) -> frozenset[str]:
+        return lines_of(self.texts.text(digest))
+
+
+@lru_cache(maxsize=256)
+def lines_of(source: str) -> frozenset[str]:
+    """The lines of a source that say something, without layout."""
+    lines = (" ".join(line.split()) for line in source.splitlines())
+    return frozenset(line for line in lines if any(character.isalnum() for character in line))
+
+
+def said_once(verdict: Failed) -> str:
+    """Reason and log of a failure; lines of the reason that the log repeats stand once, where their context is."""
+    logged = verdict.log.splitlines()
+    if logged and logged[0].strip() == verdict.reason.strip():
+        return verdict.log
+    reason = {line.strip() for line in verdict.reason.splitlines()}
+    log = "\n".join(line for line in logged if line.strip() not in reason)
+    return "\n\n".join(part for part in (verdict.reason, log) if part.strip())

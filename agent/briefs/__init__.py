@@ -1,1 +1,0 @@
-"""From the record of a search to what a prompt is made of."""

@@ -1,1 +1,0 @@
-"""A verdict in numbers, and what is reported of many."""

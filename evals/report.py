@@ -1,0 +1,218 @@
+"""A run told in a terminal: a line for each thing that happened, a live table, the table at its end, and a tree."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from kernelwright.agent.log.events import (
+    Asked,
+    Confirmed,
+    Event,
+    JudgedAttempt,
+    MeasuredProblem,
+    NoCandidate,
+    ProviderFailed,
+    Resumed,
+    Stopped,
+)
+from kernelwright.agent.log.records import Attempt
+from kernelwright.agent.log.view import View, fold
+from kernelwright.sandbox.machine.logs import escaped, one_line
+from kernelwright.sandbox.verdict.in_words import others_of, speedup_words, verdict_words
+from kernelwright.sandbox.verdict.report import USUAL, usual_speedups
+from kernelwright.sandbox.verdict.verdicts import Passed
+
+
+def summary_rows(views: list[View], folder: Path) -> list[dict[str, Any]]:
+    """One flat object for each problem; `speedup` is the best attempt's by its verdict that counts, None without one.
+
+    It is against the fastest baseline at equal accuracy, which `against` names; others tell it against the usual.
+    `confirmed` says whether that verdict is a second one, by a fresh judge.
+    """
+    return [_row(view, folder) for view in views]
+
+
+def _row(view: View, folder: Path) -> dict[str, Any]:
+    best = view.best
+    row: dict[str, Any] = {
+        "problem": view.problem,
+        "attempts": _judged(view),
+        "passed": sum(1 for attempt in view.attempts if attempt.passed),
+        "failures": view.failures,
+        "stopped": view.stopped,
+        "fault": view.fault,
+    }
+    row |= dict.fromkeys((
+        "best_attempt", "speedup", "speedup_low", "speedup_high", "speedup_any", "comparison", "timing_clock",
+        "against", *USUAL, "candidate_ms", "confirmed", "effort", "kept",
+    ))  # fmt: skip
+    if best is not None and isinstance(best.ruling, Passed):
+        found = best.ruling.measurement
+        row |= {
+            "best_attempt": best.number,
+            "speedup": found.speedup,
+            "speedup_low": found.interval.low,
+            "speedup_high": found.interval.high,
+            "speedup_any": found.speedup_any,
+            "comparison": found.comparison,
+            "timing_clock": found.timing_clock,
+            "against": found.closest.baseline,
+            **usual_speedups(found),
+            "candidate_ms": found.candidate_ms,
+            "confirmed": best.confirmed is not None,
+            "effort": best.ruling.evidence.effort,
+            "kept": str(folder / "best" / view.problem / "candidate.py"),
+        }
+    return row
+
+
+def summary_table(views: list[View]) -> Table:
+    """The same for a person, narrow enough for any terminal: no paths, and of failures only those that decide."""
+    table = Table(box=SIMPLE)
+    table.add_column("problem", no_wrap=True)
+    table.add_column("passed", no_wrap=True)
+    best = [view.best.ruling for view in views if view.best]
+    several = any(isinstance(one, Passed) and len(one.measurement.pairings) > 1 for one in best)
+    table.add_column(f"best speedup{', against the fastest' if several else ''} [95 %]")
+    for view in views:
+        passed = sum(1 for attempt in view.attempts if attempt.passed)
+        table.add_row(view.problem, f"{passed} of {_judged(view)}", Text(_outcome(view)))
+    return table
+
+
+def _outcome(view: View) -> str:
+    """The best speedup; without one, what came out instead. Why a problem could not be judged, or not to the end."""
+    if view.best and isinstance(view.best.ruling, Passed):
+        came = speedup_words(view.best.ruling) + others_of(view.best.ruling.measurement)
+    else:
+        came = ", ".join(f"{count} {outcome}" for outcome, count in view.failures.items())
+    return "; ".join(filter(None, (came, ending_words(view) if view.fault else ""))) or "-"
+
+
+def _judged(view: View) -> int:
+    """Attempts that came to an end; the last ask to recorded answers that are used up is none."""
+    return sum(1 for attempt in view.attempts if attempt.finished)
+
+
+def ending_words(view: View) -> str:
+    """Why the search for a problem ended, `not judged: ...` where no candidate of it could be; empty while it goes on.
+
+    A reason may quote what a reference has raised, so it is made fit for a terminal.
+    """
+    reason = one_line(view.stopped or "")
+    return f"not judged: {reason}" if view.fault else reason
+
+
+class Progress:
+    """Prints as events arrive; pass `event` as the engine's callback. Use it as a context.
+
+    On a terminal the lines stand above a live table of all problems; elsewhere there are the lines alone, each flushed,
+    so that a log file grows while the run goes on.
+    """
+
+    def __init__(self, problems: tuple[str, ...], console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._views = {problem: View(problem=problem) for problem in problems}
+        self._stage = dict.fromkeys(problems, "waiting")
+        self._start = time.monotonic()
+        self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def event(self, event: Event) -> None:
+        """Take notice of one event of the log."""
+        if event.problem not in self._views:
+            return
+        before = self._views[event.problem]
+        self._views[event.problem] = view = before.after(event)
+        self._stage[event.problem] = event.kind.replace("_", " ")
+        line = line_of(event, view)
+        if line:
+            elapsed = time.monotonic() - self._start
+            self._console.print(Text(f"{elapsed:6.1f} s  {escaped(line)}"), soft_wrap=True)
+
+    def take_over(self, problem: str, events: "list[Event]") -> None:
+        """What happened before, in an earlier process: into the table, without lines."""
+        self._views[problem] = fold(problem, events)
+
+    def _table(self) -> Table:
+        table = Table("problem", "attempts", "best", "now")
+        for problem, view in self._views.items():
+            best = f"{view.best.speedup:.2f} x{view.best.marks}" if view.best and view.best.speedup else "-"
+            table.add_row(problem, str(len(view.attempts)), best, self._stage[problem])
+        return table
+
+
+def line_of(event: Event, view: View) -> str:
+    """One line for a person, or nothing for an event that says little."""
+    body = event.body
+    match body:
+        case MeasuredProblem(verdict=Passed() as verdict):
+            times = ", ".join(f"{name} {ms:.3g} ms" for name, ms in verdict.measurement.baselines_ms.items())
+            return f"{body.problem}: PyTorch takes {times}"
+        case MeasuredProblem(verdict=verdict, why_not=why_not):
+            return f"{body.problem}: PyTorch was not measured: {verdict_words(verdict) if verdict else why_not}"
+        case Asked(ask=ask):
+            start = f" of attempt {ask.parent}" if ask.parent else ""
+            return f"{body.problem} attempt {ask.attempt}: {ask.role}{start}{': ' + ask.idea if ask.idea else ''}"
+        case JudgedAttempt(verdict=verdict):
+            same = f" (as attempt {body.same_as})" if body.same_as else ""
+            return f"{body.problem} attempt {body.attempt}: {verdict_words(verdict)}{same}"
+        case Confirmed(verdict=verdict):
+            return f"{body.problem} attempt {body.attempt}, judged afresh: {verdict_words(verdict)}"
+        case NoCandidate(why=why):
+            return f"{body.problem} attempt {body.attempt}: no candidate ({why.kind}): {why.detail}"
+        case ProviderFailed(message=message):
+            return f"{body.problem} attempt {body.attempt}: the provider failed: {message}"
+        case Stopped(reason=reason, fault=fault):
+            return f"{body.problem}: {ending_words(view) if fault else f'done, {reason}'}"
+        case Resumed():
+            return f"{body.problem}: going on after {len(view.attempts)} attempts"
+    return ""
+
+
+STYLES = {"passed": "green", "failed": "red", "no candidate": "magenta"}
+
+
+def run_tree(title: str, views: Mapping[str, View]) -> Tree:
+    """One branch for each problem, in it the attempts under their parents."""
+    tree = Tree(Text(title, style="bold"))
+    for name, view in views.items():
+        best = view.best
+        ended = f"; {ending_words(view)}" if view.stopped else ""
+        passed = sum(1 for attempt in view.attempts if attempt.passed)
+        branch = tree.add(Text(f"{name}: {passed} of {len(view.attempts)} attempts passed{ended}", style="bold"))
+        nodes: dict[int | None, Tree] = {None: branch}
+        for attempt in view.attempts:
+            label = attempt_words(attempt, best is not None and attempt.number == best.number)
+            nodes[attempt.number] = nodes.get(attempt.ask.parent, branch).add(label)
+    return tree
+
+
+def attempt_words(attempt: Attempt, best: bool) -> Text:
+    """`7 improve, tile the rows: passed, 1.42 x, 0.81 ms`, and a star for the best."""
+    idea = f", {escaped(attempt.ask.idea)}" if attempt.ask.idea else ""
+    style = next((style for start, style in STYLES.items() if attempt.outcome.startswith(start)), "")
+    words = Text(f"{attempt.number} {attempt.ask.role}{idea}: ")
+    words.append(attempt.outcome, style=style)
+    if isinstance(attempt.ruling, Passed):
+        words.append(f", {attempt.speedup:.2f} x{attempt.marks}, {attempt.candidate_ms:.3g} ms")
+    elif attempt.detail:
+        words.append(f": {one_line(attempt.detail.partition(chr(10))[0], 100)}")
+    if best:
+        words.append(" *", style="bold yellow")
+    return words

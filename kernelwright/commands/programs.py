@@ -1,0 +1,162 @@
+"""`kernelwright capture`, `split` and `compare`: what is slow in a user's program, and what became of it."""
+
+import json
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, UserMistake
+from kernelwright.commands.options.judging_options import JailOption, MemoryOption, compile_modes
+from kernelwright.commands.options.terminal import table_console, writing
+
+if TYPE_CHECKING:
+    from kernelwright.sandbox.verdict.settings import Settings
+
+
+def split(
+    folder: Annotated[Path, typer.Argument(help="Folder of the capture.")],
+    top: Annotated[int, typer.Option(min=1, help="Parts to choose at most.")] = 5,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Measure what torch.compile makes of them; up to a minute for each.")
+    ] = False,
+    memory: MemoryOption = None,
+    jail: JailOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="The choice as one JSON object, nothing else.")] = False,
+) -> None:
+    """Choose the parts where most could be had, none inside another; a table, split.json and split.svg."""
+    from kernelwright.programs.record import read_capture, read_split
+
+    captured = read_capture(folder)
+    settings = None
+    if compiled:
+        from kernelwright.commands.options.judging_options import JudgingOptions
+        from kernelwright.sandbox.jail.own_process import become_a_judge
+
+        threads = None if captured.is_gpu else captured.threads
+        become_a_judge(threads)
+        settings = JudgingOptions("cuda" if captured.is_gpu else "cpu", memory, threads, jail=jail).settings()
+    show_split(folder, top, settings, quiet=as_json)
+    if as_json:
+        print(read_split(folder).model_dump_json())
+
+
+def show_split(folder: Path, top: int, compiling: "Settings | None" = None, quiet: bool = False) -> None:
+    """Choose, and print the table with all that a reader has to know."""
+    from kernelwright.programs.record import read_capture
+    from kernelwright.programs.split import PICTURE, split_capture, split_table, uncut_lines
+
+    captured = read_capture(folder)
+    console = table_console(highlight=False)
+    choice = split_capture(
+        folder, top, compiling, lambda text: print(f"kernelwright: {text}", file=sys.stderr, flush=True)
+    )
+    if quiet:
+        return
+    console.print(split_table(captured, choice))
+    for line in (*uncut_lines(captured), *captured.notes):
+        console.print(line, soft_wrap=True)
+    console.print(f"problems: {folder}/problems, picture: {folder / PICTURE}", soft_wrap=True)
+    console.print(f"next: kernelwright run {folder} --top {top} --model MODEL", soft_wrap=True)
+
+
+def capture(
+    script: Annotated[Path, typer.Argument(help="A Python program that calls its model; it runs in this process.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments, behind --.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder; default: captures/TIME.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Calls of the model that are profiled; later ones just run.")] = 4,
+    top: Annotated[int, typer.Option(min=1, help="Parts to choose at most.")] = 5,
+    with_values: Annotated[
+        bool, typer.Option("--with-values", help="Keep weights and inputs too, as values.safetensors.")
+    ] = False,
+) -> None:
+    """Run a script under torch's profiler, cut its slow parts out as problems and choose those worth a kernel.
+
+    It runs as it is, with your rights: it is your program. Nothing is sent anywhere.
+    """
+    from kernelwright.programs.capture.capturing import Wishes, capturing_script, new_folder
+
+    if not script.is_file():
+        raise UserMistake(f"there is no script {script}; check the path")
+    words = " ".join([script.name, *(arguments or [])])
+    wishes = Wishes(new_folder(out), words, steps, with_values, _tell)
+    with capturing_script(wishes):
+        _run(script, arguments or [])
+    if with_values:
+        size = (wishes.out / "values.safetensors").stat().st_size
+        _tell(f"weights and inputs take {size / 2**20:.3g} MiB in {wishes.out / 'values.safetensors'}")
+    show_split(wishes.out, top)
+
+
+def _tell(text: str) -> None:
+    print(f"kernelwright: {text}", file=sys.stderr, flush=True)
+
+
+def _run(script: Path, arguments: list[str]) -> None:
+    """As `python script arguments` would. `UserMistake` where it fails, behind its own traceback."""
+    with _started_as(script, arguments):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise UserMistake(f"{script} ended with exit code {end.code}; let it run through") from None
+        except Exception as error:
+            traceback.print_exc()
+            raise UserMistake(f"{script} failed with {type(error).__name__}; mend it first") from None
+
+
+@contextmanager
+def _started_as(script: Path, arguments: list[str]) -> Iterator[None]:
+    before = sys.argv, sys.path[:]
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+def compare(
+    script: Annotated[Path, typer.Argument(help="Your program, a Python file.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="What the program is given, behind --.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of the run whose kernels are put in.")] = None,
+    compiled: Annotated[
+        list[str] | None,
+        typer.Option("--compile", help="Mode of torch.compile to compare with; may be repeated; none leaves it out."),
+    ] = None,
+    processes: Annotated[int, typer.Option(min=2, help="Processes of the program, one after the other.")] = 5,
+    picture: Annotated[Path | None, typer.Option(help="SVG file to draw it into.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with every sample, nothing else.")] = False,
+) -> None:
+    """Time your program with the run's kernels, against eager as shipped and torch.compile; compare what it gives.
+
+    It runs here, as you would start it: this is no jail. Exit code 0 where the whole is right and faster than every
+    baseline beyond doubt, 1 where it is not.
+    """
+    from kernelwright.programs.compare.child import Order
+    from kernelwright.programs.compare.comparing import compare as compared
+    from kernelwright.programs.compare.comparison import drawn, words
+
+    if not script.is_file():
+        raise UserMistake(f"there is no program {script}; name a Python file")
+    if run is None:
+        raise UserMistake("say which kernels: --run runs/TIME, a run over the program's capture")
+    order = Order(
+        script=str(script), arguments=tuple(arguments or ()), run=str(run), compiled=_modes(compiled), errors=True
+    )
+    found = compared(order, processes, lambda text: print(f"kernelwright: {text}", file=sys.stderr))
+    if picture is not None:
+        with writing(picture):
+            picture.write_text(drawn(found), encoding="utf-8")
+    clock = {"timing_clock": found.whole.timing_clock}
+    print(json.dumps(found.model_dump(mode="json") | clock) if as_json else words(found))
+    raise typer.Exit(DONE if found.is_faster else FELL_SHORT)
+
+
+def _modes(given: list[str] | None) -> tuple[str, ...]:
+    return () if given == ["none"] else compile_modes(given or ["default"])
