@@ -1,7 +1,6 @@
 """Whatever names the best of a run names the same attempt with the same number, where the judges disagree."""
 
 import json
-import random
 
 import pytest
 
@@ -13,7 +12,7 @@ from kernelwright.evals.formats import folders as kept
 from kernelwright.evals.formats.samples import run_outcomes
 from kernelwright.evals.report import summary_rows
 from kernelwright.evals.runs.facts import run_facts
-from tests.support.runs import Writer, failed, passed, problem, setting
+from tests.support.runs import failed, passed, writing
 from tests.support.second_verdicts import ATTEMPT, LUCKY, REFUSED, SPEEDUP, Told, write_run
 
 EVERYWHERE = (
@@ -89,21 +88,21 @@ def test_the_kept_folders_say_that_a_second_judge_measured(told, run):
 def refused_later(tmp_path):
     """A run that was broken off before the second verdicts, with its kept folder and an export; and how it goes on."""
     run = tmp_path / "run"
-    with RunLog.create(run, [problem("one")], setting()) as log:
-        writer = Writer(log, "one", random.Random(0))
-        writer.attempt(passed(2.0, spread=0.0))
+    with writing(run, passed(2.0, spread=0.0)) as writer:
         writer.flush()
-        write_best(log, "one")
+        write_best(writer.log, "one")
         kept.write_best(tmp_path / "out", run_outcomes(run))
         writer.put(Confirmed(problem="one", attempt=1, verdict=failed()))
         writer.flush()
-        yield log
+        yield writer.log
 
 
-def test_a_kept_folder_goes_away_once_its_kernel_is_refused(refused_later):
+def test_a_kept_and_an_exported_folder_go_away_once_their_kernel_is_refused(refused_later, tmp_path):
     assert best_folder(refused_later, "one").exists()
     assert write_best(refused_later, "one") is None
     assert not (refused_later.folder / "best").exists()
+    assert kept.write_best(tmp_path / "out", run_outcomes(refused_later.folder)) == []
+    assert not (tmp_path / "out/one").exists()
 
 
 def test_what_others_put_into_a_kept_folder_stays(refused_later):
@@ -111,11 +110,6 @@ def test_what_others_put_into_a_kept_folder_stays(refused_later):
     (folder / "notes.txt").write_text("mine")
     write_best(refused_later, "one")
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
-
-
-def test_an_exported_folder_goes_away_once_its_kernel_is_refused(refused_later, tmp_path):
-    assert kept.write_best(tmp_path / "out", run_outcomes(refused_later.folder)) == []
-    assert not (tmp_path / "out/one").exists()
 
 
 def test_a_folder_of_another_kernel_is_left_alone(refused_later, tmp_path):

@@ -30,12 +30,14 @@ def scorer():
         yield found
 
 
-def test_an_answer_with_its_reasoning_earns_what_its_kernel_is_worth(scorer):
-    (found,) = scorer.score(["scaled"], [reply(OWN)])
+def test_an_answer_with_its_reasoning_earns_what_its_kernel_is_worth_and_equal_ones_are_judged_once(scorer):
+    found, same, other = scorer.score(["scaled"] * 3, [reply(OWN), OWN, "nothing"])
     assert found.report["outcome"] == "passed", found.words
     assert found.reward.value > 0
     assert found.source.startswith("import ctypes")
     assert "speedup against eager" in found.words
+    assert found.report is same.report
+    assert other.report is None
 
 
 def test_a_conversation_is_judged_by_its_last_answer(scorer):
@@ -55,25 +57,14 @@ def test_replies_without_a_candidate_earn_nothing_and_say_why(scorer):
     assert "syntax_error" in found[1].reward.why
 
 
-def test_the_library_earns_nothing_under_the_policy_and_nothing_without_it(scorer):
-    strict, free = scorer.score(["scaled", "any"], [LIBRARY, LIBRARY])
+def test_the_library_and_a_build_that_fails_unseen_earn_nothing_with_and_without_a_policy(scorer):
+    strict, free, hidden = scorer.score(["scaled", "any", "any"], [LIBRARY, LIBRARY, HIDDEN_BUILD])
     assert strict.report["stage"] == "check"
-    assert free.report["outcome"] == "passed"
-    assert [one.reward.value for one in (strict, free)] == [0, 0]
+    assert free.report["outcome"] == hidden.report["outcome"] == "passed", hidden.words
+    assert [one.reward.value for one in (strict, free, hidden)] == [0, 0, 0]
     assert free.reward.flags == ("no_own_kernel",)
-
-
-def test_a_build_that_fails_unseen_earns_nothing_even_where_the_library_is_paid_for(scorer):
-    (found,) = scorer.score(["any"], [HIDDEN_BUILD])
-    assert found.report["outcome"] == "passed", found.words
-    assert (found.reward.value, found.reward.flags) == (0, ("no_own_kernel", "hidden_build"))
-    assert "failed and was hidden" in found.words
-
-
-def test_equal_answers_are_judged_once(scorer):
-    first, second, other = scorer.score(["scaled"] * 3, [OWN, reply(OWN), "nothing"])
-    assert first.report is second.report
-    assert other.report is None
+    assert hidden.reward.flags == ("no_own_kernel", "hidden_build")
+    assert "failed and was hidden" in hidden.words
 
 
 def test_a_problem_that_is_none_is_said_at_once():

@@ -40,38 +40,24 @@ def only(root):
 
 
 @pytest.mark.parametrize("name", COLLECTIONS)
-def test_a_collection_is_known_by_its_files_and_read_in_order(tmp_path, name):
+def test_a_collection_is_known_by_its_files_and_read_in_order_under_unique_names_and_addresses(tmp_path, name):
     write, ids = COLLECTIONS[name]
-    reading = read_collection(write(tmp_path))
+    root = write(tmp_path)
+    reading = read_collection(root)
     assert (reading.format, [entry.id for entry in reading.entries]) == (name, ids)
-
-
-@pytest.mark.parametrize("name", COLLECTIONS)
-def test_every_problem_can_be_had_by_its_address(tmp_path, name):
-    root = COLLECTIONS[name][0](tmp_path)
-    for entry in read_collection(root).entries:
-        if entry.problem:
-            assert load_problem(f"{root}::{entry.id}") == entry.problem
-
-
-@pytest.mark.parametrize("name", COLLECTIONS)
-def test_names_are_unique_and_fit_for_folders(tmp_path, name):
-    names = [entry.problem.name for entry in read_collection(COLLECTIONS[name][0](tmp_path)).entries if entry.problem]
+    problems = {entry.id: entry.problem for entry in reading.entries if entry.problem}
+    names = [problem.name for problem in problems.values()]
     assert len(set(names)) == len(names) and not any(set(one) & set("/ @:") for one in names)
+    assert {address: load_problem(f"{root}::{address}") for address in problems} == problems
 
 
-def test_a_file_of_a_tree_is_judged_by_its_own_text(tmp_path):
-    assert load_problem(str(write_tree(tmp_path) / "level1/1_Double.py")).source == PLAIN
-
-
-def test_a_file_of_a_tree_knows_its_level_and_number(tmp_path):
-    problem = load_problem(str(write_tree(tmp_path) / "level2/3_Triple.py"))
+def test_a_file_of_a_tree_is_judged_by_its_own_text_and_knows_its_level_and_number(tmp_path):
+    tree = write_tree(tmp_path)
+    assert load_problem(str(tree / "level1/1_Double.py")).source == PLAIN
+    problem = load_problem(str(tree / "level2/3_Triple.py"))
     assert (problem.name, problem.origin.id, problem.origin.title) == ("3_Triple", "level2/3", "3_Triple.py")
-
-
-def test_what_is_beside_the_problems_of_a_tree_is_told(tmp_path):
-    (note,) = read_collection(write_tree(tmp_path)).notes
-    assert "notes.py" in note
+    (note,) = read_collection(tree).notes
+    assert "notes.py" in note, "what is beside the problems is told"
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -127,17 +113,12 @@ def test_a_bad_row_is_broken_with_its_reason_and_the_others_are_read(tmp_path, n
     assert bad.status == "broken" and said in bad.why and good.status == "read"
 
 
-def test_an_unknown_column_is_told(tmp_path):
+def test_an_unknown_column_is_told_and_a_number_that_comes_twice_is_broken_the_second_time(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(rows()[0] | {"hint": "x"}))
-    (note,) = only(path).notes
-    assert "'hint'" in note
-
-
-def test_a_number_that_comes_twice_is_broken_the_second_time(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join([json.dumps(rows()[0])] * 2))
-    assert [entry.status for entry in read_collection(path).entries] == ["read", "broken"]
+    path.write_text("\n".join([json.dumps(rows()[0] | {"hint": "x"})] * 2))
+    first, second = read_collection(path).entries
+    assert (first.status, second.status) == ("read", "broken")
+    assert "'hint'" in first.notes[0] and len(first.notes) == 1
 
 
 def test_a_missing_library_is_told_with_its_remedy(monkeypatch):
@@ -169,16 +150,10 @@ def test_a_backward_task_is_told_to_be_left_out(tmp_path):
     assert "func_backward.py" in read_collection(root).entries[0].notes[0]
 
 
-def test_expressions_of_axes_give_sizes(tmp_path):
-    assert "randn([32, 64]" in only(write_trace_set(tmp_path)).problem.source
-
-
-def test_a_definitions_own_text_stands_first_in_the_source(tmp_path):
-    assert only(write_trace_set(tmp_path)).problem.source.startswith(RMS.rstrip())
-
-
-def test_a_number_among_the_inputs_comes_from_the_workload(tmp_path):
-    assert "1e-06,\n" in only(write_trace_set(tmp_path)).problem.source
+def test_a_source_begins_with_the_definitions_own_text_and_takes_sizes_and_numbers_from_axes_and_workload(tmp_path):
+    source = only(write_trace_set(tmp_path)).problem.source
+    assert source.startswith(RMS.rstrip())
+    assert "randn([32, 64]" in source and "1e-06,\n" in source
 
 
 def test_a_workloads_tolerance_is_kept(tmp_path):
@@ -186,48 +161,36 @@ def test_a_workloads_tolerance_is_kept(tmp_path):
     assert entry.problem.tolerance.stated.model_dump(exclude_none=True) == TOLERANCE
 
 
-def test_a_constraint_that_the_workload_breaks_is_told(tmp_path):
-    entry = only(write_sol(tmp_path, DEFINITION, [WORKLOAD | {"axes": {"rows": 0}}]))
-    assert entry.status == "broken" and "rows > 0" in entry.why
-
-
-UNSUPPORTED = {
-    "a file of tensors": ({}, {"inputs": {"x": {"type": "safetensors", "path": "a", "tensor_key": "x"}}}, "no files"),
+NOT_IN_ORDER = {
+    "a file of tensors": (
+        {}, {"inputs": {"x": {"type": "safetensors", "path": "a", "tensor_key": "x"}}}, "unsupported", "no files",
+    ),
     "eight bits": (
-        {"inputs": DEFINITION["inputs"] | {"x": {"shape": ["rows"], "dtype": "float8_e4m3fn"}}}, {}, "float8_e4m3fn",
+        {"inputs": DEFINITION["inputs"] | {"x": {"shape": ["rows"], "dtype": "float8_e4m3fn"}}}, {}, "unsupported",
+        "float8_e4m3fn",
     ),
-    "a name of ours": ({"reference": RMS + "\nclass Model: pass\n"}, {}, "defines Model"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_a_sound_definition_beyond_the_judge_is_unsupported(tmp_path, name):
-    definition, workload, said = UNSUPPORTED[name]
-    entry = only(write_sol(tmp_path, DEFINITION | definition, [WORKLOAD | workload]))
-    assert entry.status == "unsupported" and said in entry.why
-
-
-BROKEN = {
-    "no run": ({"reference": "import torch\n"}, {}, "no function run"),
-    "no reference": ({"reference": None}, {}, "reference"),
-    "a missing axis": ({}, {"axes": {}}, "axis 'rows' has no size"),
-    "an undefined axis": (
-        {"outputs": {"y": {"shape": ["depth"], "dtype": "float32"}}} , {}, "'depth'",
-    ),
+    "a name of ours": ({"reference": RMS + "\nclass Model: pass\n"}, {}, "unsupported", "defines Model"),
+    "a constraint that the workload breaks": ({}, {"axes": {"rows": 0}}, "broken", "rows > 0"),
+    "no run": ({"reference": "import torch\n"}, {}, "broken", "no function run"),
+    "no reference": ({"reference": None}, {}, "broken", "reference"),
+    "a missing axis": ({}, {"axes": {}}, "broken", "axis 'rows' has no size"),
+    "an undefined axis": ({"outputs": {"y": {"shape": ["depth"], "dtype": "float32"}}} , {}, "broken", "'depth'"),
     "a parameter that is none": (
-        {"inputs": {"x y": {"shape": ["rows"], "dtype": "float32"}}}, {}, "no name for a parameter",
+        {"inputs": {"x y": {"shape": ["rows"], "dtype": "float32"}}}, {}, "broken", "no name for a parameter",
     ),
-    "a custom input without its function": ({}, {"inputs": {"x": {"type": "custom"}}}, "custom_inputs_entrypoint"),
-    "a function that is not there": ({"custom_inputs_entrypoint": "make"}, {}, "no function 'make'"),
-    "a number without a value": ({}, {"inputs": {}}, "'eps' has no value"),
+    "a custom input without its function": (
+        {}, {"inputs": {"x": {"type": "custom"}}}, "broken", "custom_inputs_entrypoint",
+    ),
+    "a function that is not there": ({"custom_inputs_entrypoint": "make"}, {}, "broken", "no function 'make'"),
+    "a number without a value": ({}, {"inputs": {}}, "broken", "'eps' has no value"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_definition_that_is_not_in_order_is_broken_with_its_reason(tmp_path, name):
-    definition, workload, said = BROKEN[name]
+@pytest.mark.parametrize("name", NOT_IN_ORDER)
+def test_a_definition_beyond_the_judge_is_unsupported_and_one_that_is_not_in_order_broken(tmp_path, name):
+    definition, workload, status, said = NOT_IN_ORDER[name]
     entry = only(write_sol(tmp_path, DEFINITION | definition, [WORKLOAD | workload]))
-    assert entry.status == "broken" and said in entry.why and "\n" not in entry.why
+    assert entry.status == status and said in entry.why and "\n" not in entry.why
 
 
 def test_a_bad_line_of_workloads_does_not_take_the_others_with_it(tmp_path):
@@ -270,14 +233,11 @@ def test_a_task_that_can_not_be_judged_says_why(tmp_path, name):
     assert entry.status == status and said in entry.why
 
 
-def test_a_folder_of_loose_files_is_no_collection(tmp_path):
-    (tmp_path / "problem.py").write_text(PLAIN)
-    assert format_of(tmp_path) is None
-
-
-def test_a_path_that_holds_nothing_is_one_sentence(tmp_path):
+def test_a_folder_of_loose_files_is_no_collection_and_an_empty_one_is_told(tmp_path):
     with pytest.raises(ProblemError, match="no collection"):
         read_collection(tmp_path)
+    (tmp_path / "problem.py").write_text(PLAIN)
+    assert format_of(tmp_path) is None
 
 
 def test_a_collection_of_several_problems_names_their_addresses(tmp_path):

@@ -53,50 +53,37 @@ def refusal(name_or_path: str | Path, size: str | None = None) -> str:
     return str(caught.value)
 
 
-def test_a_name_gives_the_cpu_size_unless_asked() -> None:
+def test_names_are_in_alphabetical_order_and_give_the_cpu_size_unless_asked() -> None:
+    assert list(catalog_names()) == sorted(catalog_names())
     assert load_problem("softmax_rows") == load_problem("softmax_rows", "cpu")
 
 
-def test_names_are_in_alphabetical_order() -> None:
-    assert list(catalog_names()) == sorted(catalog_names())
-
-
-def test_a_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "softmax_rows").write_text(REFERENCE)
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_name_wins_over_a_file_or_a_folder_of_that_name(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = request.getfixturevalue(kind)
+    path.rename(path.parent / "softmax_rows")
+    monkeypatch.chdir(path.parent)
     assert load_problem("softmax_rows").family == "norm"
 
 
-def test_a_file_is_named_by_its_stem(file: Path) -> None:
-    assert load_problem(str(file)).name == "12_double"
-
-
-def test_a_file_has_the_size_file(file: Path) -> None:
-    assert load_problem(str(file)).size == load_problem(str(file), "file").size == "file"
-
-
-def test_a_file_keeps_its_text(file: Path) -> None:
-    assert load_problem(str(file)).source == REFERENCE
-
-
-def test_the_docstring_of_a_files_model_is_its_title(file: Path) -> None:
-    assert load_problem(str(file)).title == "Doubles its input."
-
-
-def test_a_file_without_a_docstring_is_titled_by_its_stem(file: Path) -> None:
+def test_a_file_keeps_its_text_and_is_named_by_its_stem_and_titled_by_its_docstring(file: Path) -> None:
+    problem = load_problem(str(file))
+    assert (problem.name, problem.title, problem.source) == ("12_double", "Doubles its input.", REFERENCE)
+    assert problem.size == load_problem(str(file), "file").size == "file"
+    assert problem == load_problem(file), "a path may be a path object"
     file.write_text(REFERENCE.replace('"""Doubles its input."""', ""))
     assert load_problem(str(file)).title == "12_double"
 
 
-def test_a_file_in_the_current_folder_needs_no_separator(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["12_double.py", "double"])
+def test_a_file_in_the_current_folder_needs_no_separator_and_no_suffix(
+    file: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    file.rename(file.parent / name)
     monkeypatch.chdir(file.parent)
-    assert load_problem("12_double.py").name == "12_double"
-
-
-def test_an_existing_file_needs_no_suffix(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.rename(file.parent / "double")
-    monkeypatch.chdir(file.parent)
-    assert load_problem("double").name == "double"
+    assert load_problem(name).name == Path(name).stem
 
 
 def test_windows_newlines_and_a_byte_order_mark_do_no_harm(file: Path) -> None:
@@ -111,10 +98,13 @@ def test_entry_points_may_stand_under_if_and_come_by_assignment(file: Path) -> N
     assert load_problem(str(file)).name == "12_double"
 
 
-def test_a_folder_laid_out_as_in_the_catalog_is_a_problem(folder: Path) -> None:
+def test_a_folder_laid_out_as_in_the_catalog_is_a_problem(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = load_problem(str(folder), "gpu")
     assert (problem.name, problem.title) == ("doubling", "Doubling")
     assert problem.source == REFERENCE.replace("ROWS = 4 ", "ROWS = 400 ")
+    assert problem == load_problem(folder, "gpu"), "a path may be a path object"
+    monkeypatch.chdir(folder.parent)
+    assert load_problem("doubling") == load_problem("./doubling"), "in the current folder it needs no separator"
 
 
 def test_an_unknown_name_is_told_the_nearest_first_and_then_all() -> None:
@@ -142,17 +132,6 @@ def test_a_folder_that_holds_no_problem_is_told_as_one(
     assert refusal(name).startswith(f"{name} is not a regular file")
 
 
-def test_a_folder_in_the_current_one_needs_no_separator(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder.parent)
-    assert load_problem("doubling") == load_problem("./doubling")
-
-
-def test_a_name_wins_over_a_folder_of_that_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.rename(folder.parent / "softmax_rows")
-    monkeypatch.chdir(folder.parent)
-    assert load_problem("softmax_rows").family == "norm"
-
-
 def test_a_collection_in_the_current_folder_is_told_with_its_addresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,11 +141,6 @@ def test_a_collection_in_the_current_folder_is_told_with_its_addresses(
         (level / name).write_text(REFERENCE)
     monkeypatch.chdir(tmp_path)
     assert "2 problems" in refusal("KernelBench") and "KernelBench::level1" in refusal("KernelBench")
-
-
-def test_a_path_may_be_a_path_object(file: Path, folder: Path) -> None:
-    assert load_problem(file) == load_problem(str(file))
-    assert load_problem(folder, "gpu") == load_problem(str(folder), "gpu")
 
 
 @pytest.mark.parametrize("given", [None, 3, b"softmax_rows", ["softmax_rows"]])
@@ -216,36 +190,23 @@ def test_a_file_that_is_not_utf8_is_told_where(file: Path) -> None:
     assert f"{file} is not UTF-8" in refusal(file) and "byte 5" in refusal(file)
 
 
-def test_a_syntax_error_is_told_with_its_line(file: Path) -> None:
-    file.write_text(REFERENCE.replace("def get_inputs():", "def get_inputs("))
-    assert str(file) in refusal(file) and "on line 15: '('" in refusal(file)
-
-
-def test_a_nul_byte_is_a_sentence(file: Path) -> None:
-    file.write_text(REFERENCE + "\0")
-    line = REFERENCE.count("\n") + 1
-    assert str(file) in refusal(file) and f"on line {line}: " in refusal(file) and "null bytes" in refusal(file)
-
-
-def test_nesting_beyond_the_parser_is_a_sentence(file: Path) -> None:
-    file.write_text("x = " + "-" * 100_000 + "1\n")
-    assert "parsed as Python" in refusal(file)
-
-
-@pytest.mark.parametrize("name", ["Model", "get_inputs", "get_init_inputs"])
-def test_a_missing_entry_point_is_named(file: Path, name: str) -> None:
-    file.write_text(REFERENCE.replace(f" {name}(", " other("))
-    assert refusal(file).startswith(f"{file} has no {name}; add a ")
-
-
-def test_a_nested_definition_is_no_entry_point(file: Path) -> None:
-    file.write_text(REFERENCE.replace("def get_inputs():", "def outer():\n  def get_inputs():"))
-    assert refusal(file).startswith(f"{file} has no get_inputs; ")
-
-
-def test_a_candidate_given_as_a_problem_is_recognised(file: Path) -> None:
-    file.write_text(REFERENCE.replace("class Model(", "class ModelNew("))
-    assert "defines ModelNew" in refusal(file)
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("def get_inputs():", "def get_inputs(", "on line 15: '('"),
+        ("    return []\n", "    return []\n\0", "null bytes"),
+        ("    return []\n", "    return []\n\0", "on line 21: "),
+        ("ROWS = 4", "ROWS = " + "-" * 100_000 + "4", "parsed as Python"),
+        ("class Model(", "class ModelNew(", "defines ModelNew"),
+        (" Model(", " other(", " has no Model; add a "),
+        (" get_inputs(", " other(", " has no get_inputs; add a "),
+        (" get_init_inputs(", " other(", " has no get_init_inputs; add a "),
+        ("def get_inputs():", "def outer():\n  def get_inputs():", " has no get_inputs; "),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_its_place(file: Path, old: str, new: str, said: str) -> None:
+    file.write_text(REFERENCE.replace(old, new))
+    assert str(file) in refusal(file) and said in refusal(file)
 
 
 def test_a_constant_that_the_reference_lacks_is_told_with_its_table(folder: Path) -> None:

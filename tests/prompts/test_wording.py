@@ -21,37 +21,31 @@ def problem(**changes):
     return PROBLEM.model_copy(update=changes)
 
 
-@pytest.mark.parametrize("policy", ["any", "no-library", "custom-only"])
-def test_contract_states_the_operator_policy_of_the_problem(policy):
-    assert re.findall(r"Operator policy `([^`]+)`", text_of("contract", brief(problem=problem(operators=policy)))) == [
-        policy
-    ]
-
-
-@pytest.mark.parametrize("policy", ["strict", "tf32", "half"])
-def test_contract_states_the_precision_policy_of_the_problem(policy):
-    found = re.findall(r"Precision policy `([^`]+)`", text_of("contract", brief(problem=problem(precision=policy))))
-    assert found == [policy]
-
-
 @pytest.mark.parametrize(
-    ("direction", "words"),
-    [("forward", "forward"), ("backward", "backward"), ("both", "forward and backward")],
+    ("changes", "pattern", "said"),
+    [({"operators": policy}, "Operator policy `([^`]+)`", policy) for policy in ("any", "no-library", "custom-only")]
+    + [({"precision": policy}, "Precision policy `([^`]+)`", policy) for policy in ("strict", "tf32", "half")]
+    + [
+        ({"direction": direction}, r"\nDirection: ([^.]+)\.", said)
+        for direction, said in (("forward", "forward"), ("backward", "backward"), ("both", "forward and backward"))
+    ],
 )
-def test_contract_states_the_direction_of_the_problem(direction, words):
-    assert f"\nDirection: {words}." in text_of("contract", brief(problem=problem(direction=direction)))
+def test_contract_states_policies_and_the_direction_of_the_problem(changes, pattern, said):
+    assert re.findall(pattern, text_of("contract", brief(problem=problem(**changes)))) == [said]
 
 
-def test_contract_shows_an_autograd_function_only_where_gradients_are_asked_for():
-    shown = [
-        "autograd.Function" in text_of("contract", brief(problem=problem(direction=d))) for d in ("forward", "both")
-    ]
-    assert shown == [False, True]
+@pytest.mark.parametrize(("direction", "asked"), [("forward", False), ("both", True), ("backward", True)])
+def test_contract_shows_an_autograd_function_and_says_that_both_passes_are_timed_where_gradients_are_asked_for(
+    direction, asked
+):
+    contract = text_of("contract", brief(problem=problem(direction=direction)))
+    assert [words in contract for words in ("autograd.Function", "through both passes")] == [asked] * 2
 
 
-def test_contract_states_the_tolerance_of_the_problem():
+def test_contract_states_the_tolerance_of_the_problem_and_its_floor_as_a_share_of_the_output():
     loose = problem(tolerance=PROBLEM.tolerance.model_copy(update={"factor": 32.0}))
     assert "allowed is 32 times" in text_of("contract", brief(problem=loose))
+    assert "7.6e-06 of its largest" in text_of("contract", brief())
 
 
 @pytest.mark.parametrize("family", VALUE_FAMILIES)
@@ -91,11 +85,6 @@ def test_contract_says_how_a_call_is_timed(target, words):
     assert words in contract
 
 
-@pytest.mark.parametrize(("direction", "said"), [("forward", False), ("both", True), ("backward", True)])
-def test_contract_says_that_both_passes_are_timed_where_gradients_are_asked_for(direction, said):
-    assert ("through both passes" in text_of("contract", brief(problem=problem(direction=direction)))) == said
-
-
 def test_contract_says_when_weights_are_copied_and_that_each_process_has_others():
     contract = text_of("contract", brief())
     assert "in each process once" in contract and "before the first call" in contract
@@ -108,22 +97,26 @@ def test_contract_states_the_target_versions():
 
 
 @pytest.mark.parametrize("target", ["cpp", "cuda"])
-def test_pytorch_without_the_option_is_never_told_of_no_implicit_headers(target):
-    assert "no_implicit_headers" not in render(brief(target=target, versions=OLD_VERSIONS)).text
-
-
-@pytest.mark.parametrize("target", ["cpp", "cuda"])
-def test_pytorch_with_the_option_is_shown_the_raw_pointer_example(target):
+def test_only_pytorch_with_the_option_is_told_of_no_implicit_headers(target):
     assert "no_implicit_headers=True" in text_of("example", brief(target=target))
+    assert "no_implicit_headers" not in render(brief(target=target, versions=OLD_VERSIONS)).text
 
 
 def test_versions_are_compared_as_numbers():
     assert TargetVersions(torch="2.10").torch_at_least("2.8")
 
 
-@pytest.mark.parametrize(("torch", "argument"), [("2.9", 'input_precision="ieee"'), ("2.2", "allow_tf32=False")])
-def test_triton_crib_forbids_tf32_in_the_words_of_the_target_version(torch, argument):
-    assert argument in text_of("crib", brief(target="triton", versions={"torch": torch}))
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"target": "triton", "versions": {"torch": "2.9"}}, 'input_precision="ieee"'),
+        ({"target": "triton", "versions": {"torch": "2.2"}}, "allow_tf32=False"),
+        ({"target": "cuda"}, "max.NaN.f32"),
+        ({"target": "cpp"}, "bad |= x != x"),
+    ],
+)
+def test_crib_forbids_tf32_in_the_words_of_the_version_and_says_how_a_maximum_passes_nan_on(changes, words):
+    assert words in text_of("crib", brief(**changes))
 
 
 @pytest.mark.parametrize("target", ["cpp", "cuda", "triton"])
@@ -135,15 +128,9 @@ def test_repair_prompt_holds_no_advice_on_speed(target):
     assert "Aim below" not in prompt
 
 
-def test_repair_prompt_holds_no_measured_times():
+def test_repair_prompt_sets_speed_aside_and_gives_the_stage_before_the_reason():
     assert "0.0814" not in render(brief("repair", history=HISTORY)).text
-
-
-def test_repair_directive_sets_speed_aside():
     assert "does not count" in text_of("directive", brief("repair"))
-
-
-def test_repair_evidence_gives_the_stage_before_the_reason():
     evidence = text_of("evidence", brief("repair"))
     assert evidence.index("Outcome: failed at check.") < evidence.index("output 0 differs at 31987")
 
@@ -154,17 +141,11 @@ def test_long_log_loses_its_middle():
     assert ["line 0\n" in evidence, "line 1000\n" in evidence, "line 1999\n" in evidence] == [True, False, True]
 
 
-def test_improve_evidence_gives_the_measured_time():
+def test_improve_gives_the_measured_time_and_aims_below_the_best_time_of_all_attempts_that_passed():
     assert "0.0814 ms, 1.50x the" in text_of("evidence", brief("improve"))
-
-
-def test_improve_aims_below_the_best_time_of_all_attempts():
     faster = HISTORY[-1].model_copy(update={"number": 4, "candidate_ms": 0.05})
     directive = text_of("directive", brief("improve", history=(*HISTORY, faster)))
     assert "Aim below 0.0450 ms" in directive and "takes 0.0500 ms" in directive
-
-
-def test_time_of_an_attempt_that_failed_is_no_aim():
     broken = HISTORY[0].model_copy(update={"candidate_ms": 0.001})
     assert "best so far takes 0.0814" in text_of("directive", brief("improve", history=(broken,)))
 
@@ -207,15 +188,6 @@ def test_trimmed_text_says_how_much_is_missing():
     left_out = len(text) - 50 - 20
     start, mark, end = trimmed(text, limit=90).split("\n")
     assert (start, end) == ("a" * 50, "c" * 20) and f" {left_out} characters" in mark
-
-
-@pytest.mark.parametrize(("target", "words"), [("cuda", "max.NaN.f32"), ("cpp", "bad |= x != x")])
-def test_crib_says_how_a_maximum_passes_nan_on(target, words):
-    assert words in text_of("crib", brief(target=target))
-
-
-def test_contract_gives_the_floor_of_the_tolerance_as_a_share_of_the_output():
-    assert "7.6e-06 of its largest" in text_of("contract", brief())
 
 
 PRODUCT = PROBLEM.model_copy(update={"source": PROBLEM.source.replace("torch.relu(x) ** 2", "torch.matmul(x, x)")})

@@ -18,6 +18,14 @@ def get_init_inputs():
 """
 RIGHT = PROBLEM.replace("class Model(", "class ModelNew(")
 WRONG = RIGHT.replace("dim=1", "dim=0")
+
+
+def stateless(forward: str, inputs: str) -> str:
+    """The source of a reference without weights: its result for `x`, and the one input."""
+    head = f"import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return {forward}\n"
+    return f"{head}\ndef get_inputs():\n    return [{inputs}]\n\ndef get_init_inputs():\n    return []\n"
+
+
 MANIFEST = """family = "toy"
 title = "Doubling"
 

@@ -2,14 +2,12 @@
 
 import inspect
 import json
-import random
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from kernelwright.agent.log.run_log import RunLog
 from kernelwright.problems import Problem
 from kernelwright.programs.record import (
     CallSite,
@@ -23,7 +21,7 @@ from kernelwright.programs.record import (
     TensorSeen,
     write_record,
 )
-from tests.support.runs import Writer, passed, setting
+from tests.support.runs import passed, writing
 
 ROWS, COLUMNS = 4, 16
 REFERENCE = f"""
@@ -140,8 +138,7 @@ def run_over_gates(folder, kernel=KERNEL, verdict=None, **how):
     """A run over the capture of the network, with one attempt for its part."""
     part = part_of_gates(**how)
     problem = Problem(name="gate", title="A gate", family="part", size="cpu", source=REFERENCE)
-    with RunLog.create(folder, [problem], setting()) as log:
-        writer = Writer(log, "gate", random.Random(0))
+    with writing(folder, of=problem) as writer:
         writer.attempt(verdict or passed(3.0), source=kernel)
         writer.stop()
     module = ModuleSeen(name="", root="Network", class_name="here.Network", calls=2, forward_ms=2.0)

@@ -3,6 +3,7 @@
 import hashlib
 import random
 import sqlite3
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 from kernelwright.agent.log.events import Asked, CandidateExtracted, JudgedAttempt, Kept, NoCandidate, Replied, Stopped
@@ -214,6 +215,26 @@ class Writer:
                 self.blobs.items(),
             )
         self.events, self.blobs = [], {}
+
+
+@contextmanager
+def writing(folder, *verdicts, of=None, chosen=None, seed=0):
+    """The writer of a new run over one problem, after an attempt for each verdict; what it has written is flushed."""
+    of = of or problem("one")
+    with RunLog.create(folder, [of], chosen or setting()) as log:
+        writer = Writer(log, of.name, random.Random(seed))
+        for verdict in verdicts:
+            writer.attempt(verdict)
+        yield writer
+        if writer.events:
+            writer.flush()
+
+
+def ended(folder, *verdicts, **how):
+    """The folder of a run as of `writing` whose search has ended."""
+    with writing(folder, *verdicts, **how) as writer:
+        writer.stop()
+    return folder
 
 
 def made_run(folder, problems=2, attempts=10, seed=0, **circumstances):

@@ -28,25 +28,28 @@ PROBLEMS = [
 ]
 
 
+def parts_of(log, config, provider=None, evaluator=None):
+    return Parts(
+        strategy=load_strategy(config.strategy, config),
+        provider=provider or SimulatedProvider(),
+        evaluator=evaluator or SimulatedEvaluator(seconds=2.0),
+        log=log,
+        config=config,
+        brief_for=BriefMaker(cpu_sheet("simulated", 2, [], {}), TargetVersions(), log),
+    )
+
+
 def ran(folder, config, problems=PROBLEMS, **changes):
+    """The views and the events of a new run."""
     with RunLog.create(folder, problems, Setting(config={}, device="simulated", versions={})) as log:
-        parts = Parts(
-            strategy=load_strategy(config.strategy, config),
-            provider=changes.get("provider") or SimulatedProvider(),
-            evaluator=changes.get("evaluator") or SimulatedEvaluator(seconds=2.0),
-            log=log,
-            config=config,
-            brief_for=BriefMaker(cpu_sheet("simulated", 2, [], {}), TargetVersions(), log),
-        )
-        batch = Scheduler(log, config, lambda problem: parts)
-        run_simulated(batch.search(problems))
-        return views_of(log), list(log.events()), batch
+        parts = parts_of(log, config, **changes)
+        run_simulated(Scheduler(log, config, lambda problem: parts).search(problems))
+        return views_of(log), list(log.events())
 
 
 def test_all_problems_are_searched(tmp_path):
-    views, _, _ = ran(tmp_path / "run", CONFIG)
-    assert all(view.attempts for view in views)
-    assert all(view.stopped for view in views)
+    views, _ = ran(tmp_path / "run", CONFIG)
+    assert all(view.attempts and view.stopped for view in views)
 
 
 class Stubborn(SimulatedProvider):
@@ -60,33 +63,16 @@ class Stubborn(SimulatedProvider):
         return await super().complete(request, ask, prompt)
 
 
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory):
-    config = CONFIG.model_copy(update={"attempts": 12, "patience": 5})
-    return ran(tmp_path_factory.mktemp("uneven") / "run", config, provider=Stubborn(latency_s=(1.0, 2.0)))
-
-
-def test_attempts_that_are_left_go_to_problems_that_ran_out(uneven):
-    views, _, _ = uneven
-    assert views[0].spent < 12 < max(view.spent for view in views)
-
-
-def test_no_more_is_spent_than_all_problems_were_given(uneven):
-    views, _, _ = uneven
-    assert sum(view.spent for view in views) <= 4 * 12
-
-
-def test_each_grant_is_in_the_log_with_its_reason(uneven):
-    _, events, _ = uneven
+@pytest.mark.parametrize("share", [True, False])
+def test_attempts_that_are_left_go_to_problems_that_ran_out_where_they_are_shared(tmp_path, share):
+    config = CONFIG.model_copy(update={"attempts": 12, "patience": 5, "share": share})
+    views, events = ran(tmp_path / "run", config, provider=Stubborn(latency_s=(1.0, 2.0)))
+    spent = [view.spent for view in views]
+    assert spent[0] < 12 and (max(spent) > 12) == share
+    assert sum(spent) <= 4 * 12, "no more is spent than all problems were given"
     grants = [event.body for event in events if event.kind == "granted"]
-    assert grants
+    assert bool(grants) == share
     assert all("expected gain" in grant.reason for grant in grants)
-
-
-def test_sharing_can_be_switched_off(tmp_path):
-    config = CONFIG.model_copy(update={"attempts": 12, "patience": 5, "share": False})
-    views, *_ = ran(tmp_path / "run", config, provider=Stubborn(latency_s=(1.0, 2.0)))
-    assert max(view.spent for view in views) <= 12
 
 
 def test_a_budget_of_the_run_stops_all_problems(tmp_path):
@@ -151,15 +137,17 @@ TWO_REFUSED = {
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_a_problem_that_can_not_be_judged_ends_its_own_search_alone(tmp_path, at_once):
     config = CONFIG.model_copy(update={"problems_at_once": at_once})
-    views, events, _ = ran(tmp_path / "run", config, evaluator=Refusing(TWO_REFUSED))
+    views, events = ran(tmp_path / "run", config, evaluator=Refusing(TWO_REFUSED))
     assert [view.fault for view in views] == [None, "broken", "unsupported", None]
     assert [view.stopped for view in views][1:3] == [str(error) for error in TWO_REFUSED.values()]
     assert [bool(view.best) for view in views] == [True, False, False, True]
     assert [event.body.fault for event in events if event.kind == "stopped"].count(None) == 2
 
 
-def test_what_could_not_be_judged_is_tried_again_by_a_later_search(tmp_path):
+def test_what_could_not_be_judged_replays_and_is_tried_again_by_a_later_search(tmp_path):
     ran(tmp_path / "run", CONFIG, evaluator=Refusing(TWO_REFUSED))
+    with RunLog.open(tmp_path / "run") as log:
+        assert replay(log, tmp_path / "again").digest == log.digest()
     views = gone_on(tmp_path / "run", Refusing({"made_up_2": TWO_REFUSED["made_up_2"]}))
     assert [view.fault for view in views] == [None, None, "unsupported", None]
     assert any(attempt.verdict is not None for attempt in views[1].attempts)
@@ -167,14 +155,7 @@ def test_what_could_not_be_judged_is_tried_again_by_a_later_search(tmp_path):
 
 def gone_on(folder, evaluator):
     with RunLog.open(folder) as log:
-        parts = Parts(
-            strategy=load_strategy(CONFIG.strategy, CONFIG),
-            provider=SimulatedProvider(),
-            evaluator=evaluator,
-            log=log,
-            config=CONFIG,
-            brief_for=BriefMaker(cpu_sheet("simulated", 2, [], {}), TargetVersions(), log),
-        )
+        parts = parts_of(log, CONFIG, evaluator=evaluator)
         run_simulated(Scheduler(log, CONFIG, lambda problem: parts).search(PROBLEMS))
         return views_of(log)
 
@@ -199,9 +180,3 @@ def test_a_machine_that_can_judge_nothing_ends_the_run(tmp_path):
 def test_a_run_without_any_verdict_for_want_of_the_machine_is_the_machines(tmp_path):
     with pytest.raises(MachineError, match="for made_up_0"):
         ran(tmp_path / "run", CONFIG, problems=PROBLEMS[:1], evaluator=lacking("made_up_0"))
-
-
-def test_a_run_with_problems_that_could_not_be_judged_replays(tmp_path):
-    ran(tmp_path / "run", CONFIG, evaluator=Refusing(TWO_REFUSED))
-    with RunLog.open(tmp_path / "run") as log:
-        assert replay(log, tmp_path / "again").digest == log.digest()

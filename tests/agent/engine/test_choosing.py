@@ -80,12 +80,13 @@ def test_a_provider_may_come_in_an_installed_package(log, tmp_path, monkeypatch)
 def test_what_a_provider_started_ends_with_the_run(log, tmp_path):
     (tmp_path / "echo.py").write_text(ECHO)
 
-    async def within():
-        async with providing(ProviderOptions(kind=f"{tmp_path / 'echo.py'}:provider"), log) as provider:
-            assert not provider.closed
+    async def within(kind):
+        async with providing(ProviderOptions(kind=kind), log) as provider:
+            assert not getattr(provider, "closed", False)
             return provider
 
-    assert asyncio.run(within()).closed
+    assert asyncio.run(within(f"{tmp_path / 'echo.py'}:provider")).closed
+    assert asyncio.run(within("simulated")).name == "simulated", "it has started nothing"
 
 
 def test_a_name_that_no_provider_has_is_told_with_those_that_there_are(log):
@@ -116,14 +117,6 @@ def test_a_missing_model_file_is_told_before_a_run_starts(tmp_path):
     pytest.importorskip("xllamacpp")
     with pytest.raises(ProviderError, match="there is no model file"):
         check_provider(ProviderOptions(kind="local", model_file=str(tmp_path / "absent.gguf")))
-
-
-def test_a_provider_that_started_nothing_needs_no_end(log):
-    async def within():
-        async with providing(ProviderOptions(kind="simulated"), log) as provider:
-            return provider.name
-
-    assert asyncio.run(within()) == "simulated"
 
 
 @pytest.mark.parametrize("name", load_presets())

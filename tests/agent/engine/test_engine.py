@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from kernelwright.agent.engine.search import search
+from kernelwright.agent.engine.search import Parts, search
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
@@ -32,24 +33,16 @@ from tests.support.search import (
 )
 
 
-def test_a_search_repairs_what_failed_and_then_improves_the_best(log):
-    assert outline(searched(log)) == STORY
-
-
-def test_the_best_is_the_passing_attempt_with_the_highest_speedup(log):
-    view = searched(log)
+def test_a_search_repairs_what_failed_improves_the_best_and_ends_with_its_reason(log):
+    evaluator = ReadingEvaluator()
+    view = searched(log, evaluator=evaluator)
+    assert outline(view) == STORY
     assert (view.best.number, view.best.speedup) == (5, pytest.approx(2.0))
-
-
-def test_each_new_best_is_kept_once(log):
-    searched(log)
     kept = [(event.attempt, event.body.previous) for event in log.events() if event.kind == "kept"]
-    assert kept == [(2, None), (4, 2), (5, 4)]
-
-
-def test_the_search_ends_with_its_reason_in_the_log(log):
-    searched(log)
+    assert kept == [(2, None), (4, 2), (5, 4)], "each new best is kept once"
     assert "budget of 7 attempts" in list(log.events())[-1].body.reason
+    assert view.attempt(6).same_as == 5
+    assert max(evaluator.judged.values()) == 1, "a source that was judged before is not judged again"
 
 
 def test_each_ask_is_committed_before_the_provider_hears_of_it(log):
@@ -61,24 +54,14 @@ def test_each_ask_is_committed_before_the_provider_hears_of_it(log):
     assert len(searched(log, provider=Looking()).attempts) == 7
 
 
-def test_the_prompt_that_was_sent_is_in_the_log(log):
+def test_the_prompts_that_were_sent_and_the_replies_that_came_are_in_the_log(log):
     provider = Scripted()
     view = searched(log, provider=provider)
     assert [log.text(attempt.prompt.digest) for attempt in view.attempts] == [one.prompt for one in provider.requests]
-
-
-def test_a_logged_prompt_comes_back_in_its_sections(log):
-    view = searched(log)
-    prompt = log.prompt(view.attempts[0].prompt)
-    assert (prompt.digest, prompt.stable_digest) == (
-        view.attempts[0].prompt.digest,
-        view.attempts[0].prompt.stable_digest,
-    )
-
-
-def test_the_reply_that_came_is_in_the_log(log):
-    view = searched(log)
     assert {one.number: log.reply(one.reply_digest).text for one in view.attempts} == ANSWERS
+    first = view.attempts[0].prompt
+    prompt = log.prompt(first)
+    assert (prompt.digest, prompt.stable_digest) == (first.digest, first.stable_digest), "it comes back in its sections"
 
 
 def test_a_repair_prompt_says_what_the_judge_found(log):
@@ -92,13 +75,6 @@ def test_a_repair_prompt_says_why_a_reply_held_no_candidate(log):
     view = searched(log, provider=provider, config=CONFIG.model_copy(update={"drafts": 1, "attempts": 2}))
     assert "syntax_error" in view.attempts[0].outcome
     assert view.attempts[0].detail in provider.requests[1].prompt
-
-
-def test_a_source_that_was_judged_before_is_not_judged_again(log):
-    evaluator = ReadingEvaluator()
-    view = searched(log, evaluator=evaluator)
-    assert view.attempt(6).same_as == 5
-    assert max(evaluator.judged.values()) == 1
 
 
 def test_the_same_source_in_two_slots_at_once_is_judged_once(log):
@@ -116,11 +92,11 @@ def test_as_many_asks_as_slots_are_in_flight(log):
 
 
 def test_two_fresh_searches_send_the_same_requests(tmp_path):
-    digests = []
-    for name in ("one", "two"):
+    def requests(name):
         with new_log(tmp_path / name) as log:
-            digests.append([attempt.request_digest for attempt in searched(log).attempts])
-    assert digests[0] == digests[1]
+            return [attempt.request_digest for attempt in searched(log).attempts]
+
+    assert requests("one") == requests("two")
 
 
 def test_events_are_told_in_the_order_of_the_log(log):
@@ -161,13 +137,12 @@ def test_a_search_cut_off_after_any_event_goes_on_to_the_same_end(tmp_path, whol
 
 
 def blobs_of(log, event):
-    body = event.body
-    match event.kind:
-        case "asked":
+    match event.kind, event.body:
+        case "asked", body:
             return [log.text(body.prompt.digest)]
-        case "replied":
+        case "replied", body:
             return [log.text(body.reply_digest)]
-        case "extracted":
+        case "extracted", body:
             return [log.text(body.candidate.digest)]
     return []
 
@@ -197,14 +172,7 @@ def test_a_provider_that_breaks_at_any_attempt_ends_the_search_and_loses_nothing
     again = Scripted()
     assert outline(searched(log, provider=again)) == STORY
     assert max((broken.answered + again.answered).values()) == 1
-
-
-def test_a_pending_ask_is_asked_again_word_for_word(log):
-    broken, again = Scripted(errors={1: [ProviderError("the key was refused; check it")]}), Scripted()
-    with pytest.raises(ProviderError):
-        searched(log, provider=broken)
-    searched(log, provider=again)
-    assert again.requests[0] == broken.requests[0]
+    assert again.requests[0] == broken.requests[-1], "what is pending is asked again word for word"
 
 
 def test_a_passing_failure_is_logged_and_tried_again(log):
@@ -303,14 +271,10 @@ def test_a_run_of_another_version_of_the_problem_is_not_gone_on_with(log):
         asyncio.run(search(changed, parts_of(log)))
 
 
-class Fixed:
-    """A strategy that always proposes the same."""
-
-    def __init__(self, proposal):
-        self.proposal = proposal
-
-    def propose(self, view, slots, rng):
-        return self.proposal
+def fixed(log, proposal):
+    """Search with a strategy that always proposes the same."""
+    strategy = SimpleNamespace(propose=lambda view, slots, rng: proposal)
+    return asyncio.run(search(PROBLEM, Parts(**vars(parts_of(log)) | {"strategy": strategy})))
 
 
 DRAFT = Step("propose", None, "one simple kernel")
@@ -318,24 +282,16 @@ DRAFT = Step("propose", None, "one simple kernel")
 
 @pytest.mark.parametrize("proposal", [[DRAFT, DRAFT], [Step("repair", 1, "a")]], ids=["too many", "unknown parent"])
 def test_a_step_that_breaks_the_rules_is_refused_before_it_is_logged(log, proposal):
-    parts = parts_of(log)
     with pytest.raises(StrategyError, match="broke its rules"):
-        asyncio.run(search(PROBLEM, replaced(parts, strategy=Fixed(proposal))))
+        fixed(log, proposal)
     assert [event.kind for event in log.events()] == ["run_started", "equipped"]
 
 
-def test_a_strategy_that_waits_for_nothing_is_told_so(log):
+def test_a_strategy_may_stop_at_once_and_may_not_wait_for_nothing(log):
     with pytest.raises(StrategyError, match="nothing is pending"):
-        asyncio.run(search(PROBLEM, replaced(parts_of(log), strategy=Fixed([]))))
-
-
-def test_a_strategy_may_stop_at_once(log):
-    view = asyncio.run(search(PROBLEM, replaced(parts_of(log), strategy=Fixed(Stop(reason="enough")))))
+        fixed(log, [])
+    view = fixed(log, Stop(reason="enough"))
     assert (view.attempts, view.stopped) == ((), "enough")
-
-
-def replaced(parts, **changes):
-    return type(parts)(**vars(parts) | changes)
 
 
 THREE = CONFIG.model_copy(update={"slots": 3, "drafts": 3, "attempts": 3})
@@ -351,11 +307,10 @@ def test_of_several_troubles_at_once_the_gravest_is_raised(log, errors):
 
 
 def test_errors_in_several_slots_at_once_leave_none_behind_unheard(log, caplog):
-    provider = Scripted(errors={number: [ProviderError("down")] for number in (1, 2, 3)})
     with pytest.raises(ProviderError):
-        searched(log, provider=provider, config=THREE)
+        searched(log, provider=Scripted(errors={number: [ProviderError("down")] for number in (1, 2, 3)}), config=THREE)
     gc.collect()
-    assert [record.getMessage() for record in caplog.records] == []
+    assert caplog.records == []
 
 
 def test_a_search_that_waits_for_answers_has_not_ended(log):

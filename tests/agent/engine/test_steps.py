@@ -1,10 +1,7 @@
 """What happens beside the plain walk from ask to verdict: cut-off replies, duplicates, tuning, advice."""
 
-import asyncio
-
 import pytest
 
-from kernelwright.agent.engine.search import search
 from kernelwright.agent.log.events import Event, JudgedAttempt
 from kernelwright.agent.log.view import fold
 from tests.support.search import (
@@ -12,7 +9,6 @@ from tests.support.search import (
     PROBLEM,
     ReadingEvaluator,
     Scripted,
-    parts_of,
     passed,
     reply_with,
     searched,
@@ -40,18 +36,14 @@ WHOLE = reply_with("1.5")
 
 
 @pytest.mark.parametrize("at", range(60, len(WHOLE) - 5, 9))
-def test_a_reply_that_was_cut_off_is_continued(log, at):
+def test_a_reply_that_was_cut_off_is_shown_and_continued_and_the_tokens_of_both_count(log, at):
     provider = CutOff(WHOLE[:at], WHOLE[at:])
-    assert searched(log, provider=provider, config=config()).attempt(1).passed
-    assert len(provider.requests) == 2
-
-
-def test_the_second_request_shows_the_end_of_the_first_reply(log):
-    provider = CutOff(WHOLE[:100], WHOLE[100:])
-    searched(log, provider=provider, config=config())
+    attempt = searched(log, provider=provider, config=config()).attempt(1)
+    assert attempt.passed
     first, second = (request.prompt for request in provider.requests)
     assert second.startswith(first.rstrip("\n"))
-    assert WHOLE[:100].splitlines()[-1] in second
+    assert WHOLE[:at].splitlines()[-1] in second
+    assert [reply.usage.output_tokens for reply in attempt.replies] == [7, 7]
 
 
 def test_a_shorter_answer_in_place_of_the_rest_is_taken(log):
@@ -66,28 +58,18 @@ def test_a_reply_is_continued_once(log):
     assert len(provider.requests) == 2
 
 
-def test_the_tokens_of_both_replies_count(log):
-    view = searched(log, provider=CutOff(WHOLE[:100], WHOLE[100:]), config=config())
-    assert [reply.usage.output_tokens for reply in view.attempt(1).replies] == [7, 7]
-
-
 def renamed(reply):
     return reply.replace("KIND = ", "# another comment\nKIND   =   ").replace(
         "    pass", '    """New words."""\n    pass'
     )
 
 
-def test_a_program_that_differs_in_comments_and_layout_is_not_judged_again(log):
+def test_a_program_that_differs_in_comments_and_layout_is_not_judged_again_and_the_model_is_told(log):
     evaluator = ReadingEvaluator()
-    answers = {1: reply_with("1.5"), 2: renamed(reply_with("1.5"))}
-    view = searched(log, provider=Scripted(answers), evaluator=evaluator, config=config(attempts=2))
-    assert view.attempt(2).same_as == 1
-    assert evaluator.judged.total() == 1
-
-
-def test_the_model_is_told_of_a_program_that_came_again(log):
     provider = Scripted({1: reply_with("1.5"), 2: renamed(reply_with("1.5")), 3: reply_with("1.6")})
-    searched(log, provider=provider, config=config(attempts=3))
+    view = searched(log, provider=provider, evaluator=evaluator, config=config(attempts=3))
+    assert view.attempt(2).same_as == 1
+    assert evaluator.judged.total() == 2
     assert "the source of attempt 1" in provider.requests[2].prompt
 
 
@@ -117,13 +99,13 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def test_constants_that_a_candidate_declares_are_tried(log):
-    view = searched(log, provider=Scripted({1: TUNABLE}), config=config())
-    assert (view.best.ask.role, view.best.ask.directive, view.best.speedup) == (
-        "tune",
-        "SPEED = 3.5",
-        pytest.approx(3.5),
-    )
+def test_declared_constants_are_tried_but_for_those_that_a_quick_look_shows_to_be_slower(log):
+    evaluator = ReadingEvaluator()
+    view = searched(log, provider=Scripted({1: TUNABLE}), evaluator=evaluator, config=config())
+    best = view.best
+    assert (best.ask.role, best.ask.directive, best.speedup) == ("tune", "SPEED = 3.5", pytest.approx(3.5))
+    assert evaluator.screened == ["1.5", "1.2", "2.5", "3.5"]
+    assert "SPEED = 1.2" not in [attempt.ask.directive for attempt in view.attempts]
 
 
 def test_tuning_asks_nobody_and_costs_no_attempt(log):
@@ -131,13 +113,6 @@ def test_tuning_asks_nobody_and_costs_no_attempt(log):
     view = searched(log, provider=provider, config=config(attempts=2))
     assert view.spent == 2
     assert len(provider.requests) == 2
-
-
-def test_a_variant_that_a_quick_look_shows_to_be_slower_is_not_judged(log):
-    evaluator = ReadingEvaluator()
-    view = searched(log, provider=Scripted({1: TUNABLE}), evaluator=evaluator, config=config())
-    assert evaluator.screened == ["1.5", "1.2", "2.5", "3.5"]
-    assert "SPEED = 1.2" not in [attempt.ask.directive for attempt in view.attempts]
 
 
 def test_tuning_can_be_switched_off(log):
@@ -151,34 +126,24 @@ def test_the_fastest_are_judged_afresh_before_the_best_is_named(log):
     assert (view.best.number, view.kept, view.best.standing) == (7, 7, pytest.approx(1.9))
 
 
-def test_a_candidate_that_a_fresh_judge_refuses_is_not_the_best(log):
-    view = searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check"}))
-    assert view.best.number == 7
-
-
 def test_what_is_told_of_an_attempt_is_told_by_its_second_verdict(log):
+    """Also of one with the same source, before and after; and a refused one is not the best."""
     view = searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check", "1.9": "1.4"}))
-    refused, slower = view.attempt(5), view.attempt(7)
+    refused, same, slower = view.attempt(5), view.attempt(6), view.attempt(7)
     assert (refused.outcome, refused.speedup, refused.detail) == ("failed at check", None, "went wrong at check")
+    assert (same.same_as, same.outcome) == (5, "failed at check")
     assert (slower.speedup, slower.standing) == (pytest.approx(1.4), pytest.approx(1.4))
-
-
-def test_the_same_source_has_the_same_ruling_in_each_attempt(log):
-    view = searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check"}))
-    assert view.attempt(6).same_as == 5 and view.attempt(6).outcome == view.attempt(5).outcome == "failed at check"
-
-
-def test_a_source_that_comes_again_after_its_second_verdict_has_that_one_too(log):
-    view = searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check"}))
+    assert view.best.number == 4
     again = JudgedAttempt(problem=PROBLEM.name, attempt=7, verdict=passed(2.0), same_as=5)
     late = view.after(Event(seq=999, time=view.last_event, body=again))
     assert late.attempt(7).outcome == "failed at check"
 
 
-def test_as_many_are_judged_afresh_as_was_asked_for(log):
+@pytest.mark.parametrize("count", [CONFIG.confirm, 1, 0])
+def test_as_many_are_judged_afresh_as_was_asked_for(log, count):
     evaluator = ReadingEvaluator()
-    searched(log, evaluator=evaluator)
-    assert evaluator.judged_afresh.total() == CONFIG.confirm
+    searched(log, evaluator=evaluator, config=CONFIG.model_copy(update={"confirm": count}))
+    assert evaluator.judged_afresh.total() == count
 
 
 def test_a_lone_right_candidate_is_not_judged_afresh(log):
@@ -235,19 +200,13 @@ def test_each_candidate_is_measured_against_the_best_so_far(log):
 PLAN = 'Thoughts.\n```json\n[{"name": "tile it", "how": "Tile the rows."}, {"name": "fuse it", "how": "Fuse."}]\n```\n'
 
 
-def test_a_plan_becomes_the_ideas_of_later_steps(log):
+def test_a_plan_becomes_the_ideas_of_later_steps_and_counts_as_no_attempt(log):
     provider = Scripted({1: PLAN, 2: reply_with("1.5")})
     view = searched(log, provider=provider, config=config(advisers=("plan",)))
-    assert [(attempt.ask.role, attempt.ask.idea) for attempt in view.attempts] == [
-        ("plan", "plan"),
-        ("propose", "tile it"),
-    ]
+    plan, draft = view.attempts
+    assert (plan.ask.role, plan.ask.idea, plan.outcome) == ("plan", "plan", "advice")
+    assert (draft.ask.role, draft.ask.idea, view.spent) == ("propose", "tile it", 1)
     assert "Tile the rows." in provider.requests[1].prompt
-
-
-def test_advice_counts_as_no_attempt(log):
-    view = searched(log, provider=Scripted({1: PLAN, 2: reply_with("1.5")}), config=config(advisers=("plan",)))
-    assert (view.spent, view.attempt(1).outcome) == (1, "advice")
 
 
 def test_a_section_can_be_left_out_of_all_prompts(log):
@@ -267,25 +226,16 @@ def test_lockstep_decides_only_when_nothing_is_in_flight(log):
             assert all(one.finished for one in view.attempts if one.number < batch[0])
             return await super().complete(request, ask, prompt)
 
-    asyncio.run(
-        search(
-            PROBLEM, parts_of(log, provider=Watching(), config=CONFIG.model_copy(update={"slots": 3, "lockstep": True}))
-        )
-    )
+    searched(log, provider=Watching(), config=CONFIG.model_copy(update={"slots": 3, "lockstep": True}))
     assert running == set(range(1, 8))
 
 
 def test_what_a_critic_says_of_a_failed_repair_is_told_to_the_next_one(log):
     critique = '```json\n[{"name": "bounds", "how": "The loop leaves out the tail."}]\n```\n'
-    answers = {1: reply_with("check"), 2: reply_with("build"), 3: critique, 4: reply_with("1.5")}
-    provider = Scripted(answers)
+    provider = Scripted({1: reply_with("check"), 2: reply_with("build"), 3: critique, 4: reply_with("1.5")})
     view = searched(log, provider=provider, config=config(attempts=3, repairs=3, advisers=("critique",)))
-    assert [(attempt.ask.role, attempt.ask.parent) for attempt in view.attempts] == [
-        ("propose", None),
-        ("repair", 1),
-        ("critique", 2),
-        ("repair", 2),
-    ]
+    steps = [(attempt.ask.role, attempt.ask.parent) for attempt in view.attempts]
+    assert steps == [("propose", None), ("repair", 1), ("critique", 2), ("repair", 2)]
     assert "leaves out the tail" in provider.requests[3].prompt
 
 

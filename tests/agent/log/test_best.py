@@ -1,7 +1,6 @@
 """The folder of the kept kernel."""
 
 import json
-import random
 import re
 import shlex
 import shutil
@@ -10,11 +9,10 @@ import pytest
 
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.events import RunLogError
-from kernelwright.agent.log.run_log import RunLog
 from kernelwright.problems import load_problem
 from kernelwright.problems.loading import cast
 from tests.docs.walking import called
-from tests.support.runs import Writer
+from tests.support.runs import writing
 from tests.support.search import CONFIG, PROBLEM, SETTING, Scripted, passed, reply_with, searched
 
 
@@ -74,11 +72,10 @@ POSED = {
 
 def kept(folder, problem):
     """The folder of a kept kernel that is the reference itself."""
-    with RunLog.create(folder / "run", [problem], SETTING) as log:
-        writer = Writer(log, problem.name, random.Random(0))
+    with writing(folder / "run", of=problem, chosen=SETTING) as writer:
         writer.attempt(passed(2.0), source=problem.source.replace("class Model(", "class ModelNew("))
         writer.flush()
-        return write_best(log, problem.name)
+        return write_best(writer.log, problem.name)
 
 
 @pytest.mark.parametrize("name", POSED)

@@ -20,29 +20,19 @@ from tests.support.search import PROBLEM, SETTING, new_log, searched
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_run_that_is_opened_again_gives_the_same_events(log):
+def test_a_run_that_is_opened_again_gives_the_same_header_events_and_problem(log):
     searched(log)
     with RunLog.open(log.folder) as again:
-        assert list(again.events()) == list(log.events())
-
-
-def test_a_run_that_is_opened_again_has_the_same_header(log):
-    with RunLog.open(log.folder) as again:
-        assert again.header == log.header
+        assert (again.header, list(again.events())) == (log.header, list(log.events()))
+        assert again.problem(PROBLEM.name) == PROBLEM
 
 
 def test_the_header_names_run_problems_and_circumstances(log):
     header = json.loads((log.folder / "header.json").read_text())
     assert (header["run_id"], header["problems"]) == ("run", {PROBLEM.name: PROBLEM.digest})
-    assert (header["device"], header["versions"], header["config"]) == (
-        SETTING.device,
-        SETTING.versions,
-        SETTING.config,
-    )
-
-
-def test_a_problem_comes_back_whole_from_the_run_alone(log):
-    assert log.problem(PROBLEM.name) == PROBLEM
+    assert [header[key] for key in ("device", "versions", "config")] == [
+        SETTING.device, SETTING.versions, SETTING.config,
+    ]  # fmt: skip
 
 
 def test_events_of_one_problem_leave_out_those_of_another(log):
@@ -57,13 +47,15 @@ def test_events_after_a_place_leave_out_those_before(log):
     assert [event.seq for event in log.events(after=3)] == list(range(4, 1202))
 
 
+def count_of(log, blob):
+    with sqlite3.connect(log.folder / "run.db") as connection:
+        return connection.execute("SELECT count(*) FROM blobs WHERE bytes = CAST(? AS BLOB)", [blob]).fetchone()[0]
+
+
 def test_a_blob_is_stored_once(log):
     for _ in range(2):
         log.append(Resumed(problem=PROBLEM.name), blobs=["the same"])
-    with sqlite3.connect(log.folder / "run.db") as connection:
-        assert connection.execute("SELECT count(*) FROM blobs WHERE bytes = CAST('the same' AS BLOB)").fetchone() == (
-            1,
-        )
+    assert count_of(log, "the same") == 1
 
 
 @pytest.mark.parametrize(
@@ -85,20 +77,12 @@ def test_the_file_itself_refuses_any_change(log, statement):
         connection.execute(statement)
 
 
-def test_a_step_of_an_attempt_can_be_logged_only_once(log):
+def test_a_step_of_an_attempt_can_be_logged_only_once_and_its_blobs_with_it(log):
     searched(log)
     judged = next(event for event in log.events() if event.kind == "judged")
     with pytest.raises(RunLogError, match="only one process"):
-        log.append(judged.body)
-
-
-def test_an_event_that_is_refused_leaves_none_of_its_blobs(log):
-    searched(log)
-    judged = next(event for event in log.events() if event.kind == "judged")
-    with pytest.raises(RunLogError):
         log.append(judged.body, blobs=["an orphan"])
-    with sqlite3.connect(log.folder / "run.db") as connection:
-        assert not connection.execute("SELECT 1 FROM blobs WHERE bytes = CAST('an orphan' AS BLOB)").fetchall()
+    assert count_of(log, "an orphan") == 0
 
 
 APPENDING = """
@@ -154,78 +138,60 @@ def test_two_problems_of_one_name_are_refused(tmp_path):
         RunLog.create(tmp_path / "run", [PROBLEM, PROBLEM], SETTING)
 
 
-def test_a_missing_folder_is_told(tmp_path):
-    with pytest.raises(RunLogError, match="there is no folder"):
-        RunLog.open(tmp_path / "nowhere")
-
-
-def test_a_folder_of_something_else_is_told(tmp_path):
-    with pytest.raises(RunLogError, match=r"holds no header\.json"):
-        RunLog.open(tmp_path)
-
-
-def test_a_file_in_place_of_a_folder_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("nowhere", "there is no folder"), ("", r"holds no header\.json"), ("file", r"holds no header\.json")],
+)
+def test_what_is_no_folder_of_a_run_is_told(tmp_path, name, said):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunLogError, match=r"holds no header\.json"):
-        RunLog.open(tmp_path / "file")
-    with pytest.raises(RunLogError, match="choose another"):
-        new_log(tmp_path / "file")
+    with pytest.raises(RunLogError, match=said):
+        RunLog.open(tmp_path / name)
 
 
-def test_a_format_of_the_future_is_told(log):
-    change_header(log, format=7)
-    with pytest.raises(RunLogError, match=r"format 7.* format 1"):
-        RunLog.open(log.folder)
+@pytest.mark.parametrize(("name", "said"), [("file", "choose another"), ("file/run", "cannot make the folder")])
+def test_a_folder_that_cannot_be_made_is_told(tmp_path, name, said):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunLogError, match=said):
+        new_log(tmp_path / name)
 
 
-def test_a_header_that_is_no_json_is_told(log):
-    (log.folder / "header.json").write_text("{")
-    with pytest.raises(RunLogError, match="not valid JSON"):
-        RunLog.open(log.folder)
-
-
-def test_a_header_that_lacks_a_part_is_told(log):
-    change_header(log, device=None)
-    with pytest.raises(RunLogError, match="damaged at 'device'"):
-        RunLog.open(log.folder)
-
-
-def change_header(log, **changes):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"format": 7}, r"format 7.* format 1"), (None, "not valid JSON"), ({"device": None}, "damaged at 'device'")],
+)
+def test_a_header_that_is_not_in_order_is_told(log, changes, said):
     path = log.folder / "header.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_a_missing_database_is_told(log):
-    log.close()
-    (log.folder / "run.db").unlink()
-    with pytest.raises(RunLogError, match="cannot be opened"):
+    path.write_text("{" if changes is None else json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(RunLogError, match=said):
         RunLog.open(log.folder)
 
 
-def test_a_database_of_something_else_is_told(log):
-    log.close()
-    (log.folder / "run.db").unlink()
-    with sqlite3.connect(log.folder / "run.db") as connection:
+def of_something_else(path):
+    path.unlink()
+    with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE other (x)")
-    with pytest.raises(RunLogError, match="not made by"):
-        RunLog.open(log.folder)
 
 
-def test_a_file_that_is_no_database_is_told(log):
-    log.close()
-    (log.folder / "run.db").write_text("no database " * 1000)
-    with pytest.raises(RunLogError, match="no SQLite file"):
-        RunLog.open(log.folder)
+def overwritten(path):
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + b"\xaa" * (len(data) - 4096))
 
 
-def test_a_damaged_database_is_told(log):
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (Path.unlink, "cannot be opened"),
+        (of_something_else, "not made by"),
+        (lambda path: path.write_text("no database " * 1000), "no SQLite file"),
+        (overwritten, "damaged"),
+    ],
+    ids=["missing", "of something else", "no database", "damaged"],
+)
+def test_a_harmed_database_is_told(log, harm, said):
     searched(log)
     log.close()
-    path = log.folder / "run.db"
-    data = bytearray(path.read_bytes())
-    data[4096:] = b"\xaa" * (len(data) - 4096)
-    path.write_bytes(data)
-    with pytest.raises(RunLogError, match="damaged"), RunLog.open(log.folder) as again:
+    harm(log.folder / "run.db")
+    with pytest.raises(RunLogError, match=said), RunLog.open(log.folder) as again:
         list(again.events())
 
 
@@ -250,12 +216,6 @@ def test_a_full_disk_is_told_and_what_was_logged_stays(log):
     with RunLog.open(log.folder) as again:
         logged = [event.attempt for event in again.events("x")]
     assert logged == list(range(len(logged))) and logged
-
-
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunLogError, match="cannot make the folder"):
-        new_log(tmp_path / "file" / "run")
 
 
 def test_a_run_that_was_copied_elsewhere_can_be_read(log, tmp_path):

@@ -50,19 +50,12 @@ def replies(log):
     return [attempt.reply for attempt in fold(PROBLEM.name, log.events(PROBLEM.name)).attempts]
 
 
-def test_each_line_of_the_export_holds_the_prompt_of_its_ask(log):
-    lines = [json.loads(batch_line(one.request)) for one in open_requests(log)]
-
-    assert len(lines) == WAITING
-    assert [line["body"]["messages"][0]["content"] for line in lines] == [
-        one.request.prompt for one in open_requests(log)
-    ]
-
-
-def test_the_ids_of_the_export_differ_and_are_short_enough_for_every_service(log):
-    ids = {json.loads(batch_line(one.request))["custom_id"] for one in open_requests(log)}
-
-    assert len(ids) == WAITING
+def test_each_line_of_the_export_holds_the_prompt_of_its_ask_under_a_short_id_of_its_own(log):
+    asks = list(open_requests(log))
+    lines = [json.loads(batch_line(one.request)) for one in asks]
+    assert [line["body"]["messages"][0]["content"] for line in lines] == [one.request.prompt for one in asks]
+    ids = {line["custom_id"] for line in lines}
+    assert len(ids) == len(lines) == WAITING
     assert max(map(len, ids)) <= 64
 
 
@@ -155,17 +148,16 @@ def test_a_large_file_is_read_line_by_line(log, tmp_path):
     assert int(done.stderr.split()[-1]) < 200, done.stderr
 
 
-def test_a_separator_inside_an_answer_does_not_end_its_line(log, tmp_path):
+def imported(log, path, *lines):
+    """How the command ends."""
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return CliRunner().invoke(app, ["batch", "import", str(log.folder), str(path)]).exit_code
+
+
+def test_an_import_that_leaves_gaps_ends_with_code_1_and_a_separator_inside_an_answer_makes_none(log, tmp_path):
     lines = [json.dumps(json.loads(line) | {"note": "a\u2028b\x85c"}, ensure_ascii=False) for line in answers(log)]
-    (tmp_path / "out.jsonl").write_text("\n".join(lines), encoding="utf-8")
-
-    assert CliRunner().invoke(app, ["batch", "import", str(log.folder), str(tmp_path / "out.jsonl")]).exit_code == 0
-
-
-def test_an_import_that_leaves_gaps_ends_with_code_1(log, tmp_path):
-    (tmp_path / "out.jsonl").write_text(answers(log)[0])
-
-    assert CliRunner().invoke(app, ["batch", "import", str(log.folder), str(tmp_path / "out.jsonl")]).exit_code == 1
+    assert imported(log, tmp_path / "one.jsonl", lines[0]) == 1
+    assert imported(log, tmp_path / "others.jsonl", *lines[1:]) == 0
 
 
 def test_nothing_to_export_is_told_in_a_sentence(tmp_path):

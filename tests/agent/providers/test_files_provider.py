@@ -24,23 +24,20 @@ def reply(text="words"):
     return Reply(text=text, finish_reason="stop", usage=usage, latency_s=1.0, **named)
 
 
-def task_in(folder):
-    (task,) = folder.glob("*.task.md")
-    return task
-
-
-def test_the_task_file_is_the_prompt_word_for_word(tmp_path):
+def test_a_run_whose_answer_is_named_as_missing_goes_on_once_it_is_there(tmp_path):
+    """The task file is the prompt word for word."""
     with new_log(tmp_path / "run") as log:
-        with pytest.raises(ProviderError):
+        with pytest.raises(ProviderError, match=r"1 answer\(s\) \(\w+\.answer\.md\)"):
             searched(log, provider=FilesProvider(tmp_path / "tasks"), config=ONE)
-
         (attempt,) = fold(PROBLEM.name, log.events(PROBLEM.name)).attempts
-        assert task_in(tmp_path / "tasks").read_text() == log.prompt(attempt.prompt).text
+        (task,) = (tmp_path / "tasks").glob("*.task.md")
+        assert task.read_text() == log.prompt(attempt.prompt).text
+        task.with_name(task.name.replace(".task.", ".answer.")).write_text(reply_with("1.5"))
 
+        view = searched(log, provider=FilesProvider(tmp_path / "tasks"), config=ONE)
 
-def test_the_sentence_names_the_answer_that_is_missing(tmp_path):
-    with new_log(tmp_path / "run") as log, pytest.raises(ProviderError, match=r"1 answer\(s\) \(\w+\.answer\.md\)"):
-        searched(log, provider=FilesProvider(tmp_path / "tasks"), config=ONE)
+    assert view.best.speedup == 1.5
+    assert FilesProvider(tmp_path / "tasks").missing() == []
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
@@ -50,19 +47,6 @@ def test_an_empty_answer_is_still_missing(tmp_path, text):
 
     with pytest.raises(ProviderError, match="waits for"):
         asyncio.run(files.complete(REQUEST, None, None))
-
-
-def test_the_run_goes_on_once_the_answer_is_there(tmp_path):
-    with new_log(tmp_path / "run") as log:
-        with pytest.raises(ProviderError):
-            searched(log, provider=FilesProvider(tmp_path / "tasks"), config=ONE)
-        task = task_in(tmp_path / "tasks")
-        task.with_name(task.name.replace(".task.", ".answer.")).write_text(reply_with("1.5"))
-
-        view = searched(log, provider=FilesProvider(tmp_path / "tasks"), config=ONE)
-
-    assert view.best.speedup == 1.5
-    assert FilesProvider(tmp_path / "tasks").missing() == []
 
 
 def test_a_second_run_with_the_cache_asks_nothing(tmp_path):
@@ -86,20 +70,20 @@ def test_a_cached_reply_costs_nothing_and_keeps_its_tokens(tmp_path):
 
 
 @pytest.mark.parametrize("other", [{"sample": 1}, {"model": "n"}, {"prompt": "x"}, {"temperature": 0.5}])
-def test_another_request_has_another_key(other):
-    assert answer_key(REQUEST, "here") != answer_key(Request(**(REQUEST.model_dump() | other)), "here")
+def test_another_request_has_another_key_and_another_server_too(other):
+    changed = Request(**(REQUEST.model_dump() | other))
+    assert len({answer_key(REQUEST, "here"), answer_key(changed, "here"), answer_key(REQUEST, "there")}) == 3
 
 
-def test_another_server_has_another_key():
-    assert answer_key(REQUEST, "here") != answer_key(REQUEST, "there")
-
-
-def test_a_damaged_answer_is_told_with_its_path(tmp_path):
-    answers = ReplyCache(tmp_path)
+def test_an_answer_that_is_damaged_or_may_not_be_read_is_told_with_its_path(tmp_path):
+    answers, path = ReplyCache(tmp_path), tmp_path / "ab" / "abc.json"
     answers.keep("abc", reply())
-    (tmp_path / "ab" / "abc.json").write_text("{")
-
+    path.write_text("{")
     with pytest.raises(ProviderError, match=r"abc\.json.*delete"):
+        answers.find("abc")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ProviderError, match=r"read .*abc\.json \(Is a dir"):
         answers.find("abc")
 
 
@@ -145,29 +129,14 @@ def test_a_full_cache_is_told_before_a_run_starts(tmp_path):
         check_cache(tmp_path)
 
 
-def searched_with_a_cache_that_fails(folder):
-    """The view of a run and its provider; a file has come in the way of the cache since the run began."""
-    cache, asked = folder / "cache", Scripted()
+def test_an_answer_that_can_not_be_kept_is_given_all_the_same_and_that_is_said_once(tmp_path, capsys, caplog):
+    """A file has come in the way of the cache since the run began."""
+    cache, asked = tmp_path / "cache", Scripted()
     cache.touch()
-    with new_log(folder / "run") as log:
-        return searched(log, provider=CachedProvider(asked, ReplyCache(cache), "here")), asked
-
-
-def test_an_answer_that_can_not_be_kept_is_given_all_the_same(tmp_path):
-    view, asked = searched_with_a_cache_that_fails(tmp_path)
+    with caplog.at_level(logging.WARNING), new_log(tmp_path / "run") as log:
+        view = searched(log, provider=CachedProvider(asked, ReplyCache(cache), "here"))
     assert [attempt.reply is not None for attempt in view.attempts] == [True] * CONFIG.attempts
     assert len(asked.requests) == CONFIG.attempts
-
-
-def test_that_answers_can_not_be_kept_is_said_once(tmp_path, capsys, caplog):
-    with caplog.at_level(logging.WARNING):
-        searched_with_a_cache_that_fails(tmp_path)
     said = capsys.readouterr().err
     assert said.count("cannot write") == said.count("\n") == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
-def test_a_reply_that_may_not_be_read_is_told_with_its_path(tmp_path):
-    (tmp_path / "ab" / "abc.json").mkdir(parents=True)
-    with pytest.raises(ProviderError, match=r"read .*abc\.json \(Is a dir"):
-        ReplyCache(tmp_path).find("abc")

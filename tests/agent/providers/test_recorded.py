@@ -69,10 +69,14 @@ def files(view):
     return [attempt.reply.provider_request_id for attempt in view.attempts if attempt.reply]
 
 
-def test_a_search_follows_the_story_to_its_end(log, catalog):
+def test_a_search_follows_the_story_to_its_end_and_a_pending_ask_is_asked_again_later(log, catalog):
     view = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
-    assert files(view) == ["01-propose.md", "02-repair.md", "03-improve.md", "04-improve.md"]
+    assert files(view) == list(REPLIES)
     assert view.best.number == 4 and "recorded answers" in view.stopped
+    assert set(view.attempts[0].reply.usage.model_dump().values()) == {None}
+    view = searched(log, provider=Scripted({5: reply_with("1.9")}), config=CONFIG.model_copy(update={"attempts": 5}))
+    assert outline(view)[-1] == ("improve", 4, "passed")
+    assert fold(PROBLEM.name, log.events()).best.number == 5
 
 
 def test_a_search_that_was_stopped_goes_on_with_the_answers_that_are_left(log, catalog):
@@ -80,7 +84,7 @@ def test_a_search_that_was_stopped_goes_on_with_the_answers_that_are_left(log, c
     searched(log, provider=RecordedProvider(log, catalog), config=short)
     with RunLog.open(log.folder) as again:
         view = searched(again, provider=RecordedProvider(again, catalog), config=CONFIG)
-    assert files(view) == ["01-propose.md", "02-repair.md", "03-improve.md", "04-improve.md"]
+    assert files(view) == list(REPLIES)
 
 
 def test_no_answer_is_given_twice_in_several_slots(log, catalog):
@@ -102,7 +106,7 @@ def test_the_answer_that_follows_the_parents_comes_before_an_earlier_one(log, ca
 def test_an_answer_to_another_parent_serves_where_none_follows(log, catalog):
     write(catalog, STORY.format(first="-", stable="-").replace("parent = 2", "parent = 1"))
     view = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
-    assert files(view) == ["01-propose.md", "02-repair.md", "03-improve.md", "04-improve.md"]
+    assert files(view) == list(REPLIES)
 
 
 def test_the_note_says_how_like_the_recorded_prompt_is_to_this_one(log, catalog, tmp_path):
@@ -116,26 +120,10 @@ def test_the_note_says_how_like_the_recorded_prompt_is_to_this_one(log, catalog,
     assert set(authors) == {"written for this test"}
 
 
-def test_a_recorded_answer_has_no_usage(log, catalog):
-    reply = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG).attempts[0].reply
-    assert set(reply.usage.model_dump().values()) == {None}
-
-
 def test_a_run_that_began_with_another_provider_can_end_with_recorded_answers(log, catalog):
     searched(log, provider=Scripted({1: reply_with("check")}), config=CONFIG.model_copy(update={"attempts": 1}))
     view = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
     assert files(view) == [None, "02-repair.md", "03-improve.md", "04-improve.md"]
-
-
-def test_a_pending_ask_at_the_end_of_the_story_is_asked_again_later(log, catalog):
-    searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
-    view = searched(log, provider=Scripted({5: reply_with("1.9")}), config=CONFIG.model_copy(update={"attempts": 5}))
-    assert outline(view)[-1] == ("improve", 4, "passed")
-    assert fold(PROBLEM.name, log.events()).best.number == 5
-
-
-def test_the_targets_with_recorded_answers_are_named(catalog):
-    assert (recorded_targets(PROBLEM.name, catalog), recorded_targets("other", catalog)) == (("cpp",), ())
 
 
 def test_a_problem_that_is_cast_has_a_story_of_its_own(tmp_path, catalog):
@@ -147,10 +135,11 @@ def test_a_problem_that_is_cast_has_a_story_of_its_own(tmp_path, catalog):
     assert recorded_targets(PROBLEM.name, catalog, "bfloat16") == ("cpp",)
     with RunLog.create(tmp_path / "cast", [cast], SETTING) as log:
         view = asyncio.run(search(cast, parts_of(log, provider=RecordedProvider(log, catalog), config=CONFIG)))
-    assert files(view) == ["01-propose.md", "02-repair.md", "03-improve.md", "04-improve.md"]
+    assert files(view) == list(REPLIES)
 
 
-def test_a_problem_without_recorded_answers_is_told(catalog):
+def test_the_targets_with_recorded_answers_are_named_and_a_problem_without_is_told(catalog):
+    assert (recorded_targets(PROBLEM.name, catalog), recorded_targets("other", catalog)) == (("cpp",), ())
     with pytest.raises(ProviderError, match=r"'doubled' and target 'cuda' .*: cpp"):
         read_story(PROBLEM.name, "cuda", catalog)
 

@@ -37,29 +37,21 @@ def response(*output, status="completed", **fields):
     } | fields
 
 
-def test_an_ordinary_answer_becomes_a_reply():
-    reply, _ = asked(Answer(response(), x_request_id="req-7"))
+def test_an_ordinary_answer_to_an_input_and_a_limit_becomes_a_reply():
+    limited = REQUEST.model_copy(update={"max_tokens": 9})
+    reply, server = asked(Answer(response(), x_request_id="req-7"), request=limited)
     assert (reply.text, reply.finish_reason, reply.model) == ("Hello.", "stop", "some-model-0125")
     assert (reply.provider, reply.provider_request_id) == ("responses", "req-7")
+    assert server.bodies == [{"model": "some-model", "input": "Write a kernel.", "max_output_tokens": 9}]
 
 
-def test_the_prompt_goes_out_as_the_input():
-    _, server = asked(Answer(response()))
-    assert server.bodies == [{"model": "some-model", "input": "Write a kernel."}]
-
-
-def test_the_limit_goes_out_under_its_own_name():
-    _, server = asked(Answer(response()), request=REQUEST.model_copy(update={"max_tokens": 9}))
-    assert server.bodies[0]["max_output_tokens"] == 9
-
-
-def test_the_parts_of_several_messages_are_one_text():
-    reply, _ = asked(Answer(response(message("One, "), message("two."))))
-    assert reply.text == "One, two."
-
-
-def test_a_refusal_is_the_text_where_there_is_no_other():
-    assert asked(Answer(response(message("I will not.", "refusal"))))[0].text == "I will not."
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [((message("One, "), message("two.")), "One, two."), ((message("I will not.", "refusal"),), "I will not.")],
+    ids=["the parts of several", "a refusal where there is no other"],
+)
+def test_the_texts_of_messages_are_one(messages, text):
+    assert asked(Answer(response(*messages)))[0].text == text
 
 
 @pytest.mark.parametrize("field", ["summary", "content"])

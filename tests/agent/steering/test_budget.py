@@ -1,5 +1,7 @@
 """What a search may spend: limits are kept, and what is unknown is never taken for nothing."""
 
+import re
+
 import pytest
 
 from kernelwright.agent.engine.scheduling import account
@@ -25,15 +27,20 @@ def with_budget(**limits):
     return CONFIG.model_copy(update={"budget": Budget(**limits)})
 
 
-def test_tokens_are_limited(log):
-    view = searched(log, provider=Counted(), config=with_budget(tokens=4000))
-    assert "budget of 4000 tokens" in view.stopped and view.spent == 3
-
-
-def test_a_limit_of_tokens_is_refused_where_the_provider_tells_none(log):
-    view = searched(log, config=with_budget(tokens=10**9))
-    assert "tokens" in view.stopped and "unknown" in view.stopped
-    assert view.spent == 1
+@pytest.mark.parametrize(
+    ("limits", "provider", "said", "count"),
+    [
+        ({"tokens": 4000}, Counted, "budget of 4000 tokens", 3),
+        ({"tokens": 10**9}, Scripted, "tokens.*unknown", 1),
+        ({"usd": 3.0}, Counted, "unknown", 1),
+        ({"wall_s": 1e-6}, Scripted, "budget of 1e-06 s", 1),
+        ({}, Scripted, "budget of 7 attempts", 7),
+    ],
+    ids=["tokens", "tokens that the provider does not tell", "usd without a price", "seconds", "attempts"],
+)
+def test_what_is_limited_ends_at_its_limit_and_what_is_not_known_is_refused(log, limits, provider, said, count):
+    view = searched(log, provider=provider(), config=with_budget(**limits))
+    assert re.search(said, view.stopped) and view.spent == count
 
 
 def test_usd_are_limited_by_the_price_table(log, tmp_path):
@@ -42,16 +49,6 @@ def test_usd_are_limited_by_the_price_table(log, tmp_path):
     config = with_budget(usd=3.0).model_copy(update={"prices": str(table)})
     view = searched(log, provider=Counted(), config=config)
     assert "budget of 3 USD" in view.stopped and view.spent == 2
-
-
-def test_a_limit_of_usd_is_refused_where_there_is_no_price(log):
-    view = searched(log, provider=Counted(), config=with_budget(usd=3.0))
-    assert "unknown" in view.stopped
-
-
-def test_wall_seconds_are_limited(log):
-    view = searched(log, config=with_budget(wall_s=1e-6))
-    assert "budget of 1e-06 s" in view.stopped
 
 
 def test_the_time_between_two_processes_does_not_count(log):
@@ -64,10 +61,6 @@ def test_the_time_between_two_processes_does_not_count(log):
     gap = times[resumed] - times[resumed - 1]
     assert after == pytest.approx((times[-1] - times[0] - gap).total_seconds())
     assert after > before
-
-
-def test_attempts_are_limited(log):
-    assert "budget of 7 attempts" in searched(log).stopped
 
 
 class Floored(ReadingEvaluator):
@@ -109,33 +102,29 @@ def facts(usage, model="m"):
 PRICES = Prices.model_validate({"price": [{"model": "m*", "input": 2.0, "cached": 1.0, "output": 10.0}]})
 
 
-def test_cached_tokens_have_their_own_price():
-    usage = Usage(input_tokens=1_000_000, cached_tokens=500_000, output_tokens=100_000)
-    assert PRICES.usd(facts(usage), "m") == pytest.approx(1.0 + 0.5 + 1.0)
-
-
-def test_what_the_provider_says_goes_before_the_table():
-    assert PRICES.usd(facts(Usage(input_tokens=1, output_tokens=1, cost_usd=0.25)), "m") == 0.25
+@pytest.mark.parametrize(
+    ("usage", "model", "usd"),
+    [
+        (Usage(input_tokens=1_000_000, cached_tokens=500_000, output_tokens=100_000), "m", 1.0 + 0.5 + 1.0),
+        (Usage(input_tokens=1, output_tokens=1, cost_usd=0.25), "m", 0.25),
+        (Usage(input_tokens=1), "m", None),
+        (Usage(output_tokens=1), "m", None),
+        (Usage(input_tokens=1, output_tokens=1), "other", None),
+    ],
+)
+def test_the_provider_goes_before_the_table_and_what_is_not_known_costs_no_number(usage, model, usd):
+    assert PRICES.usd(facts(usage, model), model) == (usd if usd is None else pytest.approx(usd))
 
 
 @pytest.mark.parametrize(
-    ("usage", "model"),
-    [(Usage(input_tokens=1), "m"), (Usage(output_tokens=1), "m"), (Usage(input_tokens=1, output_tokens=1), "other")],
+    ("text", "said"),
+    [('[[price]]\nmodel = "m"\ninput = -1.0\noutput = 1.0\n', r"price\.0\.input"), (None, "price table")],
 )
-def test_what_is_not_known_costs_no_number(usage, model):
-    assert PRICES.usd(facts(usage, model), model) is None
-
-
-def test_a_malformed_table_is_told(tmp_path):
-    path = tmp_path / "prices.toml"
-    path.write_text('[[price]]\nmodel = "m"\ninput = -1.0\noutput = 1.0\n')
-    with pytest.raises(PriceError, match=r"price\.0\.input"):
-        load_prices(str(path))
-
-
-def test_a_missing_table_is_told(tmp_path):
-    with pytest.raises(PriceError, match="price table"):
-        load_prices(str(tmp_path / "none.toml"))
+def test_a_malformed_or_missing_table_is_told(tmp_path, text, said):
+    if text is not None:
+        (tmp_path / "prices.toml").write_text(text)
+    with pytest.raises(PriceError, match=said):
+        load_prices(str(tmp_path / "prices.toml"))
 
 
 def test_one_unknown_reply_makes_the_sum_unknown(log):

@@ -18,19 +18,20 @@ from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, reply_with,
 RIGHT = ("propose", None, "one simple kernel", 1.0)
 
 
-def test_an_idea_won_where_it_beat_its_parent():
-    view = view_of(RIGHT, ("improve", 1, "x", 1.5), ("improve", 1, "y", 0.9), ("improve", 1, "z", None))
-    tried, won = tally(view, 0.02)
-    assert [(name, tried[name], won[name]) for name in "xyz"] == [("x", 1, 1), ("y", 1, 0), ("z", 1, 0)]
-
-
-def test_an_idea_that_was_repaired_into_a_gain_won():
-    view = view_of(RIGHT, ("improve", 1, "x", None), ("repair", 2, "x", 1.5))
-    assert tally(view, 0.02)[1]["x"] == 1
-
-
-def test_an_idea_of_which_the_end_is_not_known_does_not_count():
-    assert tally(view_of(RIGHT, ("improve", 1, "x", ...)), 0.02)[0]["x"] == 0
+@pytest.mark.parametrize(
+    ("rows", "counts"),
+    [
+        ([("improve", 1, "x", 1.5)], (1, 1)),
+        ([("improve", 1, "x", 0.9)], (1, 0)),
+        ([("improve", 1, "x", None)], (1, 0)),
+        ([("improve", 1, "x", None), ("repair", 2, "x", 1.5)], (1, 1)),
+        ([("improve", 1, "x", ...)], (0, 0)),
+    ],
+    ids=["better", "worse", "failed", "repaired into a gain", "still open"],
+)
+def test_an_idea_won_where_it_beat_its_parent_and_counts_once_its_end_is_known(rows, counts):
+    tried, won = tally(view_of(RIGHT, *rows), 0.02)
+    assert (tried["x"], won["x"]) == counts
 
 
 def test_what_won_elsewhere_is_tried_first(tmp_path):
@@ -52,38 +53,34 @@ def test_a_problem_does_not_learn_from_itself(tmp_path):
         assert {idea.tried for idea in IdeaStatistics(log, CONFIG).ideas(PROBLEM)} == {0}
 
 
+PRODUCT = {"operators": ("matmul",), "bound": "compute", "target": "cuda"}
+
+
 def names(**traits):
     fields = {"operators": (), "bound": None, "target": "cpp"} | traits
     return {idea.name for idea in applicable(idea_bank(), Traits(**fields))}
 
 
-def test_an_idea_applies_by_operator():
-    assert "split by residue" in names(operators=("transposed_convolution",))
-    assert "split by residue" not in names(operators=("softmax",))
-
-
-def test_an_idea_applies_by_bound():
-    assert "write past the cache" not in names(bound="compute")
-
-
-def test_an_idea_applies_by_target():
-    assert "warp shuffles" in names(target="cuda")
-    assert "warp shuffles" not in names(target="cpp")
+@pytest.mark.parametrize(
+    ("idea", "fitting", "other"),
+    [
+        ("split by residue", {"operators": ("transposed_convolution",)}, {"operators": ("softmax",)}),
+        ("write past the cache", {"bound": "memory"}, {"bound": "compute"}),
+        ("warp shuffles", {"target": "cuda"}, {"target": "cpp"}),
+        ("split products on tensor cores", PRODUCT, PRODUCT | {"narrow": True}),
+    ],
+    ids=["operator", "bound", "target", "operands of 16 bits, which are not split"],
+)
+def test_an_idea_applies_by_what_is_known_of_the_problem(idea, fitting, other):
+    assert idea in names(**fitting) and idea not in names(**other)
 
 
 def test_what_is_not_known_excludes_nothing():
     assert names() >= names(operators=("softmax",), bound="memory")
 
 
-def test_operands_are_not_split_where_they_have_16_bits():
-    traits = {"operators": ("matmul",), "bound": "compute", "target": "cuda"}
-    idea = "split products on tensor cores"
-    assert idea in names(**traits) and idea not in names(**traits, narrow=True)
-
-
 def test_what_16_bits_allow_is_tried_only_there():
-    traits = {"operators": ("matmul",), "bound": "compute", "target": "cuda"}
-    more = names(**traits, narrow=True) - names(**traits)
+    more = names(**PRODUCT, narrow=True) - names(**PRODUCT)
     assert len(more) == 2 and "tensor cores fed ahead" in more
 
 

@@ -24,12 +24,8 @@ int side = TILE * UNROLL;
 
 
 def test_constants_are_found_however_they_are_defined():
-    assert [(knob.name, knob.value) for knob in knobs_of(SOURCE)] == [
-        ("BLOCK", "128"),
-        ("WARPS", "4"),
-        ("UNROLL", "4"),
-        ("TILE", "8"),
-    ]
+    found = [(knob.name, knob.value) for knob in knobs_of(SOURCE)]
+    assert found == [("BLOCK", "128"), ("WARPS", "4"), ("UNROLL", "4"), ("TILE", "8")]
 
 
 @pytest.mark.parametrize(
@@ -60,12 +56,9 @@ def test_a_setting_changes_the_definition_and_nothing_else(setting, before, afte
     assert with_setting(SOURCE, setting) == SOURCE.replace(before, after)
 
 
-def test_several_constants_are_set_at_once():
+def test_several_constants_are_set_at_once_or_none():
     changed = with_setting(SOURCE, "BLOCK = 64, TILE = 4")
     assert ("BLOCK = 64" in changed, "TILE = 4;" in changed) == (True, True)
-
-
-def test_the_candidate_as_it_is_stays_as_it_is():
     assert with_setting(SOURCE, AS_IT_IS) == SOURCE
 
 
@@ -80,31 +73,23 @@ def tunable(*screenings):
     return view.model_copy(update={"attempts": (only.model_copy(update={"extraction": found, "screenings": shown}),)})
 
 
-def test_every_other_value_is_looked_at_beside_the_candidate_itself():
+def test_every_other_value_is_looked_at_once_beside_the_candidate_itself_within_the_budget():
     attempt, settings = to_screen(tunable(), CONFIG)
     assert (attempt.number, settings) == (1, (AS_IT_IS, "A = 2", "A = 3", "B = y"))
-
-
-def test_no_more_is_looked_at_than_the_budget_lets_be_judged():
     assert len(to_screen(tunable(), CONFIG.model_copy(update={"tune": 1}))[1]) == 3
-
-
-def test_what_was_looked_at_is_not_looked_at_again():
     assert to_screen(tunable((AS_IT_IS, 1.0)), CONFIG) is None
 
 
-def settings_to_judge(*screenings, tune=8):
-    return [setting for _, setting in to_judge(tunable(*screenings), CONFIG.model_copy(update={"tune": tune}))]
-
-
-def test_values_that_help_are_judged_together_first():
-    found = settings_to_judge((AS_IT_IS, 1.0), ("A = 2", 0.9), ("A = 3", 1.1), ("B = y", 0.8))
-    assert found == ["B = y, A = 2", "B = y", "A = 2"]
-
-
-def test_values_that_do_not_help_are_not_judged():
-    assert settings_to_judge((AS_IT_IS, 1.0), ("A = 2", 0.99), ("A = 3", None), ("B = y", 1.5)) == []
-
-
-def test_no_more_is_judged_than_the_budget_allows():
-    assert len(settings_to_judge((AS_IT_IS, 1.0), ("A = 2", 0.9), ("B = y", 0.8), tune=2)) == 2
+@pytest.mark.parametrize(
+    ("screened", "tune", "judged"),
+    [
+        ((1.0, 0.9, 1.1, 0.8), 8, ["B = y, A = 2", "B = y", "A = 2"]),
+        ((1.0, 0.9, 1.1, 0.8), 2, ["B = y, A = 2", "B = y"]),
+        ((1.0, 0.99, None, 1.5), 8, []),
+    ],
+    ids=["what helps is judged together first", "within the budget", "what does not help is not"],
+)
+def test_what_was_looked_at_is_judged_where_it_helps(screened, tune, judged):
+    screenings = zip((AS_IT_IS, "A = 2", "A = 3", "B = y"), screened, strict=True)
+    found = to_judge(tunable(*screenings), CONFIG.model_copy(update={"tune": tune}))
+    assert [setting for _, setting in found] == judged

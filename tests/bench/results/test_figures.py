@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import re
 from datetime import UTC, datetime
 
 import pytest
@@ -25,7 +24,7 @@ from kernelwright.problems.record.problem import Origin
 from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.bench.results.walk import ROOT, SETTINGS
-from tests.support.runs import REFERENCE, Writer, evidence, failed, passed, problem
+from tests.support.runs import REFERENCE, Writer, ended, evidence, failed, passed, problem, writing
 
 CONDITIONS = Conditions(judge_version="h2", device="Example CPU", torch="2", settings="{}")
 SHA256 = hashlib.sha256(REFERENCE.encode()).hexdigest()
@@ -240,10 +239,7 @@ def results(tmp_path):
 
 def test_a_run_over_some_problems_takes_the_place_of_what_was_kept_of_them(run, results, tmp_path):
     assert len(keep(results, [run]).rows) == 3
-    with RunLog.create(tmp_path / "later", [made("level1/15")], setting()) as log:
-        writer = Writer(log, made("level1/15").name, random.Random(1))
-        writer.attempt(passed(1.3))
-        writer.stop()
+    ended(tmp_path / "later", passed(1.3), of=made("level1/15"), chosen=setting())
     with pytest.raises(ProblemError, match=r"level1/15 in float32.* --replace"):
         keep(results, [tmp_path / "later"])
     assert len(keep(results, [run]).rows) == 3, "the same run as far as it has come"
@@ -256,16 +252,17 @@ def test_a_run_over_some_problems_takes_the_place_of_what_was_kept_of_them(run, 
 
 def test_one_table_is_of_one_model_and_one_device(run, results, tmp_path):
     keep(results, [run])
-    with RunLog.create(tmp_path / "other", [made("level1/15")], setting(model="model-b")) as log:
-        Writer(log, made("level1/15").name, random.Random(1)).stop()
+    ended(tmp_path / "other", of=made("level1/15"), chosen=setting(model="model-b"))
     with pytest.raises(ProblemError, match=r"float32 differ \(model-a, .*; model-b"):
         keep(results, [tmp_path / "other"], replace=True)
     with pytest.raises(ProblemError, match=r"two .*level1/5 in float32"):
         keep(results, [run, run])
-    with RunLog.create(tmp_path / "played", [made("level1/15")], setting(device="simulated")) as log:
-        Writer(log, made("level1/15").name, random.Random(1)).stop()
+    ended(tmp_path / "played", of=made("level1/15"), chosen=setting(device="simulated"))
     with pytest.raises(ProblemError, match="landscape"):
         keep(results, [tmp_path / "played"], replace=True)
+
+
+LEFT_OUT = ".*leave that run out"
 
 
 @pytest.mark.parametrize(
@@ -274,36 +271,21 @@ def test_one_table_is_of_one_model_and_one_device(run, results, tmp_path):
         ({"attempts": 50}, "search.attempts 50, "),
         ({"without": ("crib",)}, "search.without"),
         ({"strategy": "best_of"}, "search.strategy 'best_of'"),
+        ({"judging": Settings(jail="off")}, f"judged without a jail{LEFT_OUT}"),
+        ({"judging": Settings(jail_without=("namespaces",))}, f"judging.jail_without{LEFT_OUT}"),
+        ({"judging": Settings(without=("weights",))}, f"judging.without{LEFT_OUT}"),
+        ({"judging": Settings(compiled=("default",))}, f"judging.compiled{LEFT_OUT}"),
     ],
 )
-def test_a_run_that_was_made_in_another_way_than_chosen_is_not_kept(results, tmp_path, changes, said):
-    with RunLog.create(tmp_path / "run", [made("level1/5")], setting(**changes)) as log:
-        Writer(log, made("level1/5").name, random.Random(1)).stop()
-    with pytest.raises(ProblemError, match=re.escape(said)):
-        keep(results, [tmp_path / "run"])
-
-
-@pytest.mark.parametrize(
-    ("judging", "said"),
-    [
-        (Settings(jail="off"), "judged without a jail"),
-        (Settings(jail_without=("namespaces",)), "judging.jail_without"),
-        (Settings(without=("weights",)), "judging.without"),
-        (Settings(compiled=("default",)), "judging.compiled"),
-    ],
-)
-def test_a_run_whose_judge_was_another_is_not_kept(results, tmp_path, judging, said):
-    chosen = setting(judging=judging)
-    with RunLog.create(tmp_path / "run", [made("level1/5")], chosen) as log:
-        Writer(log, made("level1/5").name, random.Random(1)).stop()
-    with pytest.raises(ProblemError, match=f"{said}.*leave that run out"):
+def test_a_run_that_was_made_or_judged_in_another_way_than_chosen_is_not_kept(results, tmp_path, changes, said):
+    ended(tmp_path / "run", of=made("level1/5"), chosen=setting(**changes))
+    with pytest.raises(ProblemError, match=said):
         keep(results, [tmp_path / "run"])
 
 
 def test_another_problem_under_the_address_is_not_kept(results, tmp_path):
     other = made("level1/5").model_copy(update={"source": REFERENCE + "\n# another\n"})
-    with RunLog.create(tmp_path / "run", [other], setting()) as log:
-        Writer(log, other.name, random.Random(1)).stop()
+    ended(tmp_path / "run", of=other, chosen=setting())
     with pytest.raises(ProblemError, match="another level1/5 "):
         keep(results, [tmp_path / "run"])
 
@@ -315,9 +297,7 @@ def test_an_option_that_no_run_can_be_held_against_is_told():
 
 
 def test_a_search_that_ended_early_is_told_with_its_reason(results, tmp_path):
-    with RunLog.create(tmp_path / "run", [made("level1/5")], setting()) as log:
-        writer = Writer(log, made("level1/5").name, random.Random(1))
-        writer.attempt(passed(1.3))
+    with writing(tmp_path / "run", passed(1.3), of=made("level1/5"), chosen=setting()) as writer:
         writer.stop("the best takes as long as the floor")
     keep(results, [tmp_path / "run"])
     page = write_page(results, tmp_path / "docs")[0].read_text()
@@ -329,10 +309,10 @@ def test_the_floor_tells_nothing_of_a_kernel_below_it(run):
     shares = iter((0.5, 2.0, 0.5))
 
     def at(kept, cell):
-        of_floor = {"floor_ms": (cell.published.candidate_ms or 1.0) * next(shares)} if cell.published else {}
-        return kept, cell.model_copy(
-            update={"published": cell.published and cell.published.model_copy(update=of_floor)}
-        )
+        if (found := cell.published) is None:
+            return kept, cell
+        found = found.model_copy(update={"floor_ms": (found.candidate_ms or 1.0) * next(shares)})
+        return kept, cell.model_copy(update={"published": found})
 
     found = level_figures([at(*pair) for pair in one.pairs], ["best"])
     assert (found.of_floor, found.below_floor) == (pytest.approx(0.5), 1)

@@ -78,9 +78,27 @@ def ways(plan):
     return [(entry["way"], entry["failed"], entry["compiled"]) for entry in told(plan)]
 
 
-def test_the_light_header_is_taken_where_it_will_do(plan, tmp_path):
-    assert compile_text(plan, tmp_path, USES_LIGHT).returncode == 0
-    assert ways(plan) == [("light", [], True)]
+@pytest.mark.parametrize(
+    ("text", "more", "way"),
+    [
+        (USES_LIGHT, (), ("light", [], True)),
+        (USES_STOCK, (), ("stock", ["light"], True)),
+        (USES_LIGHT + "\n#ifdef STOCK_MACRO\nint g();\n#endif", (), ("stock", [], True)),
+        (USES_LIGHT, ("-O2",), ("stock", ["light"], True)),  # there is none for what is optimised
+        ("int f() { return 3; }", (), ("stock", [], True)),
+    ],
+    ids=[
+        "the light header will do",
+        "the light one does not compile",
+        "a macro of the stock header alone",
+        "what belongs to the light header is missing",
+        "no header",
+    ],
+)
+def test_the_light_header_is_taken_where_it_will_do(plan, tmp_path, text, more, way):
+    done = compile_text(plan, tmp_path, text, *more)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert ways(plan) == [way]
 
 
 def test_an_object_with_the_light_header_is_linked_with_what_belongs_to_it(plan, tmp_path):
@@ -123,12 +141,6 @@ def test_an_object_that_was_compiled_another_way_since_is_linked_with_nothing_mo
     assert not (tmp_path / "main.o.glue").exists()
 
 
-def test_the_stock_header_is_taken_where_the_light_one_does_not_compile(plan, tmp_path):
-    done = compile_text(plan, tmp_path, USES_STOCK)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert ways(plan) == [("stock", ["light"], True)]
-
-
 def test_what_no_header_declares_is_compiled_once_and_told(plan, tmp_path):
     done = compile_text(plan, tmp_path, WRONG)
     assert (done.returncode, done.stdout.count("error: ")) == (1, 1)
@@ -141,17 +153,6 @@ def test_an_error_of_another_kind_is_told_in_the_words_of_the_stock_header(plan,
     assert ways(plan) == [("stock", ["light"], False)]
 
 
-def test_a_macro_of_the_stock_header_alone_decides_for_that(plan, tmp_path):
-    text = USES_LIGHT + "\n#ifdef STOCK_MACRO\nint g();\n#endif"
-    assert compile_text(plan, tmp_path, text).returncode == 0
-    assert ways(plan) == [("stock", [], True)]
-
-
-def test_where_what_belongs_to_the_light_header_is_missing_a_file_goes_the_stock_way(plan, tmp_path):
-    assert compile_text(plan, tmp_path, USES_LIGHT, "-O2").returncode == 0  # there is none for what is optimised
-    assert ways(plan) == [("stock", ["light"], True)]
-
-
 def test_what_is_being_made_is_waited_for(plan, tmp_path):
     made, later = Path(plan["light"], "plain", "factories.o"), tmp_path / "later.o"
     mark = made.with_name(f"{compiling.MAKING}factories.o")
@@ -161,11 +162,6 @@ def test_what_is_being_made_is_waited_for(plan, tmp_path):
                               tmp_path / "main.o", later, made, mark])  # fmt: skip
     assert compile_text(plan, tmp_path, USES_LIGHT).returncode == 0
     assert (maker.wait(), ways(plan)) == (0, [("light", [], True)])
-
-
-def test_a_file_without_the_header_goes_the_stock_way(plan, tmp_path):
-    assert compile_text(plan, tmp_path, "int f() { return 3; }").returncode == 0
-    assert [entry["way"] for entry in told(plan)] == ["stock"]
 
 
 def test_a_plan_without_a_light_header_takes_the_stock_one_at_once(plan, tmp_path):

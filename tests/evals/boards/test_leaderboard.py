@@ -1,5 +1,8 @@
 """Boards from facts: what is credited, what counts, what is kept apart."""
 
+import csv
+import io
+import json
 import random
 
 import pytest
@@ -12,7 +15,7 @@ from kernelwright.evals.boards.tables import CELL_COLUMNS, ROW_COLUMNS, cell_tex
 from kernelwright.evals.figures import measured
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.sandbox.pool.protocol import Conditions
-from tests.support.runs import Writer, doubted, failed, passed, problem, setting
+from tests.support.runs import Writer, doubted, failed, passed, problem, setting, writing
 
 JUDGE = "h1"
 NAMES = ("one", "two", "three", "four")
@@ -35,26 +38,18 @@ def only_board(*runs, judge_version=JUDGE, **more):
     return board
 
 
-def test_the_score_is_the_geometric_mean_of_lower_bounds_with_1_for_a_failure(tmp_path):
-    board = only_board(run_of(tmp_path, "a", [4.0, None]))
+@pytest.mark.parametrize("other", [None, 0.25], ids=["a failure", "a slower kernel"])
+def test_the_score_is_the_geometric_mean_of_lower_bounds_with_1_for_what_is_no_win(tmp_path, other):
+    board = only_board(run_of(tmp_path, "a", [4.0, other]))
     assert board.rows[0].score == pytest.approx(2.0)
 
 
-def test_a_slower_kernel_is_credited_like_none(tmp_path):
-    board = only_board(run_of(tmp_path, "a", [4.0, 0.25]))
-    assert board.rows[0].score == pytest.approx(2.0)
-
-
-def test_rows_are_ranked_by_score(tmp_path):
-    board = only_board(run_of(tmp_path, "slow", [1.5, 1.5]), run_of(tmp_path, "fast", [2.0, 2.0]))
-    assert [(row.rank, row.model) for row in board.rows] == [(1, "fast"), (2, "slow")]
-
-
-def test_a_wide_interval_ranks_below_a_narrow_one_of_the_same_median(tmp_path):
+def test_rows_are_ranked_by_score_and_a_wide_interval_scores_below_a_narrow_one(tmp_path):
     noisy = passed(2.0, random.Random(1), spread=0.5)
     steady = passed(measured(noisy).speedup * 0.98, spread=0.0)
-    board = only_board(run_of(tmp_path, "noisy", [noisy]), run_of(tmp_path, "steady", [steady]))
-    assert [row.model for row in board.rows] == ["steady", "noisy"]
+    runs = [run_of(tmp_path, "noisy", [noisy]), run_of(tmp_path, "steady", [steady]), run_of(tmp_path, "fast", [9.0])]
+    rows = only_board(*runs).rows
+    assert [(row.rank, row.model) for row in rows] == [(1, "fast"), (2, "steady"), (3, "noisy")]
 
 
 def test_failures_are_in_the_denominator_of_fast_p(tmp_path):
@@ -111,23 +106,20 @@ def test_devices_are_kept_apart(tmp_path):
     assert [board.device for board in boards(runs, JUDGE)] == ["GPU A", "GPU B"]
 
 
-def test_a_number_of_another_harness_is_marked_for_judging_again(tmp_path):
+def test_a_number_of_another_harness_than_its_verdict_or_header_names_is_marked_for_judging_again(tmp_path):
     run = run_of(tmp_path, "a", [2.0], judge_version="h0")
     assert only_board(run).rows[0].stale == 1
     assert only_board(run, judge_version="h0").rows[0].stale == 0
-
-
-def test_a_verdict_that_names_its_harness_is_believed_over_the_header(tmp_path):
-    run = run_of(tmp_path, "a", [passed(2.0, judge_version="h1")], judge_version="h0")
-    assert only_board(run).rows[0].stale == 0
+    named = run_of(tmp_path, "b", [passed(2.0, judge_version="h1")], judge_version="h0")
+    assert only_board(named).rows[0].stale == 0, "the verdict is believed over the header"
+    verified = only_board(run_of(tmp_path, "c", [3.0]), verifications=again(passed(2.5), judge_version="h0"))
+    assert verified.rows[0].stale == 1
 
 
 def test_a_verdict_that_names_none_after_others_went_on_with_the_run_is_of_no_known_harness(tmp_path):
-    with RunLog.create(tmp_path / "a", [problem("one")], setting(judge_version=JUDGE)) as log:
-        writer = Writer(log, "one", random.Random(0))
+    with writing(tmp_path / "a", chosen=setting(judge_version=JUDGE)) as writer:
         writer.put(Resumed(problem="one"))
         writer.attempt(passed(2.0))
-        writer.stop()
     assert only_board(run_facts(tmp_path / "a")).rows[0].stale == 1
 
 
@@ -148,11 +140,8 @@ def again(verdict, judge_version=JUDGE):
 def test_a_verified_number_is_published_in_place_of_the_claimed_one(tmp_path):
     board = only_board(run_of(tmp_path, "a", [3.0]), verifications=again(passed(2.5, spread=0.0)))
     (cell,) = board.rows[0].cells
-    assert (cell.status, cell.published.speedup, cell.claimed.speedup) == (
-        "verified",
-        pytest.approx(2.5),
-        pytest.approx(3.0),
-    )
+    assert cell.status == "verified"
+    assert (cell.published.speedup, cell.claimed.speedup) == (pytest.approx(2.5), pytest.approx(3.0))
 
 
 def test_a_kernel_that_fails_when_judged_again_is_in_quarantine_and_not_credited(tmp_path):
@@ -167,26 +156,14 @@ def with_floor(**limits):
     return lambda folder, problem, candidate: Verified(found, JUDGE, "r")
 
 
-def test_a_time_that_no_algorithm_could_take_is_in_quarantine(tmp_path):
-    limits = {"floor_ms": 60.0, "impossible_below_ms": 50.0}
-    board = only_board(run_of(tmp_path, "a", [3.0]), verifications=with_floor(**limits))
-    assert "least possible" in board.rows[0].cells[0].why
+def test_only_a_time_that_no_algorithm_could_take_is_in_quarantine(tmp_path):
+    def row(**limits):
+        return only_board(run_of(tmp_path / str(limits), "a", [3.0]), verifications=with_floor(**limits)).rows[0]
 
-
-def test_a_time_below_the_floor_of_the_reference_s_algorithm_counts(tmp_path):
-    limits = {"floor_ms": 1.5, "impossible_below_ms": 0.5}
-    row = only_board(run_of(tmp_path, "a", [3.0]), verifications=with_floor(**limits)).rows[0]
-    assert (row.cells[0].status, row.speed_of_light) == ("verified", 1.0)
-
-
-def test_the_roofline_fraction_of_a_row_is_floor_over_time(tmp_path):
-    row = only_board(run_of(tmp_path, "a", [3.0]), verifications=with_floor(floor_ms=0.5)).rows[0]
-    assert row.roofline == pytest.approx(0.5, rel=0.05)
-
-
-def test_a_verification_of_another_harness_is_to_be_judged_again(tmp_path):
-    board = only_board(run_of(tmp_path, "a", [3.0]), verifications=again(passed(2.5), judge_version="h0"))
-    assert board.rows[0].stale == 1
+    assert "least possible" in row(floor_ms=60.0, impossible_below_ms=50.0).cells[0].why
+    counted = row(floor_ms=1.5, impossible_below_ms=0.5)
+    assert (counted.cells[0].status, counted.speed_of_light) == ("verified", 1.0)
+    assert row(floor_ms=0.5).roofline == pytest.approx(0.5, rel=0.05), "floor over time"
 
 
 def test_runs_of_one_entrant_are_one_row_with_the_better_kernel(tmp_path):
@@ -217,29 +194,15 @@ def hostile_board(tmp_path):
     return boards([run_of(tmp_path / "r", "m", [2.0, None]).model_copy(update={"model": HOSTILE})], JUDGE)
 
 
-def test_html_escapes_names(hostile_board):
+def test_each_format_keeps_a_hostile_name_in_its_place(hostile_board):
     page = tables.as_html(hostile_board)
     assert "<script" not in page and "&lt;script&gt;" in page
-
-
-def test_markdown_keeps_a_name_within_its_cell(hostile_board):
     text = tables.as_markdown(hostile_board)
     rows = [line for line in text.splitlines() if line.startswith("| 1 |")]
     assert rows[0].replace("\\|", "").count("|") == len(ROW_COLUMNS) + 1
     assert "<script" not in text.replace("\\<", "")
-
-
-def test_csv_has_a_line_for_each_cell(hostile_board):
-    import csv
-    import io
-
-    rows = list(csv.DictReader(io.StringIO(tables.as_csv(hostile_board))))
-    assert [(row["problem"], row["status"]) for row in rows] == [("one", "unverified"), ("two", "unsolved")]
-
-
-def test_json_is_whole(hostile_board):
-    import json
-
+    cells = csv.DictReader(io.StringIO(tables.as_csv(hostile_board)))
+    assert [(cell["problem"], cell["status"]) for cell in cells] == [("one", "unverified"), ("two", "unsolved")]
     found = json.loads(tables.as_json(hostile_board))
     assert found["boards"][0]["rows"][0]["model"] == HOSTILE
 
@@ -255,20 +218,13 @@ def searched_only(speedup):
     return found.model_copy(update={"evidence": found.evidence.model_copy(update={"effort": "search"})})
 
 
-def test_what_was_measured_only_to_choose_is_shown_and_counts_for_nothing(tmp_path):
+def test_what_was_measured_only_to_choose_is_shown_and_counts_where_asked_for_or_verified(tmp_path):
     run = run_of(tmp_path, "a", [searched_only(4.0)])
     (row,) = only_board(run).rows
     (cell,) = row.cells
     assert (cell.status, row.correct, row.score) == ("provisional", 0, 1.0)
     assert "effort search" in cell.why and cell.published.effort == "search"
-
-
-def test_it_counts_where_that_is_asked_for(tmp_path):
-    board = only_board(run_of(tmp_path, "a", [searched_only(4.0)]), effort="search")
-    assert board.rows[0].cells[0].status == "unverified" and board.rows[0].score > 3
-
-
-def test_a_verification_in_full_makes_it_count(tmp_path):
-    again = Verified(measured(passed(3.0, spread=0.0)), JUDGE, "verified")
-    board = only_board(run_of(tmp_path, "a", [searched_only(4.0)]), verifications=lambda *_: again)
-    assert board.rows[0].cells[0].status == "verified"
+    asked = only_board(run, effort="search").rows[0]
+    assert asked.cells[0].status == "unverified" and asked.score > 3
+    verified = only_board(run, verifications=again(passed(3.0, spread=0.0)))
+    assert verified.rows[0].cells[0].status == "verified"

@@ -1,11 +1,9 @@
 """The best kernels judged a second time, by the real judge."""
 
-import random
 from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.boards.verifying import VERIFIED, Verifier
 from kernelwright.evals.runs.facts import run_facts
@@ -13,7 +11,7 @@ from kernelwright.problems import load_problem
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.support.problems import PROBLEM, RIGHT, WRONG
-from tests.support.runs import Writer, passed, setting
+from tests.support.runs import passed, setting, writing
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +20,7 @@ def run_with(folder, model, source, speedup):
     """A run whose record claims that speedup for a source, on this machine."""
     (folder / "cumsum.py").write_text(PROBLEM)
     wanted = load_problem(str(folder / "cumsum.py"))
-    with RunLog.create(folder / model, [wanted], setting(device=processor_name(), model=model)) as log:
-        writer = Writer(log, wanted.name, random.Random(0))
+    with writing(folder / model, of=wanted, chosen=setting(device=processor_name(), model=model)) as writer:
         writer.attempt(passed(speedup, spread=0.0), source=source)
         writer.stop()
     return run_facts(folder / model)

@@ -1,13 +1,15 @@
 """The exported file, in a browser: fast enough, silent, and deaf to what models write."""
 
 import random
+from contextlib import contextmanager
 
 import pytest
 
+from kernelwright.agent.log.events import Confirmed
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.evals.inspector.export import LARGEST_BYTES, export
-from tests.support.runs import Writer, failed, made_run, passed, problem, setting, source_of
+from tests.support.runs import Writer, failed, made_run, passed, problem, setting, source_of, writing
 
 pytestmark = pytest.mark.slow
 
@@ -27,11 +29,8 @@ def seen(thousand, chromium):
         yield watched
 
 
-def test_a_thousand_attempts_are_under_five_megabytes(thousand):
+def test_a_file_of_a_thousand_attempts_lists_them_all_in_less_than_five_megabytes(thousand, seen):
     assert thousand.stat().st_size < LARGEST_BYTES
-
-
-def test_a_file_of_a_thousand_attempts_lists_them_all(seen):
     seen.go("#/")
     assert seen.page.locator("#attempts tbody tr").count() == 1000
 
@@ -139,15 +138,12 @@ def test_hostile_text_stays_text(hostile, chromium):
         assert (watched.errors, watched.requests) == ([], [])
 
 
-def test_hostile_text_is_shown_as_it_was_written(hostile, chromium):
+def test_hostile_text_is_shown_as_it_was_written_and_a_line_of_five_megabytes_in_part(hostile, chromium):
     with chromium() as watched:
-        watched.open(f"{hostile.as_uri()}#/a/one/2")
+        watched.open(hostile.as_uri())
+        watched.go("#/a/one/2")
         assert '<img src=x onerror="window.hurt = true">' in watched.page.locator("main").inner_text()
-
-
-def test_a_line_of_five_megabytes_does_not_stop_the_page(hostile, chromium):
-    with chromium() as watched:
-        watched.open(f"{hostile.as_uri()}#/a/one/4")
+        watched.go("#/a/one/4")
         assert "more characters" in watched.page.locator("main").inner_text()
         assert watched.errors == []
 
@@ -168,43 +164,39 @@ def test_a_file_is_the_same_for_the_same_run(tmp_path):
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
-def one_attempt(folder, **attempt):
-    """The exported file of a run with a single attempt."""
-    rng = random.Random(0)
-    with RunLog.create(folder / "run", [problem("one")], setting()) as log:
-        writer = Writer(log, "one", rng)
-        writer.attempt(**attempt)
-        writer.stop()
-    export(folder / "run", folder / "report.html")
-    return folder / "report.html"
+@pytest.fixture
+def page_of_one(tmp_path, chromium):
+    """Opens the page of the attempt of a run with a single one, as exported."""
+
+    @contextmanager
+    def opened(**attempt):
+        with writing(tmp_path / "run") as writer:
+            writer.attempt(**attempt)
+        export(tmp_path / "run", tmp_path / "report.html")
+        with chromium() as watched:
+            watched.open(f"{(tmp_path / 'report.html').as_uri()}#/a/one/1")
+            yield watched
+
+    return opened
 
 
-def test_a_line_of_the_compile_log_leads_to_the_line_that_it_quotes(tmp_path, chromium):
+def test_a_line_of_the_compile_log_leads_to_the_line_that_it_quotes(page_of_one):
     source = source_of(1, random.Random(0)).replace("// attempt 1", "int i = blockDim.x;")
-    report = one_attempt(tmp_path, verdict=failed("build"), source=source)
-    with chromium() as watched:
-        watched.open(f"{report.as_uri()}#/a/one/1")
+    with page_of_one(verdict=failed("build"), source=source) as watched:
         watched.page.locator(".failure button.link").first.click()
         assert watched.page.locator("li.pointed").inner_text().strip() == "int i = blockDim.x;"
 
 
-def test_a_traceback_leads_to_the_candidates_line(tmp_path, chromium):
+def test_a_traceback_leads_to_the_candidates_line(page_of_one):
     log = 'Traceback (most recent call last):\n  File "candidate.py", line 2, in <module>\nImportError: no'
-    report = one_attempt(tmp_path, verdict=failed("load", log=log))
-    with chromium() as watched:
-        watched.open(f"{report.as_uri()}#/a/one/1")
+    with page_of_one(verdict=failed("load", log=log)) as watched:
         watched.page.locator(".failure button.link").first.click()
         assert "load_inline" in watched.page.locator("li.pointed").inner_text()
 
 
 def test_a_second_verdict_stands_beside_the_numbers_of_the_first(tmp_path, chromium):
-    from kernelwright.agent.log.events import Confirmed
-
-    with RunLog.create(tmp_path / "run", [problem("one")], setting()) as log:
-        writer = Writer(log, "one", random.Random(0))
-        writer.attempt(passed(3.0, spread=0.0))
+    with writing(tmp_path / "run", passed(3.0, spread=0.0)) as writer:
         writer.put(Confirmed(problem="one", attempt=1, verdict=passed(2.0, spread=0.0)))
-        writer.stop()
     export(tmp_path / "run", tmp_path / "report.html")
     with chromium() as watched:
         watched.open(f"{(tmp_path / 'report.html').as_uri()}#/a/one/1")
@@ -213,18 +205,14 @@ def test_a_second_verdict_stands_beside_the_numbers_of_the_first(tmp_path, chrom
         assert "3.00 \u00d7 [3.00, 3.00]" in first
 
 
-def test_reasoning_is_folded(tmp_path, chromium):
-    report = one_attempt(tmp_path, verdict=passed(1.2), reply="<think>a long thought</think>the answer")
-    with chromium() as watched:
-        watched.open(f"{report.as_uri()}#/a/one/1")
+def test_reasoning_is_folded(page_of_one):
+    with page_of_one(verdict=passed(1.2), reply="<think>a long thought</think>the answer") as watched:
         assert "a long thought" not in watched.page.locator("main").inner_text()
         watched.page.locator("summary", has_text="14 characters").click()
         watched.page.locator("main").get_by_text("a long thought").wait_for(timeout=10_000)
 
 
-def test_a_file_that_would_be_too_large_cuts_its_longest_texts_and_says_so(tmp_path, chromium):
-    report = one_attempt(tmp_path, verdict=passed(1.2), reply=random.Random(0).randbytes(6_000_000).hex())
-    assert report.stat().st_size < LARGEST_BYTES
-    with chromium() as watched:
-        watched.open(f"{report.as_uri()}#/a/one/1")
+def test_a_file_that_would_be_too_large_cuts_its_longest_texts_and_says_so(tmp_path, page_of_one):
+    with page_of_one(verdict=passed(1.2), reply=random.Random(0).randbytes(6_000_000).hex()) as watched:
+        assert (tmp_path / "report.html").stat().st_size < LARGEST_BYTES
         assert watched.errors == []

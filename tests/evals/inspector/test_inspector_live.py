@@ -2,15 +2,13 @@
 
 import http.client
 import json
-import random
 import subprocess
 import sys
 from contextlib import contextmanager
 
 import pytest
 
-from kernelwright.agent.log.run_log import RunLog
-from tests.support.runs import Writer, failed, made_run, passed, problem, setting
+from tests.support.runs import failed, made_run, passed, writing
 
 pytest.importorskip("uvicorn", reason="the live view needs starlette and uvicorn")
 pytestmark = pytest.mark.slow
@@ -78,9 +76,7 @@ def test_the_page_has_a_strict_policy(view):
 
 
 def test_the_view_follows_a_run_that_goes_on(tmp_path, chromium):
-    with RunLog.create(tmp_path / "run", [problem("one")], setting()) as log, served(tmp_path / "run") as address:
-        writer = Writer(log, "one", random.Random(0))
-        writer.attempt(failed())
+    with writing(tmp_path / "run", failed()) as writer, served(tmp_path / "run") as address:
         writer.flush()
         with chromium() as watched:
             watched.open(address)

@@ -1,17 +1,15 @@
 """The commands by which the pages say that an attempt is judged again, run as they stand."""
 
 import os
-import random
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.problems import load_problem
-from tests.support.runs import Writer, passed, setting
+from tests.support.runs import passed, writing
 from tests.support.search import PROBLEM
 
 ORIGIN = {"format": "kernelbench", "id": "level1/5", "title": "5_Double.py"}
@@ -23,12 +21,11 @@ SHELL = f'set -e\nkernelwright() {{ "{sys.executable}" -P -m kernelwright "$@"; 
 def model(tmp_path):
     """Of a run with a right attempt and a reply without a candidate, in a folder with a space in its name."""
     problem = type(POSED).model_validate(POSED.model_dump() | {"origin": ORIGIN})
-    with RunLog.create(tmp_path / "a run", [problem], setting()) as log:
-        writer = Writer(log, problem.name, random.Random(0))
+    with writing(tmp_path / "a run", of=problem) as writer:
         writer.attempt(passed(2.0), source=problem.source.replace("class Model(", "class ModelNew("))
         writer.attempt()
         writer.flush()
-        yield RunModel(log)
+        yield RunModel(writer.log)
 
 
 def done(folder, text):

@@ -1,6 +1,5 @@
 """A run as one picture, over made-up runs."""
 
-import random
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.inspector.export import axis_for, export_picture, picture
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.runs.running import suite
-from tests.support.runs import Writer, failed, made_run, passed, problem, setting
+from tests.support.runs import ended, failed, made_run, passed, problem, setting
 
 SHOWN = Path(__file__).parents[3] / "docs/pictures/demo.svg"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -56,11 +55,7 @@ def test_a_picture_asks_for_nothing(made):
 
 
 def one_problem(folder, verdict, **names):
-    with RunLog.create(folder, [problem("mine")], setting(**names)) as log:
-        writer = Writer(log, "mine", random.Random(0))
-        writer.attempt(verdict)
-        writer.stop()
-    return words(drawn(folder))
+    return words(drawn(ended(folder, verdict, of=problem("mine"), chosen=setting(**names))))
 
 
 def test_a_model_s_name_stays_text(tmp_path):

@@ -1,7 +1,5 @@
 """Wherever a speedup is shown, what keeps it from being taken at its word stands beside it."""
 
-import random
-
 import pytest
 
 from kernelwright.agent.briefs import BriefMaker
@@ -17,7 +15,7 @@ from kernelwright.evals.report import attempt_words, summary_rows, summary_table
 from kernelwright.prompts import TargetVersions
 from kernelwright.sandbox.verdict.in_words import DOUBTS
 from kernelwright.sandbox.verdict.report import report
-from tests.support.runs import Writer, doubted, passed, problem, setting
+from tests.support.runs import doubted, ended, passed
 from tests.support.search import CPU
 from tests.support.second_verdicts import shown
 
@@ -31,10 +29,7 @@ def kind(request):
 
 @pytest.fixture
 def log(tmp_path, kind):
-    with RunLog.create(tmp_path / "run", [problem("one")], setting()) as log:
-        writer = Writer(log, "one", random.Random(0))
-        writer.attempt(doubted(4.0, kind))
-        writer.stop()
+    with RunLog.open(ended(tmp_path / "run", doubted(4.0, kind))) as log:
         yield log
 
 
@@ -64,11 +59,8 @@ def test_the_next_prompt_says_why_in_its_history_and_its_evidence(log, kind):
 
 @pytest.mark.parametrize("doubt", ["too_noisy", "unconfirmed"])
 def test_any_candidate_that_is_faster_without_a_doubt_is_preferred(tmp_path, doubt):
-    with RunLog.create(tmp_path / "run", [problem("one")], setting()) as log:
-        writer = Writer(log, "one", random.Random(0))
-        for verdict in (doubted(4.0, doubt), doubted(6.0, doubt), passed(1.1, spread=0.0), passed(0.9, spread=0.0)):
-            writer.attempt(verdict)
-        writer.stop()
+    verdicts = doubted(4.0, doubt), doubted(6.0, doubt), passed(1.1, spread=0.0), passed(0.9, spread=0.0)
+    with RunLog.open(ended(tmp_path / "run", *verdicts)) as log:
         view = fold("one", log.events("one"))
     assert [attempt.number for attempt in view.ranked] == [3, 2, 1, 4]
 

@@ -1,14 +1,12 @@
 """The facts of a run are those of the folded log, and are kept beside it as long as they hold."""
 
-import random
-
 import pytest
 
 from kernelwright.agent.log.events import Confirmed, RunLogError
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.runs.facts import DERIVED, all_facts, run_facts
-from tests.support.runs import Writer, failed, made_run, passed, problem, setting
+from tests.support.runs import ended, failed, made_run, passed, writing
 
 
 @pytest.fixture(scope="module")
@@ -22,87 +20,51 @@ def views(run):
         return {name: fold(name, log.events(name)) for name in log.header.problems}
 
 
-def facts_by_name(run):
-    return {facts.problem: facts for facts in run_facts(run).problems}
-
-
-def test_the_counts_are_those_of_the_folded_log(run, views):
-    for name, facts in facts_by_name(run).items():
-        attempts = views[name].attempts
+def test_counts_the_best_and_what_was_spent_are_those_of_the_folded_log(run, views):
+    for facts in run_facts(run).problems:
+        attempts, best = views[facts.problem].attempts, views[facts.problem].best
         assert facts.attempts == sum(attempt.finished for attempt in attempts)
         assert facts.passed == sum(attempt.passed for attempt in attempts)
-
-
-def test_the_best_is_that_of_the_folded_log(run, views):
-    for name, facts in facts_by_name(run).items():
-        best = views[name].best
         assert (facts.best.attempt, facts.best.candidate_digest) == (str(best.number), best.candidate.digest)
         assert facts.best.measured.speedup == best.speedup
-
-
-def test_cost_and_tokens_are_those_of_the_replies(run, views):
-    for name, facts in facts_by_name(run).items():
-        usages = [attempt.reply.usage for attempt in views[name].attempts]
+        usages = [attempt.reply.usage for attempt in attempts]
         assert facts.cost_usd == pytest.approx(sum(usage.cost_usd for usage in usages))
         assert facts.tokens == sum(usage.input_tokens + usage.output_tokens for usage in usages)
 
 
-def written(folder, *verdicts, cost=0.01):
-    with RunLog.create(folder, [problem("one")], setting()) as log:
-        writer = Writer(log, "one", random.Random(0))
-        for verdict in verdicts:
-            writer.attempt(verdict, cost=cost)
-        writer.flush()
-        return writer
-
-
 def test_the_effort_to_the_first_correct_and_to_the_best_is_counted(tmp_path):
-    written(tmp_path / "run", failed(), None, passed(1.2), failed(), passed(2.0))
-    (facts,) = run_facts(tmp_path / "run").problems
+    (facts,) = run_facts(ended(tmp_path / "run", failed(), None, passed(1.2), failed(), passed(2.0))).problems
     assert (facts.first_correct.attempts, facts.first_correct.cost_usd) == (3, pytest.approx(0.03))
     assert (facts.to_best.attempts, facts.to_best.cost_usd) == (5, pytest.approx(0.05))
 
 
 def test_an_unknown_cost_stays_unknown(tmp_path):
-    written(tmp_path / "run", passed(1.2), cost=None)
+    with writing(tmp_path / "run") as writer:
+        writer.attempt(passed(1.2), cost=None)
     (facts,) = run_facts(tmp_path / "run").problems
     assert facts.cost_usd is None and facts.first_correct.cost_usd is None
 
 
 def test_a_better_kernel_whose_writer_was_killed_before_it_said_so_is_found(tmp_path):
-    folder = tmp_path / "run"
-    with RunLog.create(folder, [problem("one")], setting()) as log:
-        writer = Writer(log, "one", random.Random(0))
-        writer.attempt(passed(1.5))
-        writer.attempt(passed(3.0))
+    with writing(tmp_path / "run", passed(1.5), passed(3.0)) as writer:
         assert "kept" in writer.events.pop()
-        writer.flush()
-    (facts,) = run_facts(folder).problems
+    (facts,) = run_facts(tmp_path / "run").problems
     assert facts.best.attempt == "2"
 
 
 def test_a_log_that_never_names_a_best_is_read_in_whole(tmp_path):
-    folder = tmp_path / "run"
-    with RunLog.create(folder, [problem("one")], setting()) as log:
-        writer = Writer(log, "one", random.Random(0))
-        for speedup in (1.1, 2.5, 1.3):
-            writer.attempt(passed(speedup))
+    with writing(tmp_path / "run", passed(1.1), passed(2.5), passed(1.3)) as writer:
         writer.events = [event for event in writer.events if event[1] != "kept"]
-        writer.flush()
-    (facts,) = run_facts(folder).problems
+    (facts,) = run_facts(tmp_path / "run").problems
     assert facts.best.attempt == "2"
 
 
 def test_a_second_verdict_decides_which_attempt_is_the_best(tmp_path):
-    folder = tmp_path / "run"
-    with RunLog.create(folder, [problem("one")], setting()) as log:
-        writer = Writer(log, "one", random.Random(0))
-        writer.attempt(passed(2.0, spread=0.0))
-        writer.attempt(passed(3.0, spread=0.0))
+    with writing(tmp_path / "run", passed(2.0, spread=0.0), passed(3.0, spread=0.0)) as writer:
         writer.put(Confirmed(problem="one", attempt=2, verdict=passed(1.5, spread=0.0)))
         writer.flush()
-        view = fold("one", log.events("one"))
-    (facts,) = run_facts(folder).problems
+        view = fold("one", writer.log.events("one"))
+    (facts,) = run_facts(tmp_path / "run").problems
     assert facts.best.attempt == str(view.best.number) == "1"
 
 
@@ -114,19 +76,15 @@ def test_what_was_kept_beside_the_run_gives_the_same_facts(run):
 
 
 def test_facts_follow_a_run_that_goes_on(tmp_path):
-    folder = tmp_path / "run"
-    writer = written(folder, passed(1.2))
-    assert run_facts(folder).problems[0].attempts == 1
-    with RunLog.open(folder) as log:
-        writer.log = log
-        writer.attempt(passed(1.4))
+    with writing(tmp_path / "run", passed(1.2)) as writer:
         writer.flush()
-    assert run_facts(folder).problems[0].attempts == 2
+        assert run_facts(tmp_path / "run").problems[0].attempts == 1
+        writer.attempt(passed(1.4))
+    assert run_facts(tmp_path / "run").problems[0].attempts == 2
 
 
 def test_kept_facts_of_another_harness_are_read_afresh(tmp_path):
-    folder = tmp_path / "run"
-    written(folder, passed(1.2))
+    folder = ended(tmp_path / "run", passed(1.2))
     run_facts(folder)
     kept = (folder / DERIVED).read_text()
     (folder / DERIVED).write_text(
@@ -135,15 +93,10 @@ def test_kept_facts_of_another_harness_are_read_afresh(tmp_path):
     assert run_facts(folder).problems[0].passed == 1
 
 
-def test_a_folder_of_runs_gives_each(tmp_path):
+def test_a_folder_of_runs_gives_each_and_a_damaged_one_can_be_left_out(tmp_path):
     for name in ("a", "b"):
-        written(tmp_path / name, passed(1.2))
+        ended(tmp_path / name, passed(1.2))
     assert [facts.run for facts in all_facts([tmp_path])] == ["a", "b"]
-
-
-def test_of_several_runs_a_damaged_one_can_be_left_out(tmp_path):
-    for name in ("a", "b"):
-        written(tmp_path / name, passed(1.2))
     (tmp_path / "a" / "header.json").write_text("{")
     told = []
     assert [facts.run for facts in all_facts([tmp_path], told.append)] == ["b"]

@@ -1,7 +1,6 @@
 """Many processes write to one record at once, and some are killed: nothing that was acknowledged is lost."""
 
 import hashlib
-import random
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from kernelwright.agent.log.events import ProviderFailed
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.judgements import Judgements
-from tests.support.runs import Writer, problem, setting
+from tests.support.runs import writing
 
 pytestmark = pytest.mark.slow
 WRITERS, EACH = 8, 100
@@ -67,11 +66,8 @@ def acknowledged(processes):
 
 def begun(folder):
     """A run with one attempt, for which all writers have more to say."""
-    with RunLog.create(folder / "run", [problem("one")], setting()) as log:
-        writer = Writer(log, "one", random.Random(1))
-        writer.attempt()
-        writer.flush()
-    return folder / "run"
+    with writing(folder / "run", None):
+        return folder / "run"
 
 
 def logged(run):

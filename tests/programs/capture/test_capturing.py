@@ -40,14 +40,19 @@ def parts(record, kind, class_name):
 BIG = (8, 8, 48, 48)
 
 
-def test_a_module_becomes_a_problem_that_stands_alone(tmp_path):
-    folder, record = captured(tmp_path, nn.Sequential(Block(), Block()).eval(), torch.randn(BIG))
+def test_a_module_becomes_a_problem_that_stands_alone_and_computes_what_it_does_on_the_users_weights(tmp_path):
+    model = nn.Sequential(Block(), Block()).eval()
+    folder, record = captured(tmp_path, model, torch.randn(BIG))
     (part,) = parts(record, "module", "Block")
-    problem = load_problem(str(folder / part.problem))
-    assert "programs_of_ours" not in problem.source and "import" in problem.source
+    source = load_problem(str(folder / part.problem)).source
+    assert "programs_of_ours" not in source and "import" in source
     assert [site.module for site in part.sizes[0].sites] == ["0", "1"]
     assert part.state["norm_running_var"] == "norm.running_var"
     assert (part.direction, part.training, part.written) == ("forward", False, ())
+    state = {own: model[0].state_dict()[name] for own, name in part.state.items()}
+    inputs = torch.randn(2, *BIG[1:])
+    with torch.no_grad():
+        assert Tried(source, state, torch.device("cpu")).agrees([inputs], [model[0](inputs)])
 
 
 def test_parts_are_numbered_as_the_program_comes_to_them_and_not_by_their_times(tmp_path):
@@ -55,17 +60,6 @@ def test_parts_are_numbered_as_the_program_comes_to_them_and_not_by_their_times(
     _, record = captured(tmp_path, model, torch.randn(128, 64))
     found = {part.id: part.sizes[0].sites[0].module for part in parts(record, "module", "Linear")}
     assert found == {"linear_1": "0", "linear_2": "1", "linear_3": "2"}
-
-
-def test_a_problem_computes_what_the_module_does_on_the_users_weights(tmp_path):
-    model = Block().eval()
-    folder, record = captured(tmp_path, model, torch.randn(BIG))
-    (part,) = parts(record, "module", "Block")
-    source = load_problem(str(folder / part.problem)).source
-    state = {own: model.state_dict()[name] for own, name in part.state.items()}
-    inputs = torch.randn(2, *BIG[1:])
-    with torch.no_grad():
-        assert Tried(source, state, torch.device("cpu")).agrees([inputs], [model(inputs)])
 
 
 def test_training_asks_for_gradients_and_for_the_buffers(tmp_path):
@@ -95,16 +89,12 @@ def test_several_shapes_of_one_part_become_sizes_of_one_problem(tmp_path):
         space["Model"]()(*space["get_inputs"]())
 
 
-def test_a_mask_given_by_keyword_is_an_input_of_the_problem(tmp_path):
+def test_a_mask_given_by_keyword_is_an_input_of_the_problem_and_a_run_inside_the_forward_names_its_nodes(tmp_path):
     mask = torch.full((64, 64), float("-inf")).triu(1)
-    folder, record = captured(tmp_path, Attending(64).eval(), torch.randn(8, 64, 64), mask=mask)
+    folder, record = captured(tmp_path, Attending(64).eval(), torch.randn(16, 64, 64), mask=mask)
     (part,) = parts(record, "module", "Attending")
     assert [given.name for given in part.sizes[0].inputs] == ["x", "mask"]
     assert "triu" in load_problem(str(folder / part.problem)).source
-
-
-def test_a_run_inside_a_forward_names_its_nodes(tmp_path):
-    _, record = captured(tmp_path, Attending(64).eval(), torch.randn(16, 64, 64))
     core = next(part for part in parts(record, "run", "Attending") if "softmax" in part.title)
     assert core.run.owners == ("",) and len(core.run.outputs) == 1
     assert [given.node for given in core.sizes[0].inputs] and not core.state
@@ -169,7 +159,7 @@ def test_no_value_of_a_weight_or_an_input_is_in_the_folder(tmp_path):
     assert str(model.weight[0, 0].item())[:8] not in text
 
 
-def test_values_are_kept_where_they_are_asked_for(tmp_path):
+def test_values_are_kept_where_they_are_asked_for_and_a_folder_is_not_written_over(tmp_path):
     model = nn.Linear(8, 8).eval()
     x = torch.randn(2, 8)
     folder, record = captured(tmp_path, model, x, with_values=True)
@@ -180,14 +170,10 @@ def test_values_are_kept_where_they_are_asked_for(tmp_path):
     kept = torch.frombuffer(bytearray(data[8 + length + begin : 8 + length + end]), dtype=torch.float32)
     assert torch.equal(kept.view(8, 8), model.weight)
     assert any(name.startswith("inputs/Linear/") for name in header)
+    with pytest.raises(ProblemError, match="holds a capture already"):
+        capture(model, x, out=folder)
 
 
 def test_a_program_without_a_module_is_a_mistake_in_words(tmp_path):
     with pytest.raises(ProblemError, match="nothing to capture"), capturing(tmp_path / "capture"):
         torch.ones(3)
-
-
-def test_a_folder_is_not_written_over(tmp_path):
-    folder, _ = captured(tmp_path, nn.Linear(8, 8).eval(), torch.randn(2, 8))
-    with pytest.raises(ProblemError, match="holds a capture already"):
-        capture(nn.Linear(8, 8), torch.randn(2, 8), out=folder)

@@ -96,12 +96,9 @@ def test_torch_compile_is_asked_only_for_what_may_be_chosen():
     assert asked == ["a"]
 
 
-def test_a_floor_above_the_time_is_no_gain():
-    assert not choose(program(part("a", ("a", 10.0), floor_ms=20)), 5, PEAKS).chosen
-
-
-def test_what_is_too_little_to_matter_is_not_chosen():
-    assert not choose(program(part("a", ("a", 0.1))), 5, PEAKS).chosen
+@pytest.mark.parametrize(("ms", "floor_ms"), [(10.0, 20), (0.1, 0.0)], ids=["a floor above the time", "too little"])
+def test_what_is_no_gain_that_matters_is_not_chosen(ms, floor_ms):
+    assert not choose(program(part("a", ("a", ms), floor_ms=floor_ms)), 5, PEAKS).chosen
 
 
 def test_weights_are_the_shares_of_what_could_be_had():

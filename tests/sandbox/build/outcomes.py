@@ -31,6 +31,16 @@ def outcome_of(name, folder, plan=None):
     return torch.load(folder / "outcome.pt", weights_only=False)
 
 
+def both_ways(top, plan):
+    """The two folders and outcomes of a case by its name: built the stock way and by the plan, once, below `top`."""
+
+    def build(name):
+        folders = top / name.replace(" ", "_") / "stock", top / name.replace(" ", "_") / "ours"
+        return folders, (outcome_of(name, folders[0]), outcome_of(name, folders[1], plan))
+
+    return build
+
+
 def ways_of(folder):
     """The way of each compilation, by file name."""
     lines = (folder / "compilations.jsonl").read_text().splitlines()

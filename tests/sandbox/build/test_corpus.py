@@ -4,28 +4,15 @@ import pytest
 
 from kernelwright.sandbox.build import toolchain
 from tests.sandbox.build.corpus import CORPUS
-from tests.sandbox.build.outcomes import KERNEL, OWN, first_error, functions, is_equal, outcome_of
+from tests.sandbox.build.outcomes import KERNEL, OWN, both_ways, first_error, functions, is_equal
 
 pytestmark = [pytest.mark.corpus, pytest.mark.slow]
 UNOPTIMISED = {name for name, case in CORPUS.items() if "-O" not in case.build}
 
 
 @pytest.fixture(scope="session")
-def plan(shelf):
-    """A plan with the light header."""
-    return toolchain().plan(2**33)
-
-
-@pytest.fixture(scope="session")
-def both(plan, tmp_path_factory):
-    """The two folders and outcomes of a case, built once."""
-    top = tmp_path_factory.mktemp("corpus")
-
-    def build(name):
-        folders = top / name.replace(" ", "_") / "stock", top / name.replace(" ", "_") / "ours"
-        return folders, (outcome_of(name, folders[0]), outcome_of(name, folders[1], plan))
-
-    return build
+def both(shelf, tmp_path_factory):
+    return both_ways(tmp_path_factory.mktemp("corpus"), toolchain().plan(2**33))
 
 
 @pytest.mark.parametrize("name", CORPUS)

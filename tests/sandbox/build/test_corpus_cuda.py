@@ -5,7 +5,7 @@ import pytest
 from kernelwright.sandbox.build import toolchain
 from kernelwright_child.gpu import driver
 from tests.sandbox.build.corpus_cuda import CUDA
-from tests.sandbox.build.outcomes import device_code, first_error, is_equal, outcome_of, ways_of
+from tests.sandbox.build.outcomes import both_ways, device_code, first_error, is_equal, ways_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,15 +17,7 @@ pytestmark = [
 
 @pytest.fixture(scope="session")
 def both(shelf, tmp_path_factory):
-    """The two folders and outcomes of a case, built once."""
-    plan = toolchain().plan(2**33)
-    top = tmp_path_factory.mktemp("corpus")
-
-    def build(name):
-        folders = top / name.replace(" ", "_") / "stock", top / name.replace(" ", "_") / "ours"
-        return folders, (outcome_of(name, folders[0]), outcome_of(name, folders[1], plan))
-
-    return build
+    return both_ways(tmp_path_factory.mktemp("corpus"), toolchain().plan(2**33))
 
 
 @pytest.mark.parametrize("name", CUDA)

@@ -1,3 +1,5 @@
+import pytest
+
 from kernelwright.sandbox.build.diagnose import (
     KEPT_CHARACTERS,
     build_reason,
@@ -29,34 +31,30 @@ TypeError: forward(): incompatible function arguments.
 """
 
 
-def test_the_first_compiler_error_is_the_reason():
+def test_the_log_starts_with_the_error_and_its_source_line_and_has_no_command_lines():
     assert build_reason(GCC).startswith("main.cpp:7:5: error: 'forwrd'")
-
-
-def test_the_log_starts_with_the_error_and_its_source_line():
     assert trim_build_log(GCC).splitlines()[:2] == [build_reason(GCC), "    7 |     forwrd(x);"]
-
-
-def test_command_lines_are_left_out_of_the_log():
     assert "-DTORCH_EXTENSION_NAME" not in trim_build_log(GCC)
 
 
-def test_a_linker_error_is_the_reason():
-    log = "ld: in function `f':\nmain.cpp:(.text+0x5): undefined reference to `g()'\ncollect2: error: ld returned 1"
-    assert build_reason(log).endswith(" to `g()'")
+LACKING = "/usr/bin/ld: cannot find -lfast: No such file or directory"
 
 
-def test_a_library_that_is_not_there_is_the_reason():
-    deciding = "/usr/bin/ld: cannot find -lfast: No such file or directory"
-    assert build_reason(f"{deciding}\ncollect2: error: ld returned 1 exit status") == deciding
-
-
-def test_a_log_without_marked_errors_gives_its_last_line():
-    assert build_reason("one\nCUDA_HOME is not set") == "CUDA_HOME is not set"
-
-
-def test_an_empty_log_is_said_to_be_empty():
-    assert "without a word" in build_reason("")
+@pytest.mark.parametrize(
+    ("log", "end"),
+    [
+        (
+            "ld: in function `f':\nmain.cpp:(.text+0x5): undefined reference to `g()'\ncollect2: error: ld returned 1",
+            " to `g()'",
+        ),
+        (f"{LACKING}\ncollect2: error: ld returned 1 exit status", LACKING),
+        ("one\nCUDA_HOME is not set", "CUDA_HOME is not set"),
+        ("", "without a word"),
+    ],
+    ids=["a linker error", "a library that is not there", "the last line where no error is marked", "nothing"],
+)
+def test_the_line_that_decides_is_the_reason(log, end):
+    assert build_reason(log).endswith(end)
 
 
 def test_a_long_log_is_cut_in_the_middle():

@@ -46,13 +46,9 @@ def logged(caplog):
     return caplog
 
 
-def test_the_header_brings_what_the_stock_one_brings_of_the_standard_library(tools):
+def test_the_header_brings_what_the_stock_one_brings_and_notes_the_macros_that_only_that_one_defines(tools):
     assert HeaderShelf(tools).prepare()
     assert (tools.light / "light" / "kernelwright" / "standard.h").read_text() == "#include <cmath>\n"
-
-
-def test_the_macros_that_only_the_stock_one_defines_are_noted(tools):
-    assert HeaderShelf(tools).prepare()
     assert (tools.light / "macros").read_text() == "MORE"
 
 

@@ -55,11 +55,8 @@ def test_strassen_saves_an_eighth_a_level_of_large_products_and_nothing_of_small
     assert 0.3 < fewest(4096, 4096, 4096) / 4096**3 < (7 / 8) ** 5
 
 
-def test_bytes_that_fit_the_cache_pass_at_the_rate_of_the_cache():
+def test_bytes_pass_at_the_rate_of_the_cache_that_they_fit_or_of_the_memory():
     assert PEAKS.memory_ms(8_000_000) == pytest.approx(0.008 / HEADROOM)
-
-
-def test_bytes_beyond_the_cache_pass_at_the_rate_of_the_memory():
     assert PEAKS.memory_ms(110_000_000) == pytest.approx(10 / HEADROOM)
 
 
@@ -77,17 +74,11 @@ def test_no_floor_is_above_the_time_of_a_plain_copy():
 
 
 @pytest.mark.parametrize(("policy", "rate"), [("strict", 16e12 / 3), ("tf32", 16e12), ("half", 16e12)])
-def test_float32_may_use_the_units_that_its_policy_allows(policy, rate):
+def test_float32_may_use_the_units_that_its_policy_allows_and_the_device_has(policy, rate):
     assert PEAKS.rate("float32", policy) == pytest.approx(rate)
-
-
-def test_a_device_without_short_units_has_only_its_own():
     plain = PEAKS.model_copy(update={"flops_per_s": {"float32": 1e12}})
-    assert plain.rate("float32", "half") == 1e12
-
-
-def test_an_unknown_dtype_adds_nothing_to_the_floor():
-    assert PEAKS.arithmetic_ms({"int64": 1e15}, "strict") == 0
+    assert plain.rate("float32", policy) == 1e12
+    assert PEAKS.arithmetic_ms({"int64": 1e15}, policy) == 0, "an unknown dtype adds nothing"
 
 
 def test_a_time_under_the_direct_arithmetic_but_over_the_least_is_not_impossible():
@@ -120,18 +111,24 @@ def test_the_store_gives_back_what_was_put_under_an_equal_key(tmp_path):
     assert Store("facts", tmp_path).get({"a": "x", "b": [1, 2]}) == {"found": 3.5}
 
 
-def test_the_store_knows_nothing_of_another_key_or_of_a_broken_file(tmp_path):
+def test_the_store_knows_nothing_of_another_key_or_of_a_broken_file_and_logs_that_one(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
     store = Store("facts", tmp_path)
     store.put({"a": 1}, 1)
     assert store.get({"a": 2}) is None
-    for path in (tmp_path / "facts").iterdir():
-        path.write_text("{")
-    assert store.get({"a": 1}) is None
+    (path,) = (tmp_path / "facts").iterdir()
+    path.write_text("half of a fi")
+    assert store.get({"a": 1}) is None and store.get({"a": 2}) is None
+    (message,) = caplog.messages
+    assert f"{path} counts as absent" in message
 
 
-def test_a_store_that_can_not_write_remembers_as_long_as_the_process_lives(tmp_path):
+def test_a_store_that_can_not_write_remembers_as_long_as_the_process_lives_and_logs_why(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
     (tmp_path / "facts").write_text("a file where the folder should be")
     Store("facts", tmp_path).put({"a": 1}, 1)
+    (said,) = caplog.messages
+    assert "this process alone" in said
     assert Store("facts", tmp_path).get({"a": 1}) == 1
     assert Store("facts", tmp_path / "other").get({"a": 1}) is None
 
@@ -155,22 +152,3 @@ def test_baselines_of_different_drivers_are_kept_apart(tmp_path):
 def test_work_of_another_form_is_refused():
     with pytest.raises(ValueError, match="greater than or equal"):
         NecessaryWork.of({"bytes": {"read": -1, "written": 0}, "flops": {}, "least_flops": {}})
-
-
-def test_a_kept_fact_that_is_not_used_is_logged_with_the_reason(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
-    store = Store("facts", tmp_path)
-    store.put({"a": 1}, 1)
-    (path,) = (tmp_path / "facts").iterdir()
-    path.write_text("half of a fi")
-    assert store.get({"a": 1}) is None and store.get({"a": 2}) is None
-    (message,) = caplog.messages
-    assert f"{path} counts as absent" in message
-
-
-def test_why_a_fact_is_kept_for_this_process_alone_is_logged(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
-    (tmp_path / "facts").write_text("a file where the folder should be")
-    Store("facts", tmp_path).put({"a": 1}, 1)
-    (said,) = caplog.messages
-    assert "this process alone" in said

@@ -12,27 +12,12 @@ from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed
+from tests.support.problems import stateless
 
 pytestmark = pytest.mark.slow
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
 DOUBLED = Problem(
-    name="doubled",
-    title="Twice each element",
-    family="test",
-    size="file",
-    source="""
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
-
-def get_inputs():
-    return [torch.randn(1024, 1024)]
-
-def get_init_inputs():
-    return []
-""",
+    name="doubled", title="", family="test", size="file", source=stateless("x * 2", "torch.randn(1024, 1024)")
 )
 HONEST = Candidate(source=f"{DOUBLED.source}\nModelNew = Model\n")
 MIB = 2**20

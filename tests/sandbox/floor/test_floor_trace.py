@@ -28,10 +28,6 @@ def work(function, *inputs, **shapes):
     return trace(Of(function, **shapes), list(inputs))
 
 
-def read(function, *inputs, **shapes):
-    return work(function, *inputs, **shapes)["bytes"]["read"]
-
-
 X = torch.ones(100, 10)
 
 
@@ -44,32 +40,24 @@ def test_intermediate_results_count_nothing():
     assert work(lambda self, x: (x @ x.t()).relu().sum(), X)["bytes"] == {"read": FOUR * 1000, "written": FOUR}
 
 
-def test_a_weight_that_is_not_used_is_not_read():
-    assert read(lambda self, x: x * 2, X, w=(50,)) == FOUR * 1000
+READ = {
+    "a weight that is not used": (lambda self, x: x * 2, X, (50,), 1000),
+    "an operation whose result is dropped": (lambda self, x: (x + self.w, x * 2)[1], X, (10,), 1000),
+    "a slice": (lambda self, x: x[:, 3:5] * 2, X, (), 200),
+    "slices that make up the whole": (lambda self, x: x[:, :4].sum() + x[:, 4:].sum(), X, (), 1000),
+    "slices that overlap": (lambda self, x: x[:, :4].sum() + x[:, 2:6].sum(), X, (), 600),
+    "an expanded input": (lambda self, x: x * 2, torch.ones(1, 10).expand(100, 10), (), 10),
+    "an input that is only asked for its shape": (lambda self, x: torch.zeros_like(x), X, (), 0),
+    "a strided convolution of single taps": (
+        lambda self, x: F.conv2d(x, self.w, stride=2), torch.ones(1, 3, 8, 8), (1, 3, 1, 1), 3 * 16 + 3,
+    ),
+}  # fmt: skip
 
 
-def test_an_operation_whose_result_is_dropped_reads_nothing():
-    def forward(self, x):
-        x + self.w
-        return x * 2
-
-    assert read(forward, X, w=(10,)) == FOUR * 1000
-
-
-def test_a_slice_reads_only_itself():
-    assert read(lambda self, x: x[:, 3:5] * 2, X) == FOUR * 200
-
-
-def test_slices_that_make_up_the_whole_read_the_whole():
-    assert read(lambda self, x: x[:, :4].sum() + x[:, 4:].sum(), X) == FOUR * 1000
-
-
-def test_slices_that_overlap_are_counted_once():
-    assert read(lambda self, x: x[:, :4].sum() + x[:, 2:6].sum(), X) == FOUR * 600
-
-
-def test_an_expanded_input_has_only_the_elements_that_it_has():
-    assert read(lambda self, x: x * 2, torch.ones(1, 10).expand(100, 10)) == FOUR * 10
+@pytest.mark.parametrize("name", READ)
+def test_only_what_is_needed_is_read_and_that_once(name):
+    function, x, weight, elements = READ[name]
+    assert work(function, x, w=weight)["bytes"]["read"] == FOUR * elements
 
 
 def test_a_table_that_is_looked_up_need_not_be_read_whole():
@@ -77,37 +65,34 @@ def test_a_table_that_is_looked_up_need_not_be_read_whole():
     assert found["bytes"] == {"read": 5 * 8, "written": FOUR * 40}
 
 
-def test_an_input_that_is_only_asked_for_its_shape_is_not_read():
-    assert read(lambda self, x: torch.zeros_like(x), X) == 0
-
-
 def test_an_input_handed_back_is_neither_read_nor_written():
     assert work(lambda self, x: x.view(10, 100), X)["bytes"] == {"read": 0, "written": 0}
 
 
-def test_a_strided_convolution_of_single_taps_reads_a_quarter_of_the_image():
-    image = torch.ones(1, 3, 8, 8)
-    assert read(lambda self, x: F.conv2d(x, self.w, stride=2), image, w=(1, 3, 1, 1)) == FOUR * (3 * 16 + 3)
-
-
 def test_pooling_with_gaps_does_not_count_what_lies_between():
-    assert read(lambda self, x: F.max_pool2d(x, 2, 4), torch.ones(1, 1, 8, 8)) <= FOUR * 16
+    found = work(lambda self, x: F.max_pool2d(x, 2, 4), torch.ones(1, 1, 8, 8))
+    assert found["bytes"]["read"] <= FOUR * 16
 
 
-def test_the_direct_operations_of_a_linear_layer():
-    found = work(lambda self, x: F.linear(x, self.w), X, w=(7, 10))
-    assert found["flops"] == {"float32": 2 * 100 * 10 * 7}
-
-
-def test_operations_are_counted_by_the_dtype_that_they_are_done_in():
-    found = work(lambda self, x: (x @ x.t()).bfloat16() @ x.bfloat16(), X)
-    assert found["flops"] == {"float32": 2 * 100 * 100 * 10, "bfloat16": 2 * 100 * 100 * 10}
-
-
-def test_torchs_own_attention_is_two_products():
-    heads = torch.ones(2, 3, 16, 8)
-    found = work(lambda self, q: F.scaled_dot_product_attention(q, q, q), heads)
-    assert found["flops"] == {"float32": 2 * 2 * (2 * 3 * 16 * 16 * 8)}
+@pytest.mark.parametrize(
+    ("function", "x", "flops"),
+    [
+        (lambda self, x: F.linear(x, self.w), X, {"float32": 2 * 100 * 10 * 7}),
+        (
+            lambda self, x: (x @ x.t()).bfloat16() @ x.bfloat16(),
+            X,
+            {"float32": 2 * 100 * 100 * 10, "bfloat16": 2 * 100 * 100 * 10},
+        ),
+        (
+            lambda self, q: F.scaled_dot_product_attention(q, q, q),
+            torch.ones(2, 3, 16, 8),
+            {"float32": 2 * 2 * (2 * 3 * 16 * 16 * 8)},
+        ),
+    ],
+    ids=["a linear layer", "each in its dtype", "torch's own attention, which is two products"],
+)
+def test_the_direct_operations_are_counted_by_the_dtype_that_they_are_done_in(function, x, flops):
+    assert work(function, x, w=(7, 10))["flops"] == flops
 
 
 FIRM = {

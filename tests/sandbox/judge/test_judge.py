@@ -86,25 +86,27 @@ def test_a_kernel_of_its_own_is_built_and_passes(scaled_rows):
     assert verdict.evidence.authenticity.label == "custom"
 
 
-def test_weights_under_another_name_are_handed_over_by_order(scaled_rows):
-    source = candidate(RIGHT).source.replace("self.weight", "self.scale")
+PASSING = {
+    "weights under another name, handed over by order": RIGHT.replace("weight", "scale"),
+    "a result that is not contiguous": (
+        "y = torch.empty(x.shape[1], x.shape[0]).t(); y.copy_(torch.cumsum(x * self.weight, dim=1)); return y"
+    ),
+    "a negation that torch has only noted": ("y = torch.cumsum(x * self.weight, dim=1)\nreturn torch._neg_view(-y)"),
+    "a conjugation that torch has only noted": (
+        "y = torch.cumsum(x * self.weight, dim=1)\nreturn torch.complex(torch.zeros_like(y), -y).conj().imag"
+    ),
+    "noise on standard output": f"print('x' * 100000); os.write(2, b'y' * 100000); {RIGHT}",
+    "a look for a key in the environment": f"assert 'OPENAI_API_KEY' not in os.environ\n{RIGHT}",
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_a_right_result_passes_however_it_is_made(scaled_rows, monkeypatch, name):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    source = candidate(PASSING[name]).source
+    if "self.scale" in source:
+        source = source.replace("self.weight", "self.scale")
     assert isinstance(scaled_rows.judge(Candidate(source=source)), Passed)
-
-
-def test_a_result_that_is_not_contiguous_is_compared_by_value(scaled_rows):
-    forward = "y = torch.empty(x.shape[1], x.shape[0]).t(); y.copy_(torch.cumsum(x * self.weight, dim=1)); return y"
-    assert isinstance(scaled_rows.judge(candidate(forward)), Passed)
-
-
-@pytest.mark.parametrize("noted", ["torch._neg_view(-y)", "torch.complex(torch.zeros_like(y), -y).conj().imag"])
-def test_a_result_that_is_a_negation_that_torch_has_only_noted_is_compared_by_value(scaled_rows, noted):
-    forward = f"y = torch.cumsum(x * self.weight, dim=1)\nreturn {noted}"
-    assert isinstance(scaled_rows.judge(candidate(forward)), Passed)
-
-
-def test_noise_on_standard_output_does_no_harm(scaled_rows):
-    forward = f"print('x' * 100000); os.write(2, b'y' * 100000); {RIGHT}"
-    assert isinstance(scaled_rows.judge(candidate(forward)), Passed)
 
 
 def test_a_syntax_error_fails_at_scan(scaled_rows):
@@ -124,18 +126,13 @@ def test_an_undeclared_function_fails_at_build_with_the_compilers_line(scaled_ro
     assert "void f() { g(); }" in verdict.log
 
 
-def test_an_exception_in_the_constructor_fails_at_load(scaled_rows):
-    verdict = failed(scaled_rows, candidate(RIGHT, constructor="raise KeyError('size')"), "load")
-    assert verdict.reason == "KeyError: 'size'"
-
-
-def test_weights_that_do_not_fit_fail_at_load(scaled_rows):
-    verdict = failed(scaled_rows, candidate(RIGHT, constructor="self.extra = nn.Parameter(torch.zeros(3))"), "load")
-    assert "(weight[48])" in verdict.reason
-
-
-def test_the_input_returned_as_the_result_fails_at_run(scaled_rows):
-    assert "memory of an input" in failed(scaled_rows, candidate("return x"), "run").reason
+@pytest.mark.parametrize(
+    ("constructor", "said"),
+    [("raise KeyError('size')", "KeyError: 'size'"), ("self.extra = nn.Parameter(torch.zeros(3))", "(weight[48])")],
+    ids=["an exception", "weights that do not fit"],
+)
+def test_a_constructor_that_will_not_do_fails_at_load(scaled_rows, constructor, said):
+    assert said in failed(scaled_rows, candidate(RIGHT, constructor=constructor), "load").reason
 
 
 def test_an_exception_in_forward_fails_at_run_with_its_own_line(scaled_rows):
@@ -199,6 +196,7 @@ def test_a_wrong_result_fails_at_check(scaled_rows, name):
 
 
 BROKEN_CALLS = {
+    "the input as the result": ("return x", "memory of an input"),
     "os._exit(0)": ("os._exit(0)", "exit code 0"),
     "sys.exit": ("sys.exit(0)", "SystemExit"),
     "a segmentation fault": ("ctypes.string_at(0)", "SIGSEGV"),
@@ -240,12 +238,6 @@ def test_a_daemon_that_forks_twice_is_ended(scaled_rows):
     scaled_rows.judge(candidate(RIGHT, top=top))
     names = [path.read_text().strip() for path in Path("/proc").glob("[0-9]*/comm") if path.exists()]
     assert "kwdaemon" not in names
-
-
-def test_the_environment_of_a_candidate_holds_no_key(scaled_rows, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    forward = "assert 'OPENAI_API_KEY' not in os.environ\n" + RIGHT
-    assert isinstance(scaled_rows.judge(candidate(forward)), Passed)
 
 
 def test_nothing_of_a_candidate_is_left_in_the_temporary_folder(scaled_rows, tmp_path, monkeypatch):

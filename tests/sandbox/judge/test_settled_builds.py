@@ -16,7 +16,6 @@ from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.judges import Worker
 from kernelwright.sandbox.pool.protocol import Question, Work
 from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK, SCALED_ROWS
 
@@ -73,6 +72,14 @@ def candidate(top, forward=RETURN):
     return Candidate(source=f"# {uuid.uuid4().hex}\n{COUNTING}{textwrap.dedent(top)}{MODEL}{body}\n", language="cpp")
 
 
+def failed(judge, stage, *source):
+    """The verdict on a candidate that fails at that stage."""
+    verdict = judge.judge(candidate(*source))
+    assert isinstance(verdict, Failed), verdict
+    assert verdict.stage == stage
+    return verdict
+
+
 HIDDEN = {
     "at import": ("ONE = hiding(WRONG)", f"require_one_compilation()\n{RETURN}"),
     "in a call": ("", f"ONE = hiding(WRONG)\nrequire_one_compilation()\n{RETURN}"),
@@ -100,17 +107,14 @@ def test_a_hidden_failure_is_kept_with_the_build_and_told_again(scaled_rows):
 
 
 def test_what_a_hidden_failure_said_stands_in_the_log_of_what_came_of_it(scaled_rows):
-    verdict = scaled_rows.judge(candidate("ONE = hiding(WRONG)", "return x * ONE()"))
-    assert isinstance(verdict, Failed), verdict
-    assert verdict.stage == "run"
+    verdict = failed(scaled_rows, "run", "ONE = hiding(WRONG)", "return x * ONE()")
     assert "NoneType" in verdict.reason
     assert "was hidden" in verdict.log and "ext" in verdict.log and "undeclared" in verdict.log
 
 
 def test_a_failure_that_is_hidden_only_until_the_constructor_fails_at_build(scaled_rows):
-    verdict = scaled_rows.judge(candidate("ONE = hiding(WRONG)\nONE()"))
-    assert isinstance(verdict, Failed), verdict
-    assert (verdict.stage, verdict.evidence.hidden_builds) == ("build", ())
+    verdict = failed(scaled_rows, "build", "ONE = hiding(WRONG)\nONE()")
+    assert verdict.evidence.hidden_builds == ()
     assert "undeclared" in verdict.reason
 
 
@@ -139,18 +143,13 @@ def test_an_extension_is_compiled_once_wherever_it_is_asked_for(scaled_rows, whe
 
 
 def test_a_compilation_that_fails_in_a_call_fails_at_build_with_the_compilers_line(scaled_rows):
-    verdict = scaled_rows.judge(candidate("", f"ONE = built(WRONG)\n{RETURN}"))
-    assert isinstance(verdict, Failed), verdict
-    assert verdict.stage == "build"
-    assert "undeclared" in verdict.reason
+    assert "undeclared" in failed(scaled_rows, "build", "", f"ONE = built(WRONG)\n{RETURN}").reason
 
 
 @pytest.mark.long
 def test_a_candidate_that_asks_for_another_build_in_every_call_comes_to_an_end(scaled_rows):
     forward = f"built(RIGHT.replace('one', 'one' + uuid.uuid4().hex) + RIGHT.replace('1; }}', '1; }}'))\n{RETURN}"
-    verdict = scaled_rows.judge(candidate("", forward))
-    assert isinstance(verdict, Failed), verdict
-    assert verdict.stage == "build" and "no end" in verdict.reason.partition(":")[0]
+    assert "no end" in failed(scaled_rows, "build", "", forward).reason.partition(":")[0]
 
 
 HANGING = {
@@ -166,6 +165,12 @@ HANGING = {
         import subprocess
         subprocess.run(["c++", "-x", "c++", "-fsyntax-only", "-"], stdin=os.pipe()[0])
     """,
+    "in a worker alone": """
+        mark = os.path.join(os.environ["TMPDIR"], "mark")
+        if os.path.exists(mark):
+            time.sleep(3600)
+        open(mark, "w").close()
+    """,
 }
 
 
@@ -177,22 +182,8 @@ def impatient():
 
 @pytest.mark.parametrize("how", HANGING)
 def test_a_candidate_that_hangs_while_it_is_imported_ends_by_a_limit_of_its_own(impatient, how):
-    verdict = impatient.judge(candidate(HANGING[how]))
-    assert isinstance(verdict, Failed), verdict
-    assert verdict.stage == "load"
+    verdict = failed(impatient, "load", HANGING[how])
     assert "within 3 s" in verdict.reason and "no compiler" in verdict.reason
-
-
-def test_a_candidate_that_hangs_only_in_a_worker_ends_by_the_same_limit(impatient):
-    top = """
-    mark = os.path.join(os.environ["TMPDIR"], "mark")
-    if os.path.exists(mark):
-        time.sleep(3600)
-    open(mark, "w").close()
-    """
-    verdict = impatient.judge(candidate(top))
-    assert isinstance(verdict, Failed), verdict
-    assert "within 3 s" in verdict.reason
 
 
 def test_a_compiler_at_work_is_waited_for_longer():
@@ -233,7 +224,3 @@ def test_a_build_in_a_pool_starts_no_worker(monkeypatch):
     finally:
         worker.close()
     assert started == []
-
-
-def test_the_limits_of_imports_and_of_builds_are_two():
-    assert (Settings().import_timeout_s, Settings().build_timeout_s) == (30, 300)

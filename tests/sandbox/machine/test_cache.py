@@ -30,36 +30,31 @@ def fill(cache, name, size):
         (folder / "entry.json").write_text("{}")
 
 
-def test_the_cache_lies_where_the_user_says_or_where_users_caches_lie(monkeypatch):
-    monkeypatch.setenv("KERNELWRIGHT_CACHE", "/somewhere/else")
-    assert cache_root() == Path("/somewhere/else")
-    monkeypatch.delenv("KERNELWRIGHT_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/of/the/user")
-    assert cache_root() == Path("/of/the/user/kernelwright")
-
-
-def test_what_can_not_be_made_again_lies_where_users_state_lies(monkeypatch):
+def test_the_cache_and_the_state_lie_where_the_user_says_or_where_those_of_users_lie(monkeypatch):
     monkeypatch.setenv("HOME", "/home/of/the/user")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", "/somewhere/else")
+    assert cache_root() == Path("/somewhere/else")
     assert state_root() == Path("/home/of/the/user/.local/state/kernelwright")
-    monkeypatch.setenv("XDG_STATE_HOME", "/of/the/user")
-    assert state_root() == Path("/of/the/user/kernelwright")
+    monkeypatch.delenv("KERNELWRIGHT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/of/the/user")
+    monkeypatch.setenv("XDG_STATE_HOME", "/of/the/other")
+    assert cache_root() == Path("/of/the/user/kernelwright")
+    assert state_root() == Path("/of/the/other/kernelwright")
 
 
-def test_an_entry_that_failed_half_way_leaves_nothing(tmp_path):
+def test_an_entry_in_the_making_is_not_seen_and_one_that_failed_half_way_leaves_nothing(tmp_path):
     cache = Cache(tmp_path, 2**20)
     with pytest.raises(RuntimeError), cache.making("one") as folder:
         (folder / "entry.json").write_text("{}")
+        assert cache.entries() == []
         raise RuntimeError
     assert cache.entries() == []
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_entry_in_the_making_is_not_seen(tmp_path):
-    cache = Cache(tmp_path, 2**20)
     with cache.making("one") as folder:
         (folder / "entry.json").write_text("{}")
-        assert cache.entries() == []
+        (folder / "below").mkdir()
+        (folder / "below" / "entry.json").write_text("{}")  # a file inside of an entry is none
     assert [path.name for path in cache.entries()] == ["one"]
 
 
@@ -94,21 +89,9 @@ def test_a_used_entry_outlives_one_that_was_not(tmp_path):
     assert {path.name for path in cache.entries()} == {"used", "new"}
 
 
-def test_a_file_inside_an_entry_does_not_count_as_an_entry(tmp_path):
-    cache = Cache(tmp_path, 2**20)
-    with cache.making("one") as folder:
-        (folder / "entry.json").write_text("{}")
-        (folder / "below").mkdir()
-        (folder / "below" / "entry.json").write_text("{}")
-    assert len(cache.entries()) == 1
-
-
 def test_a_cache_that_is_not_there_yet_can_be_written_where_its_folder_could_be_made(tmp_path):
     assert is_writable(tmp_path / "not" / "yet")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_cache_below_what_takes_no_folders_can_not_be_written(tmp_path):
     (tmp_path / "file").touch()
     assert not is_writable(tmp_path / "file" / "cache")
 
@@ -118,8 +101,14 @@ def test_a_limit_that_is_none_is_told_and_the_usual_one_is_in_force(monkeypatch,
     monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", given)
     assert f"KERNELWRIGHT_CACHE_GIB is '{given}'" in limit_fault() and "2.0" in limit_fault()
     assert limit_bytes() == 2 * 2**30
-    monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", "0.5")
-    assert (limit_fault(), limit_bytes()) == ("", 2**29)
+
+
+@pytest.mark.parametrize(("given", "gib"), [("5", 5), ("0.5", 0.5), (None, 2)])
+def test_the_limit_of_all_is_two_gib_unless_another_number_is_given(monkeypatch, given, gib):
+    monkeypatch.delenv("KERNELWRIGHT_CACHE_GIB", raising=False)
+    if given is not None:
+        monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", given)
+    assert (limit_fault(), limit_bytes()) == ("", gib * 2**30)
 
 
 @pytest.mark.skipif(bool(bubblewrap.obstacle()), reason="mounting needs namespaces")
@@ -164,11 +153,3 @@ def test_entries_of_any_depth_are_counted_and_what_lies_in_one_is_none(tmp_path,
         "toolchains/a/headers/b/whole",
         "builds/c",
     }
-
-
-@pytest.mark.parametrize(("given", "gib"), [("5", 5), ("0.5", 0.5), ("much", 2), ("inf", 2)])
-def test_the_limit_of_all_is_two_gib_unless_another_number_is_given(monkeypatch, given, gib):
-    monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", given)
-    assert limit_bytes() == gib * 2**30
-    monkeypatch.delenv("KERNELWRIGHT_CACHE_GIB")
-    assert limit_bytes() == 2 * 2**30

@@ -63,15 +63,12 @@ def unlocked(tmp_path):
     return folder
 
 
-def test_the_folder_of_a_killed_process_is_removed(left, tmp_path):
-    assert sweep(str(tmp_path), **NOW) == [left]
-    assert not left.exists()
-
-
-def test_a_folder_that_was_left_empty_is_removed_too(left, tmp_path):
-    for path in left.iterdir():
+@pytest.mark.parametrize("empty", [False, True])
+def test_the_folder_of_a_killed_process_is_removed(left, tmp_path, empty):
+    for path in left.iterdir() if empty else ():
         path.rmdir()
     assert sweep(str(tmp_path), **NOW) == [left]
+    assert not left.exists()
 
 
 def test_the_folder_of_a_living_process_stays(owner, tmp_path):
@@ -130,12 +127,9 @@ def test_a_folder_in_which_something_is_mounted_stays(left, tmp_path):
     assert (mine / "file").read_text() == "kept"
 
 
-def test_a_folder_without_a_lock_that_nobody_names_is_removed(unlocked, tmp_path):
-    assert sweep(str(tmp_path), **NOW) == [unlocked]
-
-
-def test_a_folder_without_a_lock_stays_for_some_hours(unlocked, tmp_path):
+def test_a_folder_without_a_lock_that_nobody_names_is_removed_after_some_hours(unlocked, tmp_path):
     assert sweep(str(tmp_path), idle_s=-1) == []
+    assert sweep(str(tmp_path), **NOW) == [unlocked]
 
 
 def test_a_folder_without_a_lock_stays_while_a_process_names_it(unlocked, tmp_path):

@@ -85,15 +85,10 @@ def test_builds_share_cores_and_are_no_company_for_a_timing():
         assert not may_time((0, 1), shared=True)
 
 
-def test_nothing_is_measured_while_something_is_timed():
+def test_nothing_is_measured_twice_at_once_or_while_something_is_timed():
     with processor_turn((0,)), pytest.raises(MachineError, match=r"processor.* taken"), measuring(0):
         pass
-    with measuring(0):
-        pass
-
-
-def test_nothing_is_measured_twice_at_once():
-    with measuring(), pytest.raises(MachineError), measuring(0):
+    with measuring(0), pytest.raises(MachineError), measuring(0):
         pass
 
 
@@ -175,16 +170,7 @@ def test_whom_a_lock_is_waited_for_is_logged(caplog):
     assert "waiting" in message and f"process {os.getpid()} " in message
 
 
-def test_a_holder_that_is_killed_frees_the_turn():
-    with program(HOLDS) as holder:
-        holder.stdout.readline()
-        assert not may_time((0,))
-        holder.kill()
-        holder.wait()
-        assert may_time((0, 1))
-
-
-def test_a_fork_of_the_holder_keeps_nothing_once_it_is_killed():
+def test_a_holder_that_is_killed_frees_the_turn_also_where_a_fork_of_it_lives_on():
     with program(FORKS) as holder:
         fork = int(holder.stdout.readline())
         try:

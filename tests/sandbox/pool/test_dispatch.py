@@ -1,6 +1,7 @@
 """Who gets what, and what becomes of lost work; on simulated devices, in simulated time."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,9 +137,10 @@ def test_where_they_take_turns_builds_are_made_in_one_go_while_there_is_room():
     assert executor.stages == "b" * room + "t" * room + "b" * (16 - room) + "t" * (16 - room)
 
 
-def test_of_two_kinds_one_has_to_be_chosen():
-    with pytest.raises(ExecutorError, match=r"2 kinds.*big, small.*--kind"):
-        judge_all(SimulatedExecutor(TIMES, 4, 1, kinds=("big", "small")), [])
+@pytest.mark.parametrize(("kind", "said"), [(None, r"2 kinds.*big, small.*--kind"), ("huge", r"'huge'.* big, small")])
+def test_of_two_kinds_one_has_to_be_chosen(kind, said):
+    with pytest.raises(ExecutorError, match=said):
+        judge_all(SimulatedExecutor(TIMES, 4, 1, kinds=("big", "small")), [], kind)
 
 
 def test_work_for_a_kind_is_timed_on_devices_of_that_kind_alone():
@@ -148,45 +150,32 @@ def test_work_for_a_kind_is_timed_on_devices_of_that_kind_alone():
     assert {one.device.conditions.device for one in found} == {"small"}
 
 
-def test_a_kind_that_is_not_there_is_told_with_those_that_are():
-    with pytest.raises(ExecutorError, match=r"'huge'.* big, small"):
-        judge_all(SimulatedExecutor(TIMES, 4, 1, kinds=("big", "small")), [], kind="huge")
+def since(**problems):
+    """What waits for each problem since when."""
+    return {problem: [SimpleNamespace(since=start)] for problem, start in problems.items()}
 
 
-class Since:
-    def __init__(self, since):
-        self.since = since
-
-
-def test_a_device_takes_a_problem_whose_references_it_has():
+@pytest.mark.parametrize(
+    ("device", "waiting", "now", "taken"),
+    [
+        ("a", since(new=0.0, old=9.0), 10.0, "old"),
+        ("b", since(old=0.0, new=9.0), 10.0, "new"),
+        ("a", since(old=PATIENCE_S, new=0.0), PATIENCE_S + 1, "new"),
+    ],
+    ids=["one whose references it has", "one that fewest devices have", "what has waited too long"],
+)
+def test_a_device_takes_the_problem_that_costs_least_unless_one_has_waited_too_long(device, waiting, now, taken):
     warmth = Warmth()
     warmth.use("a", "old")
-    assert warmth.problem_for("a", {"new": [Since(0.0)], "old": [Since(9.0)]}, 10.0) == "old"
+    assert warmth.problem_for(device, waiting, now) == taken
 
 
-def test_a_device_without_references_takes_the_problem_that_fewest_devices_have():
-    warmth = Warmth()
-    warmth.use("a", "old")
-    assert warmth.problem_for("b", {"old": [Since(0.0)], "new": [Since(9.0)]}, 10.0) == "new"
-
-
-def test_of_idle_devices_one_that_has_the_problem_is_taken():
+def test_of_idle_devices_one_that_has_the_problem_is_taken_and_a_lost_one_has_none():
     warmth = Warmth()
     warmth.use("b", "old")
     assert warmth.device_for("old", {"a": None, "b": None}) == "b"
-
-
-def test_a_device_that_was_lost_has_no_references():
-    warmth = Warmth()
-    warmth.use("b", "old")
     warmth.forget("b")
     assert warmth.device_for("old", {"a": None, "b": None}) == "a"
-
-
-def test_what_has_waited_too_long_goes_first():
-    warmth = Warmth()
-    warmth.use("a", "old")
-    assert warmth.problem_for("a", {"old": [Since(PATIENCE_S)], "new": [Since(0.0)]}, PATIENCE_S + 1) == "new"
 
 
 def test_64_devices_are_busy_where_there_is_enough_to_judge():

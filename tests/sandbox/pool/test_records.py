@@ -64,21 +64,18 @@ def told(store, tmp_path):
     return tell
 
 
-def test_without_judging_what_is_on_record_is_told(told):
-    assert [one.report["outcome"] for one in told(None, "small")] == ["failed"]
-
-
-def test_without_judging_what_is_not_on_record_has_no_verdict(told):
-    assert [one.report["outcome"] for one in told(None)] == ["not_judged"]
+@pytest.mark.parametrize(
+    ("kind", "kinds", "outcome"),
+    [(None, ["small"], "failed"), (None, [], "not_judged"), ("big", ["small", "big"], "failed")],
+    ids=["on record", "not on record", "of the kind that was asked for"],
+)
+def test_without_judging_what_is_on_record_is_told(told, kind, kinds, outcome):
+    assert [one.report["outcome"] for one in told(kind, *kinds)] == [outcome]
 
 
 def test_records_of_two_kinds_are_not_mixed(told):
     with pytest.raises(ExecutorError, match=r"2 kinds.*--kind"):
         told(None, "small", "big")
-
-
-def test_the_kind_that_was_asked_for_is_told(told):
-    assert [one.report["outcome"] for one in told("big", "small", "big")] == ["failed"]
 
 
 def order(counts, at_once):
@@ -90,11 +87,8 @@ def order(counts, at_once):
     return [one.files[0].name for one in interleaved(waiting, at_once)]
 
 
-def test_one_device_takes_one_problem_after_the_other():
+def test_one_device_takes_one_problem_after_the_other_and_many_take_them_in_turn_some_at_a_time():
     assert order({"a": 3, "b": 2}, 1) == ["a0", "a1", "a2", "b0", "b1"]
-
-
-def test_many_devices_take_problems_in_turn_some_at_a_time():
     assert order({"a": 2, "b": 1, "c": 2}, 2) == ["a0", "b0", "a1", "c0", "c1"]
 
 

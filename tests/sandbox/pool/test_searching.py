@@ -47,23 +47,22 @@ def evaluated(answer, screen=False):
     return run_simulated(go())
 
 
-def test_the_engine_gets_the_verdict():
+def test_the_engine_gets_the_verdict_and_no_time_of_a_candidate_that_fails_a_check():
     assert evaluated(Answer(verdict=VERDICT)) == VERDICT
-
-
-@pytest.mark.parametrize(("whole", "error"), [(True, BrokenProblem), (False, MachineError)])
-def test_the_engine_hears_whether_the_problem_or_the_machine_is_at_fault(whole, error):
-    with pytest.raises(error, match="no compiler"):
-        evaluated(Answer(trouble="no compiler", broken_problem=whole))
-
-
-def test_the_engine_hears_that_a_sound_problem_asks_for_too_much():
-    with pytest.raises(UnsupportedProblem, match="too large"):
-        evaluated(Answer(trouble="too large", broken_problem=True, unsupported=True))
-
-
-def test_a_candidate_that_fails_a_check_has_no_time():
     assert evaluated(Answer(verdict=VERDICT), screen=True) == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ({"broken_problem": True}, BrokenProblem),
+        ({"broken_problem": False}, MachineError),
+        ({"broken_problem": True, "unsupported": True}, UnsupportedProblem),
+    ],
+)
+def test_the_engine_hears_whether_the_problem_or_the_machine_is_at_fault(fault, error):
+    with pytest.raises(error, match="what is wrong"):
+        evaluated(Answer(trouble="what is wrong", **fault))
 
 
 class Noting(Saying):
@@ -109,18 +108,13 @@ def test_where_torch_compile_is_a_baseline_it_is_measured_too_and_as_briefly():
     executor = Noting()
     measured(executor, compiled=("default", "max-autotune"))
     ((_, work),) = executor.asked
+    assert JobSettings.model_validate(work.asks).compiled == ("default", "max-autotune"), "a service takes it too"
     settings = Settings.model_validate(Settings().model_dump() | work.asks)
     settings = settings.at(settings.effort)
     assert settings.compiled == ("default", "max-autotune")
     screening = Settings().at("screen")
     brief = ("worker_pairs", "min_pairs", "max_pairs", "sanitize", "profile")
     assert [getattr(settings, name) for name in brief] == [getattr(screening, name) for name in brief]
-
-
-def test_a_service_takes_what_is_asked_for_where_torch_compile_is_measured():
-    executor = Noting()
-    measured(executor, compiled=("default",))
-    assert JobSettings.model_validate(executor.asked[0][1].asks).compiled == ("default",)
 
 
 def test_what_was_measured_is_kept_where_a_folder_is_named_under_the_same_conditions(tmp_path):
@@ -162,11 +156,8 @@ def test_the_workers_of_this_machine_measure_the_reference():
     assert (list(verdict.measurement.baselines_ms), verdict.evidence.effort) == (["eager"], "screen")
 
 
-def test_a_run_remembers_the_kind_of_device_that_it_began_on():
+def test_a_run_remembers_the_kind_of_device_that_it_began_on_unless_it_judges_in_its_own_process():
     assert settled(ExecutorChoice(devices=1), Settings()).kind == processor_name()
-
-
-def test_what_this_process_judges_on_by_itself_is_left_open():
     assert settled(ExecutorChoice(), Settings()) == ExecutorChoice()
 
 

@@ -22,26 +22,11 @@ from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from kernelwright_child.gpu import driver
 from kernelwright_child.programs.reference import note_no_launches
+from tests.support.problems import stateless
 
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, compiled=("default",))
 SCALED = Problem(
-    name="scaled",
-    title="Twice each element and one",
-    family="test",
-    size="file",
-    source="""
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-
-def get_inputs():
-    return [torch.randn(64, 64)]
-
-def get_init_inputs():
-    return []
-""",
+    name="scaled", title="", family="test", size="file", source=stateless("x * 2 + 1", "torch.randn(64, 64)")
 )
 HONEST = Candidate(source=f"{SCALED.source}\nModelNew = Model\n")
 
@@ -230,13 +215,6 @@ def products(tmp_path):
     return folder
 
 
-@pytest.fixture
-def empty(tmp_path):
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    return folder
-
-
 def test_each_problem_mode_and_number_of_threads_has_products_of_its_own():
     other = SCALED.model_copy(update={"direction": "both"})
     keys = {
@@ -248,18 +226,21 @@ def test_each_problem_mode_and_number_of_threads_has_products_of_its_own():
     assert len(keys) == 4
 
 
-def test_a_file_that_somebody_added_or_changed_makes_an_entry_unseen(store, products, empty):
-    for harm in (lambda kept: (kept / "more").touch(), lambda kept: (kept / "fxgraph/ab/graph").write_bytes(b"x")):
-        assert store.keep("a", products)
-        harm(next(store._cache.root.glob("a/build")))
-        assert not store.restore("a", empty)
-        assert list(empty.iterdir()) == [] and len(store) == 0
-
-
-def test_an_entry_whose_list_is_no_list_of_ours_is_unseen(store, products, empty):
-    store.keep("a", products)
-    next(store._cache.root.glob("a/entry.json")).write_text(json.dumps(["nothing"]))
-    assert not store.restore("a", empty)
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda entry: (entry / "build/more").touch(),
+        lambda entry: (entry / "build/fxgraph/ab/graph").write_bytes(b"x"),
+        lambda entry: (entry / "entry.json").write_text(json.dumps(["nothing"])),
+    ],
+    ids=["a file added", "a file changed", "a list that is none of ours"],
+)
+def test_a_harmed_entry_is_unseen(store, products, tmp_path, harm):
+    (tmp_path / "empty").mkdir()
+    assert store.keep("a", products)
+    harm(store._cache.root / "a")
+    assert not store.restore("a", tmp_path / "empty")
+    assert list((tmp_path / "empty").iterdir()) == [] and len(store) == 0
 
 
 def test_a_link_is_never_kept(store, products):

@@ -28,16 +28,14 @@ def token(tmp_path):
     return tmp_path / "token"
 
 
-def test_a_new_token_is_long_and_can_be_read_by_its_owner_alone(token):
-    assert token.stat().st_mode & 0o777 == 0o600
-    assert len(token.read_text()) == 64
-
-
-def test_a_token_that_is_there_already_stays_and_nothing_is_left_beside_it(token):
+def test_a_new_token_is_long_and_its_owners_alone_and_stays_and_no_other_is_the_same(token):
     before = token.read_text()
+    assert (token.stat().st_mode & 0o777, len(before)) == (0o600, 64)
     make_token(token)
     assert token.read_text() == before
-    assert list(token.parent.iterdir()) == [token]
+    assert list(token.parent.iterdir()) == [token], "nothing is left beside it"
+    make_token(token.with_name("other"))
+    assert token.with_name("other").read_text() != before
 
 
 def test_a_program_makes_itself_a_token_of_its_own_once(tmp_path, monkeypatch):
@@ -47,20 +45,11 @@ def test_a_program_makes_itself_a_token_of_its_own_once(tmp_path, monkeypatch):
     assert first.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_two_tokens_are_not_the_same(token, tmp_path):
-    make_token(tmp_path / "other")
-    assert (tmp_path / "other").read_text() != token.read_text()
-
-
-def test_a_token_that_others_can_read_is_refused_with_the_remedy(token):
+def test_a_token_that_is_absent_or_that_others_can_read_is_refused_with_the_remedy(token):
     token.chmod(0o644)
-    with pytest.raises(ExecutorError, match="chmod 600"):
-        found_token({TOKEN_PATH: str(token)}, "head:6379")
-
-
-def test_a_cluster_without_a_token_is_not_joined(tmp_path):
-    with pytest.raises(ExecutorError, match=r"no token.* head:6379"):
-        found_token({TOKEN_PATH: str(tmp_path / "absent")}, "head:6379")
+    for path, said in ((token, "chmod 600"), (token.with_name("absent"), r"no token.* head:6379")):
+        with pytest.raises(ExecutorError, match=said):
+            found_token({TOKEN_PATH: str(path)}, "head:6379")
 
 
 @pytest.mark.parametrize(("said", "wanted"), [({}, True), ({MODE: "token"}, True), ({MODE: "disabled"}, False)])
