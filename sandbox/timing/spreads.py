@@ -44,7 +44,8 @@ class Spreads:
 
     def known(self) -> KnownSpread:
         """What a worker pair is expected to differ by from another."""
-        return known_spread(self._ratios(self._problem.digest), self._settings.worker_pairs, self._ratios(ALL))
+        own, others = self._ratios(self._problem.digest), self._ratios(ALL)
+        return known_spread(own, self._settings.worker_pairs, others, self._settings.gpu)
 
     def keep(self, ratios: Sequence[float]) -> None:
         """Keep logarithms of ratios, each of two processes that have not been compared before."""

@@ -89,6 +89,18 @@ def test_a_search_of_the_reference_itself_is_called_faster_in_less_than_one_of_a
     assert misses(found, 1.0) <= WRONG * TRIALS
 
 
+@pytest.mark.parametrize("noise", ["normal", "heavy tails", "slow moments"])
+@pytest.mark.parametrize("between", [0.0, 0.003, 0.006, 0.01])
+@pytest.mark.parametrize("references", [0, 20])
+def test_on_a_gpu_a_search_of_the_reference_itself_is_not_called_faster_either(between, noise, references):
+    machine = Machine(between, noise, within=0.01, seed=4)
+    ratios = [math.log(math.prod(machine.worker(1.0, 2))) / 2 for _ in range(references)]
+    known = known_spread(ratios, LOOKS, on_gpu=True)
+    found = [searched(machine, 1.0, known) for _ in range(TRIALS // 2)]
+    assert sum(one.comparison == "faster" for one in found) <= 0.01 * len(found)
+    assert misses(found, 1.0) <= WRONG * len(found)
+
+
 @pytest.mark.parametrize(
     ("speedup", "beat"), [(0.5, None), (0.9, None), (1.2, None), (3.0, None), (2.0, 3.0), (3.1, 3.0)]
 )
