@@ -233,15 +233,20 @@ def stats_of(samples_ms: Sequence[float], outcome: Outcome) -> TimeStats:
 
 
 def baseline_times(outcomes: Iterable[Outcome]) -> dict[str, Baselines]:
-    """By name of their file, the times of each baseline: all samples that were taken beside any candidate."""
+    """By name of their file, the times of each baseline: all samples beside candidates, by the latest one's clock."""
     samples: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     latest: dict[str, Outcome] = {}
+    clocks: dict[str, str] = {}
     for outcome in outcomes:
         if not isinstance(outcome.verdict, Passed) or outcome.sample.bench_id is None:
             continue
         level, title = f"level{outcome.sample.bench_id[0]}", _title(outcome)
-        latest[title] = outcome
-        for pairing in outcome.verdict.measurement.pairings:
+        measurement = outcome.verdict.measurement
+        if clocks.setdefault(title, measurement.timing_clock) != measurement.timing_clock:
+            for levels in samples.values():
+                levels[level].pop(title, None)
+        latest[title], clocks[title] = outcome, measurement.timing_clock
+        for pairing in measurement.pairings:
             samples[_baseline_file(pairing.baseline)][level][title] += pairing.baseline_ms
     return {
         name: {

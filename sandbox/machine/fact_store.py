@@ -114,9 +114,10 @@ def status_key(problem_digest: str, device: str) -> dict[str, Any]:
 
 
 def baseline_key(problem_digest: str, device: str, versions: Mapping[str, str], baseline: str) -> dict[str, Any]:
-    """What a baseline's time depends on: the problem, the device with its driver, all versions, and the mode.
+    """What a baseline's time depends on: problem, device with its driver, all versions, the mode, and how it is timed.
 
     `baseline` is `eager` or the mode of torch.compile. A kept time is for tables and for choosing the better mode; a
     speedup is always taken from pairs that were measured together.
     """
-    return {"problem": problem_digest, "device": device, "versions": dict(versions), "baseline": baseline}
+    facts = {"problem": problem_digest, "device": device, "versions": dict(versions), "baseline": baseline}
+    return facts | {"judge": JUDGE_VERSION}

@@ -22,7 +22,6 @@ from kernelwright.sandbox.timing.compiled import begin_compiler, compiled_refere
 from kernelwright.sandbox.timing.device_versions import place_of
 from kernelwright.sandbox.timing.spreads import Spreads, by_worker
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
-from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus
@@ -285,8 +284,7 @@ class Baselines:
         number = self._order.index(min(self._eager, default=0))
         eager, store, place = self.eager(number), Store("baseline-accuracy"), place_of(self._settings)
         others = {other.name: other for other in self.others(number)}
-        facts = {"judge": JUDGE_VERSION}  # the rules of correctness
-        keys = {name: baseline_key(self.problem.digest, *place, name) | facts for name in others}
+        keys = {name: baseline_key(self.problem.digest, *place, name) for name in others}
         known = {name: store.get(key) for name, key in keys.items()}
         missing = [other for other in others.values() if known[other.name] is None]
         calls = {one.name: one.call for one in missing if one.precision is not None or one.session.adopt(eager)}
