@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernelwright_child.floor import operators
-from kernelwright_child.floor.arithmetic import NOTHING, Arithmetic
+from kernelwright_child.floor.operators import NOTHING, Arithmetic
 
 LARGEST_MAP = 2**28
 """Elements of a storage up to which overlapping partial reads are told apart; above, the largest read counts."""

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from kernelwright_child import wire
+from kernelwright_child.casting import differentiate, lent_tensors, weights_of
 from kernelwright_child.gpu.precision import fix_precision
-from kernelwright_child.gradients import differentiate, weights_of
-from kernelwright_child.mapping import lent_tensors
 from kernelwright_child.programs.model_runner import ModelRunner
 from kernelwright_child.programs.serving import failure
 

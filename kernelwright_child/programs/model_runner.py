@@ -11,9 +11,7 @@ import torch
 
 from kernelwright_child import wire
 from kernelwright_child.building import inline
-from kernelwright_child.casting import cast_model
-from kernelwright_child.gradients import differentiate, weights_of
-from kernelwright_child.mapping import lent_tensors
+from kernelwright_child.casting import cast_model, differentiate, lent_tensors, weights_of
 from kernelwright_child.observe import observe
 from kernelwright_child.programs.serving import Handler, Message
 

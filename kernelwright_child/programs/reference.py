@@ -13,9 +13,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from kernelwright_child import wire
-from kernelwright_child.casting import cast_inputs, cast_model
+from kernelwright_child.casting import cast_inputs, cast_model, differentiate, weights_of
 from kernelwright_child.exact import widened, widened_value
-from kernelwright_child.gradients import differentiate, weights_of
 from kernelwright_child.programs.model_runner import ModelRunner, construct, on_cores, place, run_source
 from kernelwright_child.programs.serving import Handler, Message, serve
 from kernelwright_child.programs.worker import with_device
