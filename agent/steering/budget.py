@@ -36,8 +36,6 @@ class Price(Record):
 
 
 class Prices(Record):
-    """The whole table."""
-
     price: tuple[Price, ...] = ()
 
     def usd(self, reply: ReplyFacts, asked: str) -> float | None:
@@ -54,7 +52,6 @@ class Prices(Record):
         return (fresh * price.input + cached * rate + usage.output_tokens * price.output) / MILLION
 
     def of(self, model: str) -> Price | None:
-        """The first entry that fits the model's name."""
         return next((price for price in self.price if fnmatchcase(model, price.model)), None)
 
 
@@ -86,7 +83,6 @@ NOTHING = Spent(tokens=0, usd=0.0, judge_s=0.0, wall_s=0.0)
 
 
 def spent(view: View, prices: Prices) -> Spent:
-    """What the search for one problem has cost."""
     return Spent(
         tokens=_sum(tokens_of(attempt) for attempt in view.attempts),
         usd=_sum(usd_of(attempt, prices) for attempt in view.attempts),
@@ -156,7 +152,6 @@ def _judge_s(view: View) -> float:
 
 
 def _sum(parts: Iterable[N | None], start: N = 0) -> N | None:
-    """The sum, or None where a part is unknown."""
     total = start
     for part in parts:
         if part is None:

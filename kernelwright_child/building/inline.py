@@ -38,8 +38,6 @@ class Keys(NamedTuple):
 
 
 class BuildCall(NamedTuple):
-    """One call: the name of the function, and its arguments by the names of its parameters."""
-
     function: str
     arguments: dict[str, Any]
 
@@ -109,7 +107,6 @@ def _digest(text: str, work_folder: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The same with paths as texts."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -118,7 +115,6 @@ def _plain(value: Any) -> Any:
 
 
 def _files(value: Any) -> list[str]:
-    """The texts in it that are paths of files, as absolute ones."""
     if isinstance(value, dict):
         return [path for item in value.values() for path in _files(item)]
     if isinstance(value, list):
@@ -139,19 +135,15 @@ Entry = dict[str, Any]
 
 
 class Index:
-    """What the calls in one build folder came to, as a file."""
-
     def __init__(self, top: Path) -> None:
         self.top = top
         self._path = top / INDEX
         self._entries: dict[str, Entry] = json.loads(self._path.read_text()) if self._path.exists() else {}
 
     def find(self, keys: Keys) -> Entry | None:
-        """What this call came to, or else one that builds the same."""
         return self._entries.get(keys.whole) or self._entries.get(keys.essence)
 
     def failed(self, keys: Keys) -> Entry | None:
-        """The failure of this very call, if it has failed."""
         entry = self._entries.get(keys.whole)
         return entry if entry is not None and "error" in entry else None
 
@@ -168,8 +160,6 @@ class Index:
 
 
 class Recorder:
-    """Makes calls, and keeps what they come to."""
-
     def __init__(self, folder: str) -> None:
         self.index = Index(Path(folder))
         self.failures: list[Entry] = []
@@ -278,7 +268,6 @@ def _failure(call: BuildCall, error: BaseException) -> Entry:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """The error and those that it was raised over."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)

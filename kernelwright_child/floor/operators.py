@@ -50,8 +50,6 @@ def fewest(rows: float, inner: float, columns: float) -> float:
 
 
 class ConvolutionAxis(NamedTuple):
-    """What a convolution does along one axis."""
-
     pairs: int
     """Pairs of a position and a tap that meet an element: neither padding nor cropped away."""
     near: int
@@ -61,8 +59,6 @@ class ConvolutionAxis(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The parameters of a window along one axis."""
-
     kernel: int
     stride: int
     padding: int
@@ -98,8 +94,6 @@ def _union(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 class Convolution(NamedTuple):
-    """A convolution of any number of axes, plain or transposed."""
-
     image: Sequence[int]
     """[batch, channels, axes...] of the input."""
     weight: Sequence[int]
@@ -198,7 +192,6 @@ ATTENTION = "_scaled_dot_product_"
 
 
 def name(function: Any) -> str:
-    """The operator's name without namespace and overload."""
     return str(function._schema.name).partition("::")[2]
 
 
@@ -250,7 +243,6 @@ def arithmetic(function: Any, arguments: Sequence[Any], options: dict[str, Any],
 
 
 def convolution(arguments: Sequence[Any], result: torch.Tensor) -> Convolution:
-    """The convolution of a call of `aten::convolution`."""
     image, weight, _, stride, padding, dilation, transposed, _, groups = arguments
     axes = image.dim() - 2
     spread = (_spread(value, axes) for value in (stride, padding, dilation))
@@ -278,7 +270,6 @@ FORMULAS: dict[str, Callable[[Sequence[Any], Any], Arithmetic]] = {
 
 
 def kind(name: str) -> Kind:
-    """Into which class an operator falls."""
     if name in FORMULAS or name.startswith(ATTENTION):
         return "product"
     plain = name.removesuffix("_")

@@ -43,7 +43,6 @@ def _trial(plan: dict[str, Any]) -> Callable[[], object]:
 
 
 def _candidate(plan: dict[str, Any]) -> Callable[[], object]:
-    """A call of the model as a worker makes it, on tensors of the device."""
     kept, device, runner = plan["kept"], plan["device"], ModelRunner()
     runner.load(
         plan["load"] | {"arguments": kept["arguments"]["tree"], "specs": kept["arguments"]["specs"]},
@@ -76,6 +75,5 @@ def _waiting(device: str) -> Callable[[], None]:
 
 
 def _mark(device: str, which: str) -> None:
-    """Tell a profiler where what it shall look at starts and stops."""
     if device == "cuda":
         getattr(torch.cuda.cudart(), f"cudaProfiler{which}")()  # type: ignore[no-untyped-call]

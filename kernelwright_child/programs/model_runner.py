@@ -19,8 +19,6 @@ LARGEST_SMALL, SMALL_CHUNKS = 2048, 96
 
 
 class ModelRunner:
-    """Holds one model and the tensors that the judge lends."""
-
     def __init__(self, unbuilt: Callable[[], object] = lambda: None) -> None:
         self.unbuilt = unbuilt
         """Called where the candidate asks for an extension that was not built before."""
@@ -33,7 +31,6 @@ class ModelRunner:
         self.results: Any = None
 
     def handlers(self) -> dict[str, Handler]:
-        """What the judge may ask."""
         return {
             "load": self.load,
             "weights": self.weights,
@@ -77,7 +74,6 @@ class ModelRunner:
         return {}
 
     def observe(self, message: Message, fds: list[int]) -> Message:
-        """What runs in a call on the lent inputs; see `kernelwright_child.observe`."""
         assert self.model is not None and self.run is not None
         run, values = self.run, wire.unpack(message["arguments"], self.lent)
         if message["gradients"]:
@@ -170,7 +166,6 @@ def construct(entry: Callable[..., Any], arguments: Any) -> Any:
 
 
 def place(value: Any) -> Message:
-    """The structure of a result and where its tensors lie."""
     tensors: list[torch.Tensor] = []
     tree = wire.pack(value, tensors)
     return {"tree": tree, "tensors": [wire.describe(tensor) for tensor in tensors]}

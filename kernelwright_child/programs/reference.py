@@ -43,8 +43,6 @@ def note_no_launches() -> None:
 
 
 class Reference(ModelRunner):
-    """A runner that can also draw inputs and compute in float64."""
-
     def __init__(self) -> None:
         super().__init__()
         self.namespace: dict[str, Any] = {}
@@ -55,7 +53,6 @@ class Reference(ModelRunner):
         """Shapes of the floating outputs where gradients are asked for; None until they are learnt."""
 
     def handlers(self) -> dict[str, Handler]:
-        """What the judge may ask."""
         return super().handlers() | {
             "plan": self.plan,
             "construct again": self.construct_again,
@@ -185,7 +182,6 @@ class Reference(ModelRunner):
         return [inputs, [torch.randn(shape).to(dtype) for shape, dtype in self.gradients]]
 
     def trace(self, message: Message, fds: list[int]) -> Message:
-        """The necessary work of a call on the lent inputs; see `kernelwright_child.floor.trace`."""
         from kernelwright_child.floor.trace import trace
 
         assert self.model is not None
@@ -206,7 +202,6 @@ class Reference(ModelRunner):
         return place(self.results)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
-        """The same for outputs and gradients."""
         model, self.results = self.model, None
         assert model is not None
         with widened(model) as own:
@@ -223,7 +218,6 @@ def _channels_last(value: Any) -> Any:
 
 
 def _changing(model: torch.nn.Module) -> list[str]:
-    """Names of the weights that training would change."""
     return sorted({name for name, _ in model.named_parameters(remove_duplicate=False)} | set(_running(model)))
 
 
@@ -235,7 +229,6 @@ def _running(model: torch.nn.Module) -> Iterator[str]:
 
 
 def main() -> None:
-    """Serve on the inherited channel."""
     serve(socket.socket(fileno=int(sys.argv[1])), with_device(Reference()))
     os._exit(0)
 

@@ -28,8 +28,6 @@ class Unreadable(Exception):
 
 
 class Reach(NamedTuple):
-    """What was found from `ModelNew.forward`."""
-
     tree: ast.Module
     """All of the source."""
     nodes: tuple[ast.AST, ...]
@@ -156,8 +154,6 @@ _C_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|/\*.*?(?:\*/|\Z)', re.S)
 
 
 class LibraryCall(NamedTuple):
-    """A way to an operator of a library."""
-
     shown: str
     """As the source has it."""
     operator: str

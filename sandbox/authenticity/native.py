@@ -66,8 +66,6 @@ def own_names(tree: ast.Module) -> tuple[set[str], bool]:
 
 
 class _Loading:
-    """Tells libraries that a source has built from those that were there before."""
-
     def __init__(self, assignments: list[Assignment], compiles: bool, makers: set[str]) -> None:
         self._compiles, self._makers = compiles, makers
         built, foreign = set(), set()
@@ -171,7 +169,6 @@ def _spread(start: Iterable[str], leads: dict[str, list[list[str]]]) -> set[str]
 
 
 def assignment(node: ast.AST) -> Assignment | None:
-    """What a node binds to which names or attributes, if it assigns."""
     match node:
         case ast.Assign(targets=targets, value=value):
             return [name for target in targets for name in _targets(target)], value
@@ -187,7 +184,6 @@ def _targets(target: ast.expr) -> Iterator[str]:
 
 
 def named(node: ast.AST) -> tuple[str, ...]:
-    """The name that a node mentions."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return (name,)

@@ -50,7 +50,6 @@ class Making:
         return self._ended - self._began
 
     def start(self) -> None:
-        """Mark what is being made, and begin."""
         self._began = self._ended = time.perf_counter()
         held = contextlib.ExitStack()
         for name in self._names:
@@ -67,12 +66,10 @@ class Making:
         self._held = held
 
     def wait(self) -> None:
-        """Until all of it is made."""
         for thread in self._threads:
             thread.join()
 
     def stop(self) -> None:
-        """Give up what is not done."""
         with self._lock:
             self._stopped = True
             for process in self._running:
@@ -228,7 +225,6 @@ class HeaderShelf:
 
     @property
     def folder(self) -> Path:
-        """What builders have to be shown, read-only: the headers and the stand-ins for the compilers."""
         return self._toolchain.folder
 
     def missing(self, source: str) -> list[str]:
@@ -245,7 +241,6 @@ class HeaderShelf:
         return self._not_there((MACROS, *objects))
 
     def is_ready(self) -> bool:
-        """Whether all of it is there."""
         return not self._not_there(EVERYTHING)
 
     def prepare(self) -> bool:

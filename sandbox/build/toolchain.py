@@ -51,13 +51,11 @@ class Toolchain(NamedTuple):
 
     @property
     def include_folders(self) -> tuple[str, ...]:
-        """Torch's and Python's, as torch orders them on a command line."""
         api = self.torch_include / "torch" / "csrc" / "api" / "include"
         return (str(self.torch_include), str(api), sysconfig.get_path("include", scheme="posix_prefix"))
 
     @property
     def own_flags(self) -> tuple[str, ...]:
-        """What torch by itself passes to every compilation of C++."""
         text = (self.torch_include.parent / "utils" / "cpp_extension.py").read_text()
         standard = re.search(r"-std=c\+\+\d\d", text)
         return ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", *([standard[0]] if standard else []))

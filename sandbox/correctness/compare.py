@@ -271,8 +271,6 @@ def _masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Tensor
 
 
 class _Case(NamedTuple):
-    """One output: what it is called, what came, and what is right."""
-
     label: str
     got: torch.Tensor
     counted: torch.Tensor
@@ -355,8 +353,6 @@ DRAWS = 6
 
 
 class ExactCase(NamedTuple):
-    """Inputs, and who knows the result in float64."""
-
     inputs: Values
     exact: Callable[[Values], Values]
     defines_nan: bool = True

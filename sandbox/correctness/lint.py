@@ -264,8 +264,6 @@ def examine(
 
 
 class _Prober:
-    """A subject with two cases as drawn, and what a judge would say to other answers."""
-
     def __init__(self, subject: RunningReference, tolerance: Tolerance, case: Case | None = None) -> None:
         self.subject, self.tolerance = subject, tolerance
         self.case, self.other = case or self.make(DRAWN), self.make_other(DRAWN)

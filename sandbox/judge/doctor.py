@@ -190,7 +190,6 @@ GROUP_REMEDY = "a watch bounds memory instead, less sharply; run as root, or und
 
 
 def examine() -> list[HealthCheck]:
-    """All findings; tries a child process, so it takes a few seconds."""
     return list(_findings())
 
 
@@ -226,7 +225,6 @@ def _building() -> Iterator[HealthCheck]:
 
 
 def languages() -> Iterator[HealthCheck]:
-    """The packages of further languages; nothing else needs any of them."""
     for language, package in PACKAGES.items():
         version = package_version(language)
         found = f"{package.distribution} {version}" if version else f"{package.distribution} is not installed"
@@ -347,7 +345,6 @@ def _child() -> Iterator[HealthCheck]:
 
 
 def process_status(pid: int) -> dict[str, str]:
-    """The fields of /proc/PID/status."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 

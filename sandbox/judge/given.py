@@ -90,5 +90,4 @@ def candidate_given(source: GivenSource) -> Candidate:
 
 
 def shown(given: object) -> str:
-    """A value for a sentence, of whatever length and kind."""
     return one_line(repr(given), LONGEST_SHOWN)

@@ -69,12 +69,10 @@ class Stand:
             self.sessions.append(open_session("worker", self.folder, settings))
 
     def come_up(self) -> None:
-        """Wait until all have started."""
         for session in self.sessions:
             session.come_up()
 
     def close(self) -> None:
-        """End those that stand, and remove the folder."""
         ending, self.sessions = self.sessions, []
         try:
             close_all(ending)
@@ -83,7 +81,6 @@ class Stand:
 
 
 def close_all(sessions: Sequence[Session]) -> None:
-    """End children side by side; each is waited for."""
     with ThreadPoolExecutor(max(1, len(sessions))) as pool:
         for done in [pool.submit(session.close) for session in sessions]:
             done.result()
@@ -161,7 +158,6 @@ class Spare:
             stand.close()
 
     def close(self) -> None:
-        """End them, and have no more."""
         self._is_closed = True
         self.give_up()
         if self._forget is not None:
@@ -199,7 +195,6 @@ class Built:
 
     @property
     def folder(self) -> WorkFolder:
-        """What its children may write to."""
         return self.stand.folder
 
     @contextmanager
@@ -236,7 +231,6 @@ class Built:
         close_all(ending)
 
     def close(self) -> None:
-        """End the workers and remove the work folder."""
         with ExitStack() as all_of_it:
             all_of_it.callback(self.folder.close)
             all_of_it.callback(self.end_workers)
@@ -308,7 +302,6 @@ def _build_late(built: Built, settings: Settings) -> None:
 
 
 def shortcuts_for(tools: Toolchain | None, settings: Settings) -> dict[str, Any]:
-    """What a builder is told of them; empty where there are none."""
     return tools.plan(settings.memory_bytes, cuda_architectures=architecture(settings)) if tools else {}
 
 

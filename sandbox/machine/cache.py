@@ -83,7 +83,6 @@ def _given_limit() -> float | None:
 
 
 def all_entries() -> "Cache":
-    """The entries of every cache of ours as one."""
     return Cache(cache_root(), limit_bytes(), depth=None)
 
 
@@ -157,7 +156,6 @@ class Cache:
         return sorted(found, key=_date)
 
     def size_bytes(self) -> int:
-        """What the entries take on disk."""
         return sum(map(_size, self.entries()))
 
     def trim(self, keep: Path | None = None) -> None:
@@ -261,7 +259,6 @@ class FolderStore:
         shutil.rmtree(self._cache.root / key, ignore_errors=True)
 
     def size_bytes(self) -> int:
-        """What all entries take."""
         return self._cache.size_bytes()
 
     def __len__(self) -> int:

@@ -119,8 +119,6 @@ WHOLE = 0
 
 
 class WaitLimit(NamedTuple):
-    """How long somebody waits for a turn."""
-
     limit_s: float | None = None
     stopped: Callable[[], bool] = lambda: False
     """Asked again and again: whether nobody wants the turn any more."""
@@ -151,7 +149,6 @@ def measuring(wait_s: float = MEASURING_S) -> Iterator[None]:
 
 
 def processor_path() -> Path:
-    """The lock on the processors, for all processes of this user."""
     return Path(tempfile.gettempdir()) / f"kernelwright-{os.getuid()}-processor.turn"
 
 
@@ -172,7 +169,6 @@ class DeviceTurn:
             self._held = held.pop_all()
 
     def close(self) -> None:
-        """Let the next one have the device."""
         self._held.close()
 
 
