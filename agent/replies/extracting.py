@@ -92,16 +92,12 @@ def _reply_zones(text: str, parser: Parser) -> list[Zone]:
     boundary = _last_closing(text, blocks, parser)
     start = 0 if boundary is None else boundary.end()
     before = Zone("thought", text[: boundary.start()] if boundary else "")
-    opening = _first_opening(text, start, blocks)
+    tags = itertools.islice(_OPENING.finditer(text, start), MOST_TAGS)
+    opening = next((tag for tag in tags if not ((fence := _around(tag, blocks)) and fence.closed)), None)
     if opening is None:
         return [Zone("answer", text[start:]), before]
     unfinished = Zone("thought", text[opening.end() :], unfinished=True)
     return [Zone("answer", text[start : opening.start()]), unfinished, before]
-
-
-def _first_opening(text: str, start: int, blocks: Sequence[Block]) -> re.Match[str] | None:
-    tags = itertools.islice(_OPENING.finditer(text, start), MOST_TAGS)
-    return next((tag for tag in tags if not ((fence := _around(tag, blocks)) and fence.closed)), None)
 
 
 def _last_closing(text: str, blocks: Sequence[Block], parser: Parser) -> re.Match[str] | None:

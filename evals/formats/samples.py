@@ -155,7 +155,10 @@ def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple
             elif source is None or source_digest(source) != judgement.candidate_digest:
                 left[f"{judgement.candidate} is no longer what was judged"] = None
             else:
-                target = _target(judgement.problem, problem)
+                # A problem of a tree is addressed by level and number, also where its file does not say so.
+                level, _, stem = judgement.problem.rpartition("/")
+                bench = f"{level.rpartition('/')[2].replace('_', '')}/{stem.partition('_')[0]}"
+                target = bench if BENCH_ID.fullmatch(bench) and problem.origin is None else target_of(problem)
                 sample = Sample(target=target, number=_number(judgement.candidate), candidate=candidate_of(source))
                 key = (judgement.problem, judgement.candidate)
                 device, time = judgement.conditions.device, judgement.time
@@ -168,13 +171,6 @@ def _source(path: Path) -> str | None:
         return read_source(path)
     except OSError:
         return None
-
-
-def _target(name: str, problem: Problem) -> str:
-    """A problem of a tree is addressed by level and number, also where its file does not say so."""
-    level, _, stem = name.rpartition("/")
-    bench = f"{level.rpartition('/')[2].replace('_', '')}/{stem.partition('_')[0]}"
-    return bench if BENCH_ID.fullmatch(bench) and problem.origin is None else target_of(problem)
 
 
 def _number(file: str) -> int:

@@ -236,8 +236,9 @@ def picture(model: RunModel) -> str:
     views = list(model.views.items())
     axis = axis_for([attempt.speedup for _, view in views for attempt in view.attempts if attempt.speedup is not None])
     height = HEAD + ROW * len(views) + FOOT
+    ground = f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
     parts = [
-        _frame(height),
+        f"<style>{STYLE}</style>\n{ground}",
         _svg_text(20, 26, _title(model), "head"),
         _svg_text(20, 45, _circumstances(model), "quiet"),
     ]
@@ -253,11 +254,6 @@ def axis_for(speedups: list[float]) -> Axis:
     low = max((tick for tick in TICKS if tick <= min(found)), default=TICKS[0])
     high = min((tick for tick in TICKS if tick >= max(found)), default=TICKS[-1])
     return Axis(low=low, high=high)
-
-
-def _frame(height: int) -> str:
-    ground = f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
-    return f"<style>{STYLE}</style>\n{ground}"
 
 
 def _title(model: RunModel) -> str:

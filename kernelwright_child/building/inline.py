@@ -174,7 +174,11 @@ class Recorder:
         try:
             result = build()
         except BaseException as error:
-            self.failures.append(_failure(call, error))
+            text = str(error)
+            if len(text) > HEAD_CHARACTERS + TAIL_CHARACTERS:
+                text = f"{text[:HEAD_CHARACTERS]}\n[...]\n{text[-TAIL_CHARACTERS:]}"
+            kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == "builtins")
+            self.failures.append({"extension": str(call.arguments.get("name")), "error": kind, "text": text})
             self.index.add(keys, self.failures[-1])
             raise
         path = result if isinstance(result, str) else getattr(result, "__file__", None)
@@ -257,14 +261,6 @@ def replayed(entry: Entry) -> BaseException:
             error = kind(entry["text"])
     error.of_a_build = True  # type: ignore[attr-defined]
     return error
-
-
-def _failure(call: BuildCall, error: BaseException) -> Entry:
-    text = str(error)
-    if len(text) > HEAD_CHARACTERS + TAIL_CHARACTERS:
-        text = f"{text[:HEAD_CHARACTERS]}\n[...]\n{text[-TAIL_CHARACTERS:]}"
-    kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == "builtins")
-    return {"extension": str(call.arguments.get("name")), "error": kind, "text": text}
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

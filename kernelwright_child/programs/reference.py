@@ -6,7 +6,7 @@
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -142,13 +142,6 @@ class Reference(ModelRunner):
         found = max(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
         return {"made": counters["inductor"]["fxgraph_cache_miss"], "found": found}
 
-    def _learn_outputs(self, inputs: Sequence[Any]) -> list[tuple[torch.Size, torch.dtype]]:
-        assert self.model is not None
-        flat: list[torch.Tensor] = []
-        with torch.no_grad():
-            wire.pack(self.model(*inputs), flat)
-        return [(tensor.shape, tensor.dtype) for tensor in flat if tensor.is_floating_point()]
-
     def weights(self, message: Message, fds: list[int]) -> Message:
         """Take other weights; tells them as the model holds them, which differs where two share their memory.
 
@@ -178,7 +171,11 @@ class Reference(ModelRunner):
         if not self.is_differentiated:
             return inputs
         if self.gradients is None:
-            self.gradients = self._learn_outputs(inputs)
+            assert self.model is not None
+            flat: list[torch.Tensor] = []
+            with torch.no_grad():
+                wire.pack(self.model(*inputs), flat)
+            self.gradients = [(tensor.shape, tensor.dtype) for tensor in flat if tensor.is_floating_point()]
         return [inputs, [torch.randn(shape).to(dtype) for shape, dtype in self.gradients]]
 
     def trace(self, message: Message, fds: list[int]) -> Message:

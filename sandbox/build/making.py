@@ -104,7 +104,9 @@ class Making:
             else:
                 self._make_headers(self._folder / name)
         except (OSError, subprocess.SubprocessError) as error:
-            LOG.info("%s for torch's header was not made: %s", name, _reason(error))
+            # Why nothing came of it: of a compiler, also the line that decided.
+            said = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
+            LOG.info("%s for torch's header was not made: %s", name, build_reason(said) if said else str(error))
         finally:
             mark.unlink(missing_ok=True)
             self._ended = time.perf_counter()
@@ -199,12 +201,6 @@ def _readable(folder: Path) -> None:
 def _defined(listing: str) -> set[str]:
     """The macros of what -dM has printed."""
     return {re.split(r"\W", line.split(maxsplit=2)[1])[0] for line in listing.splitlines()}
-
-
-def _reason(error: Exception) -> str:
-    """Why nothing came of it: of a compiler, also the line that decided."""
-    said = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
-    return build_reason(said) if said else str(error)
 
 
 FLAG = re.compile(r"(?<!\w)-O\w*")

@@ -250,7 +250,9 @@ class FolderStore:
         except (OSError, ValueError, _Unfit) as error:
             why = str(error)
         LOG.info("%s is thrown away: %s", entry, why)
-        _clear(folder)
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         self.forget(key)
         return False
 
@@ -312,9 +314,3 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
                 yield Path(entry.path)
             else:
                 raise _Unfit(f"{entry.path} is neither a file nor a folder")
-
-
-def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        with contextlib.suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

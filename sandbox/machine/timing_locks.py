@@ -219,7 +219,9 @@ class _Lock:
 
     def _wait_for(self, byte: int, place: int, shared: bool = False) -> None:
         while not try_lock_byte(self._fd, byte, shared):
-            self._log_once(place)
+            if not self._is_logged:
+                self._is_logged = True
+                LOG.info("waiting for %s: %s has it", self._what, _named(self._fd, place))
             waited_s, limit_s = time.monotonic() - self._since, self._waiting.limit_s
             if self._waiting.stopped():
                 raise MachineError(f"the judging was stopped before its turn on {self._what} came")
@@ -229,11 +231,6 @@ class _Lock:
             if waited_s > TOLD_AFTER_S:
                 _tell(_named(self._fd, place), self._what)
             time.sleep(POLL_S)
-
-    def _log_once(self, place: int) -> None:
-        if not self._is_logged:
-            self._is_logged = True
-            LOG.info("waiting for %s: %s has it", self._what, _named(self._fd, place))
 
     def forget(self) -> None:
         """Take this process's number off its places, before they are given back."""
