@@ -61,7 +61,6 @@ def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> DeviceS
 
 
 def sheet_in(section: str, target: Target) -> DeviceSheet:
-    """The sheet again, from the section of a prompt that shows it: for replaying what another machine asked."""
     _, _, body = section.partition("\n\n")
     name, *facts = body.splitlines()
     return DeviceSheet(
@@ -168,7 +167,6 @@ def _floor(floor: Floor | None) -> tuple[str, ...]:
 
 
 def _amount(count: float) -> str:
-    """Three digits and a decimal prefix, to which a unit is joined: `268 M`."""
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g} {prefix}"
@@ -184,13 +182,9 @@ SHOWN_BROKEN = frozenset({"syntax_error", "no_entry_point"})
 class Texts(Protocol):
     """Where the texts stand that the record names by digest; a `RunLog` is one."""
 
-    def text(self, digest: str) -> str:
-        """The source of a candidate."""
-        ...
+    def text(self, digest: str) -> str: ...
 
-    def reply(self, digest: str) -> Reply:
-        """The reply of an attempt."""
-        ...
+    def reply(self, digest: str) -> Reply: ...
 
 
 @dataclass(frozen=True)
@@ -293,7 +287,6 @@ class BriefMaker:
 
 @lru_cache(maxsize=256)
 def lines_of(source: str) -> frozenset[str]:
-    """The lines of a source that say something, without layout."""
     lines = (" ".join(line.split()) for line in source.splitlines())
     return frozenset(line for line in lines if any(character.isalnum() for character in line))
 

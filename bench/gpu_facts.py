@@ -23,7 +23,7 @@ from kernelwright.sandbox.calls.buffers import Lent, Shown
 from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.floor.gpu_measure import arithmetic, best_ms, memory
 from kernelwright.sandbox.floor.gpu_peaks import device_peaks
-from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
+from kernelwright.sandbox.judge.doctor import gpu_findings
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of

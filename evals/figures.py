@@ -23,8 +23,6 @@ RESAMPLES = 2000
 
 
 class Result(Record):
-    """One problem and what came of it."""
-
     problem: str
     family: str
     level: str | None = None
@@ -46,8 +44,6 @@ class Estimate(Record):
 
 
 class Effort(Record):
-    """What it took until something was reached."""
-
     attempts: int
     """Finished attempts up to and with the one that reached it."""
     cost_usd: float | None
@@ -218,7 +214,6 @@ class Measured(Record):
 
     @property
     def passed(self) -> bool:
-        """Whether the candidate is right."""
         return self.outcome == "passed"
 
     @property
@@ -229,7 +224,6 @@ class Measured(Record):
 
     @property
     def compiled(self) -> bool:
-        """Whether it came through scan and build."""
         return self.passed or self.stage in BUILT
 
     @property
@@ -242,18 +236,15 @@ class Measured(Record):
         return self.speedup if baseline == "best" else self.usual.get(baseline)
 
     def counting(self, baseline: str = "best") -> float | None:
-        """The same as metrics count it."""
         speedup = self.against(baseline) if self.passed else None
         return min(1.0, speedup) if speedup is not None and self.is_doubtful else speedup
 
     def result(self, problem: str, family: str, level: str | None, baseline: str = "best") -> Result:
-        """The sample that the metrics count."""
         speedup = self.counting(baseline)
         return Result(problem=problem, family=family, level=level, compiled=self.compiled, speedup=speedup)
 
 
 def measured(verdict: Verdict) -> Measured:
-    """The numbers of a verdict."""
     return _of_report(report(verdict), verdict)
 
 

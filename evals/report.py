@@ -134,7 +134,6 @@ class Progress:
         self._live.stop()
 
     def event(self, event: Event) -> None:
-        """Take notice of one event of the log."""
         if event.problem not in self._views:
             return
         before = self._views[event.problem]
@@ -158,7 +157,6 @@ class Progress:
 
 
 def line_of(event: Event, view: View) -> str:
-    """One line for a person, or nothing for an event that says little."""
     body = event.body
     match body:
         case MeasuredProblem(verdict=Passed() as verdict):
@@ -189,7 +187,6 @@ STYLES = {"passed": "green", "failed": "red", "no candidate": "magenta"}
 
 
 def run_tree(title: str, views: Mapping[str, View]) -> Tree:
-    """One branch for each problem, in it the attempts under their parents."""
     tree = Tree(Text(title, style="bold"))
     for name, view in views.items():
         best = view.best

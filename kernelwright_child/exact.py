@@ -42,7 +42,6 @@ class Widening(TorchFunctionMode):
 
 
 def _is_plumbing(func: Any) -> bool:
-    """Whether this reads or sets a property of a tensor, such as its `data`: that is no arithmetic."""
     return getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__")
 
 
@@ -73,7 +72,6 @@ def _widened_type(argument: Any) -> Any:
 
 
 def widened_value(leaf: Any) -> Any:
-    """A floating tensor in float64; anything else as it is."""
     return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype in NARROW else leaf
 
 
@@ -98,8 +96,6 @@ def widened(model: torch.nn.Module | None = None) -> Iterator[Callable[[Any], An
 
 
 class Held:
-    """What modules hold, to be put back."""
-
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         self._attributes = [
             (vars(module), {name: _copied(value) for name, value in vars(module).items()}) for module in modules
@@ -149,7 +145,6 @@ def _copied(value: Any) -> Any:
 
 
 def _tensors(attributes: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Parameters, buffers, and tensors that a module keeps as plain attributes."""
     for kept in (attributes["_parameters"], attributes["_buffers"]):
         yield from (tensor for tensor in kept.values() if tensor is not None)
     yield from (value for value in attributes.values() if isinstance(value, torch.Tensor) and value.is_leaf)

@@ -38,13 +38,11 @@ class ExecutionTrace:
         return None
 
     def on_line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """One line is about to run."""
         if event == "line" and len(self.lines) < MOST_LINES:
             self.lines.add(frame.f_lineno)
         return self.on_line
 
     def on_profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        """For `sys.setprofile`: a native function that was called from the candidate's own code."""
         if event == "c_call" and _is_own(frame) and len(self.natives) < MOST_NAMES:
             owner = getattr(argument, "__module__", None) or type(getattr(argument, "__self__", None)).__module__
             self.natives.add(f"{owner}.{getattr(argument, '__name__', '?')}"[:LONGEST_NAME])

@@ -16,11 +16,7 @@ from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
 
 class Evaluating(Evaluator, Protocol):
-    """What a run needs of its judge, beside verdicts."""
-
-    def release(self, problem: Problem) -> None:
-        """No more is asked about this problem for now."""
-        ...
+    def release(self, problem: Problem) -> None: ...
 
 
 class ExecutorEvaluator:
@@ -72,7 +68,6 @@ class ExecutorEvaluator:
         return verdict.measurement.candidate_ms if isinstance(verdict, Passed) else None
 
     def release(self, problem: Problem) -> None:
-        """End the problem's reference processes; a later candidate starts new ones."""
         self._dispatcher.executor.release(problem)
 
 

@@ -43,8 +43,6 @@ class ReplayDiffers(Exception):
 
 
 class Replay(Record):
-    """A replay that came out the same."""
-
     events: int
     digest: str
     """See `RunLog.digest`; the same before and after."""
@@ -73,7 +71,6 @@ class _Player:
         self.opened: defaultdict[str, deque[PreparedAsk]] = defaultdict(deque)
 
     def play(self, event: Event) -> None:
-        """Make one event again, compare it with the record, and log it."""
         assert isinstance(event.body, OfProblem), "only the first event is of no problem, and it is made with the log"
         view = self.views.get(event.body.problem) or View(problem=event.body.problem)
         body, texts = self.made(event.body, view)
@@ -85,7 +82,6 @@ class _Player:
         self.views[view.problem] = view.after(Event(seq=logged.seq, time=event.time, body=body))
 
     def made(self, body: OfProblem, view: View) -> Made:
-        """The event as it comes out now, with its texts."""
         match body:
             case Equipped():
                 return self.equipped(body), []

@@ -41,8 +41,6 @@ UNKNOWN_ROOM = math.log(2)
 
 
 class EndedSearch(NamedTuple):
-    """A problem whose search has ended for now."""
-
     problem: Problem
     left: int
     """Attempts of its own budget that it did not spend; negative where it was granted some."""
@@ -96,8 +94,6 @@ class SearchErrors:
 
 @dataclass
 class Scheduler:
-    """The searches of one run."""
-
     log: RunLog
     config: SearchConfig
     parts_for: Callable[[Problem], Parts]
@@ -174,7 +170,6 @@ class SharedBudget:
         self._start = time.monotonic()
 
     def note(self, view: View) -> None:
-        """Take down what a search has spent so far."""
         if self._budget != Budget():
             self._by_problem[view.problem] = spent(view, self._prices)
 
@@ -189,7 +184,6 @@ class SharedBudget:
 
 
 def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
-    """Where a problem stands whose search has ended."""
     hungry = out_of_attempts(view, config) is not None and view.stopped == out_of_attempts(view, config)
     return EndedSearch(
         problem=problem,
@@ -208,5 +202,4 @@ def expected_gain(view: View, config: SearchConfig) -> float:
 
 
 def views_of(log: RunLog) -> list[View]:
-    """The views of all problems of a run, in its order."""
     return [fold(name, log.events(name)) for name in log.header.problems]

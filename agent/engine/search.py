@@ -242,7 +242,6 @@ class _Search:
         return self.view
 
     def equip(self) -> None:
-        """Log, before the first decision, what the search sets out with; again where that is changed."""
         if self.view.config != self.parts.config:
             lore = self.parts.lore or IdeaStatistics(self.parts.log, self.parts.config)
             ideas = self.view.ideas or lore.ideas(self.problem)
@@ -254,7 +253,6 @@ class _Search:
             await self.steps.measure()
 
     def start_more(self) -> None:
-        """Fill the free slots, first with what waits; with nothing once the search has stopped or met trouble."""
         slots = self.parts.config.slots
         while self.trouble is None and len(self.running) < slots:
             if self.waiting:
@@ -307,7 +305,6 @@ class _Search:
         self.keep_best()
 
     async def confirm(self) -> None:
-        """Judge the fastest afresh, so that the best is not the one whose timing had the most luck."""
         try:
             while (attempt := next_to_confirm(self.view, self.parts.config.confirm)) is not None:
                 await self.steps.confirm(attempt)

@@ -51,7 +51,6 @@ def read(reply: Reply, second: Reply | None = None) -> Extraction | NotExtracted
 
 
 def replies_of(attempt: Attempt, log: RunLog) -> tuple[Reply, Reply | None]:
-    """The reply to an attempt, and the second half of one that was cut off."""
     assert attempt.reply_digest is not None
     again = attempt.follow_up.reply_digest if attempt.follow_up else None
     return log.reply(attempt.reply_digest), log.reply(again) if again else None
@@ -63,13 +62,11 @@ def is_cut_short(reply: Reply) -> bool:
 
 
 def asked_again(problem: str, attempt: Attempt, longer: Prompt) -> AskedAgain:
-    """The event of asking to go on with the reply that `longer` shows."""
     digest = attempt.request(longer.text).digest
     return AskedAgain(problem=problem, attempt=attempt.number, prompt_digest=longer.digest, request_digest=digest)
 
 
 def noted(problem: str, attempt: Attempt, log: RunLog) -> Noted:
-    """The event of reading a reply of words."""
     notes = notes_in(replies_of(attempt, log)[0].text)
     return Noted(problem=problem, attempt=attempt.number, notes=notes)
 
@@ -91,7 +88,6 @@ def extracted(attempt: Attempt, view: View, log: RunLog) -> tuple[CandidateExtra
 
 
 def found_candidate(found: Extraction) -> FoundCandidate:
-    """The record of a source."""
     return FoundCandidate(
         digest=Candidate(source=found.source, language=found.language).digest,
         language=found.language,
@@ -128,8 +124,6 @@ class Evaluator(Protocol):
 
 @dataclass
 class AttemptSteps:
-    """Takes the steps of the attempts at one problem."""
-
     problem: Problem
     config: SearchConfig
     provider: Provider
@@ -149,7 +143,6 @@ class AttemptSteps:
             self.journal.write(MeasuredProblem(problem=self.problem.name, verdict=verdict, why_not=why_not))
 
     async def finish(self, number: int) -> None:
-        """Do what is left to do of one attempt."""
         if self._attempt(number).ask.role != "tune":
             await self._answer(number)
         attempt = self._attempt(number)
@@ -174,7 +167,6 @@ class AttemptSteps:
         self.journal.write(Screened(problem=self.problem.name, attempt=attempt.number, screenings=found))
 
     async def confirm(self, attempt: Attempt) -> None:
-        """Have the attempt's candidate judged afresh."""
         assert attempt.candidate is not None
         verdict = await self.evaluator.evaluate(self.problem, self._candidate(attempt.candidate), fresh=True)
         self.journal.write(Confirmed(problem=self.problem.name, attempt=attempt.number, verdict=verdict))
@@ -215,7 +207,6 @@ class AttemptSteps:
         )
 
     async def _completed(self, attempt: Attempt, request: Request, prompt: Prompt) -> Reply:
-        """The provider's answer; a passing failure is tried again, each is logged."""
         for retry in range(self.config.provider_retries + 1):
             try:
                 return await self.provider.complete(request, attempt.ask, prompt)

@@ -26,7 +26,6 @@ JUDGE_AGAIN = f"kernelwright judge ./{PROBLEM} candidate.py"
 
 
 def best_folder(log: RunLog, problem_name: str) -> Path:
-    """Where the best kernel of a problem is put, whether there is one or not."""
     return log.folder / "best" / problem_name
 
 
@@ -53,7 +52,6 @@ def write_best(log: RunLog, problem_name: str) -> Path | None:
 
 
 def _texts(log: RunLog, problem_name: str) -> dict[str, str] | None:
-    """By name, the files of `FILES`; None where there is no best."""
     problem = log.problem(problem_name)
     best = fold(problem_name, log.events(problem_name)).best
     if best is None:
@@ -76,7 +74,6 @@ def _clear(folder: Path) -> None:
 
 
 def _evidence(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> dict[str, Any]:
-    """The report of `judge --json`, with what it was about."""
     return report(verdict) | {
         "problem": problem.name,
         "problem_digest": problem.digest,
@@ -122,12 +119,10 @@ def device_option(verdict: Verdict | None) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The text with one full stop at its end, whether it brings one or not."""
     return text.rstrip(". ") + "."
 
 
 def _doubts(verdict: Passed) -> str:
-    """What keeps the number from being taken at its word."""
     doubts = []
     if verdict.measurement.comparison in DOUBTS:
         why = DOUBTS[verdict.measurement.comparison]

@@ -28,21 +28,15 @@ class RunLogError(Exception):
 
 
 class RunStarted(Record):
-    """The first event of every run; `header.json` says the rest."""
-
     kind: Literal["run_started"] = "run_started"
     run_id: str
 
 
 class OfProblem(Record):
-    """An event of the search for one problem."""
-
     problem: str
 
 
 class OfAttempt(OfProblem):
-    """An event of one attempt."""
-
     attempt: int
 
 
@@ -68,8 +62,6 @@ class MeasuredProblem(OfProblem):
 
 
 class Granted(OfProblem):
-    """Attempts that another problem left unspent."""
-
     kind: Literal["granted"] = "granted"
     attempts: int
     reason: str
@@ -117,29 +109,21 @@ class RepliedAgain(OfAttempt):
 
 
 class Noted(OfAttempt):
-    """What a reply of words says."""
-
     kind: Literal["noted"] = "noted"
     notes: tuple[Note, ...]
 
 
 class CandidateExtracted(OfAttempt):
-    """The reply held a candidate, whose source is a blob."""
-
     kind: Literal["extracted"] = "extracted"
     candidate: FoundCandidate
 
 
 class NoCandidate(OfAttempt):
-    """The reply held none."""
-
     kind: Literal["not_extracted"] = "not_extracted"
     why: NotExtracted
 
 
 class JudgedAttempt(OfAttempt):
-    """The verdict on the attempt's candidate."""
-
     kind: Literal["judged"] = "judged"
     verdict: Verdict
     same_as: int | None = None
@@ -147,8 +131,6 @@ class JudgedAttempt(OfAttempt):
 
 
 class Screened(OfAttempt):
-    """Variants of the attempt's candidate were looked at quickly."""
-
     kind: Literal["screened"] = "screened"
     screenings: tuple[Screening, ...]
 
@@ -169,16 +151,12 @@ class Kept(OfAttempt):
 
 
 class ProviderFailed(OfAttempt):
-    """The provider gave no answer."""
-
     kind: Literal["provider_failed"] = "provider_failed"
     message: str
     retryable: bool
 
 
 class Stopped(OfProblem):
-    """The search for the problem came to its end, or can not go on."""
-
     kind: Literal["stopped"] = "stopped"
     reason: str
     fault: AtFault | None = None
@@ -186,8 +164,6 @@ class Stopped(OfProblem):
 
 
 class Resumed(OfProblem):
-    """A later process goes on with the problem."""
-
     kind: Literal["resumed"] = "resumed"
 
 
@@ -215,8 +191,6 @@ Body = Annotated[
 
 
 class Event(Record):
-    """One line of the log."""
-
     seq: int
     """Its place in the run, from 1."""
     time: AwareDatetime
@@ -225,7 +199,6 @@ class Event(Record):
 
     @property
     def kind(self) -> str:
-        """What happened, such as `judged`."""
         return self.body.kind
 
     @property

@@ -26,8 +26,6 @@ Offset = Annotated[int, Field(ge=0)]
 
 
 class SectionSpan(Record):
-    """A section as a stretch of the prompt's text."""
-
     name: str
     stable: bool
     start: Offset
@@ -46,7 +44,6 @@ class PromptOutline(Record):
 
     @classmethod
     def of(cls, prompt: Prompt) -> Self:
-        """The outline of `prompt`."""
         spans = []
         at = 0
         for section in prompt.sections:
@@ -63,7 +60,6 @@ class PromptOutline(Record):
         )
 
     def filled(self, text: str) -> Prompt:
-        """The prompt again, from its text."""
         sections = (
             Section(name=span.name, text=text[span.start : span.end], stable=span.stable) for span in self.sections
         )
@@ -71,8 +67,6 @@ class PromptOutline(Record):
 
 
 class Knob(Record):
-    """A constant that a candidate declares to be worth tuning."""
-
     name: str
     value: str
     """As the source has it."""
@@ -81,8 +75,6 @@ class Knob(Record):
 
 
 class FoundCandidate(Record):
-    """What extraction found; the run's log holds the source under `digest`."""
-
     digest: str
     language: Language
     how: str
@@ -107,8 +99,6 @@ class Screening(Record):
 
 
 class Note(Record):
-    """A piece of advice that a reply gave."""
-
     name: str
     """A few words."""
     text: str
@@ -258,8 +248,6 @@ class ReplyFacts(Record):
 
 
 class Reply(ReplyFacts):
-    """One answer of a provider."""
-
     text: Text
     reasoning: Text = ""
     """Reasoning that came in a field apart; reasoning inside `text` stays there."""
@@ -271,13 +259,10 @@ class Reply(ReplyFacts):
 
     @property
     def facts(self) -> ReplyFacts:
-        """The reply without its words."""
         return ReplyFacts.model_validate(self.model_dump(exclude={"text", "reasoning"}))
 
 
 class FollowUp(Record):
-    """The second request of an attempt whose first reply was cut off."""
-
     prompt_digest: str
     request_digest: str
     reply_digest: str | None = None
@@ -285,8 +270,6 @@ class FollowUp(Record):
 
 
 class Attempt(Record):
-    """One ask and all that has come of it so far."""
-
     ask: Ask
     prompt: PromptOutline
     request_digest: str
@@ -312,7 +295,6 @@ class Attempt(Record):
 
     @property
     def number(self) -> int:
-        """Number of the attempt, from 1, among those of its problem."""
         return self.ask.attempt
 
     def request(self, prompt_text: str) -> Request:
@@ -327,7 +309,6 @@ class Attempt(Record):
 
     @property
     def candidate(self) -> FoundCandidate | None:
-        """The candidate, where the reply held one."""
         return self.extraction if isinstance(self.extraction, FoundCandidate) else None
 
     @property
@@ -338,7 +319,6 @@ class Attempt(Record):
 
     @property
     def advises(self) -> bool:
-        """Whether words are asked for, and no candidate."""
         return self.ask.role in ADVICE
 
     @property
@@ -363,7 +343,6 @@ class Attempt(Record):
 
     @property
     def passed(self) -> bool:
-        """Whether the candidate is right, by the verdict that counts."""
         return isinstance(self.ruling, Passed)
 
     @property

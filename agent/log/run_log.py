@@ -44,8 +44,6 @@ HEADER = "header.json"
 
 
 class Setting(Record):
-    """The circumstances of a run, as its starter knows them."""
-
     config: dict[str, JsonValue]
     """All that was chosen: what a resumed run needs to go on as this one would have. Never a key."""
     device: str
@@ -57,8 +55,6 @@ class Setting(Record):
 
 
 class Header(Setting):
-    """The whole of `header.json`."""
-
     format: int = FORMAT
     run_id: str
     started: AwareDatetime
@@ -155,7 +151,6 @@ def _name(file: FileIO) -> None:
 
 
 def _refusal(file: FileIO, folder: Path) -> str:
-    """The sentence that names the holder, if it has written itself down."""
     found = NAMED.fullmatch(os.pread(file.fileno(), NAME_BYTES, 0).decode(errors="replace"))
     who, remedy = "another process", "wait until it has ended, or end it"
     if found is not None:
@@ -280,7 +275,6 @@ class RunLog:
         self.close()
 
     def close(self) -> None:
-        """Close the file; what was appended is already committed."""
         self._connection.close()
         self.run_lock.release()
 
@@ -311,7 +305,6 @@ class RunLog:
                 after = seq
 
     def last_seq(self) -> int:
-        """Place of the last event."""
         return int(self._rows("SELECT coalesce(max(seq), 0) FROM events")[0][0])
 
     def stopped(self, after: int = 0) -> list[tuple[int, str]]:
@@ -329,15 +322,12 @@ class RunLog:
         return data
 
     def text(self, digest: str) -> str:
-        """The blob with that digest as text: a prompt, or a candidate's source."""
         return self.blob(digest).decode()
 
     def prompt(self, outline: PromptOutline) -> Prompt:
-        """The prompt of an attempt, in its sections."""
         return outline.filled(self.text(outline.digest))
 
     def reply(self, digest: str) -> Reply:
-        """The reply of an attempt, by its `reply_digest`."""
         return Reply.model_validate_json(self.blob(digest))
 
     def problem(self, name: str) -> Problem:
@@ -436,8 +426,6 @@ def _log_error(path: Path, error: sqlite3.Error) -> RunLogError:
 
 
 class Journal:
-    """The log of one problem and its view, always in step."""
-
     def __init__(self, problem: str, log: RunLog, on_event: Callable[[Event], None]) -> None:
         self.texts = log
         self.view: View = fold(problem, log.events(problem))
@@ -445,7 +433,6 @@ class Journal:
         self._resumes = bool(self.view.attempts)
 
     def write(self, body: Body, blobs: Iterable[str] = ()) -> None:
-        """Commit one event with its texts."""
         self.write_all([(body, blobs)])
 
     def write_all(self, entries: Sequence[tuple[Body, Iterable[str]]]) -> None:

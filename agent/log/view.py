@@ -79,7 +79,6 @@ class View(Record):
 
     @property
     def failures(self) -> dict[str, int]:
-        """How many finished attempts ended in each outcome other than `passed`."""
         return dict(Counter(attempt.outcome for attempt in self.attempts if attempt.failed))
 
     @property
@@ -104,7 +103,6 @@ class View(Record):
         return _numbered(self.attempts, number, self.problem)
 
     def children(self, number: int) -> tuple[Attempt, ...]:
-        """The attempts that started from attempt `number`."""
         return self._by_parent.get(number, ())
 
     @cached_property
@@ -134,7 +132,6 @@ class _Folding:
         self.attempts = list(view.attempts)
 
     def taken(self, events: Iterable[Event]) -> View:
-        """The view after those of `events` that are of its problem."""
         mine = [event for event in events if event.problem == self.before.problem]
         for event in mine:
             self.fields |= self.clock(event) | self.changes(event)
@@ -148,7 +145,6 @@ class _Folding:
         return {"session_start": start or event.time, "last_event": event.time}
 
     def changes(self, event: Event) -> dict[str, Any]:
-        """The fields of the view that an event changes; what it changes of an attempt is changed already."""
         fields: dict[str, Any] = {}
         match event.body:
             case Asked() as asked:
@@ -215,7 +211,6 @@ def _numbered(attempts: Sequence[Attempt], number: int, problem: str) -> Attempt
 
 
 def _news(old: Attempt, body: OfAttempt) -> dict[str, Any]:
-    """The fields of an attempt that an event changes."""
     fields: dict[str, Any]
     match body:
         case Replied():

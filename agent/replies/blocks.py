@@ -42,8 +42,6 @@ _LOOSE_END = re.compile(r"(?:^[ \t]*(?:`{3,}+|~{3,}+)|(?<=[^`\n])```)[ \t]*$", r
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A text that may be the candidate, or a part of it."""
-
     text: str
     origin: str
     """Where it stood, as a reader would say it: `fenced block`, `<code> tag`."""
@@ -107,7 +105,6 @@ def _closing(state: StateBlock, opening: _Opening, end: int) -> int:
 
 
 def _goes_on(body: str) -> bool:
-    """Whether a block ends and another begins in `body`: a string cut in two, not one that quotes an example."""
     infos = _FENCE_INFO.findall(body)
     return not infos[0] and any(infos)
 
@@ -128,7 +125,6 @@ def _is_level(state: StateBlock, line: int, start: int) -> bool:
 
 
 def _body(state: StateBlock, start: int, stop: int) -> str:
-    """The lines between two fences, less the indentation that they share with the first."""
     indents = (state.sCount[line] for line in range(start + 1, stop) if not state.isEmpty(line))
     return state.getLines(start + 1, stop, min(state.sCount[start], min(indents, default=0)), True)
 
@@ -242,7 +238,6 @@ def _json_strings(block: Block, parser: Parser) -> list[Block]:
 
 
 def _strings(value: object) -> Iterator[tuple[str, str]]:
-    """Each string of several lines in a JSON value with the key that it stands under, in order."""
     waiting: list[tuple[str, object]] = [("", value)]
     while waiting:
         key, one = waiting.pop()
@@ -255,7 +250,6 @@ def _strings(value: object) -> Iterator[tuple[str, str]]:
 
 
 def raw_blocks(text: str, entry: str, marked: list[Block], parser: Parser) -> Iterator[Block]:
-    """For each place outside closed blocks where `entry` is defined, the code around it; the last one first."""
     definitions = re.compile(rf"^(?:class[ \t]+{re.escape(entry)}\b|{re.escape(entry)}[ \t]*=)", re.MULTILINE)
     closed = [block for block in marked if block.closed]
     found = [match.start() for match in definitions.finditer(text)][-MOST_RAW_ENTRIES:]
@@ -282,8 +276,6 @@ MOST_PARTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one block gives."""
-
     block: Block
     module: Module
     parts: int = 1

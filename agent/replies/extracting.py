@@ -52,8 +52,6 @@ _QUOTED_RUN = re.compile(r"(?:^ {0,3}>[^\n]*\n?)++", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """A stretch of text that the model wrote with one purpose."""
-
     name: Literal["answer", "thought", "reasoning"]
     """`thought` is reasoning inside the reply itself, `reasoning` what came in a field of its own."""
     text: str
@@ -94,16 +92,12 @@ def _reply_zones(text: str, parser: Parser) -> list[Zone]:
     boundary = _last_closing(text, blocks, parser)
     start = 0 if boundary is None else boundary.end()
     before = Zone("thought", text[: boundary.start()] if boundary else "")
-    opening = _first_opening(text, start, blocks)
+    tags = itertools.islice(_OPENING.finditer(text, start), MOST_TAGS)
+    opening = next((tag for tag in tags if not ((fence := _around(tag, blocks)) and fence.closed)), None)
     if opening is None:
         return [Zone("answer", text[start:]), before]
     unfinished = Zone("thought", text[opening.end() :], unfinished=True)
     return [Zone("answer", text[start : opening.start()]), unfinished, before]
-
-
-def _first_opening(text: str, start: int, blocks: Sequence[Block]) -> re.Match[str] | None:
-    tags = itertools.islice(_OPENING.finditer(text, start), MOST_TAGS)
-    return next((tag for tag in tags if not ((fence := _around(tag, blocks)) and fence.closed)), None)
 
 
 def _last_closing(text: str, blocks: Sequence[Block], parser: Parser) -> re.Match[str] | None:
@@ -153,12 +147,10 @@ class ZoneReader:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """The blocks that marks set off, in the order of their ends."""
         return marked_blocks(self.zone.text, self.parser)
 
     @cached_property
     def named(self) -> list[int]:
-        """Indices of the blocks that name the entry class."""
         return [index for index, block in enumerate(self.blocks) if self.entry in block.text]
 
     @cached_property
@@ -228,7 +220,6 @@ class ZoneReader:
         return self.entry in text or _CODE_LINE.search(text) is not None
 
     def _tail(self) -> Block | None:
-        """The last block, if nothing closes it."""
         return self.blocks[-1] if self.blocks and not self.blocks[-1].closed else None
 
     def _line(self, block: Block) -> int:
@@ -324,8 +315,6 @@ def _quoted(text: str) -> str:
 
 
 class Extraction(Record):
-    """A source that parses and defines the entry class at its top level."""
-
     source: str
     how: str
     """Where it stood and which of how many it was, for a person to read."""
@@ -335,8 +324,6 @@ class Extraction(Record):
 
 
 class NotExtracted(Record):
-    """A reply without a candidate that could be judged."""
-
     kind: Literal["no_code", "truncated", "syntax_error", "no_entry_point", "refusal"]
     detail: str
     """One or two sentences for a repair prompt: the line at fault, or what was found instead."""
@@ -374,7 +361,6 @@ def _extracted(zones: Sequence[ZoneReader], index: int, found: Program, truncate
 
 
 def _which(zone: ZoneReader, found: Program) -> str:
-    """`fenced block, 2 of 2 that name ModelNew`."""
     joined = f" joined from {found.parts} blocks" if found.parts > 1 else ""
     named = [zone.blocks[index] for index in zone.named]
     if found.block not in named:

@@ -33,7 +33,6 @@ _TOKEN = re.compile(
 
 
 def leaves_string_open(source: str) -> bool:
-    """Whether `source` ends inside a triple-quoted string."""
     last = None
     for token in _TOKEN.finditer(source, 0, LONGEST_SOURCE):
         last = token
@@ -56,8 +55,6 @@ _STATEMENT = re.compile(r"^[ \t]*(?:def|class|return|import|while|with)\b", re.M
 
 
 class Module:
-    """A text that parses."""
-
     def __init__(self, source: str, tree: ast.Module) -> None:
         self.source = source
         self.tree = tree
@@ -69,7 +66,6 @@ class Module:
 
     @cached_property
     def definitions(self) -> tuple[str, ...]:
-        """Names of the top-level classes and functions, in order."""
         return tuple(binding.name for binding in self.bindings if binding.kind in ("class", "function"))
 
     @cached_property
@@ -115,8 +111,6 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A text that does not parse."""
-
     line: int
     """Counted from 1."""
     text: str
@@ -133,13 +127,11 @@ class Parser:
         self._read: dict[str, Module | Broken] = {}
 
     def read(self, source: str) -> Module | Broken:
-        """The text as a module, or its first syntax error."""
         if source not in self._read:
             self._read[source] = self._within_limits(source)
         return self._read[source]
 
     def is_whole(self, source: str) -> bool:
-        """Whether the text parses."""
         return isinstance(self.read(source), Module)
 
     def _within_limits(self, source: str) -> Module | Broken:
@@ -158,7 +150,10 @@ class Parser:
             if isinstance(outcome, Module):
                 break
             error = outcome
-            kept = _before_line(kept, error.line)
+            lines = kept.split("\n", error.line)[: error.line]
+            while lines and (not lines[-1].strip() or lines[-1][0] in " \t)]}"):
+                lines.pop()
+            kept = "".join(f"{one}\n" for one in lines[:-1])
             outcome = self.read(kept)
         if isinstance(outcome, Broken):
             return outcome
@@ -236,14 +231,6 @@ def _broken(source: str, line: int, message: str) -> Broken:
 
 def _printable(text: str) -> str:
     return text[:1000].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
-
-
-def _before_line(text: str, line: int) -> str:
-    """The text before the last line without indentation that stands at or above `line`."""
-    lines = text.split("\n", line)[:line]
-    while lines and (not lines[-1].strip() or lines[-1][0] in " \t)]}"):
-        lines.pop()
-    return "".join(f"{one}\n" for one in lines[:-1])
 
 
 def _is_word(statement: ast.stmt) -> bool:

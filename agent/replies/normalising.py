@@ -63,8 +63,6 @@ def _dumped(part: object) -> str:
 
 
 class _Plain(ast.NodeTransformer):
-    """Drops docstrings and the name of an extension, and normalises C++ in strings."""
-
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         if isinstance(node.value, ast.Constant):
             return None
@@ -111,7 +109,6 @@ def _declared(tokens: list[str]) -> Iterator[str]:
 
 
 def _members(tokens: list[str]) -> Iterator[str]:
-    """Names that are reached through something else, and would not be the same ones as a variable's."""
     return (name for before, name in itertools.pairwise(tokens) if before in {".", "->", "::"})
 
 
@@ -120,7 +117,6 @@ def _is_type(token: str) -> bool:
 
 
 def _functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Functions and methods. One inside another shares its names and is no case of its own."""
     for part in body:
         if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
             yield part

@@ -26,7 +26,6 @@ _LIST = re.compile(r"\[.*\]", re.DOTALL)
 
 
 def advice_steps(view: View, config: SearchConfig) -> list[Step]:
-    """The advice to ask for now; at most one of each kind, and none while one is pending."""
     if any(attempt.advises and not attempt.finished for attempt in view.attempts):
         return []
     wanted = {"plan": _plan, "critique": _critique, "reflect": _reflect}
@@ -49,7 +48,6 @@ def notes_in(reply: str) -> tuple[Note, ...]:
 
 
 def lessons(view: View) -> tuple[str, ...]:
-    """What the last reflection said."""
     said = [attempt.notes for attempt in view.attempts if attempt.ask.role == "reflect" and attempt.notes]
     return tuple(note.text for note in said[-1]) if said else ()
 
@@ -62,7 +60,6 @@ def _note(entry: object) -> Note | None:
 
 
 def _plan(view: View, config: SearchConfig) -> Step | None:
-    """Before the first draft, and each time that the search is stuck."""
     plans = [attempt for attempt in view.attempts if attempt.ask.role == "plan"]
     if not plans:
         return Step("plan", None, "plan")
@@ -75,7 +72,6 @@ def _plan(view: View, config: SearchConfig) -> Step | None:
 
 
 def _critique(view: View, config: SearchConfig) -> Step | None:
-    """Of a repair that failed again, before the next repair."""
     for attempt in view.attempts:
         if attempt.failed and attempt.ask.role == "repair" and not _answered(view, attempt):
             return Step("critique", attempt.number, "critique")

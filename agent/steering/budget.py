@@ -36,8 +36,6 @@ class Price(Record):
 
 
 class Prices(Record):
-    """The whole table."""
-
     price: tuple[Price, ...] = ()
 
     def usd(self, reply: ReplyFacts, asked: str) -> float | None:
@@ -54,7 +52,6 @@ class Prices(Record):
         return (fresh * price.input + cached * rate + usage.output_tokens * price.output) / MILLION
 
     def of(self, model: str) -> Price | None:
-        """The first entry that fits the model's name."""
         return next((price for price in self.price if fnmatchcase(model, price.model)), None)
 
 
@@ -86,11 +83,13 @@ NOTHING = Spent(tokens=0, usd=0.0, judge_s=0.0, wall_s=0.0)
 
 
 def spent(view: View, prices: Prices) -> Spent:
-    """What the search for one problem has cost."""
+    # Seconds of all verdicts: on PyTorch itself, and both of each attempt where they are its own.
+    verdicts = [view.measured.verdict if view.measured else None]
+    verdicts += [one for own in view.attempts if own.same_as is None for one in (own.verdict, own.confirmed)]
     return Spent(
         tokens=_sum(tokens_of(attempt) for attempt in view.attempts),
         usd=_sum(usd_of(attempt, prices) for attempt in view.attempts),
-        judge_s=_judge_s(view),
+        judge_s=sum(sum(verdict.evidence.seconds.values()) for verdict in verdicts if verdict is not None),
         wall_s=view.wall_s,
     )
 
@@ -148,15 +147,7 @@ def near_floor(view: View, share: float) -> str | None:
     return f"the best takes {best.candidate_ms:.3g} ms, and the floor is {best.candidate_ms / times:.3g} ms"
 
 
-def _judge_s(view: View) -> float:
-    """Seconds of all verdicts: on PyTorch itself, and both of each attempt where they are its own."""
-    verdicts = [view.measured.verdict if view.measured else None]
-    verdicts += [one for own in view.attempts if own.same_as is None for one in (own.verdict, own.confirmed)]
-    return sum(sum(verdict.evidence.seconds.values()) for verdict in verdicts if verdict is not None)
-
-
 def _sum(parts: Iterable[N | None], start: N = 0) -> N | None:
-    """The sum, or None where a part is unknown."""
     total = start
     for part in parts:
         if part is None:

@@ -28,7 +28,6 @@ _VALUE = r"[-+]?[\w.]+"
 
 
 def knobs_of(source: str) -> tuple[Knob, ...]:
-    """The constants that a source declares to be worth tuning."""
     knobs = []
     for name, listed in _DECLARED.findall(source)[:MOST_KNOBS]:
         values = tuple(value.strip() for value in listed.split(",") if value.strip())[:MOST_VALUES]

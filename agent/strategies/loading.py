@@ -53,8 +53,6 @@ Propose = Callable[[View, int, random.Random], list[Step] | Stop]
 
 @dataclass(frozen=True)
 class OwnFunction:
-    """A user's `propose(view, slots, rng)` as a strategy."""
-
     function: Propose
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:

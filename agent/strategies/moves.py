@@ -40,12 +40,10 @@ def draft(view: View, index: int) -> Step:
 
 
 def drafts_made(view: View) -> int:
-    """How many first drafts were asked for."""
     return sum(1 for attempt in view.attempts if attempt.ask.role == "propose")
 
 
 def drafts(view: View, wanted: int) -> list[Step]:
-    """The drafts that are missing from the first `wanted`."""
     return [draft(view, index) for index in range(drafts_made(view), wanted)]
 
 
@@ -105,7 +103,6 @@ def repair_limit(view: View, config: SearchConfig) -> int:
 
 
 def repairs_in_a_row(view: View, attempt: Attempt) -> int:
-    """How many repairs end in this attempt, itself included."""
     count = 0
     while attempt.ask.role == "repair" and attempt.ask.parent is not None:
         count, attempt = count + 1, view.attempt(attempt.ask.parent)
@@ -140,7 +137,6 @@ def untried(view: View, parent: Attempt, ahead: tuple[str, ...] = ()) -> list[Kn
 
 
 def advice_on(view: View, attempt: Attempt) -> str:
-    """What a critic said of the attempt; empty where none was asked."""
     said = [note.text for child in view.children(attempt.number) for note in child.notes or () if _criticises(child)]
     return said[-1] if said else ""
 

@@ -39,7 +39,6 @@ class BestOf:
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        """See `Strategy.propose`."""
         made = drafts_made(view)
         return [draft(view, made + at) for at in range(slots)]
 
@@ -55,7 +54,6 @@ class Refine:
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        """See `Strategy.propose`. Drafts come first, then repairs, then improvements."""
         steps = [*drafts(view, self.config.drafts), *repairs(view, self.config)]
         if steps:
             return steps[:slots]
@@ -69,9 +67,6 @@ class Refine:
         fresh = sum(1 for one in view.attempts[since:] if one.ask.role == "propose")
         if dry // FRESH_AFTER > fresh and self.config.runner_up:
             return [draft(view, drafts_made(view))]
-        return self._improvements(view, slots, rng)
-
-    def _improvements(self, view: View, slots: int, rng: random.Random) -> list[Step]:
         made = sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
         return improvements(view, (self._parent(view, made + at) for at in range(1, slots + 1)), rng)
 
@@ -91,7 +86,6 @@ class Race:
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        """See `Strategy.propose`."""
         if view.best is not None:
             return [] if view.pending else Stop(reason=f"attempt {view.best.number} is right")
         steps = repairs(view, self.config)[:slots]
@@ -109,7 +103,6 @@ class Beam:
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        """See `Strategy.propose`."""
         opening = first_moves(view, self.config, WIDTH)
         if opening is not None:
             return opening[:slots]
@@ -134,7 +127,6 @@ class Pool:
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        """See `Strategy.propose`."""
         opening = first_moves(view, self.config, self.config.drafts)
         if opening is not None:
             return opening[:slots]
@@ -149,7 +141,6 @@ class Elites:
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        """See `Strategy.propose`."""
         opening = first_moves(view, self.config, max(3, self.config.drafts))
         if opening is not None:
             return opening[:slots]
@@ -163,7 +154,6 @@ class Elites:
 
 
 def _kinds(view: View) -> dict[str, str]:
-    """The family of each idea by its name."""
     return {idea.name: idea.family for idea in (*ideas_for(view, "propose"), *ideas_for(view, "improve"))}
 
 
@@ -177,7 +167,6 @@ class Islands:
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        """See `Strategy.propose`."""
         opening = first_moves(view, self.config, GROUPS)
         if opening is not None:
             return opening[:slots]
@@ -222,7 +211,6 @@ class Tree:
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        """See `Strategy.propose`."""
         opening = first_moves(view, self.config, max(3, self.config.drafts))
         if opening is not None:
             return opening[:slots]
@@ -247,7 +235,6 @@ def _charged(view: View, roots: dict[int, int], root: int) -> int:
 
 
 def _roots(view: View) -> dict[int, int]:
-    """By attempt, its first draft."""
     roots: dict[int, int] = {}
     for attempt in view.attempts:
         roots[attempt.number] = roots[attempt.ask.parent] if attempt.ask.parent else attempt.number

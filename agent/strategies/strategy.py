@@ -9,8 +9,6 @@ from kernelwright.prompts import Role
 
 
 class Stop(Record):
-    """The search is over."""
-
     reason: str
     """A few words for the user: `10 improvements in a row brought no gain`."""
 

@@ -8,8 +8,6 @@ from kernelwright.sandbox.verdict.verdicts import TimingClock
 
 
 class Pair(Record):
-    """One problem that both runs asked."""
-
     problem: str
     first: float | None
     """Speedup of the first run's best kernel; None where it found no right one."""

@@ -53,7 +53,6 @@ class Cell(Record):
 
     @property
     def credit(self) -> float:
-        """What the ranking credits."""
         return figures.credited(self.published.low if self.published and self.is_beyond_doubt else None)
 
     @property
@@ -72,8 +71,6 @@ class Cell(Record):
 
 
 class Group(Record):
-    """The problems of one family or level, for one entrant."""
-
     problems: int
     correct: int
     compile_rate: float
@@ -119,16 +116,12 @@ CLOCKS = ("gpu_time", "call", "events", "bound", None)
 
 
 class Verified(NamedTuple):
-    """What a second judging of a kernel said, with new seeds and processes."""
-
     measured: Measured
     judge_version: str
     record: str
 
 
 class Row(Record):
-    """One entrant on one board. Everything here is derived from its cells."""
-
     rank: int
     model: str
     strategy: str
@@ -165,8 +158,6 @@ class Row(Record):
 
 
 class Board(Record):
-    """All rows of one device."""
-
     device: str
     problems: tuple[str, ...]
     weak: tuple[str, ...]
@@ -174,7 +165,6 @@ class Board(Record):
     rows: tuple[Row, ...]
 
     def ranked(self, row: Row) -> tuple[Cell, ...]:
-        """The cells of a row that count: those whose problem is not weak."""
         return tuple(cell for cell in row.cells if cell.problem not in self.weak)
 
 
@@ -183,7 +173,6 @@ Verifications = Callable[[str, str, str], Verified | None]
 
 
 def nothing_verified(folder: str, problem_digest: str, candidate_digest: str) -> Verified | None:
-    """For a leaderboard without verifications."""
     return None
 
 

@@ -27,17 +27,14 @@ MISSING = "-"
 
 
 def number_text(value: float | None, form: str = ".2f") -> str:
-    """A number in that form, or a dash where there is none."""
     return MISSING if value is None else format(value, form)
 
 
 def share_text(share: float | None) -> str:
-    """`42 %`."""
     return MISSING if share is None else f"{100 * share:.0f} %"
 
 
 def estimate_text(mean: Estimate | None) -> str:
-    """`1.42 [1.10, 1.84]`."""
     if mean is None:
         return MISSING
     return f"{mean.value:.2f}" + (f" [{mean.low:.2f}, {mean.high:.2f}]" if mean.low and mean.high else "")
@@ -132,24 +129,20 @@ CELL_COLUMNS: dict[str, Callable[[Cell], str]] = {
 
 
 def headings(board: Board) -> tuple[str, ...]:
-    """The names of a board's columns, a user's own metrics last."""
     return (*ROW_COLUMNS, *(board.rows[0].own if board.rows else ()))
 
 
 def row_texts(row: Row, board: Board) -> list[str]:
-    """The texts of one row, in the order of `headings`."""
     own = (number_text(value, ".4g") for value in row.own.values())
     return [*(text(row, board) for text in ROW_COLUMNS.values()), *own]
 
 
 def group_texts(row: Row) -> list[list[str]]:
-    """A line for each level and family: its name, and the texts in the order of `GROUP_COLUMNS`."""
     groups: Iterable[tuple[str, Group]] = (*row.levels.items(), *row.families.items())
     return [[name, *(text(group) for text in GROUP_COLUMNS.values())] for name, group in groups]
 
 
 def cell_texts(cell: Cell) -> list[str]:
-    """The texts of one cell of a row, in the order of `CELL_COLUMNS`."""
     return [text(cell) for text in CELL_COLUMNS.values()]
 
 
@@ -163,8 +156,6 @@ FRAME, BETWEEN = 1, 3
 
 
 class TerminalColumn(NamedTuple):
-    """One column of a board; its first text is the heading."""
-
     texts: tuple[str, ...]
 
     @property
@@ -175,7 +166,6 @@ class TerminalColumn(NamedTuple):
 
     @property
     def wanted(self) -> int:
-        """The width at which each text stands on one line."""
         return _longest(self.texts)
 
 
@@ -189,7 +179,6 @@ def board_tables(board: Board, width: int) -> list[Table]:
 
 
 def _groups(columns: list[TerminalColumn], width: int) -> Iterator[list[TerminalColumn]]:
-    """The columns of each table."""
     front = columns[:IN_FRONT]
     group = list(front)
     for column in columns[IN_FRONT:]:
@@ -201,7 +190,6 @@ def _groups(columns: list[TerminalColumn], width: int) -> Iterator[list[Terminal
 
 
 def _room(group: list[TerminalColumn], width: int) -> int:
-    """Columns of the terminal that are left where each column of the table has its least width."""
     return width - FRAME - sum(column.least + BETWEEN for column in group)
 
 
@@ -228,7 +216,6 @@ def unranked(board: Board) -> str:
 
 
 def as_markdown(boards: Sequence[Board]) -> str:
-    """A heading and two tables for each device: the rows, and every number with its record."""
     parts = ["# Leaderboard"]
     for board in boards:
         parts.append(f"## {in_markdown(board.device)}")
@@ -259,7 +246,6 @@ def in_markdown(text: str) -> str:
 
 
 def as_csv(boards: Sequence[Board]) -> str:
-    """A line for each cell, whose numbers are whole; empty where there is none."""
     out = io.StringIO()
     writer = csv.writer(out)
     measured = (
@@ -285,7 +271,6 @@ def as_csv(boards: Sequence[Board]) -> str:
 
 
 def as_json(boards: Sequence[Board]) -> str:
-    """Everything, as one object."""
     return json.dumps({"boards": [board.model_dump(mode="json") for board in boards]})
 
 

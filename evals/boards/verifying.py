@@ -30,8 +30,6 @@ MORE = 2
 
 
 class Verifier:
-    """Looks verifications up, and makes new ones on this machine."""
-
     def __init__(
         self, device: str, on_verified: Callable[[Cell, Judgement], None], effort: JudgingEffort = "rank"
     ) -> None:
@@ -119,7 +117,6 @@ def _kernel(cell: Cell) -> tuple[str, str]:
 
 
 def _top_cells(found: Iterable[Board], device: str, count: int) -> list[Cell]:
-    """Cells of the best rows with a kernel whose number is the search's own, or of another judge version."""
     rows = [row for board in found if board.device == device for row in board.rows[:count]]
     return [cell for row in rows for cell in row.cells if cell.run and (cell.status in UNSETTLED or cell.stale)]
 

@@ -35,8 +35,6 @@ TRIED_AGAIN = frozenset({"unsupported here", "failed"})
 
 
 class Examined(NamedTuple):
-    """What running a problem told."""
-
     status: Status
     why: tuple[str, ...] = ()
     """The reasons, or what else is to be said."""
@@ -49,8 +47,6 @@ Examine = Callable[[Problem, Settings], Examined]
 
 
 class Checked(Record):
-    """The line of one problem."""
-
     problem: str
     """Its id in its collection, its path or its name."""
     status: Status
@@ -79,7 +75,6 @@ class Checked(Record):
 
 
 def begun(entry: Entry, settings: Settings) -> Checked:
-    """The line of an entry before it is examined. It stands where nothing can be read of it."""
     if entry.problem is None:
         status: Status = "broken" if entry.status == "broken" else "unsupported"
         return Checked(problem=entry.id, status=status, why=(entry.why,))
@@ -177,7 +172,6 @@ class CheckedFile:
         return None if found is None or found.status in TRIED_AGAIN else found
 
     def add(self, line: Checked) -> None:
-        """Keep a line, unless the file says the same already."""
         if self._file is None or self._known.get(line.key) == line:
             return
         self._known[line.key] = line
@@ -200,8 +194,6 @@ NOT_HANDED_OVER = (
 
 
 class _Reweighted:
-    """A reference with other weights, in the process that has its own."""
-
     def __init__(self, subject: ReferenceSession | PartOfReference) -> None:
         self._subject = subject
 
@@ -254,7 +246,6 @@ def _refuse_what_is_not_handed_over(reference: ReferenceSession, problem: Proble
 
 
 def _limit_bytes(settings: Settings) -> int:
-    """What values may take where they are."""
     if not settings.gpu:
         return settings.memory_bytes
     from kernelwright.sandbox.calls.device import device_of

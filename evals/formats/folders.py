@@ -85,7 +85,6 @@ FACTS = (
 
 
 def row_of(outcome: Outcome) -> dict[str, Any]:
-    """The row of an outcome; the keys are the same for all."""
     found = report(outcome.verdict)
     origin = outcome.problem.origin
     return {
@@ -225,7 +224,6 @@ def write_best(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
 
 
 def _remove_stale(folder: Path, refused: Outcome) -> None:
-    """Remove what `write_kept` wrote where it is of this candidate; what others put beside it stays."""
     kernel = folder / "candidate.py"
     if not kernel.is_file() or sha256(kernel.read_bytes()).hexdigest() != refused.sample.candidate.digest:
         return

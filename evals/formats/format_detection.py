@@ -15,7 +15,6 @@ CandidateFormat = Literal["kernelbench", "leaderboard", "flashinfer"]
 
 
 def candidate_format(path: Path) -> CandidateFormat | None:
-    """The format of the candidates in a file or folder; None where there are none that we know."""
     if path.is_file() and path.suffix == ".json":
         found = read_json(read_text(path), str(path))
         keys = found.keys() if isinstance(found, dict) else ()
@@ -44,7 +43,6 @@ def read_candidates(path: Path, definitions: Mapping[str, Definition]) -> Sample
 
 
 def definitions_under(path: Path) -> dict[str, Definition]:
-    """The definitions at or under a path that can be read, by name."""
     found: dict[str, Definition] = {}
     for file in definition_files(path):
         try:

@@ -95,7 +95,6 @@ def run_files(folder: Path) -> list[Path]:
 
 
 def read_run(folder: Path) -> Samples:
-    """The candidates of a run folder."""
     samples: list[Sample] = []
     refused: list[tuple[str, str]] = []
     for path in run_files(folder):
@@ -162,7 +161,6 @@ def split(outcomes: Iterable[Outcome]) -> tuple[dict[int, list[Outcome]], list[s
 
 
 def file_name(sample: Sample) -> str:
-    """The name of a kernel file."""
     assert sample.bench_id is not None, "only samples of KernelBench have one"
     level, number = sample.bench_id
     return f"level_{level}_problem_{number}_sample_{sample.number}_kernel.py"
@@ -271,12 +269,10 @@ def _baseline_file(baseline: str) -> str:
 
 
 def results_text(results: EvalResults) -> str:
-    """`eval_results.json`."""
     return json.dumps({key: [result.as_json() for result in found] for key, found in results.items()}, indent=4) + "\n"
 
 
 def baselines_text(baselines: Baselines) -> str:
-    """A file of baseline times."""
     levels = {
         level: {title: time.as_json() for title, time in problems.items()} for level, problems in baselines.items()
     }
@@ -287,16 +283,12 @@ KEY = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)")
 
 
 class Metadata(Foreign):
-    """Who hands in."""
-
     display_name: str = ""
     organization: str = ""
     notes: str = ""
 
 
 class Submission(Foreign):
-    """The whole file."""
-
     metadata: Metadata = Metadata()
     kernels: dict[str, str]
 
@@ -310,7 +302,6 @@ def read_submission(path: Path) -> Submission:
 
 
 def read_samples(path: Path) -> Samples:
-    """The candidates of a submission."""
     found = read_submission(path)
     samples: list[Sample] = []
     refused: list[tuple[str, str]] = []

@@ -22,8 +22,6 @@ BENCH_ID = re.compile(r"level(\d+)/(\d+)")
 
 
 class Sample(Record):
-    """One candidate, and what it is for."""
-
     target: str
     """The problem as its benchmark names it: `level1/3`, a definition; else the problem's name."""
     number: int = 0
@@ -35,14 +33,11 @@ class Sample(Record):
 
     @property
     def bench_id(self) -> tuple[int, int] | None:
-        """Level and number, for a problem of KernelBench."""
         match = BENCH_ID.fullmatch(self.target)
         return (int(match[1]), int(match[2])) if match else None
 
 
 class Samples(Record):
-    """What a reader found."""
-
     format: str
     samples: tuple[Sample, ...]
     refused: tuple[tuple[str, str], ...] = ()
@@ -52,8 +47,6 @@ class Samples(Record):
 
 
 class Outcome(NamedTuple):
-    """A candidate and the verdict that counts, with the circumstances."""
-
     sample: Sample
     verdict: Verdict
     problem: Problem
@@ -64,7 +57,6 @@ class Outcome(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether the candidate is right."""
         return isinstance(self.verdict, Passed)
 
     @property
@@ -83,7 +75,6 @@ def best_of(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
 
 
 def sample_of(target: str, source: str, number: int = 0, name: str = "", author: str = "") -> Sample:
-    """The sample of a source, with the language that it asks for."""
     return Sample(target=target, number=number, candidate=candidate_of(source), name=name, author=author)
 
 
@@ -100,7 +91,6 @@ FILE_NUMBER = "sample_"
 
 
 def is_run(folder: Path) -> bool:
-    """Whether the folder is that of a run."""
     return (folder / HEADER).is_file()
 
 
@@ -133,7 +123,6 @@ def _outcomes(log: RunLog) -> Iterator[Outcome]:
 
 
 def _facts(log: RunLog, attempt: Attempt) -> dict[str, object]:
-    """What a row of a data set says of an attempt beside problem, candidate and verdict."""
     reply = attempt.reply
     usage = reply.usage if reply else None
     return {
@@ -166,7 +155,10 @@ def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple
             elif source is None or source_digest(source) != judgement.candidate_digest:
                 left[f"{judgement.candidate} is no longer what was judged"] = None
             else:
-                target = _target(judgement.problem, problem)
+                # A problem of a tree is addressed by level and number, also where its file does not say so.
+                level, _, stem = judgement.problem.rpartition("/")
+                bench = f"{level.rpartition('/')[2].replace('_', '')}/{stem.partition('_')[0]}"
+                target = bench if BENCH_ID.fullmatch(bench) and problem.origin is None else target_of(problem)
                 sample = Sample(target=target, number=_number(judgement.candidate), candidate=candidate_of(source))
                 key = (judgement.problem, judgement.candidate)
                 device, time = judgement.conditions.device, judgement.time
@@ -179,13 +171,6 @@ def _source(path: Path) -> str | None:
         return read_source(path)
     except OSError:
         return None
-
-
-def _target(name: str, problem: Problem) -> str:
-    """A problem of a tree is addressed by level and number, also where its file does not say so."""
-    level, _, stem = name.rpartition("/")
-    bench = f"{level.rpartition('/')[2].replace('_', '')}/{stem.partition('_')[0]}"
-    return bench if BENCH_ID.fullmatch(bench) and problem.origin is None else target_of(problem)
 
 
 def _number(file: str) -> int:

@@ -71,8 +71,6 @@ _entry = _load_inline(
 
 
 class Wrapped(NamedTuple):
-    """A solution's files, and which function of which of them is called."""
-
     name: str
     texts: dict[str, str]
     place: str
@@ -133,8 +131,6 @@ def _native(wrapped: Wrapped) -> str:
 
 
 def _included(path: str, texts: dict[str, str], above: tuple[str, ...] = ()) -> str:
-    """The text of a file with its own headers in place, each once a chain."""
-
     def put(match: re.Match[str]) -> str:
         beside = str(PurePosixPath(path).parent / match[1])
         found = next((place for place in (beside, match[1]) if place in texts), None)
@@ -172,8 +168,6 @@ def _filling(definition: Definition) -> str:
 
 
 def _over_sizes(expression: str) -> str:
-    """The expression of an axis, over the dict `sizes`."""
-
     class Renamed(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
             return ast.Subscript(ast.Name("sizes", ast.Load()), ast.Constant(node.id), ast.Load())
@@ -203,15 +197,11 @@ def run({parameters}):
 
 
 class SourceFile(Foreign):
-    """One file of a solution."""
-
     path: str
     content: str
 
 
 class Spec(Foreign):
-    """How a solution is built and called."""
-
     language: str | None = None
     languages: list[str] | None = None
     """What SOL-ExecBench has instead of `language`."""
@@ -224,8 +214,6 @@ class Spec(Foreign):
 
 
 class Solution(Foreign):
-    """One solution of a definition."""
-
     name: str
     definition: str
     author: str = ""
@@ -293,7 +281,6 @@ def source_of(solution: Solution, definition: Definition | None) -> str:
 
 
 def solution_of(outcome: Outcome, flavour: Flavour, hardware: str) -> Solution:
-    """The solution that holds an outcome's candidate. The problem must come from a definition."""
     sample, origin = outcome.sample, outcome.problem.origin
     assert origin is not None and origin.title, "only problems with a definition have solutions"
     inputs = [str(name) for name in _listed(origin.details.get("inputs"))]
@@ -390,5 +377,4 @@ def _evaluation(outcome: Outcome) -> dict[str, Any]:
 
 
 def traces_text(traces: Iterable[FlashInferTrace]) -> str:
-    """The traces as JSON lines."""
     return "".join(json.dumps(trace.as_json()) + "\n" for trace in traces)

@@ -211,19 +211,15 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Axis:
-    """Speedups as places between `LEFT` and `RIGHT`, on a logarithmic scale."""
-
     low: float
     high: float
 
     def at(self, speedup: float) -> float:
-        """The place of a speedup in pixels; what lies beyond an end is drawn at it."""
         share = math.log(speedup / self.low) / math.log(self.high / self.low)
         return round(LEFT + min(1.0, max(0.0, share)) * (RIGHT - LEFT), 1)
 
     @property
     def ticks(self) -> list[float]:
-        """The round speedups within, 1 among them."""
         inside = [tick for tick in TICKS if self.low <= tick <= self.high]
         return [tick for tick in inside if len(inside) <= 10 or f"{tick:e}"[0] == "1"]
 
@@ -237,12 +233,12 @@ def export_picture(folder: Path, out: Path) -> int:
 
 
 def picture(model: RunModel) -> str:
-    """The text of the SVG file."""
     views = list(model.views.items())
     axis = axis_for([attempt.speedup for _, view in views for attempt in view.attempts if attempt.speedup is not None])
     height = HEAD + ROW * len(views) + FOOT
+    ground = f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
     parts = [
-        _frame(height),
+        f"<style>{STYLE}</style>\n{ground}",
         _svg_text(20, 26, _title(model), "head"),
         _svg_text(20, 45, _circumstances(model), "quiet"),
     ]
@@ -254,16 +250,10 @@ def picture(model: RunModel) -> str:
 
 
 def axis_for(speedups: list[float]) -> Axis:
-    """An axis that ends at round numbers, holds 1 and nearly everything that was measured."""
     found = [*speedups, 0.5, 2.0]
     low = max((tick for tick in TICKS if tick <= min(found)), default=TICKS[0])
     high = min((tick for tick in TICKS if tick >= max(found)), default=TICKS[-1])
     return Axis(low=low, high=high)
-
-
-def _frame(height: int) -> str:
-    ground = f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
-    return f"<style>{STYLE}</style>\n{ground}"
 
 
 def _title(model: RunModel) -> str:
@@ -309,7 +299,6 @@ def _row(name: str, view: View, axis: Axis, top: int) -> str:
 
 
 def _way(attempts: tuple[Attempt, ...], axis: Axis, y: int) -> str:
-    """From the slowest right attempt to the fastest."""
     places = [axis.at(attempt.speedup) for attempt in attempts if attempt.speedup is not None]
     return f'<line class="way" x1="{min(places)}" x2="{max(places)}" y1="{y}" y2="{y}"/>' if places else ""
 
@@ -337,7 +326,6 @@ def _best(attempt: Attempt, axis: Axis, y: int) -> str:
 
 
 def _ends(attempts: tuple[Attempt, ...]) -> str:
-    """`4 attempts: 1 failed at build, 1 failed at check`."""
     count = f"{len(attempts)} attempt{'' if len(attempts) == 1 else 's'}"
     failures = Counter(attempt.outcome for attempt in attempts if not attempt.passed)
     told = ", ".join(f"{number} {outcome}" for outcome, number in failures.most_common(2))

@@ -38,8 +38,6 @@ HEADERS = {
 
 
 class LiveRuns:
-    """The runs that are shown, each opened when first asked for."""
-
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = {folder.resolve().name: folder for folder in folders}
         self._models: dict[str, RunModel] = {}

@@ -47,7 +47,6 @@ class RunModel:
         return self._last > before
 
     def index(self) -> Data:
-        """The run, its problems and a line for each attempt."""
         header = self.log.header
         search = header.config.get("search", header.config)
         search = search if isinstance(search, dict) else {}
@@ -175,7 +174,6 @@ def _passed(attempt: Attempt) -> Passed | None:
 
 
 def _sides(verdict: Passed | None) -> Data:
-    """The speedup against the fastest of all baselines, and against the usual ones."""
     if verdict is None:
         return dict.fromkeys(("best", "against", *BASELINES))
     measured = verdict.measurement

@@ -28,8 +28,6 @@ FORMAT = 6
 
 
 class Kernel(Record):
-    """A passing candidate, with where its record stands."""
-
     attempt: str
     """Number of the attempt, or the candidate's file."""
     record: str
@@ -41,8 +39,6 @@ class Kernel(Record):
 
 
 class ProblemFacts(Record):
-    """What one run came to on one problem."""
-
     problem: str
     digest: str
     family: str
@@ -63,8 +59,6 @@ class ProblemFacts(Record):
 
 
 class RunFacts(Record):
-    """What a run, or a batch of files, came to."""
-
     run: str
     folder: str
     device: str
@@ -76,8 +70,6 @@ class RunFacts(Record):
 
 
 class Derived(Record):
-    """The contents of `derived.json`."""
-
     format: int
     judge_version: str
     last_event: int
@@ -149,7 +141,6 @@ def _problem_facts(log: RunLog, name: str) -> ProblemFacts:
 
 
 def _outcome(attempt: Attempt) -> str:
-    """`passed`, the stage at which it failed, or `no candidate`."""
     if attempt.ruling is None:
         return "no candidate"
     return attempt.ruling.stage if isinstance(attempt.ruling, Failed) else "passed"

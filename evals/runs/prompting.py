@@ -13,8 +13,6 @@ DIRECTIONS = ("forward", "backward", "both")
 
 
 class PromptChoice(BaseModel):
-    """What the command line says about the prompt that is wanted."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     problem: str
@@ -55,7 +53,6 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
 
 
 def first_prompt(problem: Problem, target: Target) -> Prompt:
-    """What asks for a first draft of this problem, for the hardware of this machine."""
     sheet = sheet_for(target, None)
     known = remembered(problem, sheet, Settings().threads)
     return render(Brief(problem=problem, target=target, role="propose", device=sheet, yardstick=known))

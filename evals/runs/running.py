@@ -66,8 +66,6 @@ SEEDS = (
 
 
 class LeftOut(Record):
-    """An entry of a suite that there is no problem of."""
-
     problem: str
     """Its address."""
     why: str
@@ -141,8 +139,6 @@ class Plan(Record):
 
 
 class Running:
-    """A run in a folder: its log, and the searches in it. Use it as a context."""
-
     def __init__(self, log: RunLog, plan: Plan) -> None:
         self.log = log
         self.plan = plan
@@ -233,7 +229,6 @@ class Running:
         return config.model_copy(update=limits)
 
     def _judging(self) -> AbstractAsyncContextManager[Evaluating]:
-        """What judges: for simulated answers the landscape that they come from."""
         if self.plan.provider.kind == "simulated":
             return nullcontext(SimulatedEvaluator(seconds=0.0))
         cache = self.plan.provider.cache  # whose answers are to prompts, which tell what was measured
@@ -242,7 +237,6 @@ class Running:
 
 
 def new_folder(out: Path | None) -> Path:
-    """`out`, or a folder of its own under `runs` named by the time."""
     if out is not None:
         return out
     return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

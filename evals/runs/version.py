@@ -29,7 +29,6 @@ def commit() -> str | None:
 
 
 def version_words() -> str:
-    """`kernelwright 0.1.0, commit 1234abcd`."""
     found = commit()
     return f"kernelwright {own_version()}" + (f", commit {found}" if found else "")
 

@@ -74,14 +74,12 @@ def _share(marks: Sequence[bool]) -> str:
 
 
 def duration_words(seconds: float) -> str:
-    """`42 s`, `12 min` or `3.4 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def scored_words(scored: Scored) -> str:
-    """`passed, 2.34 x [2.20, 2.41]`, or how it failed, in one line."""
     found = scored.measured
     if found is None:
         return f"not judged: {scored.report['reason']}"

@@ -40,8 +40,6 @@ class JudgementsError(Exception):
 
 
 class Judgement(Record):
-    """One verdict with what it was about and under which conditions."""
-
     problem: str
     """The problem's name among those of the batch or run."""
     problem_digest: str
@@ -54,13 +52,10 @@ class Judgement(Record):
 
     @property
     def key(self) -> str:
-        """What identifies it: digests of problem, candidate and conditions."""
         return self.conditions.key(self.problem_digest, self.candidate_digest)
 
 
 class Known(NamedTuple):
-    """What is derived from a verdict: the judge's report, and the few numbers for tables."""
-
     report: dict[str, Any]
     measured: Measured
 
@@ -123,7 +118,6 @@ class Judgements:
         return None
 
     def conditions(self) -> list[Conditions]:
-        """All conditions under which something here was judged."""
         with _sqlite_errors(self.path):
             rows = self._connection.execute("SELECT DISTINCT json_extract(record, '$.conditions') FROM judgements")
             return [Conditions.model_validate_json(row[0]) for row in rows]

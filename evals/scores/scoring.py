@@ -34,8 +34,6 @@ class Collected(NamedTuple):
 
 
 class CandidateFile(NamedTuple):
-    """A file, and the problem that its place or name says it is for."""
-
     problem: str
     name: str
     """Its path within the folder."""
@@ -68,7 +66,6 @@ def collect_problems(place: str, size: str | None = None, dtype: str | None = No
 
 
 def problem_paths(folder: Path) -> Iterator[Path]:
-    """The problem files and problem folders below a folder, in order."""
     manifests = {path.parent for path in folder.rglob("problem.toml")}
     for path in sorted({*manifests, *folder.rglob("*.py")}):
         inside = any(parent in manifests for parent in path.parents)
@@ -150,7 +147,6 @@ def source_digest(source: str) -> str:
 
 
 def level_of(problem: str) -> str | None:
-    """`level2` out of `level2/23_Softmax`; None where the name has no such folder."""
     match = re.search(r"(?:^|/)(level_?\d+)(?=/)", problem)
     return match[1].replace("_", "") if match else None
 
@@ -169,14 +165,11 @@ class Shard(NamedTuple):
     parts: int
 
     def has(self, file: CandidateFile) -> bool:
-        """Whether the file belongs to this part."""
         digest = hashlib.sha256(f"{file.problem}\0{file.name}".encode()).digest()
         return int.from_bytes(digest[:8]) % self.parts == self.number - 1
 
 
 class Scored(NamedTuple):
-    """One file of the batch is done."""
-
     file: CandidateFile
     report: dict[str, Any]
     """The judge's report; for a file without a verdict only `outcome` (`not_judged`) and `reason`."""
@@ -188,13 +181,10 @@ class Scored(NamedTuple):
 
     @property
     def line(self) -> dict[str, Any]:
-        """What `score --json` prints."""
         return {"problem": self.file.problem, "candidate": self.file.name} | self.report
 
 
 class UnjudgedSource(NamedTuple):
-    """Files with one and the same source, to be judged once."""
-
     files: list[CandidateFile]
     source: str
 

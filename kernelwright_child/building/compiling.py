@@ -55,7 +55,6 @@ def main(arguments: list[str]) -> None:
 
 
 def _compile(real: str, words: list[str], plan: dict[str, Any], folder: str) -> int:
-    """Compile with the light header if one will do, else or then with the stock one. Returns the exit code."""
     text = _source(words)
     objects = light_ways(words, text, plan, folder)
     ways = {"stock": []} if objects is None else {"light": _first(folder, plan), "stock": []}
@@ -156,7 +155,6 @@ def _words_of(real: str, words: list[str], own: str) -> frozenset[str]:
 
 
 def _preprocessing(words: list[str]) -> list[str]:
-    """The words of a compilation without its source and what it writes."""
     left, todo = [], iter(words)
     for word in todo:
         if word in OUTPUTS or word == "-c":
@@ -182,7 +180,6 @@ def _glue(words: list[str]) -> list[str]:
 
 
 def _note_glue(words: list[str], objects: list[str]) -> None:
-    """Leave word for the link, or take it back."""
     path = words[words.index("-o") + 1] + GLUE if "-o" in words[:-1] else ""
     if objects and path:
         with open(path, "w", encoding="utf-8") as file:

@@ -8,18 +8,119 @@ Nothing in the index names the work folder, so what one builder made serves a wo
 
 import builtins
 import contextlib
+import hashlib
 import importlib.util
+import inspect
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import cpp_extension
 
-from kernelwright_child.building.calls import BuildCall, Keys, read_note, write_note
+from kernelwright_child import wire
+
+OF_NO_MATTER = ("name", "build_directory", "verbose")
+"""What may be another in each process, from the time of day or a random number, and builds the same."""
+MADE_UP = re.compile(r"/tmp/tmp\w{8}")
+"""A folder or file that `tempfile` has named, within the work folder."""
+
+
+class Keys(NamedTuple):
+    """What a call is found by: all of it; and without what is of no matter."""
+
+    whole: str
+    essence: str
+
+
+class BuildCall(NamedTuple):
+    function: str
+    arguments: dict[str, Any]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> "BuildCall":
+        """By the function's own parameters; raises `TypeError`, as the call itself would, where they do not fit."""
+        return cls(function.__name__, dict(inspect.signature(function).bind(*arguments, **options).arguments))
+
+    def keys(self, work_folder: Path) -> Keys:
+        """Take them before the call is made, which changes the lists that it is given.
+
+        A file counts by its content, and nothing names the work folder: neither is the same in another process.
+        """
+        essence = [(name, _essence(value)) for name, value in self.arguments.items() if name not in OF_NO_MATTER]
+        given = _digest(f"{self.function} {sorted(essence)!r}", work_folder)
+        exact = repr(sorted(self.arguments.items())).replace(str(work_folder), "")
+        return Keys(hashlib.sha256(f"{exact} {given}".encode(errors="surrogatepass")).hexdigest(), given)
+
+
+def write_note(path: Path, call: BuildCall, keys: Keys, environment: dict[str, str | None]) -> None:
+    """Leave word of a call, with the files that its arguments name and what the candidate has set in its environment.
+
+    Raises `WireError` for arguments that are no plain values.
+    """
+    arguments = {name: _plain(value) for name, value in call.arguments.items()}
+    path.write_text(
+        json.dumps(
+            {
+                "function": call.function,
+                "arguments": wire.pack(arguments, []),
+                "keys": list(keys),
+                "files": {name: Path(name).read_text(errors="surrogateescape") for name in _files(arguments)},
+                "environment": environment,
+            }
+        )
+    )
+
+
+def read_note(path: Path) -> tuple[BuildCall, Keys]:
+    """The call of a note, with the environment set and the files in place where they are not."""
+    note = json.loads(path.read_text())
+    for name, value in note["environment"].items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    for name, text in note["files"].items():
+        if not Path(name).exists():
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text(text, errors="surrogateescape")
+    return BuildCall(note["function"], wire.unpack(note["arguments"], [])), Keys(*note["keys"])
+
+
+def _essence(value: Any) -> Any:
+    if isinstance(value, dict):
+        return sorted((key, _essence(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return [_essence(item) for item in value]
+    if isinstance(value, str | os.PathLike) and os.path.isfile(value):  # noqa: PTH113 - a source text is no path
+        return hashlib.sha256(Path(value).read_bytes()).hexdigest()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _digest(text: str, work_folder: Path) -> str:
+    return hashlib.sha256(
+        MADE_UP.sub("", text.replace(str(work_folder), "")).encode(errors="surrogatepass")
+    ).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _files(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [path for item in value.values() for path in _files(item)]
+    if isinstance(value, list):
+        return [path for item in value for path in _files(item)]
+    return [value] if isinstance(value, str) and os.path.isfile(value) else []  # noqa: PTH113
+
 
 INDEX = "built.json"
 NOTE = "unbuilt.json"
@@ -34,19 +135,15 @@ Entry = dict[str, Any]
 
 
 class Index:
-    """What the calls in one build folder came to, as a file."""
-
     def __init__(self, top: Path) -> None:
         self.top = top
         self._path = top / INDEX
         self._entries: dict[str, Entry] = json.loads(self._path.read_text()) if self._path.exists() else {}
 
     def find(self, keys: Keys) -> Entry | None:
-        """What this call came to, or else one that builds the same."""
         return self._entries.get(keys.whole) or self._entries.get(keys.essence)
 
     def failed(self, keys: Keys) -> Entry | None:
-        """The failure of this very call, if it has failed."""
         entry = self._entries.get(keys.whole)
         return entry if entry is not None and "error" in entry else None
 
@@ -63,8 +160,6 @@ class Index:
 
 
 class Recorder:
-    """Makes calls, and keeps what they come to."""
-
     def __init__(self, folder: str) -> None:
         self.index = Index(Path(folder))
         self.failures: list[Entry] = []
@@ -79,7 +174,11 @@ class Recorder:
         try:
             result = build()
         except BaseException as error:
-            self.failures.append(_failure(call, error))
+            text = str(error)
+            if len(text) > HEAD_CHARACTERS + TAIL_CHARACTERS:
+                text = f"{text[:HEAD_CHARACTERS]}\n[...]\n{text[-TAIL_CHARACTERS:]}"
+            kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == "builtins")
+            self.failures.append({"extension": str(call.arguments.get("name")), "error": kind, "text": text})
             self.index.add(keys, self.failures[-1])
             raise
         path = result if isinstance(result, str) else getattr(result, "__file__", None)
@@ -164,16 +263,7 @@ def replayed(entry: Entry) -> BaseException:
     return error
 
 
-def _failure(call: BuildCall, error: BaseException) -> Entry:
-    text = str(error)
-    if len(text) > HEAD_CHARACTERS + TAIL_CHARACTERS:
-        text = f"{text[:HEAD_CHARACTERS]}\n[...]\n{text[-TAIL_CHARACTERS:]}"
-    kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == "builtins")
-    return {"extension": str(call.arguments.get("name")), "error": kind, "text": text}
-
-
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """The error and those that it was raised over."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)

@@ -42,7 +42,6 @@ TEXT = """#ifndef KERNELWRIGHT_EXTENSION_H
 
 
 def glue_of(text: str) -> tuple[str, ...]:
-    """The objects that a source with the light header has to be linked with."""
     if _binding(text) == MODULE:
         return ("binding.o", "factories.o")
     return () if _binds_itself(text) else ("factories.o",)

@@ -40,10 +40,8 @@ def is_unmendable(error: str, stock: Callable[[], frozenset[str]]) -> bool:
 
 
 def includes_of(source: str) -> str:
-    """A source with the includes of another one, and nothing else."""
     return "\n".join([*INCLUDE.findall(source), ""])
 
 
 def words_of(preprocessed: str) -> frozenset[str]:
-    """All words of a preprocessed text but those in strings."""
     return frozenset(WORD.findall(STRING.sub("", preprocessed)))

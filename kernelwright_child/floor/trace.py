@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernelwright_child.floor import operators
-from kernelwright_child.floor.arithmetic import NOTHING, Arithmetic
+from kernelwright_child.floor.operators import NOTHING, Arithmetic
 
 LARGEST_MAP = 2**28
 """Elements of a storage up to which overlapping partial reads are told apart; above, the largest read counts."""
@@ -44,8 +44,6 @@ class StorageView(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One operation: what it reads of which storages, what it makes, and what that costs."""
-
     name: str
     reads: tuple[tuple[int, StorageView], ...]
     makes: tuple[int, ...]
@@ -55,8 +53,6 @@ class Node(NamedTuple):
 
 
 class Tracer(TorchDispatchMode):
-    """Notes every operation that is dispatched while it is entered."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
@@ -69,12 +65,10 @@ class Tracer(TorchDispatchMode):
         return False
 
     def key(self, tensor: torch.Tensor) -> int:
-        """A name for the tensor's storage."""
         storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         return int(self._alive.setdefault(storage.cdata, storage).cdata)
 
     def part(self, tensor: torch.Tensor, share: float = 1.0) -> StorageView:
-        """The tensor as a part of its storage."""
         whole = tensor.untyped_storage().nbytes()
         size, stride = tuple(tensor.shape), tuple(tensor.stride())
         return StorageView(size, stride, int(tensor.storage_offset()), tensor.element_size(), whole, share)
@@ -149,7 +143,6 @@ def _strided(tree: Any) -> list[torch.Tensor]:
 
 
 def _loose(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Tensors that modules keep as plain attributes."""
     for module in model.modules():
         yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
 
@@ -165,7 +158,6 @@ def _needed(nodes: Sequence[Node], wanted: set[int]) -> Iterator[Node]:
 
 
 def _bytes(parts: Sequence[tuple[int, StorageView]]) -> int:
-    """Distinct bytes of parts of several storages."""
     by_storage: dict[int, set[StorageView]] = {}
     for key, part in parts:
         by_storage.setdefault(key, set()).add(part)

@@ -25,7 +25,6 @@ def fix_precision(policy: str) -> dict[str, Any]:
 
 
 def told() -> dict[str, Any]:
-    """The switches as they are now."""
     return {
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,

@@ -84,14 +84,11 @@ def keep(kept: ForkedChild | Guest | None, lifeline: int, status: int, plan: dic
 
 
 class ForkedChild:
-    """A child that this process has forked. `fd` can be read when it has ended."""
-
     def __init__(self, pid: int) -> None:
         self.fd = os.pidfd_open(pid)
         self._pid = pid
 
     def tree(self) -> list[int]:
-        """All processes that live here but this one."""
         return offspring(os.getpid())
 
     def ending(self) -> str:
@@ -109,7 +106,6 @@ class Guest:
         self._told.register(fd, select.POLLIN)
 
     def tree(self) -> list[int]:
-        """All processes that live here but this one."""
         return [self._pid, *offspring(self._pid), *offspring(os.getpid())]
 
     def ending(self) -> str:
@@ -169,7 +165,6 @@ def _become(libc: ctypes.CDLL, command: list[str], plan: dict[str, Any], private
 
 
 def _run(command: list[str]) -> None:
-    """What `python -I` would do with these arguments."""
     del sys.path[0]  # `sandbox` is imported already, and what lies beside it is not for the child
     if command[0] == "-S":
         sys.argv = ["-c", *command[3:]]
@@ -220,7 +215,6 @@ def _reap(child: int) -> str:
 
 
 def how(code: int) -> str:
-    """What waitpid(2) tells of an end, in words."""
     number = os.waitstatus_to_exitcode(code)
     return f"signal {-number}" if number < 0 else f"exit {number}"
 

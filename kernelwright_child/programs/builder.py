@@ -12,7 +12,7 @@ import sys
 
 from kernelwright_child import wire
 from kernelwright_child.building import inline, shortcuts
-from kernelwright_child.mapping import lent_tensors
+from kernelwright_child.casting import lent_tensors
 from kernelwright_child.programs.model_runner import construct, run_source
 from kernelwright_child.programs.serving import Message, failure, serve
 

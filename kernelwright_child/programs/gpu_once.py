@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from kernelwright_child import wire
+from kernelwright_child.casting import differentiate, lent_tensors, weights_of
 from kernelwright_child.gpu.precision import fix_precision
-from kernelwright_child.gradients import differentiate, weights_of
-from kernelwright_child.mapping import lent_tensors
 from kernelwright_child.programs.model_runner import ModelRunner
 from kernelwright_child.programs.serving import failure
 
@@ -44,7 +43,6 @@ def _trial(plan: dict[str, Any]) -> Callable[[], object]:
 
 
 def _candidate(plan: dict[str, Any]) -> Callable[[], object]:
-    """A call of the model as a worker makes it, on tensors of the device."""
     kept, device, runner = plan["kept"], plan["device"], ModelRunner()
     runner.load(
         plan["load"] | {"arguments": kept["arguments"]["tree"], "specs": kept["arguments"]["specs"]},
@@ -77,6 +75,5 @@ def _waiting(device: str) -> Callable[[], None]:
 
 
 def _mark(device: str, which: str) -> None:
-    """Tell a profiler where what it shall look at starts and stops."""
     if device == "cuda":
         getattr(torch.cuda.cudart(), f"cudaProfiler{which}")()  # type: ignore[no-untyped-call]

@@ -28,7 +28,6 @@ class Tools:
         self._kept: dict[str, dict[str, Any]] = {}
 
     def handlers(self) -> dict[str, Handler]:
-        """What the judge may ask."""
         return {"keep": self.keep, "under tool": self.run}
 
     def keep(self, message: Message, fds: list[int]) -> Message:

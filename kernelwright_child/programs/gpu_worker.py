@@ -13,12 +13,12 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright_child import wire
+from kernelwright_child.casting import differentiate, weights_of
 from kernelwright_child.exact import widened, widened_value
 from kernelwright_child.gpu import driver, sharing
 from kernelwright_child.gpu import memory as gpu_memory
 from kernelwright_child.gpu.kernels import kernels
 from kernelwright_child.gpu.precision import fix_precision
-from kernelwright_child.gradients import differentiate, weights_of
 from kernelwright_child.programs.gpu_tool import Tools
 from kernelwright_child.programs.model_runner import ModelRunner, seed_draws
 from kernelwright_child.programs.serving import Handler, Message

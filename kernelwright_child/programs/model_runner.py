@@ -11,9 +11,7 @@ import torch
 
 from kernelwright_child import wire
 from kernelwright_child.building import inline
-from kernelwright_child.casting import cast_model
-from kernelwright_child.gradients import differentiate, weights_of
-from kernelwright_child.mapping import lent_tensors
+from kernelwright_child.casting import cast_model, differentiate, lent_tensors, weights_of
 from kernelwright_child.observe import observe
 from kernelwright_child.programs.serving import Handler, Message
 
@@ -21,8 +19,6 @@ LARGEST_SMALL, SMALL_CHUNKS = 2048, 96
 
 
 class ModelRunner:
-    """Holds one model and the tensors that the judge lends."""
-
     def __init__(self, unbuilt: Callable[[], object] = lambda: None) -> None:
         self.unbuilt = unbuilt
         """Called where the candidate asks for an extension that was not built before."""
@@ -35,7 +31,6 @@ class ModelRunner:
         self.results: Any = None
 
     def handlers(self) -> dict[str, Handler]:
-        """What the judge may ask."""
         return {
             "load": self.load,
             "weights": self.weights,
@@ -79,7 +74,6 @@ class ModelRunner:
         return {}
 
     def observe(self, message: Message, fds: list[int]) -> Message:
-        """What runs in a call on the lent inputs; see `kernelwright_child.observe`."""
         assert self.model is not None and self.run is not None
         run, values = self.run, wire.unpack(message["arguments"], self.lent)
         if message["gradients"]:
@@ -172,7 +166,6 @@ def construct(entry: Callable[..., Any], arguments: Any) -> Any:
 
 
 def place(value: Any) -> Message:
-    """The structure of a result and where its tensors lie."""
     tensors: list[torch.Tensor] = []
     tree = wire.pack(value, tensors)
     return {"tree": tree, "tensors": [wire.describe(tensor) for tensor in tensors]}

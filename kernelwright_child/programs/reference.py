@@ -6,16 +6,15 @@
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from kernelwright_child import wire
-from kernelwright_child.casting import cast_inputs, cast_model
+from kernelwright_child.casting import cast_inputs, cast_model, differentiate, weights_of
 from kernelwright_child.exact import widened, widened_value
-from kernelwright_child.gradients import differentiate, weights_of
 from kernelwright_child.programs.model_runner import ModelRunner, construct, on_cores, place, run_source
 from kernelwright_child.programs.serving import Handler, Message, serve
 from kernelwright_child.programs.worker import with_device
@@ -44,8 +43,6 @@ def note_no_launches() -> None:
 
 
 class Reference(ModelRunner):
-    """A runner that can also draw inputs and compute in float64."""
-
     def __init__(self) -> None:
         super().__init__()
         self.namespace: dict[str, Any] = {}
@@ -56,7 +53,6 @@ class Reference(ModelRunner):
         """Shapes of the floating outputs where gradients are asked for; None until they are learnt."""
 
     def handlers(self) -> dict[str, Handler]:
-        """What the judge may ask."""
         return super().handlers() | {
             "plan": self.plan,
             "construct again": self.construct_again,
@@ -146,13 +142,6 @@ class Reference(ModelRunner):
         found = max(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
         return {"made": counters["inductor"]["fxgraph_cache_miss"], "found": found}
 
-    def _learn_outputs(self, inputs: Sequence[Any]) -> list[tuple[torch.Size, torch.dtype]]:
-        assert self.model is not None
-        flat: list[torch.Tensor] = []
-        with torch.no_grad():
-            wire.pack(self.model(*inputs), flat)
-        return [(tensor.shape, tensor.dtype) for tensor in flat if tensor.is_floating_point()]
-
     def weights(self, message: Message, fds: list[int]) -> Message:
         """Take other weights; tells them as the model holds them, which differs where two share their memory.
 
@@ -182,11 +171,14 @@ class Reference(ModelRunner):
         if not self.is_differentiated:
             return inputs
         if self.gradients is None:
-            self.gradients = self._learn_outputs(inputs)
+            assert self.model is not None
+            flat: list[torch.Tensor] = []
+            with torch.no_grad():
+                wire.pack(self.model(*inputs), flat)
+            self.gradients = [(tensor.shape, tensor.dtype) for tensor in flat if tensor.is_floating_point()]
         return [inputs, [torch.randn(shape).to(dtype) for shape, dtype in self.gradients]]
 
     def trace(self, message: Message, fds: list[int]) -> Message:
-        """The necessary work of a call on the lent inputs; see `kernelwright_child.floor.trace`."""
         from kernelwright_child.floor.trace import trace
 
         assert self.model is not None
@@ -207,7 +199,6 @@ class Reference(ModelRunner):
         return place(self.results)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
-        """The same for outputs and gradients."""
         model, self.results = self.model, None
         assert model is not None
         with widened(model) as own:
@@ -224,7 +215,6 @@ def _channels_last(value: Any) -> Any:
 
 
 def _changing(model: torch.nn.Module) -> list[str]:
-    """Names of the weights that training would change."""
     return sorted({name for name, _ in model.named_parameters(remove_duplicate=False)} | set(_running(model)))
 
 
@@ -236,7 +226,6 @@ def _running(model: torch.nn.Module) -> Iterator[str]:
 
 
 def main() -> None:
-    """Serve on the inherited channel."""
     serve(socket.socket(fileno=int(sys.argv[1])), with_device(Reference()))
     os._exit(0)
 

@@ -18,12 +18,14 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.authenticity.call_graph import Reach, Unreadable, reach
 from kernelwright.sandbox.authenticity.library_calls import (
     LIBRARY_IN_CPP,
+    Reach,
+    Unreadable,
     cpp_operators,
     dispatched,
     library_calls,
+    reach,
     vendor_symbols,
     vendor_words,
 )

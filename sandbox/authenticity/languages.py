@@ -1,10 +1,14 @@
-"""The language that a candidate's kernels are written in, told from its source."""
+"""The language that a candidate's kernels are written in, and what can not be judged, told from the source. Pure.
+
+The scan refuses only what can not be run at all. It is no defence: what text rules find, text can hide.
+"""
 
 import ast
 import re
 from collections.abc import Iterator
 
-from kernelwright.problems.record.source import parse_module
+from kernelwright.problems.record.source import Kind, bound_names, parse_module
+from kernelwright.sandbox.machine.logs import one_line
 from kernelwright.sandbox.verdict.verdicts import Candidate, Language
 
 _LOADERS = frozenset({"load_inline", "load"})
@@ -92,3 +96,24 @@ def _holds_cuda(nodes: list[ast.AST]) -> bool:
 
 def _texts(nodes: list[ast.AST]) -> Iterator[str]:
     return (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+SOURCE_BYTES = 1_000_000
+NO_CALL: frozenset[Kind] = frozenset({"module"})
+"""What can not be called as a class is. A function can, and so may what is imported from a package of one's own."""
+
+
+def refuse(source: str, entry: str = "ModelNew") -> str:
+    """Why this source can not be judged, or an empty string."""
+    if len(source.encode(errors="surrogatepass")) > SOURCE_BYTES:
+        return f"the source is longer than {SOURCE_BYTES} bytes"
+    try:
+        tree = parse_module(source)
+    except SyntaxError as error:
+        return one_line(": ".join(filter(None, (f"line {error.lineno}", error.msg, (error.text or "").strip()))))
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"the source can not be parsed: {error}"
+    names = bound_names(tree, without=NO_CALL)
+    if entry in names:
+        return ""
+    return one_line(f"no class {entry} is defined; the file defines {', '.join(names) or 'nothing'}")

@@ -1,13 +1,21 @@
-"""Which names of a source stand for native code of the candidate's own, read from the text alone. Pure.
+"""Which names of a source stand for native code of the candidate's own, and what its libraries need from others.
 
 A library that is loaded counts only where the source builds something and the library is not one that was there
-before: ctypes reaches torch's own libraries as well.
+before: ctypes reaches torch's own libraries as well. Of ELF files the undefined symbols are read; nothing is loaded.
+
+A candidate may have written the files. What is malformed is left out, and no file takes more than a bounded effort.
+The table of sections is read, which linkers write and loaders do not need: who takes it out is not seen through.
 """
 
 import ast
+import os
 import re
+import stat
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
 
 BUILDERS = {"load_inline", "load"}
 """What compiles native code of a candidate's."""
@@ -58,8 +66,6 @@ def own_names(tree: ast.Module) -> tuple[set[str], bool]:
 
 
 class _Loading:
-    """Tells libraries that a source has built from those that were there before."""
-
     def __init__(self, assignments: list[Assignment], compiles: bool, makers: set[str]) -> None:
         self._compiles, self._makers = compiles, makers
         built, foreign = set(), set()
@@ -163,7 +169,6 @@ def _spread(start: Iterable[str], leads: dict[str, list[list[str]]]) -> set[str]
 
 
 def assignment(node: ast.AST) -> Assignment | None:
-    """What a node binds to which names or attributes, if it assigns."""
     match node:
         case ast.Assign(targets=targets, value=value):
             return [name for target in targets for name in _targets(target)], value
@@ -179,7 +184,6 @@ def _targets(target: ast.expr) -> Iterator[str]:
 
 
 def named(node: ast.AST) -> tuple[str, ...]:
-    """The name that a node mentions."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return (name,)
@@ -195,3 +199,58 @@ def names(expression: ast.AST) -> set[str]:
 def last(expression: ast.AST) -> str:
     """The last part of a dotted name; empty for what is none."""
     return expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
+
+
+MAGIC = b"\x7fELF\x02\x01"
+"""Of 64 bits, little end first."""
+LARGEST_FILE = 32 * 2**20
+MOST_FILES, MOST_LIBRARIES, MOST_SYMBOLS, LONGEST_NAME = 2000, 32, 20_000, 1000
+DYNAMIC_SYMBOLS = 11
+"""The type of the section that holds them."""
+_HEADER, _SECTION, _SYMBOL = struct.Struct("<16x24xQ10xHHH"), struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
+
+
+def needed_symbols(folder: Path) -> set[str]:
+    """Names that the shared libraries in a folder and below leave to others to define."""
+    paths = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)  # noqa: PTH118
+    return set().union(*map(undefined, islice(_libraries(paths), MOST_LIBRARIES)))
+
+
+def _libraries(paths: Iterator[str]) -> Iterator[bytes]:
+    """The contents of the ELF files among the first of the paths."""
+    for path in islice(paths, MOST_FILES):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(fd, "rb") as file:
+                if stat.S_ISREG(os.fstat(fd).st_mode) and file.read(len(MAGIC)) == MAGIC:
+                    yield MAGIC + file.read(LARGEST_FILE)
+        except OSError:
+            continue
+
+
+def undefined(data: bytes) -> set[str]:
+    """The undefined dynamic symbols of a 64-bit little-endian ELF file; none for anything else."""
+    if not data.startswith(MAGIC):
+        return set()
+    try:
+        return _undefined(data)
+    except (struct.error, OverflowError):
+        return set()
+
+
+def _undefined(data: bytes) -> set[str]:
+    start, size, count, _ = _HEADER.unpack_from(data)
+    if size != _SECTION.size:
+        return set()
+    sections = [_SECTION.unpack_from(data, start + index * size) for index in range(count)]
+    table = next((section for section in sections if section[1] == DYNAMIC_SYMBOLS and section[6] < count), None)
+    if table is None:
+        return set()
+    offset, length, names = table[4], table[5], sections[table[6]][4]
+    found: set[str] = set()
+    for index in range(min(length // _SYMBOL.size, MOST_SYMBOLS)):
+        name, _, _, section, _, _ = _SYMBOL.unpack_from(data, offset + index * _SYMBOL.size)
+        if section == 0 and name:
+            start = names + name
+            found.add(data[start : start + LONGEST_NAME].partition(b"\0")[0].decode("ascii", "replace"))
+    return found

@@ -28,8 +28,6 @@ Way = Literal["stock", "light", "fast linker"]
 
 
 class Compilation(Record):
-    """One run of a compiler or linker."""
-
     extension: str
     """The name of its build folder."""
     file: str
@@ -146,12 +144,10 @@ class FailedBuild(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Its name and the deciding line."""
         return one_line(f"{self.extension}: {diagnose.build_reason(self.text)}", LONGEST_LINE)
 
     @property
     def log(self) -> str:
-        """The same with the lines around it."""
         return f"the build of {self.extension} failed, and that was hidden:\n{diagnose.trim_build_log(self.text)}"
 
 

@@ -50,7 +50,6 @@ class Making:
         return self._ended - self._began
 
     def start(self) -> None:
-        """Mark what is being made, and begin."""
         self._began = self._ended = time.perf_counter()
         held = contextlib.ExitStack()
         for name in self._names:
@@ -67,12 +66,10 @@ class Making:
         self._held = held
 
     def wait(self) -> None:
-        """Until all of it is made."""
         for thread in self._threads:
             thread.join()
 
     def stop(self) -> None:
-        """Give up what is not done."""
         with self._lock:
             self._stopped = True
             for process in self._running:
@@ -107,7 +104,9 @@ class Making:
             else:
                 self._make_headers(self._folder / name)
         except (OSError, subprocess.SubprocessError) as error:
-            LOG.info("%s for torch's header was not made: %s", name, _reason(error))
+            # Why nothing came of it: of a compiler, also the line that decided.
+            said = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
+            LOG.info("%s for torch's header was not made: %s", name, build_reason(said) if said else str(error))
         finally:
             mark.unlink(missing_ok=True)
             self._ended = time.perf_counter()
@@ -204,12 +203,6 @@ def _defined(listing: str) -> set[str]:
     return {re.split(r"\W", line.split(maxsplit=2)[1])[0] for line in listing.splitlines()}
 
 
-def _reason(error: Exception) -> str:
-    """Why nothing came of it: of a compiler, also the line that decided."""
-    said = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
-    return build_reason(said) if said else str(error)
-
-
 FLAG = re.compile(r"(?<!\w)-O\w*")
 MACROS = "macros"
 """The file with the macros that the light header lacks; where it is, the headers are."""
@@ -228,7 +221,6 @@ class HeaderShelf:
 
     @property
     def folder(self) -> Path:
-        """What builders have to be shown, read-only: the headers and the stand-ins for the compilers."""
         return self._toolchain.folder
 
     def missing(self, source: str) -> list[str]:
@@ -245,7 +237,6 @@ class HeaderShelf:
         return self._not_there((MACROS, *objects))
 
     def is_ready(self) -> bool:
-        """Whether all of it is there."""
         return not self._not_there(EVERYTHING)
 
     def prepare(self) -> bool:

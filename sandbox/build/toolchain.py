@@ -51,13 +51,11 @@ class Toolchain(NamedTuple):
 
     @property
     def include_folders(self) -> tuple[str, ...]:
-        """Torch's and Python's, as torch orders them on a command line."""
         api = self.torch_include / "torch" / "csrc" / "api" / "include"
         return (str(self.torch_include), str(api), sysconfig.get_path("include", scheme="posix_prefix"))
 
     @property
     def own_flags(self) -> tuple[str, ...]:
-        """What torch by itself passes to every compilation of C++."""
         text = (self.torch_include.parent / "utils" / "cpp_extension.py").read_text()
         standard = re.search(r"-std=c\+\+\d\d", text)
         return ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", *([standard[0]] if standard else []))
@@ -100,7 +98,12 @@ class Toolchain(NamedTuple):
         if any(" " in str(path) or "'" in root for path in paths.values()):
             return None
         try:
-            self._put_modules()
+            # What the programs import, copied to where builders can read it whatever jail they are in.
+            for package in ("kernelwright_child", "kernelwright_child/building"):
+                _put(self.folder / "lib" / package / "__init__.py", "", 0o644)
+            for name in ("compiling.py", "flags.py", "light.py", "siblings.py", "unmendable.py"):
+                text = (child_package.FOLDER / "building" / name).read_text()
+                _put(self.folder / "lib/kernelwright_child/building" / name, text, 0o644)
             for kind, path in paths.items():
                 python = shlex.quote(sys.executable)
                 _put(path, PROGRAM.format(python=python, root=json.dumps(root), kind=kind), 0o755)
@@ -108,14 +111,6 @@ class Toolchain(NamedTuple):
         except (OSError, subprocess.TimeoutExpired):
             return None
         return {kind: str(path) for kind, path in paths.items()} if done.returncode == 0 else None
-
-    def _put_modules(self) -> None:
-        """What the programs import, copied to where builders can read it whatever jail they are in."""
-        for package in ("kernelwright_child", "kernelwright_child/building"):
-            _put(self.folder / "lib" / package / "__init__.py", "", 0o644)
-        for name in ("compiling.py", "flags.py", "light.py", "siblings.py", "unmendable.py"):
-            text = (child_package.FOLDER / "building" / name).read_text()
-            _put(self.folder / "lib/kernelwright_child/building" / name, text, 0o644)
 
 
 def python_header() -> Path:
@@ -129,7 +124,9 @@ def require_headers(source: str, header: Path | None = None) -> None:
     Debian's python3 comes without it, and the candidate would be blamed for that. One that builds a plain shared
     library does not need it.
     """
-    if _includes_python(source):
+    # By its own words: `load_inline` adds torch/extension.h unasked, and Triton, as Helion, compiles a launcher.
+    unasked = "load_inline" in source and "no_implicit_headers" not in source
+    if unasked or INCLUDES_PYTHON.search(source):
         require_python_header("building this candidate", header)
 
 
@@ -141,12 +138,6 @@ def require_python_header(what: str, header: Path | None = None) -> None:
             f"{what} needs Python's headers, and there is no {header}; "
             "install them (Debian: apt-get install python3-dev)"
         )
-
-
-def _includes_python(source: str) -> bool:
-    """By its own words: `load_inline` adds torch/extension.h unasked, and Triton, as Helion, compiles a launcher."""
-    unasked = "load_inline" in source and "no_implicit_headers" not in source
-    return unasked or bool(INCLUDES_PYTHON.search(source))
 
 
 def shown_paths() -> list[str]:

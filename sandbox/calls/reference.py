@@ -14,9 +14,8 @@ from kernelwright.sandbox.calls.reference_part import PartOfReference
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.compare import tolerance_of
-from kernelwright.sandbox.correctness.lint import quick_status
-from kernelwright.sandbox.correctness.repeats import draws
-from kernelwright.sandbox.correctness.weights import changed
+from kernelwright.sandbox.correctness.families import changed
+from kernelwright.sandbox.correctness.lint import draws, quick_status
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.merging import alone

@@ -6,9 +6,8 @@ from typing import Any, Self
 
 from kernelwright.sandbox.calls.timed_call import Timed, beyond_threads
 from kernelwright.sandbox.calls.timeouts import CallTimeout, ImportTimeout
-from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
+from kernelwright.sandbox.jail.children import TELLS_REST, Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.jail.process_state import TELLS_REST
 from kernelwright.sandbox.machine.logs import escaped, one_line
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_tensors

@@ -42,7 +42,6 @@ def part(values: Values, cut: Cut, start: int, stop: int) -> Values:
 
 
 def rows_of(raw: RawTensor, start: int, stop: int) -> RawTensor:
-    """Some indices of the first axis."""
     step = len(raw.data) // raw.shape[0] if raw.shape[0] else 0
     shape = (stop - start, *raw.shape[1:])
     if isinstance(raw.data, DeviceBytes):
@@ -51,7 +50,6 @@ def rows_of(raw: RawTensor, start: int, stop: int) -> RawTensor:
 
 
 def result_rows(result: Values, start: int, stop: int) -> Values:
-    """The same indices of every output."""
     return result._replace(tensors=tuple(rows_of(raw, start, stop) for raw in result.tensors))
 
 
@@ -77,15 +75,12 @@ def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class Joined:
-    """A result that is put together from parts."""
-
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._tree: dict[str, object] = {}
         self._tensors: list[torch.Tensor] = []
 
     def put(self, result: Values, start: int, stop: int) -> None:
-        """The result of one part."""
         found = [raw.tensor() for raw in result.tensors]
         if not self._tensors:
             self._tree = result.tree
@@ -94,5 +89,4 @@ class Joined:
             whole[start:stop] = rows
 
     def values(self) -> Values:
-        """The whole, once every part was put."""
         return Values(self._tree, tuple(map(RawTensor.of, self._tensors)))

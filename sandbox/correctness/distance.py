@@ -72,8 +72,6 @@ class Factors(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """What one output tensor may be off by."""
-
     largest: float
     norm: float
     usual: float | None

@@ -1,13 +1,17 @@
 """Values for a call: as the problem draws them, or changed into one of the families that come in turn. Pure.
 
 The families are the entries of `problems/record/value_families.py`. They stand inside the timed set, so a
-candidate can not tell a check from a timing.
+candidate can not tell a check from a timing. A problem is judged on those that lie inside what it is defined for: a
+logarithm's reference gives NaN for what is negative, and a problem that never draws such values does not ask for it.
 
-Every change is made in place, on one copy at most, since an input may take gigabytes.
+Every change is made in place, on one copy at most, since an input may take gigabytes. Weights are changed into others
+of the same kind, so that nothing known of a constructor's values helps a candidate.
 """
 
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -54,3 +58,106 @@ def schedule(rng: random.Random, families: Sequence[str] = FAMILIES) -> Iterator
             yield family
         if not families:
             yield DRAWN
+
+
+class Domain:
+    """The families of one problem. What lies outside is found as values come, and remembered."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """`without` are those that the problem itself leaves out."""
+        self.families = tuple(family for family in FAMILIES if family not in without)
+        """Beside its own draw; without those that were found to lie outside."""
+        self.outside: tuple[str, ...] = ()
+        self._gives_nan: bool | None = None
+        """Whether values as drawn do; None before there were any."""
+
+    def excludes(self, family: str, near: Values, exact: Callable[[], Values]) -> bool:
+        """Whether nothing can be compared on values of this family, with what the reference gives on some of them.
+
+        That is where float64 gives nothing but NaN, and values as drawn gave none. These have to come first.
+        """
+        if family == DRAWN:
+            if self._gives_nan is None:
+                self._gives_nan = has_nan(near)
+            return False
+        # Float64 costs more, and has NaN nowhere where the narrower dtype has none.
+        if self._gives_nan or not is_nan_only(near) or not is_nan_only(exact()):
+            return False
+        self.families = tuple(one for one in self.families if one != family)
+        self.outside += (family,)
+        return True
+
+    def defines_nan(self, family: str) -> bool:
+        """Whether a NaN of the reference has to be met, and does not only mark where it is not defined."""
+        return family == DRAWN or self._gives_nan is not False
+
+
+def is_nan_only(result: Values) -> bool:
+    """Whether a result has floats, and no element that could be compared."""
+    tensors = [_floats(raw) for raw in result.tensors]
+    # The first element alone nearly always tells that it is not so.
+    return bool(tensors) and all(
+        tensor is not None and bool(tensor.reshape(-1)[0].isnan()) and bool(tensor.isnan().all()) for tensor in tensors
+    )
+
+
+def has_nan(result: Values) -> bool:
+    """Whether there is any NaN in a result. The largest element tells, without a second tensor of this size."""
+    return any(tensor is not None and bool(tensor.amax().isnan()) for tensor in map(_floats, result.tensors))
+
+
+def _floats(raw: RawTensor) -> torch.Tensor | None:
+    """A tensor's values as real floats; None where it has none that could be NaN."""
+    tensor = raw.tensor()
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return tensor if tensor.is_floating_point() and tensor.element_size() > 1 and tensor.numel() else None
+
+
+BLOCK = 2**15
+"""So few values that torch gives their operations no threads of its own, and that they stay in a core's cache."""
+RELATIVE, SHIFT = 0.1, 0.05
+"""A weight is scaled by up to 10 % and raised by up to 5 % of its tensor's root mean square (of 1 where all are 0)."""
+
+
+def changed(
+    names: Sequence[str], tensors: Sequence[RawTensor], changing: Collection[str], seed: int
+) -> list[RawTensor]:
+    """Each floating tensor that is named in `changing` with other values near its own; the others as they are.
+
+    What constructors set to one and zero is no longer one and zero, so a candidate that leaves out such a weight is
+    wrong; what is positive stays positive (a running variance); infinities stay.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    pairs = zip(names, tensors, torch.randint(2**62, (len(tensors),), generator=rng).tolist(), strict=True)
+    return [_changed(raw, own) if name in changing else raw for name, raw, own in pairs]
+
+
+def _changed(raw: RawTensor, seed: int) -> RawTensor:
+    """In blocks, several at a time: the largest weights have a thousand million values, which take long to draw."""
+    flat = raw.tensor().view(-1)
+    if not flat.is_floating_point() or not flat.numel():
+        return raw
+    data = bytearray(flat.numel() * flat.element_size())
+    made = torch.frombuffer(data, dtype=flat.dtype)
+    starts = range(0, flat.numel(), BLOCK)
+    with ThreadPoolExecutor(torch.get_num_threads() if len(starts) > 1 else 1) as pool:
+        sums = [sum(part) for part in zip(*pool.map(lambda at: _squares(flat[at : at + BLOCK]), starts), strict=True)]
+        shift = SHIFT * (math.sqrt(sums[0] / (sums[1] or 1)) or 1.0)
+        for _ in pool.map(lambda at: _fill(made[at : at + BLOCK], flat[at : at + BLOCK], shift, seed + at), starts):
+            pass
+    return raw._replace(data=data)
+
+
+def _squares(part: torch.Tensor) -> tuple[float, int]:
+    """The sum of squares of what is finite, and how many values are."""
+    norm = float(torch.linalg.vector_norm(part, dtype=torch.float64))
+    if math.isfinite(norm):
+        return norm**2, part.numel()
+    finite = part[part.isfinite()].double()
+    return float(finite.square().sum()), finite.numel()
+
+
+def _fill(made: torch.Tensor, part: torch.Tensor, shift: float, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    factor = torch.rand(part.shape, generator=rng).mul_(2 * RELATIVE).add_(1 - RELATIVE)
+    made.copy_(part.double().mul_(factor).add_(torch.rand(part.shape, generator=rng), alpha=shift))

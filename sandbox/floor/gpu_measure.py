@@ -70,7 +70,6 @@ def _product(kind: str, dtype: torch.dtype, tf32: bool) -> float:
 
 
 def main() -> None:
-    """Print what was found."""
     print(json.dumps({"memory": memory(), "arithmetic": arithmetic(), "torch": torch.__version__}))
 
 

@@ -99,7 +99,6 @@ def arguments(writable: Iterable[str], read_only: Iterable[str] = (), gpu: bool 
 
 
 def obstacle() -> str:
-    """Why namespaces are not to be had; empty where they are."""
     if program() is None:
         return "no bubblewrap is found"
     return "" if _way() else _attempt(_ways()[-1])
@@ -179,6 +178,5 @@ def _inside(path: Path, others: set[str]) -> bool:
 
 
 def gpu_nodes() -> Iterator[str]:
-    """The devices that CUDA opens."""
     yield from (path for path in GPU_NODES if Path(path).exists())
     yield from (str(path) for path in Path("/dev").glob("nvidia[0-9]*"))

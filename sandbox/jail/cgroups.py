@@ -51,7 +51,6 @@ class ControlGroup:
 
     @property
     def procs(self) -> list[str]:
-        """Paths of `cgroup.procs`."""
         return [str(folder / "cgroup.procs") for folder in self._folders]
 
     def members(self) -> list[int]:
@@ -63,7 +62,6 @@ class ControlGroup:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the kernel has taken the limits."""
         found = [(folder / file) for folder in self._folders for file in LIMITS]
         values = [file.read_text().strip() for file in found if file.exists()]
         return len(values) == len(LIMITS) - 1 and "max" not in values
@@ -164,5 +162,4 @@ def limited_group(memory_bytes: int, processes: int) -> ControlGroup | None:
 
 
 def available() -> bool:
-    """Whether `limited_group` makes one."""
     return bool(_parents())

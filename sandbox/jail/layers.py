@@ -4,6 +4,8 @@ import ctypes
 import marshal
 import os
 import platform
+import pwd
+import secrets
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -12,13 +14,53 @@ from typing import Any, Literal, NamedTuple
 
 from kernelwright.sandbox.build.toolchain import shown_paths
 from kernelwright.sandbox.jail import bubblewrap, cgroups
-from kernelwright.sandbox.jail.users import pending_signals, unused_user
 from kernelwright.sandbox.machine import child_package
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import JAIL_OFF
 from kernelwright_child.jail import landlock, syscalls
+
+NOBODY = 65534
+RANGES = (range(1_900_000_000, 2_000_000_000), range(50_000, 60_000))
+"""Numbers that no convention gives to anybody: the first for a whole machine, the second for a container."""
+TRIES = 8
+
+
+def unused_user() -> int | None:
+    """A number that belongs to no account, or `NOBODY`; None where this process can not become another user at all."""
+    if os.geteuid() != 0:
+        return None
+    for numbers in RANGES:
+        for _ in range(TRIES):
+            number = numbers[secrets.randbelow(len(numbers))]
+            if _is_mapped(number) and not _has_account(number):
+                return number
+    return NOBODY if _is_mapped(NOBODY) else None
+
+
+def _is_mapped(number: int) -> bool:
+    """Whether this user namespace knows the number, both as user and as group."""
+    return all(_holds(Path(f"/proc/self/{kind}_map").read_text(), number) for kind in ("uid", "gid"))
+
+
+def _holds(table: str, number: int) -> bool:
+    lines = [[int(word) for word in line.split()] for line in table.splitlines()]
+    return any(start <= number < start + count for start, _, count in lines)
+
+
+def _has_account(number: int) -> bool:
+    try:
+        pwd.getpwuid(number)
+    except KeyError:
+        return False
+    return True
+
+
+def pending_signals() -> int:
+    """Signals that wait, and timers, of this process's user now, as the kernel counts them against a limit."""
+    return int(Path("/proc/self/status").read_text().partition("SigQ:")[2].split("/", 1)[0] or 0)
+
 
 Kind = Literal["builder", "worker", "reference"]
 

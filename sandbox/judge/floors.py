@@ -17,8 +17,6 @@ from kernelwright.sandbox.verdict.verdicts import Measurement
 
 
 class Floors:
-    """The floor of one problem under some settings; None where none can be had."""
-
     def __init__(self, problem: Problem, settings: Settings, store: Store | None = None) -> None:
         self._problem, self._settings = problem, settings
         self._works = store or Store("works")

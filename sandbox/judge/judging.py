@@ -5,20 +5,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import Self
 
-from kernelwright.sandbox.authenticity import scan
-from kernelwright.sandbox.authenticity.elf_symbols import needed_symbols
+from kernelwright.sandbox.authenticity import languages
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
+from kernelwright.sandbox.authenticity.native import needed_symbols
 from kernelwright.sandbox.build import BuildStore, Toolchain, diagnose, require_headers, toolchain
 from kernelwright.sandbox.build.build_store import read_failures
 from kernelwright.sandbox.calls.backend import build_turn, device_held, timing_turn
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.calls.timeouts import ImportTimeout
-from kernelwright.sandbox.judge.candidate_builds import build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
-from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.judge.standing import Spare
+from kernelwright.sandbox.judge.stages import Built, Spare, build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.machine.identity import needs_device, versions, versions_used
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.timing.background import in_background
@@ -87,7 +85,7 @@ class Judge:
         `ahead`: whether the first worker is started meanwhile; without, where the build is not evaluated here.
         """
         start = time.perf_counter()
-        refusal = scan.refuse(candidate.source)
+        refusal = languages.refuse(candidate.source)
         scanned_s = time.perf_counter() - start
         built = Built(candidate, self.spare.take() if self.spare and ahead and not refusal else None)
         built.seconds["scan"] = scanned_s

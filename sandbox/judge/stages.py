@@ -1,20 +1,168 @@
-"""A candidate on its way to a verdict: its folder, its children, the stage it has reached and what stopped it."""
+"""A candidate on its way to a verdict: its folder, its children, its builds, the stage it has reached, what stopped it.
 
+Workers stand before they are needed: with torch, on a device with its context, and with nobody's code in them. Each is
+used once, for one candidate. Those of one candidate share a work folder, which they have seen since they were started,
+and no other; it is empty until the candidate comes. So in a worker that stands there is nothing of a problem, of a
+candidate before it or of the one to come, nor can it see any.
+"""
+
+import hashlib
+import logging
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
-from kernelwright.sandbox.build import diagnose
-from kernelwright.sandbox.build.build_store import FailedBuild
-from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
-from kernelwright.sandbox.calls.timeouts import CandidateLate
+from kernelwright.sandbox.build import BuildStore, HeaderShelf, Toolchain, diagnose, read_record, toolchain
+from kernelwright.sandbox.build.build_store import FailedBuild, read_failures
+from kernelwright.sandbox.calls.backend import all_at_once, architecture, open_session
+from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Unbuilt
+from kernelwright.sandbox.calls.timeouts import CandidateLate, ImportTimeout
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
-from kernelwright.sandbox.judge.standing import Stand, close_all
+from kernelwright.sandbox.machine.identity import versions_used
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.verdict.errors import StageFailed
+from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.verdict.errors import SandboxError, StageFailed
 from kernelwright.sandbox.verdict.findings import Look
+from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Stage
+
+LOG = logging.getLogger("kernelwright.sandbox.judge")
+AHEAD = 2
+"""So many processes are started together on a device, what most verdicts need. Only the first gets ready before it is
+due: the driver makes contexts one after the other, half a second each, however many wait for theirs, and what is wrong
+needs but one.
+"""
+MEASURING = {
+    *("effort", "warm_up", "worker_pairs", "min_pairs", "max_pairs", "time_budget_s", "interval_target"),
+    *("compiled", "baselines", "sanitize", "profile"),
+}
+"""Settings that no worker knows of."""
+
+
+class Stand:
+    """The folder of one candidate, whoever that will be, and workers that were started in it. Close it."""
+
+    def __init__(self) -> None:
+        self.folder = WorkFolder()
+        self.sessions: list[Session] = []
+        """Those that stand, the next to be used first."""
+
+    def start_first(self, settings: Settings) -> None:
+        """Start what any candidate needs and does not stand; on a processor each more would be heard."""
+        wanted = min(AHEAD, settings.worker_pairs) if settings.gpu else 1
+        self.start(settings, wanted - len(self.sessions))
+
+    def take(self, settings: Settings) -> Session:
+        """The next one, which greets; where none stands, it is started."""
+        if not self.sessions:
+            self.start(settings, 1)
+        self.sessions[0].greet()
+        return self.sessions.pop(0)
+
+    def start(self, settings: Settings, count: int) -> None:
+        """Begin to start so many more; on a device nothing is done yet."""
+        for _ in range(count):
+            self.sessions.append(open_session("worker", self.folder, settings))
+
+    def come_up(self) -> None:
+        for session in self.sessions:
+            session.come_up()
+
+    def close(self) -> None:
+        ending, self.sessions = self.sessions, []
+        try:
+            close_all(ending)
+        finally:
+            self.folder.close()
+
+
+def close_all(sessions: Sequence[Session]) -> None:
+    with ThreadPoolExecutor(max(1, len(sessions))) as pool:
+        for done in [pool.submit(session.close) for session in sessions]:
+            done.result()
+
+
+class Spare:
+    """A stand for the next candidate on a device, made while nothing is timed. For several threads; close it."""
+
+    def __init__(self, settings: Settings, is_lasting: bool = True) -> None:
+        """`is_lasting`: whether there is another candidate after the next."""
+        self._settings, self.is_lasting = settings, is_lasting
+        self._stand: Stand | None = None
+        self._choosing = threading.Lock()
+        self._forget: Callable[[], None] | None = None
+        self._is_closed = False
+
+    def fits(self, settings: Settings) -> bool:
+        """Whether what stands here is what these settings would start: they may differ in how much is measured."""
+        return settings.model_dump(exclude=MEASURING) == self._settings.model_dump(exclude=MEASURING)
+
+    def begin(self) -> None:
+        """Start the processes of one, unless there is one."""
+        if self._stand is not None or self._is_closed:
+            return
+        stand = Stand()
+        try:
+            stand.start_first(self._settings)
+            stand.come_up()
+        except BaseException:
+            stand.close()
+            raise
+        self._keep(stand)
+
+    def get_ready(self) -> None:
+        """Have the first of them ready; hold the device. It is given up where memory runs short."""
+        stand = self.take()
+        if stand is None:
+            return
+        try:
+            all_at_once(self._settings, [stand.sessions[0].greet])
+        except BaseException:
+            stand.close()
+            raise
+        self._keep(stand)
+        if self._forget is None:
+            from kernelwright.sandbox.calls.memory_relief import register
+
+            self._forget = register(self.give_up, self._settings.ordinal)
+
+    def make(self) -> None:
+        """Both, in the background of something else: what goes wrong is met again, and told, by who needs one."""
+        try:
+            self.begin()
+            self.get_ready()
+        except SandboxError as error:
+            LOG.info("no workers stand for the next candidate: %s", error)
+
+    def take(self) -> Stand | None:
+        """The one that there is, which is the caller's from now on."""
+        with self._choosing:
+            stand, self._stand = self._stand, None
+        return stand
+
+    def _keep(self, stand: Stand) -> None:
+        with self._choosing:
+            is_late = self._is_closed or self._stand is not None
+            if not is_late:
+                self._stand = stand
+        if is_late:
+            stand.close()
+
+    def give_up(self) -> None:
+        stand = self.take()
+        if stand is not None:
+            stand.close()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.give_up()
+        if self._forget is not None:
+            self._forget()
+            self._forget = None
 
 
 class Built:
@@ -47,7 +195,6 @@ class Built:
 
     @property
     def folder(self) -> WorkFolder:
-        """What its children may write to."""
         return self.stand.folder
 
     @contextmanager
@@ -84,7 +231,87 @@ class Built:
         close_all(ending)
 
     def close(self) -> None:
-        """End the workers and remove the work folder."""
         with ExitStack() as all_of_it:
             all_of_it.callback(self.folder.close)
             all_of_it.callback(self.end_workers)
+
+
+MOST_LATE_BUILDS = 16
+T = TypeVar("T")
+
+
+def build_key(source: str, tools: Toolchain | None, arguments: Values, settings: Settings) -> str:
+    """The digest under which a finished build is kept: of all that can make another one of the same source."""
+    digest = hashlib.sha256(repr(arguments.tree).encode())
+    for raw in arguments.tensors:
+        digest.update(repr((raw.dtype, raw.shape)).encode() + raw.on_host)
+    more = {"arguments": digest.hexdigest()} | ({"device": architecture(settings)} if settings.gpu else {})
+    return BuildStore.key(source, tools, **more, **versions_used(source))
+
+
+@contextmanager
+def built_by(built: Built, tools: Toolchain | None, settings: Settings) -> Iterator[Session]:
+    """A builder, not yet greeted. What it has made is kept and what it tells is noted when the context ends.
+
+    What its extensions need of the light header and is not there yet is made beside it, and no longer than it takes.
+    """
+    folder = built.folder.path
+    before, printed = len(read_record(folder).compilations), ""
+    try:
+        with built.stage("build"), header_made(built, tools):
+            with Session("builder", built.folder, settings) as session:
+                yield session
+                starved = session.ran_out_of_memory
+            printed = session.close()
+            if tools is not None and not starved:  # with more memory it might have been built
+                store = BuildStore()
+                (store.keep_more if built.late_builds else store.keep)(built.key, folder / "build")
+    finally:
+        built.failed_builds = read_failures(folder / "build", printed)
+        if tools is not None:
+            built.ways = (*built.ways, *read_record(folder).ways[before:])
+
+
+def with_late_builds(built: Built, settings: Settings, measure: Callable[[], T]) -> T:
+    """Measure; where a worker asks for an extension that was not built before, have it built, and begin again."""
+    while True:
+        try:
+            return measure()
+        except Unbuilt:
+            built.end_workers()
+            _build_late(built, settings)
+
+
+def _build_late(built: Built, settings: Settings) -> None:
+    """Have a builder make the call that a worker has noted. All builds of a candidate share one limit."""
+    left_s = settings.build_timeout_s - built.seconds.get("build", 0.0)
+    if left_s <= 0 or built.late_builds >= MOST_LATE_BUILDS:
+        raise StageFailed(
+            "build", f"there is no end to what it builds: {built.late_builds} extensions in calls, and more"
+        )
+    built.late_builds += 1
+    tools = toolchain() if settings.shortcuts else None
+    message = {
+        "op": "build noted",
+        "built": str(built.folder.path / "build"),
+        "shortcuts": shortcuts_for(tools, settings),
+    }
+    with built_by(built, tools, settings) as session:
+        session.greet()
+        session.ask(message, ImportTimeout(settings.import_timeout_s, left_s))
+
+
+def shortcuts_for(tools: Toolchain | None, settings: Settings) -> dict[str, Any]:
+    return tools.plan(settings.memory_bytes, cuda_architectures=architecture(settings)) if tools else {}
+
+
+@contextmanager
+def header_made(built: Built, tools: Toolchain | None) -> Iterator[None]:
+    """Make what of the light header is missing, beside the block; its time stands apart in `seconds`."""
+    with ExitStack() as stack:
+        if tools is not None:
+            shelf = HeaderShelf(tools)
+            making = stack.enter_context(shelf.making(shelf.missing(built.candidate.source)))
+        yield
+    if tools is not None and making.seconds:
+        built.seconds["headers"] = built.seconds.get("headers", 0.0) + making.seconds

@@ -29,8 +29,6 @@ BAD_RUNS = (ChildGone, ChildLate, Refused, MemoryReadError, Misbehaved)
 
 
 class Tool(NamedTuple):
-    """A program of the toolkit, and how it is started."""
-
     path: str
     command: tuple[str, ...]
     """The words in front of the program's own; `{report}` stands for the file of the report."""
@@ -38,8 +36,6 @@ class Tool(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What came of a run."""
-
     ended_well: bool
     report: str
     printed: str

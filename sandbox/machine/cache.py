@@ -83,7 +83,6 @@ def _given_limit() -> float | None:
 
 
 def all_entries() -> "Cache":
-    """The entries of every cache of ours as one."""
     return Cache(cache_root(), limit_bytes(), depth=None)
 
 
@@ -157,7 +156,6 @@ class Cache:
         return sorted(found, key=_date)
 
     def size_bytes(self) -> int:
-        """What the entries take on disk."""
         return sum(map(_size, self.entries()))
 
     def trim(self, keep: Path | None = None) -> None:
@@ -252,7 +250,9 @@ class FolderStore:
         except (OSError, ValueError, _Unfit) as error:
             why = str(error)
         LOG.info("%s is thrown away: %s", entry, why)
-        _clear(folder)
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         self.forget(key)
         return False
 
@@ -261,7 +261,6 @@ class FolderStore:
         shutil.rmtree(self._cache.root / key, ignore_errors=True)
 
     def size_bytes(self) -> int:
-        """What all entries take."""
         return self._cache.size_bytes()
 
     def __len__(self) -> int:
@@ -315,9 +314,3 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
                 yield Path(entry.path)
             else:
                 raise _Unfit(f"{entry.path} is neither a file nor a folder")
-
-
-def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        with contextlib.suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

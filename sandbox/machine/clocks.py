@@ -28,8 +28,6 @@ SLOW_SHARE = 0.9
 
 
 class ClockSample(Record):
-    """What NVML told right after a call."""
-
     sm_mhz: int
     memory_mhz: int
     reasons: int
@@ -37,7 +35,6 @@ class ClockSample(Record):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The reasons by name."""
         return tuple(text for bit, text in REASONS.items() if self.reasons & bit)
 
 
@@ -49,8 +46,6 @@ def steady(samples: Sequence[ClockSample | None]) -> list[bool]:
 
 
 class Facts(NamedTuple):
-    """What does not change from call to call."""
-
     driver: str
     highest_sm_mhz: int | None
     celsius: int | None

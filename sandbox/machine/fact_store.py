@@ -33,7 +33,6 @@ class Store:
         self._folder = (folder or cache_root()) / kind
 
     def get(self, key: Key) -> Any:
-        """What was put under an equal key, or None."""
         path = self._path(key)
         text = self._unwritten.get(path) or _text(path)
         entry = _entry(text)
@@ -44,7 +43,6 @@ class Store:
         return None
 
     def items(self) -> list[tuple[Any, Any]]:
-        """All keys and values that are kept; files under a name that is not their key's are none."""
         found = [(path, _entry(_text(path))) for path in self._files()]
         return [(entry["key"], entry["value"]) for path, entry in found if entry and self._path(entry["key"]) == path]
 

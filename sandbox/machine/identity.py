@@ -20,8 +20,6 @@ from kernelwright.sandbox.verdict.errors import MachineError
 
 
 class LanguagePackage(NamedTuple):
-    """What a language is installed by. The extra of ours that brings it has the language's name."""
-
     distribution: str
     module: str
     """What stands for it on disk."""
@@ -56,7 +54,6 @@ def package_version(language: str) -> str | None:
 
 
 def package_remedy(language: str) -> str:
-    """How to install what the language needs."""
     return f"pip install 'kernelwright[{language}]'"
 
 
@@ -72,7 +69,6 @@ def too_new(package: LanguagePackage, version: str, torch: str) -> str:
 
 
 def major_minor(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version, to be compared."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:2]))
 
 

@@ -119,8 +119,6 @@ WHOLE = 0
 
 
 class WaitLimit(NamedTuple):
-    """How long somebody waits for a turn."""
-
     limit_s: float | None = None
     stopped: Callable[[], bool] = lambda: False
     """Asked again and again: whether nobody wants the turn any more."""
@@ -151,7 +149,6 @@ def measuring(wait_s: float = MEASURING_S) -> Iterator[None]:
 
 
 def processor_path() -> Path:
-    """The lock on the processors, for all processes of this user."""
     return Path(tempfile.gettempdir()) / f"kernelwright-{os.getuid()}-processor.turn"
 
 
@@ -172,7 +169,6 @@ class DeviceTurn:
             self._held = held.pop_all()
 
     def close(self) -> None:
-        """Let the next one have the device."""
         self._held.close()
 
 
@@ -223,7 +219,9 @@ class _Lock:
 
     def _wait_for(self, byte: int, place: int, shared: bool = False) -> None:
         while not try_lock_byte(self._fd, byte, shared):
-            self._log_once(place)
+            if not self._is_logged:
+                self._is_logged = True
+                LOG.info("waiting for %s: %s has it", self._what, _named(self._fd, place))
             waited_s, limit_s = time.monotonic() - self._since, self._waiting.limit_s
             if self._waiting.stopped():
                 raise MachineError(f"the judging was stopped before its turn on {self._what} came")
@@ -233,11 +231,6 @@ class _Lock:
             if waited_s > TOLD_AFTER_S:
                 _tell(_named(self._fd, place), self._what)
             time.sleep(POLL_S)
-
-    def _log_once(self, place: int) -> None:
-        if not self._is_logged:
-            self._is_logged = True
-            LOG.info("waiting for %s: %s has it", self._what, _named(self._fd, place))
 
     def forget(self) -> None:
         """Take this process's number off its places, before they are given back."""

@@ -123,7 +123,6 @@ class WorkFolder:
         """Folders elsewhere that children started from now on may read."""
 
     def places(self, *without: str) -> list[str]:
-        """Paths of what children may write to."""
         return [str(self.path / name) for name in PLACES if name not in without]
 
     def write(self, name: str, text: str) -> Path:
@@ -236,7 +235,6 @@ def remove(root: Path) -> None:
 
 
 def empty(top: int) -> None:
-    """Take out of an open folder whatever can be taken out."""
     names = (f".moved-{number}" for number in itertools.count())
     while _empty(top, top, names):
         pass
@@ -312,8 +310,6 @@ def _is_own_folder(entry: os.DirEntry[str]) -> bool:
 
 
 class FolderState(NamedTuple):
-    """What a folder holds, and since when nothing has come to it or gone from it, nor from the folders in it."""
-
     names: frozenset[str]
     idle_s: float
 

@@ -17,8 +17,7 @@ from pydantic import JsonValue
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import all_at_once, build_turn, device_held
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.judge.standing import Spare
+from kernelwright.sandbox.judge.stages import Built, Spare
 from kernelwright.sandbox.machine.identity import require_tools
 from kernelwright.sandbox.machine.logs import one_line
 from kernelwright.sandbox.machine.timing_locks import WaitLimit

@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.timed_call import Timed
-from kernelwright.sandbox.correctness.compare import Shares, tolerance_of
-from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken
-from kernelwright.sandbox.correctness.domain import Domain
-from kernelwright.sandbox.correctness.families import DRAWN, vary
+from kernelwright.sandbox.correctness.compare import ExactCase, Shares, mismatch_shaken, tolerance_of
+from kernelwright.sandbox.correctness.families import DRAWN, Domain, vary
 from kernelwright.sandbox.tensors.values import Values
 
 

@@ -13,7 +13,7 @@ from kernelwright.sandbox.calls.backend import all_at_once
 from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, holds_another, references_kept
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.calls.timed_call import Timed
-from kernelwright.sandbox.correctness.domain import Domain
+from kernelwright.sandbox.correctness.families import Domain
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key, status_key
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.baseline_accuracy import Accuracy, accuracy_of

@@ -8,8 +8,14 @@ from typing import Self
 from kernelwright.sandbox.calls.reference import ReferenceSession, operation
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.calls.timed_call import Timed
-from kernelwright.sandbox.correctness.compare import Wrong, is_right_anyhow, mismatch, tolerance_of
-from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken
+from kernelwright.sandbox.correctness.compare import (
+    ExactCase,
+    Wrong,
+    is_right_anyhow,
+    mismatch,
+    mismatch_shaken,
+    tolerance_of,
+)
 from kernelwright.sandbox.correctness.families import DRAWN
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.background import in_background

@@ -14,7 +14,7 @@ from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.shared_memory import SharedMemory
 from kernelwright.sandbox.tensors.values import RawTensor
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.mapping import lent_tensors
+from kernelwright_child.casting import lent_tensors
 
 SETTINGS = Settings(jail="off", threads=1)
 COUNTING = """

@@ -15,7 +15,7 @@ from kernelwright.agent.log.view import View
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.buffers import Lent, Shown, fetch, poison, seen
 from kernelwright.sandbox.judge.cuda_toolkit import program
-from kernelwright.sandbox.judge.gpu_doctor import gpu_findings
+from kernelwright.sandbox.judge.doctor import gpu_findings
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.machine.timing_locks import device_holder
 from kernelwright.sandbox.tensors.values import RawTensor

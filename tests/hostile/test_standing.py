@@ -8,7 +8,7 @@ import pytest
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.judge.standing import Spare, Stand
+from kernelwright.sandbox.judge.stages import Spare, Stand
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 from tests.hostile.conftest import SETTINGS
 

@@ -118,7 +118,6 @@ def _tell(report: dict[str, Any], dtype: str | None, as_json: bool) -> NoReturn:
 async def _served(
     server: str, problem: "Problem", source: str, settings: "Settings", device: str | None
 ) -> dict[str, Any]:
-    """The report of a running service."""
     from kernelwright.sandbox.pool.remote import RefusedJob, ServiceClient, chosen_for_jobs, job_request
     from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 
@@ -176,7 +175,6 @@ def _source_in(text: str, name: str) -> str:
 
 
 def words(found: dict[str, Any], dtype: str | None = None) -> str:
-    """A report for a person; `dtype`: what the problem was cast to."""
     failure = f"failed at {found['stage']}: {found['reason']}" + (f"\n{found['log']}" if found["log"] else "")
     lines = [failure if found["outcome"] == "failed" else _success(found), *_three_times(found)]
     status = found["problem_status"]
@@ -196,7 +194,6 @@ def words(found: dict[str, Any], dtype: str | None = None) -> str:
 
 
 def _look(look: dict[str, Any] | None) -> list[str]:
-    """What the tools said that were asked for."""
     from kernelwright.sandbox.verdict.findings import Look
 
     seen = Look.model_validate_json(json.dumps(look)) if look else Look()

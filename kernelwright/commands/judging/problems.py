@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 
 class Wanted(NamedTuple):
-    """A problem, or why there is none, with the settings for where it runs."""
-
     entry: "Entry"
     settings: "Settings"
 
@@ -136,7 +134,6 @@ def _tell_begin(console: "Console", wanted: Sequence[Wanted], known: int, out: P
 
 
 def _entries(paths: Sequence[str], size: str | None, device: str | None, dtype: str | None) -> "Iterator[Entry]":
-    """Every problem that the paths name: those of other benchmarks' collections first, as they are read."""
     from kernelwright.problems import ProblemError, load_problem
     from kernelwright.problems.formats import Entry, read_collection
     from kernelwright.problems.loading import cast
@@ -181,7 +178,6 @@ def _is_there(path: str) -> bool:
 
 
 def _parted(paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The collections of other benchmarks among the paths, and the rest."""
     from kernelwright.problems.formats import format_of
 
     def is_collection(path: str) -> bool:

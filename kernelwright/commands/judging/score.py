@@ -151,7 +151,6 @@ def place_of(files: "list[CandidateFile]", size: str | None, asked: str | None, 
 
 
 def _examples(files: "list[CandidateFile]") -> dict[str, str]:
-    """By language, the name of a file in it."""
     from kernelwright.evals.scores.scoring import read_source
     from kernelwright.sandbox.authenticity.languages import candidate_of
 

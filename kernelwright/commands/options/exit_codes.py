@@ -50,7 +50,6 @@ class UserMistake(Exception):
 
 
 def exit_with(code: int, sentence: str) -> NoReturn:
-    """Say one sentence on standard error and leave."""
     print(f"kernelwright: {sentence}", file=sys.stderr)
     raise typer.Exit(code)
 

@@ -101,7 +101,6 @@ def size_option(default: str, problems: str = "a catalog problem") -> Any:
 
 
 def devices_option(default: str) -> Any:
-    """`--devices`, likewise."""
     return typer.Option(
         "--devices", min=1, help=f"How many GPUs, or equal parts of the cores, judge here; default: {default}."
     )
@@ -284,7 +283,6 @@ def check_threads(threads: int | None, devices: int | None = None) -> None:
 
 
 def cores_words(count: int) -> str:
-    """`1 core`, `2 cores`."""
     return "1 core" if count == 1 else f"{count} cores"
 
 

@@ -26,8 +26,6 @@ OWN_NAMES = {"local": "SmolLM2-135M-Instruct", "files": "files", "simulated": "s
 
 
 class ProviderArguments(NamedTuple):
-    """What was typed."""
-
     provider: str | None
     model: str | None
     base_url: str | None
@@ -91,7 +89,6 @@ def _kind(typed: ProviderArguments) -> str:
 
 
 def _server(typed: ProviderArguments) -> "dict[str, object]":
-    """The preset's settings, each replaced by what was typed."""
     from kernelwright.agent.providers.provider import OpenAISettings
     from kernelwright.agent.providers.registry import load_presets
 
@@ -153,12 +150,10 @@ def checked_config(fields: dict[str, Any]) -> Any:
 
 
 def _said(message: str) -> str:
-    """What pydantic says is wrong, as the end of a sentence of ours."""
     return message.partition(", ")[0].replace("Input", "it")
 
 
 def _value(text: str) -> Any:
-    """A number, true or false where it reads as one, else the text."""
     try:
         return json.loads(text)
     except ValueError:

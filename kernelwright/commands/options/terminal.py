@@ -64,7 +64,6 @@ LOG_WIDTH = 180
 
 
 def table_console(highlight: bool = True) -> "Console":
-    """Standard output, for tables."""
     from rich.console import Console
 
     console = Console(highlight=highlight)

@@ -88,7 +88,6 @@ def _best(folder: Path, outcomes: "list[Outcome]") -> bool:
 
 
 def _write(to: str, out: Path, outcomes: "list[Outcome]", name: str) -> list[str]:
-    """Write the outcomes; a sentence for each that the format has no place for."""
     from kernelwright.evals.formats import folders, kernelbench
 
     if str(out) == "-":
@@ -208,7 +207,6 @@ def _candidates(source: Path, out: Path, problems: Path) -> list[dict[str, objec
 
 
 def _places(problems: Path, samples: "Samples") -> dict[str, list[str]]:
-    """By definition, the folders of its problems: a solution is a candidate for each workload."""
     from kernelwright.problems.formats import format_of, read_collection
 
     places: dict[str, list[str]] = defaultdict(list)

@@ -215,7 +215,6 @@ def diff(
 
 
 def _source(name: str) -> str:
-    """The text of `RUN:PROBLEM/NUMBER` or of a file."""
     from kernelwright.agent.log.run_log import RunLog
     from kernelwright.evals.inspector.model import find_attempt, source_of
 

@@ -1,7 +1,7 @@
 import pytest
 
-from kernelwright.sandbox.authenticity.call_graph import MOST_NODES, Unreadable, reach
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
+from kernelwright.sandbox.authenticity.library_calls import MOST_NODES, Unreadable, reach
 from tests.sandbox.authenticity.test_authenticity import asked
 
 HEAD = "import ctypes, os, subprocess, torch\nfrom torch.utils.cpp_extension import load_inline\n"

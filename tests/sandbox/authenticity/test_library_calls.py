@@ -7,10 +7,15 @@ import pytest
 
 from kernelwright.agent.replies import Extraction, extract
 from kernelwright.problems import loading
-from kernelwright.sandbox.authenticity.call_graph import reach
-from kernelwright.sandbox.authenticity.elf_symbols import needed_symbols, undefined
 from kernelwright.sandbox.authenticity.evidence import Observed, read_authenticity, refusal
-from kernelwright.sandbox.authenticity.library_calls import cpp_operators, library_calls, vendor_symbols, vendor_words
+from kernelwright.sandbox.authenticity.library_calls import (
+    cpp_operators,
+    library_calls,
+    reach,
+    vendor_symbols,
+    vendor_words,
+)
+from kernelwright.sandbox.authenticity.native import needed_symbols, undefined
 from tests.sandbox.authenticity.test_authenticity import asked
 
 RECORDED = sorted(loading.CATALOG.glob("*/recorded/*/*.md"))

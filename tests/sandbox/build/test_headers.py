@@ -11,8 +11,7 @@ import pytest
 from kernelwright.sandbox.build import HeaderShelf
 from kernelwright.sandbox.build.making import EVERYTHING
 from kernelwright.sandbox.build.toolchain import Toolchain
-from kernelwright.sandbox.judge.candidate_builds import header_made
-from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.judge.stages import Built, header_made
 from kernelwright.sandbox.machine.cache import VARIABLE, all_entries
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child.building.compiling import MAKING

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from kernelwright.problems import Tolerance
-from kernelwright.sandbox.correctness.compare import mismatch
-from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken, shake
+from kernelwright.sandbox.correctness.compare import ExactCase, mismatch, mismatch_shaken, shake
 from kernelwright.sandbox.tensors.values import RawTensor, ShownBytes, Values
 
 ROWS, COLUMNS = 256, 1000

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from kernelwright.problems import ExcludedValues, Problem
-from kernelwright.sandbox.correctness.domain import Domain, has_nan, is_nan_only
-from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
+from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, Domain, has_nan, is_nan_only, vary
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.timing.paired import PAIRS_A_WORKER

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kernelwright.problems import Tolerance
-from kernelwright.sandbox.correctness.conditioning import ExactCase, mismatch_shaken
+from kernelwright.sandbox.correctness.compare import ExactCase, mismatch_shaken
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernelwright.problems import Tolerance
-from kernelwright.sandbox.correctness.repeats import draws
+from kernelwright.sandbox.correctness.lint import draws
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 

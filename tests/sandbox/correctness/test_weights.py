@@ -2,7 +2,7 @@
 
 import torch
 
-from kernelwright.sandbox.correctness.weights import BLOCK, changed
+from kernelwright.sandbox.correctness.families import BLOCK, changed
 from kernelwright.sandbox.tensors.values import RawTensor
 
 

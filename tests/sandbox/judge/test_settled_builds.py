@@ -215,7 +215,7 @@ def test_a_build_for_another_process_starts_no_worker_and_can_still_be_evaluated
 
 def test_a_build_in_a_pool_starts_no_worker(monkeypatch):
     started = []
-    monkeypatch.setattr("kernelwright.sandbox.judge.standing.open_session", lambda kind, *rest: started.append(kind))
+    monkeypatch.setattr("kernelwright.sandbox.judge.stages.open_session", lambda kind, *rest: started.append(kind))
     worker = Worker(WorkerOptions(chosen=QUICK.model_dump(mode="json", exclude_unset=True)))
     try:
         work = Work(problem=SCALED_ROWS, candidate=candidate("ONE = built(RIGHT)"))

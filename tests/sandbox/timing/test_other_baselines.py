@@ -7,7 +7,7 @@ import torch
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.reference import Form, ReferenceSession
-from kernelwright.sandbox.correctness.domain import Domain
+from kernelwright.sandbox.correctness.families import Domain
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.timing.baseline_accuracy import accuracy_of
 from kernelwright.sandbox.timing.baselines import Baselines
