@@ -77,9 +77,12 @@ def test_every_prompt_says_what_the_log_says_before_and_after_a_resume(log, tmp_
     assert replay(log, tmp_path / "again").digest == log.digest()
 
 
-def test_it_is_measured_before_the_first_ask(log):
-    searched(log, evaluator=finding(**TIMES))
+def test_it_is_measured_before_the_first_ask_and_its_seconds_count_as_judging(log):
+    verdict = measured_as(**TIMES).verdict
+    evidence = verdict.evidence.model_copy(update={"seconds": {"load": 1.5, "time": 1.0}})
+    searched(log, evaluator=Measuring(verdict.model_copy(update={"evidence": evidence})))
     assert [event.kind for event in log.events()][:4] == ["run_started", "equipped", "measured", "asked"]
+    assert spent(fold(PROBLEM.name, log.events()), Prices()).judge_s == 2.5
 
 
 def test_prompts_that_ask_for_words_say_it_too(log):
@@ -139,13 +142,6 @@ def test_it_can_be_switched_off(log):
     evaluator = finding(**TIMES)
     searched(log, evaluator=evaluator, config=CONFIG.model_copy(update={"measure": False}))
     assert (evaluator.asked, events(log, "measured")) == (0, [])
-
-
-def test_the_seconds_that_it_took_count_as_judging(log):
-    verdict = measured_as(**TIMES).verdict
-    evidence = verdict.evidence.model_copy(update={"seconds": {"load": 1.5, "time": 1.0}})
-    searched(log, evaluator=Measuring(verdict.model_copy(update={"evidence": evidence})))
-    assert spent(fold(PROBLEM.name, log.events()), Prices()).judge_s == 2.5
 
 
 def test_either_section_can_be_left_out(log):

@@ -11,40 +11,42 @@ from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.problems import load_problem
 from kernelwright.problems.loading import cast
+from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed, ProblemStatus
 from tests.docs.walking import called
 from tests.support.runs import writing
-from tests.support.search import CONFIG, PROBLEM, SETTING, Scripted, passed, reply_with, searched
+from tests.support.search import (
+    CONFIG,
+    EVIDENCE,
+    PROBLEM,
+    SETTING,
+    ReadingEvaluator,
+    Scripted,
+    passed,
+    reply_with,
+    searched,
+)
 
 
-def test_the_folder_holds_the_best_kernel_and_its_evidence(log):
+def test_the_folder_holds_the_best_kernel_its_evidence_and_how_to_judge_it_again(log):
     searched(log)
     folder = write_best(log, PROBLEM.name)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "README.md",
-        "candidate.py",
-        "problem",
-        "verdict.json",
-    ]
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "candidate.py", "problem", "verdict.json"]
     assert (folder / "candidate.py").read_text().startswith("# judged: 2.0\n")
     assert (folder / "problem" / "reference.py").read_text() == PROBLEM.source
-
-
-def test_the_verdict_names_what_it_is_about(log):
-    searched(log)
-    verdict = json.loads((write_best(log, PROBLEM.name) / "verdict.json").read_text())
+    verdict = json.loads((folder / "verdict.json").read_text())
     assert (verdict["outcome"], verdict["speedup"]) == ("passed", pytest.approx(2.0))
     assert (verdict["problem_digest"], verdict["attempt"], verdict["run"]) == (PROBLEM.digest, 5, "run")
+    assert command_in(folder) == ["kernelwright", "judge", "./problem", "candidate.py"]
+    before = {path: path.read_bytes() for path in folder.rglob("*.*")}
+    shutil.rmtree(folder)
+    write_best(log, PROBLEM.name)
+    assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before and len(before) == 5
 
 
 def command_in(folder):
     """The words that the folder's README gives for judging again, wherever in it; there is one way."""
     (command,) = re.findall(r"kernelwright judge [^`\n]*", (folder / "README.md").read_text())
     return shlex.split(command)
-
-
-def test_the_readme_says_how_to_judge_again(log):
-    searched(log)
-    assert command_in(write_best(log, PROBLEM.name)) == ["kernelwright", "judge", "./problem", "candidate.py"]
 
 
 def test_what_was_measured_on_a_device_is_judged_again_on_one(log):
@@ -96,15 +98,6 @@ def test_the_command_of_the_readme_judges_the_kernel_by_that_problem(tmp_path, n
     assert device.endswith(", bfloat16") is (problem.dtype == "bfloat16")
 
 
-def test_writing_again_gives_the_same_files(log):
-    searched(log)
-    folder = write_best(log, PROBLEM.name)
-    before = {path: path.read_bytes() for path in folder.rglob("*.*")}
-    shutil.rmtree(folder)
-    write_best(log, PROBLEM.name)
-    assert {path: path.read_bytes() for path in folder.rglob("*.*")} == before and len(before) == 5
-
-
 def test_where_nothing_passed_nothing_is_written(log):
     searched(log, provider=Scripted({1: reply_with("check")}), config=CONFIG.model_copy(update={"attempts": 1}))
     assert write_best(log, PROBLEM.name) is None
@@ -120,8 +113,6 @@ def test_a_folder_that_cannot_be_written_is_told(log):
 
 def doubtful(status=None, samples=(2.0, 2.0), device="cpu"):
     """An evaluator whose verdicts carry a problem's status, these ratios and this device."""
-    from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed, ProblemStatus
-    from tests.support.search import EVIDENCE, ReadingEvaluator
 
     class Doubtful(ReadingEvaluator):
         async def evaluate(self, problem, candidate, **asked):
@@ -133,23 +124,21 @@ def doubtful(status=None, samples=(2.0, 2.0), device="cpu"):
     return Doubtful()
 
 
-def readme_of(log, **doubts):
+@pytest.mark.parametrize(
+    ("doubts", "said"),
+    [
+        ({"status": "weak"}, "not ranked: zeros pass."),
+        ({"samples": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}, "too noisy"),
+    ],
+    ids=["a problem that lazy answers pass", "a noisy measurement"],
+)
+def test_the_readme_warns_of_what_is_doubtful(log, doubts, said):
     config = CONFIG.model_copy(update={"attempts": 1})
     searched(log, provider=Scripted({1: reply_with("2.0")}), evaluator=doubtful(**doubts), config=config)
-    return (write_best(log, PROBLEM.name) / "README.md").read_text()
-
-
-def test_the_readme_warns_of_a_problem_that_lazy_answers_pass(log):
-    assert "not ranked: zeros pass." in readme_of(log, status="weak")
-
-
-def test_the_readme_warns_of_a_noisy_measurement(log):
-    assert "too noisy" in readme_of(log, samples=(0.5, 1.0, 2.0, 4.0, 8.0, 16.0))
+    assert said in (write_best(log, PROBLEM.name) / "README.md").read_text()
 
 
 def test_the_evidence_is_that_of_the_fresh_judge(log):
-    from tests.support.search import ReadingEvaluator
-
     searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "1.8", "1.9": "1.7"}))
     verdict = json.loads((write_best(log, PROBLEM.name) / "verdict.json").read_text())
     assert verdict["speedup"] == pytest.approx(1.8)
@@ -169,8 +158,6 @@ def test_a_note_and_a_reason_that_end_in_a_full_stop_get_no_second_one(log):
 
 
 def test_after_a_resume_in_which_the_kernel_is_refused_the_folder_is_of_the_next_one(log):
-    from tests.support.search import ReadingEvaluator
-
     searched(log, config=CONFIG.model_copy(update={"confirm": 0}))
     assert (write_best(log, PROBLEM.name) / "candidate.py").read_text().startswith("# judged: 2.0\n")
     searched(log, evaluator=ReadingEvaluator(afresh={"2.0": "check"}))
@@ -178,8 +165,6 @@ def test_after_a_resume_in_which_the_kernel_is_refused_the_folder_is_of_the_next
 
 
 def test_after_a_resume_in_which_every_kernel_is_refused_there_is_no_folder(log):
-    from tests.support.search import ReadingEvaluator
-
     searched(log, config=CONFIG.model_copy(update={"confirm": 0}))
     folder = write_best(log, PROBLEM.name)
     refusing = ReadingEvaluator(afresh=dict.fromkeys(("2.0", "1.9", "1.5", "1.2"), "check"))

@@ -21,11 +21,13 @@ def event(body):
     return Event(seq=1, time=datetime.now(UTC), body=body)
 
 
-def test_folding_in_two_parts_is_folding_at_once(events):
-    view = fold(PROBLEM.name, events[:10])
+def test_folding_in_two_parts_is_folding_at_once_and_leaves_earlier_views_as_they_were(events):
+    view = early = fold(PROBLEM.name, events[:10])
+    copy = early.model_copy(deep=True)
     for later in events[10:]:
         view = view.after(later)
     assert view == fold(PROBLEM.name, events)
+    assert early == copy
 
 
 def test_folding_costs_as_much_for_each_event_however_many_there_are(tmp_path):
@@ -56,19 +58,9 @@ def calls_in(work):
     return count
 
 
-def test_folding_leaves_earlier_views_as_they_were(events):
-    early = fold(PROBLEM.name, events[:10])
-    copy = early.model_copy(deep=True)
-    early.after(events[10])
-    assert early == copy
-
-
-def test_a_view_of_another_problem_is_empty(events):
-    assert fold("other", events).attempts == ()
-
-
-def test_failures_are_counted_by_outcome(events):
+def test_failures_are_counted_by_outcome_and_a_view_of_another_problem_is_empty(events):
     assert fold(PROBLEM.name, events).failures == {"failed at check": 1, "no candidate (no_code)": 1}
+    assert fold("other", events).attempts == ()
 
 
 @pytest.mark.parametrize(("kind", "outcome"), [("asked", "not answered yet"), ("extracted", "not judged yet")])

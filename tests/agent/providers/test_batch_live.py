@@ -40,33 +40,24 @@ def waited(log, server):
     return looks
 
 
-def test_a_batch_is_waited_for_and_its_answers_are_judged(log, server):
+def test_a_batch_is_waited_for_with_a_word_at_each_look_and_its_answers_are_judged(log, server):
     service(log, server).send()
-    waited(log, server)
+    looks = waited(log, server)
+    assert [one.status for (one,) in looks] == ["in_progress", "in_progress", "completed"]
+    assert (looks[-1][0].done, looks[-1][0].requests) == (WAITING, WAITING)
     found = service(log, server).fetch()
     assert (found.answered, found.missing) == (WAITING, ())
     view = searched(log, provider=BatchProvider(), config=ALL)
     assert [attempt.outcome for attempt in view.attempts] == ["passed"] * WAITING
 
 
-def test_it_is_told_at_each_look_how_the_batch_stands(log, server):
-    service(log, server).send()
-    looks = waited(log, server)
-    assert [one.status for (one,) in looks] == ["in_progress", "in_progress", "completed"]
-    assert (looks[-1][0].done, looks[-1][0].requests) == (WAITING, WAITING)
-
-
-def test_answers_are_not_taken_before_the_batch_has_ended(log, server):
-    service(log, server).send()
-    found = service(log, server).fetch()
-    assert (found.answered, len(found.missing)) == (0, WAITING)
-    assert len(service(log, server).note.sent) == 1
-
-
-def test_what_is_under_way_is_not_sent_again(log, server):
+def test_what_is_under_way_is_not_taken_before_it_has_ended_and_not_sent_again(log, server):
     service(log, server).send()
     with pytest.raises(ProviderError, match="is under way"):
         service(log, server).send()
+    found = service(log, server).fetch()
+    assert (found.answered, len(found.missing)) == (0, WAITING)
+    assert len(service(log, server).note.sent) == 1
 
 
 def test_a_batch_whose_note_was_lost_is_found_on_the_server(log, server):

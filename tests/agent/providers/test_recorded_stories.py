@@ -61,38 +61,23 @@ def test_so_many_problems_at_least_have_a_story(target, count):
 
 
 @EACH
-def test_a_story_names_every_answer_in_its_folder_and_no_other(problem, target, dtype):
+def test_a_story_names_every_answer_in_its_folder_by_number_and_role_and_no_other(problem, target, dtype):
+    entries = read_story(problem, target, dtype=dtype).entries
+    named = [entry.file for entry in entries]
+    assert named == [f"{number:02}-{entry.role}.md" for number, entry in enumerate(entries, start=1)]
     assert files(problem, target, dtype) == sorted(story_folder(problem, target, dtype=dtype).glob("*.md"))
 
 
 @EACH
-def test_every_answer_holds_a_candidate(problem, target, dtype):
-    found = [extract(path.read_text(encoding="utf-8")) for path in files(problem, target, dtype)]
-    assert all(isinstance(one, Extraction) for one in found), found
-
-
-@EACH
-def test_no_two_answers_hold_the_same_candidate(problem, target, dtype):
+def test_every_answer_holds_a_candidate_of_its_own(problem, target, dtype):
     digests = [candidate(path).digest for path in files(problem, target, dtype)]
     assert len(set(digests)) == len(digests)
 
 
 @EACH
-def test_the_file_of_an_answer_says_its_number_and_role(problem, target, dtype):
-    entries = read_story(problem, target, dtype=dtype).entries
-    named = [entry.file for entry in entries]
-    assert named == [f"{number:02}-{entry.role}.md" for number, entry in enumerate(entries, start=1)]
-
-
-@EACH
-def test_a_first_draft_has_no_parent_and_all_else_has_one(problem, target, dtype):
+def test_only_a_first_draft_has_no_parent_and_no_answer_is_both_repaired_and_improved(problem, target, dtype):
     entries = read_story(problem, target, dtype=dtype).entries
     assert [entry.parent is None for entry in entries] == [entry.role == "propose" for entry in entries]
-
-
-@EACH
-def test_no_answer_is_both_repaired_and_improved(problem, target, dtype):
-    entries = read_story(problem, target, dtype=dtype).entries
     repaired, improved = ({entry.parent for entry in entries if entry.role == role} for role in ("repair", "improve"))
     assert not repaired & improved
 

@@ -210,6 +210,18 @@ UNCHANGED = [
 ]
 
 
+def extracted(reply: str, **how: str | bool) -> Extraction:
+    found = extract(reply, **how)
+    assert isinstance(found, Extraction), found
+    return found
+
+
+def refused(reply: str, **how: str | bool) -> NotExtracted:
+    found = extract(reply, **how)
+    assert isinstance(found, NotExtracted), found
+    return found
+
+
 def kernel_called(source: str) -> str:
     """The name of the compiled function that the last top-level `ModelNew` calls, or what it stands for."""
     with warnings.catch_warnings(action="ignore"):
@@ -221,25 +233,18 @@ def kernel_called(source: str) -> str:
 
 @pytest.mark.parametrize("shape", ACCEPTED)
 def test_a_reply_of_this_shape_gives_its_final_program(shape: str) -> None:
-    found = extract(ACCEPTED[shape])
-
-    assert isinstance(found, Extraction), found
-    assert kernel_called(found.source) == "relu_final"
+    assert kernel_called(extracted(ACCEPTED[shape]).source) == "relu_final"
 
 
 @pytest.mark.parametrize("shape", UNCHANGED)
 def test_a_program_comes_out_of_this_shape_character_by_character(shape: str) -> None:
-    found = extract(ACCEPTED[shape])
-
-    assert isinstance(found, Extraction), found
-    assert found.source.replace("\n\n    def", "\n    def") == FINAL.replace("\n\n    def", "\n    def")
+    source = extracted(ACCEPTED[shape]).source
+    assert source.replace("\n\n    def", "\n    def") == FINAL.replace("\n\n    def", "\n    def")
 
 
 def test_an_odd_escape_in_a_source_warns_nobody() -> None:
     with warnings.catch_warnings(action="error"):
-        found = extract(ACCEPTED["an invalid escape in a string"])
-
-    assert isinstance(found, Extraction), found
+        extracted(ACCEPTED["an invalid escape in a string"])
 
 
 class Rejected(NamedTuple):
@@ -324,48 +329,25 @@ REJECTED: dict[str, Rejected] = {
 
 
 @pytest.mark.parametrize("shape", REJECTED)
-def test_a_reply_of_this_shape_is_told_for_what_it_is(shape: str) -> None:
-    found = extract(REJECTED[shape].reply)
-
-    assert isinstance(found, NotExtracted), found
+def test_a_reply_of_this_shape_is_told_for_what_it_is_and_what_is_at_fault_is_named(shape: str) -> None:
+    found = refused(REJECTED[shape].reply)
     assert found.kind == REJECTED[shape].kind, found
-
-
-@pytest.mark.parametrize("shape", REJECTED)
-def test_the_detail_names_what_is_at_fault(shape: str) -> None:
-    found = extract(REJECTED[shape].reply)
-
-    assert isinstance(found, NotExtracted), found
     assert REJECTED[shape].says in found.detail
     found.detail.encode()
 
 
 def test_code_in_the_separate_reasoning_counts_where_the_reply_is_empty() -> None:
-    found = extract("", reasoning=f"Maybe\n{fenced(FINAL)}")
-
-    assert isinstance(found, Extraction), found
-    assert "separate reasoning" in found.how
-
-
-def test_code_in_the_reply_wins_over_code_in_the_separate_reasoning() -> None:
-    found = extract(fenced(FINAL), reasoning=fenced(DRAFT))
-
-    assert isinstance(found, Extraction), found
-    assert kernel_called(found.source) == "relu_final"
+    assert "separate reasoning" in extracted("", reasoning=f"Maybe\n{fenced(FINAL)}").how
+    both = extracted(fenced(FINAL), reasoning=fenced(DRAFT))
+    assert kernel_called(both.source) == "relu_final"
 
 
 def test_another_entry_point_can_be_asked_for() -> None:
-    found = extract(fenced(REFERENCE), entry="Model")
-
-    assert isinstance(found, Extraction), found
-    assert found.source == REFERENCE
+    assert extracted(fenced(REFERENCE), entry="Model").source == REFERENCE
 
 
 def test_an_ordinary_reply_gives_no_warning() -> None:
-    found = extract(ACCEPTED["thought closed, answer behind"])
-
-    assert isinstance(found, Extraction), found
-    assert found.warnings == ()
+    assert extracted(ACCEPTED["thought closed, answer behind"]).warnings == ()
 
 
 WARNINGS = {
@@ -380,32 +362,25 @@ WARNINGS = {
 
 @pytest.mark.parametrize("shape", WARNINGS)
 def test_a_doubtful_choice_comes_with_a_warning(shape: str) -> None:
-    found = extract(ACCEPTED[shape])
-
-    assert isinstance(found, Extraction), found
-    assert WARNINGS[shape] in " ".join(found.warnings)
+    assert WARNINGS[shape] in " ".join(extracted(ACCEPTED[shape]).warnings)
 
 
-def test_a_source_that_needs_another_file_of_the_reply_comes_with_a_warning() -> None:
-    loading = FINAL.replace("load_inline(", 'load(sources=["relu.cu"], ')
-
-    found = extract(f"relu.cu:\n{fenced(KERNEL, 'cuda')}model.py:\n{fenced(loading)}")
-
-    assert isinstance(found, Extraction), found
-    (warning,) = found.warnings
-    assert "relu.cu" in warning
+LOADING = FINAL.replace("load_inline(", 'load(sources=["relu.cu"], ')
 
 
-def test_a_source_without_torch_comes_with_a_warning() -> None:
-    found = extract(fenced("class ModelNew:\n    pass"))
-
-    assert isinstance(found, Extraction), found
-    (warning,) = found.warnings
-    assert "torch" in warning
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (f"relu.cu:\n{fenced(KERNEL, 'cuda')}model.py:\n{fenced(LOADING)}", "relu.cu"),
+        (fenced("class ModelNew:\n    pass"), "torch"),
+    ],
+    ids=["it needs another file of the reply", "it is without torch"],
+)
+def test_a_source_that_lacks_something_comes_with_a_warning(reply: str, said: str) -> None:
+    (warning,) = extracted(reply).warnings
+    assert said in warning
 
 
 def test_how_tells_which_block_of_how_many_it_was() -> None:
-    found = extract(ACCEPTED["draft and final in one zone after the thought"])
-
-    assert isinstance(found, Extraction), found
-    assert "2 of 2" in found.how and "after the reasoning" in found.how
+    how = extracted(ACCEPTED["draft and final in one zone after the thought"]).how
+    assert "2 of 2" in how and "after the reasoning" in how

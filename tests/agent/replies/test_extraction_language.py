@@ -2,8 +2,7 @@
 
 import pytest
 
-from kernelwright.agent.replies import Extraction, extract
-from tests.agent.replies.test_extraction import FINAL, REFERENCE, fenced
+from tests.agent.replies.test_extraction import FINAL, REFERENCE, extracted, fenced
 
 LANGUAGES = {
     "C++ handed to load_inline": ("cpp", FINAL),
@@ -74,8 +73,4 @@ LANGUAGES = {
 @pytest.mark.parametrize("case", LANGUAGES)
 def test_the_language_is_told_from_the_source(case: str) -> None:
     language, source = LANGUAGES[case]
-
-    found = extract(fenced(source))
-
-    assert isinstance(found, Extraction), found
-    assert found.language == language
+    assert extracted(fenced(source)).language == language

@@ -2,8 +2,16 @@
 
 import pytest
 
-from kernelwright.agent.replies import Extraction, NotExtracted, extract
-from tests.agent.replies.test_extraction import ACCEPTED, DRAFT, FINAL, fenced, indented, with_docstring
+from tests.agent.replies.test_extraction import (
+    ACCEPTED,
+    DRAFT,
+    FINAL,
+    extracted,
+    fenced,
+    indented,
+    refused,
+    with_docstring,
+)
 
 CUT_IN_STRING = ACCEPTED["a module cut inside its string"]
 SHAPES: dict[str, str] = {
@@ -32,57 +40,31 @@ ABOVE = "import torch\nfrom torch.nn import Module as Base\n\n\ndef scaled(x):\n
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_program_comes_out_of_these_marks_as_it_was_written(shape: str) -> None:
-    found = extract(SHAPES[shape])
-
-    assert isinstance(found, Extraction), found
-    assert found.source == FINAL
+    assert extracted(SHAPES[shape]).source == FINAL
 
 
 @pytest.mark.parametrize("case", IN_DOCSTRINGS)
 def test_fences_in_a_docstring_stay_in_it(case: str) -> None:
     program = with_docstring(IN_DOCSTRINGS[case])
-
-    found = extract(f"Here:\n\n{fenced(program)}\nDone.\n")
-
-    assert isinstance(found, Extraction), found
-    assert found.source == program
+    assert extracted(f"Here:\n\n{fenced(program)}\nDone.\n").source == program
 
 
 def test_a_block_that_a_short_fence_closes_is_whole_where_the_reply_was_cut() -> None:
-    found = extract(f"````python\n{FINAL}```\nand then", truncated=True)
-
-    assert isinstance(found, Extraction), found
-    assert found.source == FINAL
+    assert extracted(f"````python\n{FINAL}```\nand then", truncated=True).source == FINAL
 
 
-def test_a_class_is_given_what_it_reads_from_the_block_above() -> None:
-    found = extract(fenced(ABOVE) + fenced(NEEDING))
-
-    assert isinstance(found, Extraction), found
-    assert found.source == f"{ABOVE}\n\n{NEEDING}"
-
-
-def test_a_local_name_of_another_function_does_not_pass_for_the_missing_one() -> None:
-    own = f"{NEEDING}\n\ndef other():\n    scaled = 1\n    return scaled\n"
-
-    found = extract(fenced(ABOVE) + fenced(own))
-
-    assert isinstance(found, Extraction), found
-    assert found.source == f"{ABOVE}\n\n{own}"
+@pytest.mark.parametrize("more", ["", "\n\ndef other():\n    scaled = 1\n    return scaled\n"])
+def test_a_class_is_given_what_it_reads_from_the_block_above(more: str) -> None:
+    """Also where another function has a local name that is called so."""
+    found = extracted(fenced(ABOVE) + fenced(NEEDING + more))
+    assert found.source == f"{ABOVE}\n\n{NEEDING}{more}"
 
 
 @pytest.mark.parametrize("line", ["from kernels import *", "def f(x):\n    global x"])
 def test_where_missing_names_can_not_be_told_nothing_is_added(line: str) -> None:
     own = f"import torch\n{line}\n\n\n{NEEDING}"
-
-    found = extract(fenced(ABOVE) + fenced(own))
-
-    assert isinstance(found, Extraction), found
-    assert found.source == own
+    assert extracted(fenced(ABOVE) + fenced(own)).source == own
 
 
 def test_only_the_end_of_a_reply_beyond_all_measure_is_read() -> None:
-    found = extract(fenced(FINAL) + "x" * 2_000_000)
-
-    assert isinstance(found, NotExtracted), found
-    assert found.kind == "no_code"
+    assert refused(fenced(FINAL) + "x" * 2_000_000).kind == "no_code"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.agent.replies import Extraction, NotExtracted, extract
+from tests.agent.replies.test_extraction import extracted, refused
 
 FOLDER = Path(__file__).parent / "texts"
 REPLIES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
@@ -13,9 +14,7 @@ BLOCK = f"```python\n{PROGRAM}```\n"
 
 
 def final_source(name: str) -> str:
-    found = extract(REPLIES[name])
-    assert isinstance(found, Extraction), found
-    return found.source
+    return extracted(REPLIES[name]).source
 
 
 @pytest.mark.parametrize("name", REPLIES)
@@ -57,10 +56,7 @@ def test_a_cut_behind_the_last_closing_fence_gives_the_source(name: str) -> None
 
 
 def test_a_source_taken_from_a_cut_reply_comes_with_a_warning() -> None:
-    found = extract(f"{BLOCK}\nThis is fast, for it", truncated=True)
-
-    assert isinstance(found, Extraction), found
-    assert "cut off" in found.warnings[0]
+    assert "cut off" in extracted(f"{BLOCK}\nThis is fast, for it", truncated=True).warnings[0]
 
 
 CUT_ALTHOUGH_IT_PARSES = {
@@ -83,28 +79,17 @@ CUT_ALTHOUGH_IT_PARSES = {
 
 @pytest.mark.parametrize("case", CUT_ALTHOUGH_IT_PARSES)
 def test_a_cut_reply_of_this_shape_is_called_truncated(case: str) -> None:
-    found = extract(CUT_ALTHOUGH_IT_PARSES[case], truncated=True)
-
-    assert isinstance(found, NotExtracted), found
-    assert found.kind == "truncated"
+    assert refused(CUT_ALTHOUGH_IT_PARSES[case], truncated=True).kind == "truncated"
 
 
 def test_a_reply_cut_in_the_separate_reasoning_gives_no_draft_of_it() -> None:
-    found = extract("", reasoning=BLOCK, truncated=True)
-
-    assert isinstance(found, NotExtracted), found
-    assert found.kind == "truncated"
+    assert refused("", reasoning=BLOCK, truncated=True).kind == "truncated"
 
 
 def test_a_syntax_error_in_a_closed_block_is_not_put_down_to_the_cut() -> None:
-    found = extract(BLOCK.replace("(self, x)", "(self, x") + "\nThis", truncated=True)
-
-    assert isinstance(found, NotExtracted), found
+    found = refused(BLOCK.replace("(self, x)", "(self, x") + "\nThis", truncated=True)
     assert found.kind == "syntax_error"
 
 
 def test_the_detail_says_where_the_cut_block_begins() -> None:
-    found = extract(f"One.\n\n{BLOCK.removesuffix('```' + chr(10))}", truncated=True)
-
-    assert isinstance(found, NotExtracted), found
-    assert "line 3" in found.detail
+    assert "line 3" in refused(f"One.\n\n{BLOCK.removesuffix('```' + chr(10))}", truncated=True).detail

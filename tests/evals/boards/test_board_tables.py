@@ -43,33 +43,18 @@ def heads(board, width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_no_word_of_a_heading_is_broken(board, width):
+def test_no_line_is_wider_than_the_terminal_and_no_word_or_number_broken(board, width):
+    shown = lines(board, width)
+    assert max(len(line.rstrip()) for line in shown) <= width
     wanted = [word for heading in (*ROW_COLUMNS, "worst of all problems") for word in heading.split()]
     assert not set(wanted) - set(heads(board, width))
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_no_line_is_wider_than_the_terminal(board, width):
-    assert max(len(line.rstrip()) for line in lines(board, width)) <= width
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_number_is_whole(board, width):
-    shown = {word for line in lines(board, width) for word in line.split()}
     numbers = {word for row in board.rows for text in row_texts(row, board)[4:] for word in text.split()}
-    assert not numbers - shown
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_each_table_begins_with_rank_and_model(board, width):
+    assert not numbers - {word for line in shown for word in line.split()}
     for table in board_tables(board, width):
         assert [str(column.header) for column in table.columns][:2] == ["rank", "model"]
 
 
-def test_a_wide_terminal_has_all_columns_in_one_table(board):
+def test_the_columns_stand_in_their_order_and_once_each_and_on_a_wide_terminal_in_one_table(board):
     assert len(board_tables(board, 240)) == 1
-
-
-def test_the_columns_stand_in_their_order_and_once_each(board):
     found = [str(column.header) for table in board_tables(board, 80) for column in table.columns[2:]]
     assert found == [*list(ROW_COLUMNS)[2:], "worst of all problems"]

@@ -41,16 +41,10 @@ def ask(address, path="", host=None):
     return answer, answer.read().decode()
 
 
-def test_it_listens_on_the_loopback_interface(view):
+def test_it_listens_on_the_loopback_interface_and_gives_every_attempt_whole(view):
     assert view.startswith("http://127.0.0.1:")
-
-
-def test_the_index_names_every_attempt(view):
     _, text = ask(view, "index.json")
     assert [len(one["attempts"]) for one in json.loads(text)["problems"]] == [8, 8]
-
-
-def test_an_attempt_comes_whole(view):
     _, text = ask(view, "attempt.json?problem=problem_1&number=3")
     assert {"reply", "sections", "reproduce"} <= json.loads(text).keys()
 

@@ -30,15 +30,13 @@ def words(root):
     return [text.text or "" for text in root.iter(f"{SVG}text")]
 
 
-def test_each_right_attempt_is_a_point(made):
+def test_each_right_attempt_is_a_point_in_its_problem_s_row(made):
     with RunLog.open(made) as log:
         model = RunModel(log)
         right = [one for view in model.views.values() for one in view.attempts if one.speedup is not None]
-    assert len(list(drawn(made).iter(f"{SVG}circle"))) == len(right)
-
-
-def test_each_problem_has_its_row(made):
-    assert {"problem_0", "problem_1", "problem_2"} <= set(words(drawn(made)))
+    root = drawn(made)
+    assert len(list(root.iter(f"{SVG}circle"))) == len(right)
+    assert {"problem_0", "problem_1", "problem_2"} <= set(words(root))
 
 
 def test_the_same_run_gives_the_same_picture(made, tmp_path):

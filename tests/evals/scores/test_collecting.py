@@ -27,16 +27,9 @@ def belongs(bench, *places):
     return {file.name: file.problem for file in found} | dict.fromkeys(strangers)
 
 
-def test_problems_are_named_by_their_path(bench):
-    assert list(collect_problems(str(bench / "problems")).problems) == [
-        "level1/23_Softmax",
-        "level1/4_Sum",
-        "level2/23_Gemm",
-        "level2/4_Sum",
-    ]
-
-
-def test_the_level_is_read_out_of_the_name():
+def test_problems_are_named_by_their_path_out_of_which_the_level_is_read(bench):
+    names = list(collect_problems(str(bench / "problems")).problems)
+    assert names == ["level1/23_Softmax", "level1/4_Sum", "level2/23_Gemm", "level2/4_Sum"]
     assert (level_of("level2/23_Gemm"), level_of("rms_norm")) == ("level2", None)
 
 
@@ -65,20 +58,14 @@ def test_a_broken_problem_does_not_hide_the_others(bench):
     assert "syntax error" in found.broken["level1/9_Broken"]
 
 
-def test_a_folder_with_a_manifest_is_one_problem():
+def test_a_folder_with_a_manifest_and_a_catalog_name_are_one_problem():
     assert "rms_norm" in collect_problems("problems/catalog").problems
-
-
-def test_a_catalog_name_is_one_problem():
     assert list(collect_problems("rms_norm").problems) == ["rms_norm"]
 
 
-def test_a_folder_without_problems_is_told(tmp_path):
+def test_a_folder_without_problems_and_a_missing_one_of_candidates_are_told(tmp_path):
     with pytest.raises(ProblemError, match=r"no \.py file"):
         collect_problems(str(tmp_path))
-
-
-def test_a_missing_folder_of_candidates_is_told(tmp_path):
     with pytest.raises(ProblemError, match="there is no folder"):
         collect_candidates(tmp_path / "absent", {})
 

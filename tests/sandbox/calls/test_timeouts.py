@@ -66,11 +66,15 @@ def is_ever(wanted, pids):
     return seen == 3
 
 
-def test_a_compiler_that_computes_is_at_work(started):
-    process = started("g++", "-x", "c++", "-std=c++17", *LIMITS, "-fsyntax-only", "-")
-    process.stdin.write(BUSY.encode())
-    process.stdin.close()
-    assert is_ever(True, [process.pid, compiler_below(process)])
+def test_a_compiler_that_computes_is_at_work_and_extends_the_limit_up_to_that_of_a_build(started):
+    compiling = started("g++", "-x", "c++", "-std=c++17", *LIMITS, "-fsyntax-only", "-")
+    compiling.stdin.write(BUSY.encode())
+    compiling.stdin.close()
+    pid = compiler_below(compiling)
+    assert is_ever(True, [compiling.pid, pid])
+    with pytest.raises(ChildLate) as late:
+        ImportTimeout(1, 3).wait(Silent(pid))
+    assert not isinstance(late.value, CandidateLate)
 
 
 def test_a_compiler_that_waits_for_its_input_is_not_at_work(started):
@@ -100,36 +104,6 @@ class Silent:
     """A child that never speaks, with these processes."""
 
     def __init__(self, *pids):
-        self.pids = list(pids)
-
-    def has_spoken(self, timeout_s):
-        time.sleep(timeout_s)
-        return False
-
-    def processes(self):
-        return self.pids
-
-
-def test_a_candidate_that_waits_for_nothing_is_late_by_itself():
-    with pytest.raises(CandidateLate, match=r"0\.3 s,.* no compiler"):
-        ImportTimeout(0.3, PATIENCE_S).wait(Silent())
-
-
-def test_a_compiler_at_work_extends_the_limit_up_to_that_of_a_build(started):
-    process = started("g++", "-x", "c++", "-std=c++17", *LIMITS, "-fsyntax-only", "-")
-    process.stdin.write(BUSY.encode())
-    process.stdin.close()
-    pid = compiler_below(process)
-    assert is_ever(True, [pid])
-    with pytest.raises(ChildLate) as late:
-        ImportTimeout(1, 3).wait(Silent(pid))
-    assert not isinstance(late.value, CandidateLate)
-
-
-class Mute:
-    """A child that never answers, with the processes that its call runs in."""
-
-    def __init__(self, *pids):
         self._pids = list(pids)
 
     def has_spoken(self, timeout_s):
@@ -140,10 +114,15 @@ class Mute:
         return self._pids
 
 
+def test_a_candidate_that_waits_for_nothing_is_late_by_itself():
+    with pytest.raises(CandidateLate, match=r"0\.3 s,.* no compiler"):
+        ImportTimeout(0.3, PATIENCE_S).wait(Silent())
+
+
 def late_after(limit_s, *pids):
     start = time.monotonic()
     with pytest.raises(ChildLate):
-        CallTimeout(limit_s).wait(Mute(*pids))
+        CallTimeout(limit_s).wait(Silent(*pids))
     return time.monotonic() - start
 
 

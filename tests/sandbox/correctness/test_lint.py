@@ -22,25 +22,24 @@ def two_draws(shape=(64, 64)):
     return torch.randn(shape), torch.randn(shape)
 
 
-def test_a_product_is_a_sound_problem():
+def test_a_product_is_a_sound_problem_and_one_row_or_one_value_is_not_weak_for_that():
     assert status(lambda x: x @ x, *two_draws()).status == "ok"
+    assert status(lambda x: torch.cumsum(x, 2), *two_draws((1, 24, 64))).status == "ok"
+    assert status(lambda x: x.square().mean(), *two_draws()).status == "ok"
 
 
-def test_a_problem_whose_result_does_not_depend_on_its_input_is_weak():
-    found = status(lambda x: torch.softmax(x, 1).sum(1), *two_draws())
-    assert [why for why in found.why if "other inputs" in why]
-
-
-def test_a_problem_that_accepts_zeros_is_weak():
-    assert "it accepts zeros" in status(lambda x: x * 0, *two_draws()).why
-
-
-def test_a_problem_that_accepts_its_input_is_weak():
-    assert [why for why in status(lambda x: x + 0, *two_draws()).why if "input 0" in why]
-
-
-def test_a_problem_that_accepts_half_precision_is_weak():
-    assert [why for why in status(lambda x: torch.sign(x) * 2, *two_draws()).why if "bfloat16" in why]
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: torch.softmax(x, 1).sum(1), "other inputs"),
+        (lambda x: x * 0, "it accepts zeros"),
+        (lambda x: x + 0, "input 0"),
+        (lambda x: torch.sign(x) * 2, "bfloat16"),
+    ],
+    ids=["its result does not depend on its input", "it accepts zeros", "its input", "half precision"],
+)
+def test_a_problem_is_weak_by_what_it_accepts(function, words):
+    assert [why for why in status(function, *two_draws()).why if words in why]
 
 
 class Answered(NamedTuple):
@@ -180,8 +179,3 @@ def test_the_input_of_a_rectifier_does_not_pass_since_other_families_have_signs(
 def test_a_remark_alone_does_not_make_a_problem_weak():
     findings = found(lambda x, y: torch.cumsum(x * y, 1), lambda: [torch.randn(24, 64), torch.arange(64.0) % 8])
     assert status_of([findings["labels"]]).status == "ok"
-
-
-def test_a_result_of_one_row_or_one_value_is_not_weak_for_that():
-    assert status(lambda x: torch.cumsum(x, 2), *two_draws((1, 24, 64))).status == "ok"
-    assert status(lambda x: x.square().mean(), *two_draws()).status == "ok"
