@@ -1,0 +1,31 @@
+"""Whether a result is inputs in other places, which copy engines could give beside other kernels."""
+
+import pytest
+import torch
+
+from kernelwright.sandbox.gpu_timing import moves_data
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+
+PROGRAMS = {
+    "rolled": (lambda x: [x.roll(3, 0)], True),
+    "every other row": (lambda x: [x[::2].contiguous()], True),
+    "a moved result beside a computed one": (lambda x: [x.exp(), x.flip(0)], True),
+    "a result that is moved in half": (lambda x: [torch.cat([x.exp(), x])], True),
+    "padded with zeros": (lambda x: [torch.nn.functional.pad(x, (0, 4))], True),
+    "a maximum with zero": (lambda x: [x.relu()], False),
+    "computed": (lambda x: [x.exp()], False),
+    "nothing but zeros": (lambda x: [torch.zeros_like(x)], False),
+    "no elements": (lambda x: [x[:0]], False),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_moved_data_is_told_from_computed(name, dtype):
+    program, moved = PROGRAMS[name]
+    inputs = [torch.randn(64, 64, dtype=dtype) for _ in range(4)]
+
+    def values(tensors):
+        return Values({"l": []}, tuple(RawTensor.of(tensor) for tensor in tensors))
+
+    assert moves_data([values([x]) for x in inputs], [values(program(x)) for x in inputs]) is moved
