@@ -34,7 +34,7 @@ from kernelwright.prompts import (
 )
 from kernelwright.prompts.brief import Yardstick
 from kernelwright.prompts.targets import TARGETS
-from kernelwright.sandbox.floor.local_peaks import known_peaks_here
+from kernelwright.sandbox.floor.processor import known_peaks_here
 from kernelwright.sandbox.machine.fact_store import Store, work_key
 from kernelwright.sandbox.machine.identity import cpu_facts, processor_name, versions
 from kernelwright.sandbox.timing.baseline_times import BaselineTimes

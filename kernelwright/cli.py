@@ -8,7 +8,7 @@ from typing import NoReturn
 import typer
 
 from kernelwright.commands import programs
-from kernelwright.commands.judging import doctor, judge, mcp, problems, score, serve
+from kernelwright.commands.judging import doctor, judge, problems, score, serve
 from kernelwright.commands.options.exit_codes import with_exit_codes
 from kernelwright.commands.options.terminal import version, with_verbosity
 from kernelwright.commands.results import exchange, showing
@@ -36,7 +36,7 @@ for name, command in (
     ("doctor", doctor.doctor),
     ("score", score.score),
     ("serve", serve.serve),
-    ("mcp", mcp.mcp),
+    ("mcp", serve.mcp),
     ("leaderboard", showing.leaderboard),
     ("inspect", showing.inspect),
     ("diff", showing.diff),

@@ -306,7 +306,7 @@ def split_capture(
 
 def _peaks(captured: CapturedProgram, tell: Callable[[str], None]) -> Peaks | None:
     """Of the device here, which is taken to be that of the capture; None where they can not be had."""
-    from kernelwright.sandbox.floor.local_peaks import peaks_here
+    from kernelwright.sandbox.floor.processor import peaks_here
 
     try:
         return peaks_here(captured.is_gpu, captured.threads)

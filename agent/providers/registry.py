@@ -29,7 +29,7 @@ from kernelwright.agent.providers.provider import (
     ProviderOptions,
     RunRecord,
 )
-from kernelwright.agent.strategies.loading import function_in
+from kernelwright.agent.strategies.strategy import function_in
 from kernelwright.problems.record.base import Record, read_table
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import write_atomically

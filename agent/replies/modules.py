@@ -150,10 +150,7 @@ class Parser:
             if isinstance(outcome, Module):
                 break
             error = outcome
-            lines = kept.split("\n", error.line)[: error.line]
-            while lines and (not lines[-1].strip() or lines[-1][0] in " \t)]}"):
-                lines.pop()
-            kept = "".join(f"{one}\n" for one in lines[:-1])
+            kept = _before_line(kept, error.line)
             outcome = self.read(kept)
         if isinstance(outcome, Broken):
             return outcome
@@ -231,6 +228,13 @@ def _broken(source: str, line: int, message: str) -> Broken:
 
 def _printable(text: str) -> str:
     return text[:1000].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
+def _before_line(text: str, line: int) -> str:
+    lines = text.split("\n", line)[:line]
+    while lines and (not lines[-1].strip() or lines[-1][0] in " \t)]}"):
+        lines.pop()
+    return "".join(f"{one}\n" for one in lines[:-1])
 
 
 def _is_word(statement: ast.stmt) -> bool:

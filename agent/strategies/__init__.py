@@ -4,7 +4,14 @@ Others are found in installed packages by the entry-point group `kernelwright.st
 `SearchConfig` and returns a `Strategy`), or in a file of the user's own.
 """
 
-from kernelwright.agent.strategies.loading import SHIPPED, load_strategy, strategies
-from kernelwright.agent.strategies.strategy import Step, Stop, Strategy, StrategyError
+from kernelwright.agent.strategies.strategy import (
+    SHIPPED,
+    Step,
+    Stop,
+    Strategy,
+    StrategyError,
+    load_strategy,
+    strategies,
+)
 
 __all__ = ["SHIPPED", "Step", "Stop", "Strategy", "StrategyError", "load_strategy", "strategies"]

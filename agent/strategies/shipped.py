@@ -67,6 +67,9 @@ class Refine:
         fresh = sum(1 for one in view.attempts[since:] if one.ask.role == "propose")
         if dry // FRESH_AFTER > fresh and self.config.runner_up:
             return [draft(view, drafts_made(view))]
+        return self._improvements(view, slots, rng)
+
+    def _improvements(self, view: View, slots: int, rng: random.Random) -> list[Step]:
         made = sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
         return improvements(view, (self._parent(view, made + at) for at in range(1, slots + 1)), rng)
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from kernelwright.agent.strategies.loading import function_in
+from kernelwright.agent.strategies.strategy import function_in
 from kernelwright.evals import figures
 from kernelwright.evals.figures import BASELINES, Effort, Estimate, Measured, Result
 from kernelwright.evals.runs.facts import Kernel, ProblemFacts, RunFacts

@@ -1,4 +1,4 @@
-"""The peaks of the processor that this process may use: measured once by a small program of ours, then remembered."""
+"""The peaks of whatever a candidate runs on here: those of the processor are measured by a small program of ours."""
 
 import os
 import subprocess
@@ -151,3 +151,24 @@ def caches() -> Caches:
             if kind != "Instruction" and size.endswith("K"):
                 found[int(level), shared] = int(size[:-1]) * 1024
     return Caches(*(sum(size for (level, _), size in found.items() if level == wanted) for wanted in (1, 2, 3)))
+
+
+def peaks_here(gpu: bool, threads: int) -> Peaks:
+    """Those of the first GPU, or of the processor with so many threads; measured where they are not remembered.
+
+    Raises `MachineError` where they can not be had.
+    """
+    if not gpu:
+        return processor_peaks(threads)
+    from kernelwright.sandbox.floor.gpu_peaks import device_peaks
+
+    return device_peaks()
+
+
+def known_peaks_here(gpu: bool, threads: int, store: Store | None = None) -> Peaks | None:
+    """The same without measuring: None where they are not remembered."""
+    if not gpu:
+        return known_peaks(threads, store)
+    from kernelwright.sandbox.floor import gpu_peaks
+
+    return gpu_peaks.known_peaks(store=store)

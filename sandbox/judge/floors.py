@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.floor import processor
-from kernelwright.sandbox.floor.local_peaks import peaks_here
+from kernelwright.sandbox.floor.processor import peaks_here
 from kernelwright.sandbox.machine.fact_store import Store, work_key
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.peaks import Peaks

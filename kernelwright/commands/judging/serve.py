@@ -1,4 +1,4 @@
-"""`kernelwright serve`: a judge that stays warm, for programs that ask over HTTP."""
+"""`kernelwright serve` and `mcp`: a judge that stays warm, over HTTP or as tools of a coding agent."""
 
 import os
 import stat
@@ -10,17 +10,21 @@ import typer
 from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.judging_options import (
     AddressOption,
+    DeviceOption,
+    EffortOption,
     ExecutorOption,
     JailOption,
     JudgingOptions,
     KindOption,
     MemoryOption,
+    ServerOption,
     ThreadsOption,
     check_device,
     check_threads,
     device_count,
     devices_option,
     executor_choice,
+    judging_effort,
 )
 from kernelwright.problems.texts.libraries import LibraryMissing
 
@@ -120,3 +124,27 @@ def read_token(path: Path | None) -> str | None:
             f"the token of {where} is shorter than {SHORTEST_TOKEN} letters; make one: openssl rand -hex 32"
         )
     return token
+
+
+def mcp(
+    folder: Annotated[Path, typer.Option(help="Files below it may be read, and no others.")] = Path(),
+    run: Annotated[Path | None, typer.Option(help="A run whose best kernels are shown too.")] = None,
+    device: DeviceOption = None,
+    effort: EffortOption = "search",
+    server: ServerOption = None,
+) -> None:
+    """Serve a coding agent over the Model Context Protocol, on standard input and output."""
+    try:
+        from kernelwright.integrations.mcp_server import server_of
+    except ImportError as error:
+        raise LibraryMissing.of_extra("this", error.name, "mcp") from None
+    from kernelwright.integrations.agent_tools import AgentTools
+
+    if not folder.is_dir():
+        raise UserMistake(f"--folder {folder} is no folder; name the one that the agent works in")
+    if run is not None and not (run / "header.json").is_file():
+        raise UserMistake(f"--run {run} is no run; name a folder that `kernelwright run` has written")
+    if device is not None:
+        check_device(device, None if server else device_count())
+    chosen = {"effort": judging_effort(effort)} | ({"device": device} if device else {})
+    server_of(AgentTools(folder, run, server, **chosen)).run("stdio")
