@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from typer.testing import CliRunner
 
@@ -100,8 +102,8 @@ def prepared(place: Path) -> Path:
 
 
 def said(place: Path, words: Iterable[str]) -> str:
-    """Standard output of a command that runs in this process. Raises what it raises."""
-    with contextlib.chdir(place):
+    """Standard output of a command that runs in this process, with nothing kept before. Raises what it raises."""
+    with contextlib.chdir(place), patch.dict(os.environ, KERNELWRIGHT_CACHE=str(place / "cache")):
         result = CliRunner().invoke(kernelwright_app, list(words))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
