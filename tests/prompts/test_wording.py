@@ -75,8 +75,8 @@ def test_contract_tells_the_size_of_what_the_judge_changes():
     ("target", "words"),
     [
         ("cpp", "every thread"),
-        ("cuda", "L2 cache flushed"),
-        ("triton", "do not synchro"),
+        ("cuda", "L2 cache is flushed"),
+        ("triton", "Do not synchro"),
     ],
 )
 def test_contract_says_how_a_call_is_timed(target, words):
