@@ -15,6 +15,8 @@ PINNED, POSIX_FD, ON_DEVICE, READ_AND_WRITE = 1, 1, 1, 3
 MINIMUM_GRANULARITY, LAZY_PEER_ACCESS = 0, 1
 HANDLE_BYTES = 64
 BUFFER_ID = 7
+DONE_OFFSET = 128
+"""Of the word that says which call is done, in bytes behind the word that says which inputs are there."""
 
 
 class _Location(ctypes.Structure):

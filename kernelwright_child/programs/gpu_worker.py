@@ -27,8 +27,6 @@ WIDEST_ITEM = 8
 """Bytes of an element of the widest dtype that outputs come in, complex ones aside."""
 
 
-DONE_OFFSET = 128
-"""Of the word that says which call is done, in bytes behind the word that says which inputs are there."""
 CYCLES_A_MS = 2_000_000
 MANY = 2**18
 """Elements that are enough for torch to share a loop on the host among its threads."""
@@ -168,7 +166,7 @@ class OnDevice:
         """
         assert self._flags is not None
         stream = torch.cuda.current_stream()
-        begun, done = self._flags.address, self._flags.address + DONE_OFFSET
+        begun, done = self._flags.address, self._flags.address + sharing.DONE_OFFSET
         arguments = wire.unpack(message["arguments"], self.worker.lent)
         run = self._ahead_of(message["of"], arguments, message["bytes"])
         self._kept, self.worker.results, self._timed = [], None, []

@@ -150,6 +150,13 @@ class Shown(NamedTuple):
         item_bytes: int = getattr(torch, self.dtype).itemsize
         return self.bytes == math.prod(self.shape) * item_bytes
 
+    def laid(self, data: DeviceBytes) -> RawTensor:
+        """The values in a copy of the bytes from first to last, made contiguous."""
+        if not self.bytes:
+            return RawTensor(self.dtype, self.shape, data)
+        whole = data.tensor.view(getattr(torch, self.dtype)).as_strided(self.shape, self.stride)
+        return RawTensor.laid(whole, data)
+
 
 SPARE_PLACES = 16
 """Allocations that stay mapped beside those of the last call: results take turns with what lies between."""
@@ -299,13 +306,9 @@ def fetch(output: Shown, in_place: bool = False) -> tuple[RawTensor, torch.Tenso
 
     With `in_place`, for a child that is trusted to leave them alone, the values where they are, if they are contiguous.
     """
-    dtype = getattr(torch, output.dtype)
     here = in_place and output.bytes > 0
     data = ShownBytes(seen(output.address, output.bytes)) if here else copied(output.address, output.bytes)
-    if not output.bytes:
-        return RawTensor(output.dtype, output.shape, data), data.tensor
-    whole = data.tensor.view(dtype).as_strided(output.shape, output.stride)
-    return RawTensor.laid(whole, data), data.tensor
+    return output.laid(data), data.tensor
 
 
 def poison(output: Shown, stream: driver.Stream) -> None:

@@ -17,8 +17,7 @@ from kernelwright.sandbox.calls.buffers import Shown, poison, seen
 from kernelwright.sandbox.tensors.values import DeviceBytes, RawTensor, Values
 from kernelwright_child.gpu import driver, sharing
 
-FLAG_BYTES, DONE_OFFSET = 4096, 128
-"""The child finds the word that says which calls are done so far behind the one that says which inputs are there."""
+FLAG_BYTES = 4096
 ISSUE_S, ISSUE_FACTOR = 0.25, 10
 """A child that has not issued its calls after this time, or so many times what they took to issue before, is waiting
 for the device: its calls cannot be issued ahead."""
@@ -33,7 +32,7 @@ class Flags:
     def __init__(self, ordinal: int) -> None:
         self._shared = sharing.Shared(ordinal, FLAG_BYTES)
         self.bytes, self.begun = self._shared.bytes, self._shared.address
-        self.done = self.begun + DONE_OFFSET
+        self.done = self.begun + sharing.DONE_OFFSET
         driver.call("cuMemsetD32_v2", ctypes.c_uint64(self.begun), ctypes.c_uint(0), ctypes.c_size_t(FLAG_BYTES // 4))
         self.fd = self._shared.export()
         self.last = 0
@@ -147,14 +146,7 @@ class Turn:
 
     def values(self) -> tuple[RawTensor, ...]:
         """The results that were taken, made contiguous."""
-        found = []
-        for output, own in zip(self._shown, self.own, strict=True):
-            if not output.bytes:
-                found.append(RawTensor(output.dtype, output.shape, DeviceBytes(own)))
-                continue
-            whole = own.view(getattr(torch, output.dtype)).as_strided(output.shape, output.stride)
-            found.append(RawTensor.laid(whole, DeviceBytes(own)))
-        return tuple(found)
+        return tuple(output.laid(DeviceBytes(own)) for output, own in zip(self._shown, self.own, strict=True))
 
 
 def copy_by_kernel(target: torch.Tensor, source: torch.Tensor) -> None:

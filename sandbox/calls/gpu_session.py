@@ -305,14 +305,13 @@ class GpuSession(Session):
         self.look_after()
         if self.watches_inputs and self._inputs.changed():
             raise Misbehaved(CHANGED_INPUT)
-        is_anew = self._allocations.count > known
-        if is_anew:
+        if self._allocations.count > known:
             self._allocations.trim(len(looked))
         self._inputs.stage_nothing()
         self._log(op, (start_ns, prepared_ns, told_ns, read_ns))
         said = answer.get("device_ms")
         device_ms = float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
-        witnessed = Witnessed(device_ms, prepared, clocks, is_anew, parts=parts)
+        witnessed = Witnessed(device_ms, prepared, clocks, parts=parts)
         return Timed(output, milliseconds, cpu_ms, witnessed)
 
     def _question(self, op: str, values: Values) -> dict[str, Any]:

@@ -18,8 +18,6 @@ class Witnessed(NamedTuple):
     """What the worker says that the device's events said. A hint."""
     prepared: Prepared
     clocks: ClockSample | None
-    mapped_anew: bool
-    """Whether an output lay in an allocation that was not seen before, which costs time within the clock."""
     made_twice: bool = False
     """Whether a candidate made it once more on the same values, after one for which memory was missing: the first may
     have done the work."""
