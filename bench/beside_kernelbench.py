@@ -6,6 +6,9 @@ of the four has builds of its own, none at the start. `KERNELWRIGHT_WAYS=theirs,
 `shell`, `service` and `score`, for a machine that is had for minutes; `KERNELWRIGHT_CANDIDATES` the first so many of
 the twenty, `KERNELWRIGHT_EFFORT` another effort than `search`. A candidate has fooled whoever calls it right where it
 is not, or 1.2 times as fast where that is its lie.
+
+A line of JSON for each answer goes to `beside-kernelbench.jsonl` in the folder that `KERNELWRIGHT_OUT` names, or in
+`runs`; what is there is not asked again. `KERNELWRIGHT_SECONDS` ends the run in time; what is compared is whole.
 """
 
 import json
@@ -17,8 +20,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from bench.chosen import Kept, is_in_time
 from bench.foreign.candidates import CASES, ForeignCase
 from bench.gpu_facts import NO_DEVICE, Report
 from kernelwright.sandbox.machine.cache import VARIABLE
@@ -85,13 +89,11 @@ def run(*words: str) -> Report:
         return Report(f"  KERNELWRIGHT_WAYS takes some of {', '.join(WAYS)}", holds=False)
     wanted = [WAYS[word] for word in words_of_ways]
     with tempfile.TemporaryDirectory() as folder:
-        place = Place(Path(words[0]).resolve(), Path(folder))
-        found = _in_turn(place, cases, [way for way in wanted if way in (THEIRS, SHELL)])
-        walls = {way: sum(one.seconds for one in found[way]) for way in found}
-        for way, ask in ((SERVICE, _served), (SCORE, _scored)):
-            if way in wanted:
-                found[way], walls[way] = ask(place, cases)
-    lines = [_told(way, cases, found[way], walls[way]) for way in wanted]
+        found = _found(Place(Path(words[0]).resolve(), Path(folder)), cases, wanted, Kept("beside-kernelbench.jsonl"))
+    whole = [way for way in wanted if len(found[way]) == len(cases)]
+    walls = {way: sum(one.seconds for one in found[way]) for way in whole}
+    lines = [_told(way, cases, found[way], walls[way]) for way in whole]
+    lines += [f"  {way}: {len(found[way])} of {len(cases)} answered" for way in wanted if way not in whole]
     promised = []
     for way, least in ((SERVICE, LEAST_RATIO), (SHELL, 1.0)):
         if way in walls and THEIRS in walls:
@@ -103,15 +105,38 @@ def run(*words: str) -> Report:
     return Report("\n".join(lines), all(promised))
 
 
-def _in_turn(place: Place, cases: tuple[ForeignCase, ...], ways: list[str]) -> dict[str, list[Found]]:
+def _found(place: Place, cases: tuple[ForeignCase, ...], wanted: list[str], kept: Kept) -> dict[str, list[Found]]:
+    """What each way says of each candidate, in their order, as far as there was time."""
+    known = {(row["way"], row["case"]): Found(row["correct"], row["speedup"], row["seconds"]) for row in kept.rows()}
+
+    def keep(way: str, case: ForeignCase, one: Found) -> None:
+        known[way, case.name] = one
+        kept.add({"way": way, "case": case.name, **one._asdict()})
+
+    _in_turn(place, cases, [way for way in wanted if way in (THEIRS, SHELL)], known, keep)
+    for way, ask in ((SERVICE, _served), (SCORE, _scored)):
+        if way in wanted and is_in_time() and not all((way, case.name) in known for case in cases):
+            for case, one in zip(cases, ask(place, cases), strict=True):
+                keep(way, case, one)
+    return {way: [known[way, case.name] for case in cases if (way, case.name) in known] for way in wanted}
+
+
+def _in_turn(
+    place: Place,
+    cases: tuple[ForeignCase, ...],
+    ways: list[str],
+    known: dict[tuple[str, str], Found],
+    keep: Callable[[str, ForeignCase, Found], None],
+) -> None:
     """A process for each candidate: those of both ways side by side, each first in every other candidate."""
     asks: dict[str, Callable[[Place, ForeignCase], Found]] = {THEIRS: _theirs, SHELL: _ours}
-    found: dict[str, list[Found]] = {way: [] for way in ways}
-    for number, case in enumerate(cases) if ways else ():
-        for way in ways if number % 2 == 0 else ways[::-1]:
-            found[way].append(asks[way](place, case))
-        print(_line(case, [found[way][-1] for way in ways]), flush=True)
-    return found
+    for number, case in enumerate(cases):
+        left = [way for way in ways if (way, case.name) not in known]
+        if not left or not is_in_time():
+            continue
+        for way in left if number % 2 == 0 else left[::-1]:
+            keep(way, case, asks[way](place, case))
+        print(_line(case, [known[way, case.name] for way in ways]), flush=True)
 
 
 def _asked(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
@@ -129,7 +154,7 @@ def _theirs(place: Place, case: ForeignCase) -> Found:
     files = [str(place.tree), str(place.problem(case)), str(place.candidate(case))]
     builds = environment["TORCH_EXTENSIONS_DIR"]
     said, seconds = _asked([sys.executable, str(EVALUATOR), *files, case.backend, builds], environment)
-    told = json.loads(said.splitlines()[-1]) if said.strip() else {"correct": False, "speedup": None}
+    told: dict[str, Any] = json.loads(said.splitlines()[-1]) if said.strip() else {"correct": False, "speedup": None}
     return Found(told["correct"], told["speedup"], seconds)
 
 
@@ -146,7 +171,7 @@ def _read(report: dict[str, object] | None, seconds: float) -> Found:
     return Found(True, float(str(report["speedup"])), seconds)
 
 
-def _served(place: Place, cases: tuple[ForeignCase, ...]) -> tuple[list[Found], float]:
+def _served(place: Place, cases: tuple[ForeignCase, ...]) -> list[Found]:
     """All at once, as clients would send them; the clock starts when the service answers."""
     environment, socket = place.environment(SERVICE), place.folder / "socket"
     state = ["--socket", str(socket), "--state", str(place.folder / "state"), "--device", "cuda"]
@@ -162,10 +187,10 @@ def _served(place: Place, cases: tuple[ForeignCase, ...]) -> tuple[list[Found], 
     finally:
         service.terminate()
         service.wait()
-    return [_read(one.report, seconds / len(cases)) for one in judged], seconds
+    return [_read(one.report, seconds / len(cases)) for one in judged]
 
 
-def _scored(place: Place, cases: tuple[ForeignCase, ...]) -> tuple[list[Found], float]:
+def _scored(place: Place, cases: tuple[ForeignCase, ...]) -> list[Found]:
     problems = place.folder / "problems"
     problems.mkdir()
     for case in cases:
@@ -177,7 +202,7 @@ def _scored(place: Place, cases: tuple[ForeignCase, ...]) -> tuple[list[Found], 
     command = [sys.executable, "-m", "kernelwright", *words, *options]
     said, seconds = _asked(command, place.environment(SCORE))
     reports = {Path(told["candidate"]).stem: told for told in map(json.loads, said.splitlines())}
-    return [_read(reports.get(case.name), seconds / len(cases)) for case in cases], seconds
+    return [_read(reports.get(case.name), seconds / len(cases)) for case in cases]
 
 
 def _effort() -> str:

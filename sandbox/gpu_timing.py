@@ -30,6 +30,7 @@ from kernelwright.sandbox.calls.memory_relief import free_cached_memory
 from kernelwright.sandbox.calls.reference import PATIENCE, Precision, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Session
 from kernelwright.sandbox.calls.timed_call import Timed
+from kernelwright.sandbox.calls.timeouts import FirstCallTimeout
 from kernelwright.sandbox.machine.clocks import ClockSample, steady
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.timing.baselines import Baselines
@@ -56,8 +57,8 @@ ROUNDS = 2
 """Of a worker pair: in the second the sides come in reverse order."""
 TRIES = 3
 """A round that does not count is replaced, until so many times the wanted number have been tried."""
-QUEUE_MS = 2.5
-"""A device's queue holds about a thousand launches. Calls that take longer to issue are no part of one chain."""
+QUEUE_MS = 8.0
+"""A device's queue holds about four thousand launches. Calls that take longer to issue are no part of one chain."""
 EMPTY_CALLS = 8
 MEMORY_SHARE = 0.5
 """Of the device's free memory, for the inputs and results of a round."""
@@ -230,9 +231,11 @@ class DeviceTiming(Timing):
 
     def _call(self, session: Session, values: Values) -> Timed:
         start, is_first, self._called_first = time.monotonic(), not self._called_first, True
-        limit_s = self._settings.build_timeout_s if is_first else self._call_limit_s()
+        assert isinstance(session, GpuSession)
+        call_s, build_s = self._call_limit_s(), self._settings.build_timeout_s
+        limit = FirstCallTimeout(call_s, build_s, self._device.clocks.is_busy) if is_first else call_s
         try:
-            return session.call(values, limit_s, self._operation)
+            return session.call(values, limit, self._operation)
         finally:
             self._own_s += 0.0 if is_first else time.monotonic() - start
 

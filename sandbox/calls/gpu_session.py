@@ -242,7 +242,7 @@ class GpuSession(Session):
             raise MemoryReadError(f"the buffers of the model take more than {most} bytes")
         return Values(tree, tuple(fetch(output)[0] for output in shown))
 
-    def call(self, values: Values, timeout_s: float, op: str = "call", in_place: bool = False) -> Timed:
+    def call(self, values: Values, timeout_s: Timeout, op: str = "call", in_place: bool = False) -> Timed:
         """Call the model on `values`.
 
         With `in_place` a trusted child's result is not copied: it can be read until the child is asked again, or until
@@ -273,7 +273,7 @@ class GpuSession(Session):
             relieve()
         return refused.memory
 
-    def _called(self, values: Values, timeout_s: float, op: str, in_place: bool) -> Timed:
+    def _called(self, values: Values, timeout_s: Timeout, op: str, in_place: bool) -> Timed:
         """One call, as `call` says.
 
         The inputs are shown and everything is flushed while the child stands still; then the clock starts. It stops
@@ -448,7 +448,7 @@ class GpuSession(Session):
         self._inputs.stage_nothing()
 
     def _clocked(
-        self, message: dict[str, Any], timeout_s: float
+        self, message: dict[str, Any], timeout_s: Timeout
     ) -> tuple[dict[str, Any], list[tuple[Shown, Glance]], float, tuple[float, ...]]:
         """Ask, and look at the outputs before the clock stops; then every thread of the child is stopped."""
         self._child.send(message)  # it stands still, and finds this when it goes on

@@ -5,7 +5,7 @@ import time
 from typing import Any, Self
 
 from kernelwright.sandbox.calls.timed_call import Timed, beyond_threads
-from kernelwright.sandbox.calls.timeouts import CallTimeout, ImportTimeout
+from kernelwright.sandbox.calls.timeouts import CallTimeout, FirstCallTimeout, ImportTimeout
 from kernelwright.sandbox.jail.children import TELLS_REST, Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.machine.logs import escaped, one_line
@@ -45,7 +45,7 @@ class Misbehaved(Exception):
     """The child did in a call what no honest candidate does; the text says what."""
 
 
-Timeout = float | CallTimeout | ImportTimeout
+Timeout = float | CallTimeout | FirstCallTimeout | ImportTimeout
 """Seconds by the wall clock, or what else ends a wait."""
 
 LOG = logging.getLogger("kernelwright.sandbox.calls")

@@ -9,6 +9,7 @@ compiler computing gains no more than the time that is allowed for compilation.
 import os
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -98,6 +99,26 @@ class CallTimeout(NamedTuple):
             now = _queued_s(child.processes())
             queued_s += max((waited - before.get(task, 0.0) for task, waited in now.items()), default=0.0)
             before = now
+
+
+class FirstCallTimeout(NamedTuple):
+    """The limit of a candidate's first call on a device, in which it may compile or tune.
+
+    Where the device is busy without a pause for `busy_s`, a kernel does not end: the call is late.
+    """
+
+    busy_s: float
+    in_all_s: float
+    is_busy: Callable[[], bool]
+
+    def wait(self, child: Watched) -> None:
+        """Return when the child has something to say. Raises `ChildLate`."""
+        start = rested = time.monotonic()
+        while not child.has_spoken(LOOK_S):
+            now = time.monotonic()
+            rested = rested if self.is_busy() else now
+            if now - rested >= self.busy_s or now - start >= self.in_all_s:
+                raise ChildLate
 
 
 def _queued_s(pids: list[int]) -> dict[str, float]:

@@ -27,6 +27,10 @@ SLOW_SHARE = 0.9
 """A sample at a lower clock than this share of the session's median is no sample."""
 
 
+BUSY = 99
+"""Per cent of the time."""
+
+
 class ClockSample(Record):
     sm_mhz: int
     memory_mhz: int
@@ -85,6 +89,11 @@ class Clocks:
         if sm is None or memory is None:
             return None
         return ClockSample(sm_mhz=sm, memory_mhz=memory, reasons=reasons.value if told else 0)
+
+    def is_busy(self) -> bool:
+        """Whether kernels ran all the time in the last part of a second; not where NVML does not tell."""
+        shares = (c_uint * 2)()
+        return self._asks("nvmlDeviceGetUtilizationRates", shares) and shares[0] >= BUSY
 
     def facts(self) -> Facts | None:
         """For `doctor` and the record."""

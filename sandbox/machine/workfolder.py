@@ -31,6 +31,7 @@ STEADY = {
     "OMP_PLACES": "threads",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "CUDA_SCALE_LAUNCH_QUEUES": "4x",  # calls of up to 4,000 kernels can be issued ahead
 }
 LEAST_FREE_BYTES = 512 * 2**20
 """With less a build would fill the disk, and the candidate would be blamed."""

@@ -334,8 +334,8 @@ ATTACKS = {
     ),
     "second_try": Attack(
         "the work is done in a call that then says that memory was missing; the next one on the same values is timed",
-        "run|time",
-        "out of memory|OutOfMemory",
+        "run|check|time",
+        "out of memory|OutOfMemory|wrong",
         """
         if self.kept.pop("again", None) is None:
             self.kept |= {"result": torch.relu(x), "again": True}

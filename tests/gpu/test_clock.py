@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from kernelwright.sandbox.verdict.gpu_timing import CALLS_MS, CHAIN_MS, CHAIN_SHARE
+from kernelwright.sandbox.verdict.gpu_timing import CALLS_MS, CHAIN_MS, CHAIN_SHARE, CHAIN_SHORT_MS
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 from kernelwright_child.gpu import driver
 from tests.gpu.clock_attacks import CLOCK_ATTACKS, HANGING, RELU, SLOW
@@ -30,7 +30,8 @@ def judges(device):
 
 def most(truth, baseline_ms, method):
     """The largest speedup that the clock's stated uncertainty allows; infinite where it is as long as the call."""
-    least_ms = (1 - CHAIN_SHARE) * baseline_ms / truth - CHAIN_MS - (CALLS_MS if method == "calls" else 0.0)
+    least_ms = baseline_ms / truth - (2 * CALLS_MS if method == "calls" else CHAIN_SHORT_MS)
+    least_ms -= max(CHAIN_MS, CHAIN_SHARE * least_ms) if method == "chain" else 0.0
     return (1 + NOISE) * baseline_ms / least_ms if least_ms > 0 else float("inf")
 
 

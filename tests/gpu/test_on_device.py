@@ -1,6 +1,7 @@
 """Lending, looking, poisoning and waiting on a real device, and every hostile and honest candidate on it."""
 
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -272,7 +273,7 @@ def test_patched_events_do_not_fool_the_judges_clock(judges):
     found = judges.judged(PROBLEM, ATTACKS["patched_events"].candidate.source).measurement
     assert found.clock == "gpu"
     assert found.comparison == "slower"
-    assert min(found.closest.candidate_ms) >= found.on_device.check.least_ms > 1
+    assert statistics.median(found.closest.candidate_ms) >= found.on_device.check.least_ms * (1 - 1e-9) > 1
 
 
 def test_pinned_cache_lines_win_nothing(judges):

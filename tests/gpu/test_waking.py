@@ -1,5 +1,7 @@
 """Long calls: their events begin once the device has turned to the process, and the judge's own clock checks them."""
 
+import statistics
+
 import pytest
 import torch
 
@@ -58,6 +60,6 @@ ModelNew = Model
 
     check = found.on_device.check
     assert (found.clock, check.method) == ("gpu", "chain")
-    assert min(found.closest.candidate_ms) >= check.least_ms
+    assert statistics.median(found.closest.candidate_ms) >= check.least_ms * (1 - 1e-9)
     assert found.comparison != "faster"
     assert found.speedup == pytest.approx(1.0, abs=0.05 if told == 1.0 else 0.15)

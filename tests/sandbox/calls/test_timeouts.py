@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.calls.timeouts import WALL, CallTimeout, CandidateLate, Compilers, ImportTimeout, is_compiler
+from kernelwright.sandbox.calls.timeouts import (
+    WALL,
+    CallTimeout,
+    CandidateLate,
+    Compilers,
+    FirstCallTimeout,
+    ImportTimeout,
+    is_compiler,
+)
 from kernelwright.sandbox.jail.children import ChildLate
 from kernelwright_child.jail.keeper import descendants
 
@@ -128,6 +136,15 @@ def late_after(limit_s, *pids):
 
 def test_a_call_that_sleeps_is_late_at_its_limit(started):
     assert 0.6 <= late_after(0.6, started("sleep", str(PATIENCE_S)).pid) < WALL * 0.6
+
+
+@pytest.mark.parametrize(("pauses", "least_s"), [(False, 1.0), (True, 2.0)])
+def test_a_first_call_is_late_once_the_device_was_busy_without_a_pause(pauses, least_s):
+    looks = iter(range(1000))
+    start = time.monotonic()
+    with pytest.raises(ChildLate):
+        FirstCallTimeout(1.0, 2.0, lambda: not pauses or next(looks) % 3 > 0).wait(Silent())
+    assert least_s <= time.monotonic() - start < PATIENCE_S
 
 
 def busy_on_one_core(started, count):
