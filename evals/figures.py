@@ -207,6 +207,8 @@ class Measured(Record):
     authenticity: str
     weak: tuple[str, ...] | None
     """Why the problem is weak; empty where it is not; None where nobody looked."""
+    weights: str | None = None
+    """`copied` or `seeded`, as in the evidence."""
     without: tuple[str, ...] = ()
     """Defences of the judge that were off."""
     effort: JudgingEffort = "rank"
@@ -271,6 +273,7 @@ def _of_report(found: dict[str, Any], verdict: Verdict) -> Measured:
         impossible_below_ms=found.get("impossible_below_ms"),
         authenticity=found["authenticity"]["label"],
         weak=None if status is None else tuple(status["why"]) if status["status"] == "weak" else (),
+        weights=found.get("weights"),
         without=tuple(getattr(verdict.evidence, "without", ())),
         effort=verdict.evidence.effort,
     )

@@ -54,6 +54,13 @@ def _tensor(memory: mmap.mmap, spec: dict[str, Any]) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=spec["offset"]).view(spec["shape"])
 
 
+def constant_of(weight: torch.Tensor) -> float | None:
+    """The value that all elements of a floating tensor have; None where they differ."""
+    if not weight.is_floating_point() or not weight.numel() or not bool((weight == weight.view(-1)[0]).all()):
+        return None
+    return float(weight.view(-1)[0])
+
+
 Weights = list[tuple[torch.nn.Parameter | None, torch.Size]]
 
 

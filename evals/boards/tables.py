@@ -100,7 +100,7 @@ def _speedup(cell: Cell) -> str:
     if found is None or found.speedup is None:
         return MISSING
     effort = "" if found.effort == "rank" else f" ({found.effort})"
-    said = marks(found.comparison, found.timing_clock, found.launch_bound)
+    said = marks(found.comparison, found.timing_clock, found.launch_bound, found.weights)
     return f"{found.speedup:.2f} [{found.low:.2f}, {found.high:.2f}]{effort}{said}"
 
 

@@ -85,7 +85,7 @@ def scored_words(scored: Scored) -> str:
         return f"not judged: {scored.report['reason']}"
     if not found.passed:
         return f"failed at {found.stage}: {str(scored.report['reason']).partition(chr(10))[0]}"
-    said = marks(found.comparison, found.timing_clock, found.launch_bound)
+    said = marks(found.comparison, found.timing_clock, found.launch_bound, found.weights)
     said = f", {found.comparison}{said}" if not found.is_doubtful else said
     others = others_words(found.speedups, found.counted, found.less_accurate)
     return f"passed, {ratio_words(found.speedup or 0.0, found.low, found.high)}{said}{others}"

@@ -4,14 +4,14 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from kernelwright_child import wire
 from kernelwright_child.building import inline
-from kernelwright_child.casting import cast_model, differentiate, lent_tensors, weights_of
+from kernelwright_child.casting import cast_model, constant_of, differentiate, lent_tensors, weights_of
 from kernelwright_child.observe import observe
 from kernelwright_child.programs.serving import Handler, Message
 
@@ -27,12 +27,19 @@ class ModelRunner:
         """What is called: the model, or a compiled form of it."""
         self.order: list[tuple[str, torch.Size]] = []
         """The model's own names of the weights that were handed over, in the judge's order, with the judge's shapes."""
+        self.constructor: Callable[[], Any] = torch.nn.Module
+        """Makes a model of the entry that was loaded, with the arguments that were given."""
+        self.dtype: str | None = None
+        self.earlier: list[torch.nn.Module | None] = []
+        """Models that others have replaced, alive so that no other one takes their place in memory."""
         self.lent: list[torch.Tensor] = []
         self.results: Any = None
 
     def handlers(self) -> dict[str, Handler]:
         return {
             "load": self.load,
+            "construct seeded": self.construct_seeded,
+            "replace constants": self.replace_constants,
             "weights": self.weights,
             "lend": self.lend,
             "call": self.call,
@@ -44,16 +51,52 @@ class ModelRunner:
         }
 
     def load(self, message: Message, fds: list[int]) -> Message:
-        """Run the source and construct the model; constructor tensors, if any, come in the descriptor."""
+        """Run the source and construct the model, under a seed where one is given.
+
+        Constructor tensors, if any, come in the descriptor.
+        """
         torch.set_num_threads(message["threads"])
         inline.reuse(message["built"], self.unbuilt)
         tensors = lent_tensors(fds[0], message["specs"]) if fds else []
         # A second OpenMP library that the candidate brings counts the cores while it is loaded, and must see them all.
         with on_cores(message["cores"]):
             namespace = run_source(message["source"], "candidate")
-            self.model = construct(namespace[message["entry"]], wire.unpack(message["arguments"], tensors))
-        cast_model(self.model, message.get("dtype"))
-        self.run = self.model
+            entry, arguments = namespace[message["entry"]], wire.unpack(message["arguments"], tensors)
+            self.constructor, self.dtype = lambda: construct(entry, arguments), message.get("dtype")
+            self.construct(message.get("seed"))
+        return {}
+
+    def construct(self, seed: int | None, vary: bool = False) -> dict[str, torch.Tensor]:
+        """Construct another model under this seed, on the device of the one before; its state as constructed.
+
+        `vary`: what torch's layers set to constants is drawn.
+        """
+        is_on_device = self.model is not None and any(value.is_cuda for value in self.model.state_dict().values())
+        if seed is not None:
+            torch.manual_seed(seed)
+        with constants_drawn() if vary else nullcontext():
+            model = self.constructor()
+        cast_model(model, self.dtype)
+        state: dict[str, torch.Tensor] = dict(model.state_dict())
+        self.model = self.run = model.to("cuda") if is_on_device else model
+        return state
+
+    def construct_seeded(self, message: Message, fds: list[int]) -> Message:
+        """Construct another model under the given seed, which answers from now on."""
+        self.earlier.append(self.model)
+        self.construct(message["seed"], message["vary"])
+        return {}
+
+    def replace_constants(self, message: Message, fds: list[int]) -> Message:
+        """Give every weight whose elements all have one of the given values the other values that come for its size."""
+        assert self.model is not None
+        given = list(zip(message["constants"], lent_tensors(fds[0], message["specs"]), strict=True))
+        only = message["only"]
+        for name, weight in self.model.state_dict().items():
+            for constant, values in given if only is None or name in only else ():
+                if weight.numel() == values.numel() and constant_of(weight) == constant:
+                    weight.copy_(values.view(weight.shape))
+                    break
         return {}
 
     def weights(self, message: Message, fds: list[int]) -> Message:
@@ -120,6 +163,39 @@ class ModelRunner:
         seed_draws(message)
         self.results = differentiate(self.run, weights_of(self.model, self.order), values)
         return place(self.results)
+
+
+@contextmanager
+def constants_drawn() -> Iterator[None]:
+    """Within it torch's layers draw what they otherwise set to constants, so that these depend on the seed too."""
+    norm = torch.nn.modules.batchnorm._NormBase
+    names, reset = ("ones_", "zeros_", "constant_"), norm.reset_running_stats
+    plain = {name: getattr(torch.nn.init, name) for name in names}
+
+    def drawn(name: str) -> Callable[..., torch.Tensor]:
+        def fill(tensor: torch.Tensor, *value: float, **named: float) -> torch.Tensor:
+            filled: torch.Tensor = plain[name](tensor, *value, **named)
+            with torch.no_grad():
+                noise = torch.rand(filled.shape).to(filled)
+                return filled.mul_(0.5 + noise).add_(noise - 0.5 if not filled.any() else 0.0)
+
+        return fill
+
+    def reset_drawn(layer: Any) -> None:
+        reset(layer)
+        if layer.track_running_stats:
+            layer.running_mean.uniform_(-0.5, 0.5)
+            layer.running_var.uniform_(0.5, 1.5)
+
+    for name in names:
+        setattr(torch.nn.init, name, drawn(name))
+    setattr(norm, "reset_running_stats", reset_drawn)  # noqa: B010
+    try:
+        yield
+    finally:
+        for name in names:
+            setattr(torch.nn.init, name, plain[name])
+        setattr(norm, "reset_running_stats", reset)  # noqa: B010
 
 
 def seed_draws(message: Message) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from kernelwright_child import wire
-from kernelwright_child.casting import cast_inputs, cast_model, differentiate, weights_of
+from kernelwright_child.casting import cast_inputs, differentiate, weights_of
 from kernelwright_child.exact import widened, widened_value
 from kernelwright_child.programs.model_runner import ModelRunner, construct, on_cores, place, run_source
 from kernelwright_child.programs.serving import Handler, Message, serve
@@ -46,7 +46,6 @@ class Reference(ModelRunner):
     def __init__(self) -> None:
         super().__init__()
         self.namespace: dict[str, Any] = {}
-        self.dtype: str | None = None
         self.drawn: Any = None
         self.is_differentiated = False
         self.gradients: list[tuple[torch.Size, torch.dtype]] | None = None
@@ -92,19 +91,20 @@ class Reference(ModelRunner):
         """The arguments of a new model, which is the one from now on."""
         torch.manual_seed(seed)
         arguments = self.namespace["get_init_inputs"]()
-        self.model = construct(self.namespace["Model"], arguments)
-        assert self.model is not None
-        cast_model(self.model, self.dtype)
-        self.run = self.model
+        self.constructor = lambda: construct(self.namespace["Model"], arguments)
+        self.construct(seed)
         return arguments
+
+    def construct_seeded(self, message: Message, fds: list[int]) -> Message:
+        """The same as a candidate's process does; tells the weights."""
+        self.drawn = self.construct(message["seed"], message["vary"])
+        return place(self.drawn)
 
     def construct_again(self, message: Message, fds: list[int]) -> Message:
         """From now on another `Model` answers, constructed under another seed, with the state of the first one."""
         assert self.model is not None
         state = self.model.state_dict()
         self._constructed(message["seed"])
-        for device in {value.device for value in state.values()}:
-            self.model.to(device)
         self.model.load_state_dict(state)
         return {}
 

@@ -20,11 +20,12 @@ from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.merging import alone
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
+from kernelwright_child.casting import constant_of
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.buffers import Layout
@@ -113,7 +114,7 @@ class ReferenceSession:
         self._shared = None if isinstance(inputs, Values) else inputs
         self._own_inputs = inputs is None
         self._forget: Callable[[], None] = lambda: None
-        self._shows_exact = False
+        self._shows_exact, self._seed = False, _seed()
         self.switches_under: dict[Precision, dict[str, Any]] = {}
         """On a device: torch's switches under the policies of `under`, as the child reported them."""
         try:
@@ -140,7 +141,7 @@ class ReferenceSession:
         message = {
             "op": "load",
             "source": source,
-            "seed": _seed(),
+            "seed": self._seed,
             "threads": self.settings.threads,
             "direction": self.problem.direction,
             "dtype": self.problem.dtype,
@@ -177,6 +178,49 @@ class ReferenceSession:
         finally:
             with self._translated():
                 self._take(self.weights)
+
+    @contextmanager
+    def seeded(self, seed: int, vary: bool = False) -> Iterator[None]:
+        """Within it the model is one that was constructed under this seed; before and after it that of the start.
+
+        `vary`: what torch's layers set to constants is drawn.
+        """
+        own = self.weights
+        self.weights = self._constructed(seed, vary)
+        try:
+            yield
+        finally:
+            self._constructed(self._seed, vary=False)
+            self.weights = own
+            with self._translated():
+                self._take(own)
+
+    def _constructed(self, seed: int, vary: bool) -> Values:
+        """Have another model constructed under this seed, which answers from now on; its weights."""
+        with self._translated():
+            question = {"op": "construct seeded", "seed": seed, "vary": vary}
+            return self._session.fetch(self._session.ask(question, self.settings.start_timeout_s))
+
+    def replace_constants(self, session: Session) -> bool:
+        """Give weights whose elements are all alike other values, here and in a candidate's model that has such.
+
+        Whether there are any. Which is which need not be known: all of one value and size get the same values.
+        """
+        found: dict[tuple[float, int], RawTensor] = {}
+        for name, raw in zip(self.weight_names, self.weights.tensors, strict=True):
+            constant = constant_of(raw.tensor()) if name in self._changing else None
+            if constant is not None:
+                found[constant, raw.tensor().numel()] = raw
+        if not found:
+            return False
+        names = [str(number) for number in range(len(found))]
+        values = Values({"l": []}, tuple(changed(names, list(found.values()), names, _seed())))
+        question = {"op": "replace constants", "constants": [constant for constant, _ in found], "only": None}
+        with self._translated():
+            own = question | {"only": sorted(self._changing)}
+            self._session.ask(own, self.settings.start_timeout_s, values)
+        session.ask(question, self.settings.start_timeout_s, values)
+        return True
 
     def adopt(self, other: "ReferenceSession") -> bool:
         """Take the weights of another reference of the problem; whether their results can then be compared.

@@ -21,8 +21,8 @@ from kernelwright.sandbox.machine.identity import needs_device, versions, versio
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.timing.background import in_background
 from kernelwright.sandbox.timing.baselines import Baselines
-from kernelwright.sandbox.timing.paired import DrawingReference, Timing
-from kernelwright.sandbox.verdict.errors import StageFailed
+from kernelwright.sandbox.timing.paired import DrawingReference, Timing, weight_seed
+from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.roofline import Floor
@@ -40,6 +40,10 @@ class Judge:
         self.problem = problem = problem_of(problem)
         chosen = settings or Settings()
         self.settings = chosen.at(chosen.effort)
+        if self.settings.weights == "seed" and self._compares_by_name:
+            raise UnsupportedProblem(
+                f"{problem.name} compares gradients or buffers by the names of weights; judge it with --weights copy"
+            )
         self.spare: Spare | None = None
         """Where workers stand for the next candidate of any problem, if somebody lends one, who closes it."""
         self._baselines = Baselines(problem, self.settings)
@@ -163,12 +167,15 @@ class Judge:
 
     def _measured(self, built: Built, turn: ExitStack, beat: float | None) -> Measurement:
         self._get_ready(built)
+        if self.settings.weights == "seed" and self._may_seed_weights:
+            built.weight_seed = weight_seed()
         try:
-            measurement = self._measure(built, beat)
-        except DrawingReference:
-            self._baselines.is_seeded = True
-            built.end_workers()
-            measurement = self._measure(built, beat)
+            measurement = self._measure_seeded_alike(built, beat)
+        except StageFailed as stop:
+            failed_by_weights = built.refuses_weights or stop.stage == "check"
+            if self.settings.weights != "auto" or not self._may_seed_weights or not failed_by_weights:
+                raise
+            measurement = self._measure_under_one_seed(built, beat, stop)
         if self._is_observed:
             self._observe(built)
         if not self.settings.gpu:
@@ -177,6 +184,40 @@ class Judge:
         measurement = self._floors.added(self._baselines.first, measurement)
         self._baselines.remember(measurement)
         return measurement
+
+    def _measure_seeded_alike(self, built: Built, beat: float | None) -> Measurement:
+        """Measure; once more, with both sides seeded alike, where the reference draws in `forward`."""
+        try:
+            return self._measure(built, beat)
+        except DrawingReference:
+            self._baselines.is_seeded = True
+            built.end_workers()
+            return self._measure(built, beat)
+
+    @property
+    def _compares_by_name(self) -> bool:
+        """Whether gradients or buffers of both models are compared."""
+        return self.problem.direction != "forward" or self.problem.state == "followed"
+
+    @property
+    def _may_seed_weights(self) -> bool:
+        return bool(self._baselines.first.weights.tensors) and not self._compares_by_name
+
+    def _measure_under_one_seed(self, built: Built, beat: float | None, copied: StageFailed) -> Measurement:
+        """Measure what failed with copied weights once more, with both models constructed under one seed."""
+        built.end_workers()
+        built.weight_seed = weight_seed()
+        try:
+            return self._measure_seeded_alike(built, beat)
+        except StageFailed as seeded:
+            first, second = (seeded, copied) if built.refuses_weights else (copied, seeded)
+            if first.stage != "check":
+                raise
+            reason = (
+                f"{first.reason}; it fails with both models constructed under one seed too: either the order in which "
+                "its constructor draws or the kernel is wrong"
+            )
+            raise StageFailed(first.stage, reason, f"{first.log}\n{second.reason}".strip()) from None
 
     @contextmanager
     def _memory_watched(self, built: Built) -> Iterator[None]:
@@ -197,28 +238,39 @@ class Judge:
             is_enough = False
             while not is_enough:
                 session = built.worker or self._next_worker(built)
-                with built.stage("load"):
-                    self._load(built, session, timing.baseline)
-                with built.stage("run"):
-                    repeats = timing.warm_up(session)
-                if timing.number == 0:
-                    built.deterministic = repeats
-                with built.stage("time"):
-                    timing.measure(session)
-                    is_enough = timing.is_enough
-                    if is_enough:
-                        self._meet_the_rest(built, timing, session)
+                with self._weights_shared(built, timing.baseline):
+                    with built.stage("load"):
+                        self._load(built, session, timing.baseline)
+                    with built.stage("run"):
+                        repeats = timing.warm_up(session)
+                    if timing.number == 0:
+                        built.deterministic = repeats
+                    with built.stage("time"):
+                        timing.measure(session)
+                        is_enough = timing.is_enough
+                        if is_enough:
+                            self._meet_the_rest(built, timing, session)
                 built.worker = session if is_enough and self._is_observed_last else None
                 if built.worker is None:
                     timing.retire(session)
         return timing.samples.measurement(self.settings)
+
+    @contextmanager
+    def _weights_shared(self, built: Built, reference: ReferenceSession) -> Iterator[None]:
+        """For one worker pair: where both models are constructed under one seed, a fresh one."""
+        if built.weight_seed is None:
+            yield
+            return
+        built.weight_seed = weight_seed()
+        with reference.seeded(built.weight_seed):
+            yield
 
     def _meet_the_rest(self, built: Built, timing: Timing, session: Session) -> None:
         """All that a verdict is about and no timed call has met; a screen only says what that is."""
         if self.settings.effort == "screen":
             built.not_met = (*timing.unmet, *(() if self._is_observed else (UNOBSERVED,)))
         else:
-            timing.meet_the_rest(session)
+            timing.meet_the_rest(session, seeded=built.weight_seed is not None)
 
     @property
     def _is_observed(self) -> bool:
@@ -312,6 +364,7 @@ class Judge:
             "threads": self.settings.threads,
             "cores": list(self.settings.cores[: None if self.settings.gpu else self.settings.threads]),
             "dtype": self.problem.dtype,
+            "seed": built.weight_seed,
         }
 
     def _load(self, built: Built, session: Session, reference: ReferenceSession) -> None:
@@ -320,7 +373,13 @@ class Judge:
         reference.admit(session)
         session.ask(message, ImportTimeout.of(self.settings), reference.arguments)
         if reference.weights.tensors:
-            session.ask({"op": "weights", "names": reference.weight_names}, limit, reference.weights)
+            built.weights = "copied" if built.weight_seed is None else "seeded"
+        if built.weights == "copied":
+            try:
+                session.ask({"op": "weights", "names": reference.weight_names}, limit, reference.weights)
+            except Refused:
+                built.refuses_weights = True
+                raise
         reference.equip(session)
 
     def _evidence(self, built: Built) -> Evidence:
@@ -338,6 +397,7 @@ class Judge:
             look=built.look,
             families_left_out=self._baselines.left_out,
             baselines_left_out=tuple(f"{name}: {why}" for name, why in self._baselines.unavailable.items()),
+            weights=built.weights,
             without=self.settings.without,
             effort=self.settings.effort,
             not_met=built.not_met,

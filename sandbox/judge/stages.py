@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from kernelwright.sandbox.build import BuildStore, HeaderShelf, Toolchain, diagnose, read_record, toolchain
 from kernelwright.sandbox.build.build_store import FailedBuild, read_failures
@@ -183,6 +183,12 @@ class Built:
         """How its extensions were built, as the builder tells it."""
         self.failed_builds: tuple[FailedBuild, ...] = ()
         """Those of its extensions that could not be built, as the builder tells it."""
+        self.weight_seed: int | None = None
+        """Both models are constructed under it; None where the reference's weights are copied."""
+        self.weights: Literal["copied", "seeded"] | None = None
+        """As in the evidence."""
+        self.refuses_weights = False
+        """Whether they could not be copied."""
         self.late_builds = 0
         """Extensions that were asked for only in a worker."""
         self.deterministic: bool | None = None

@@ -118,7 +118,7 @@ def _run(subject: Subject, tool: Tool) -> Ran:
         built.worker = None
     start, seconds = time.perf_counter(), built.seconds
     kept = {"arguments": reference.arguments, "values": reference.draw()}
-    if reference.weights.tensors:
+    if reference.weights.tensors and built.weight_seed is None:
         kept["weights"] = reference.weights
     plan = {
         "trial": False,

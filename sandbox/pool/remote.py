@@ -22,7 +22,7 @@ from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.cache import cache_root
 from kernelwright.sandbox.pool.protocol import Answer, Device, ExecutorError, Product, Stage, Work
 from kernelwright.sandbox.verdict.judge_version import other_version
-from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings
+from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings, WeightsPolicy
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 SERVICE_S_OWN = frozenset({"device", "cores"})
@@ -40,6 +40,7 @@ class JobSettings(Record):
     interval_target: float | None = Field(default=None, ge=0.001, le=1)
     compiled: tuple[CompileMode, ...] | None = Field(default=None, max_length=4)
     baselines: tuple[BaselineGroup, ...] | None = Field(default=None, max_length=5)
+    weights: WeightsPolicy | None = None
     sanitize: bool | None = None
     profile: bool | None = None
     effort: JudgingEffort | None = None

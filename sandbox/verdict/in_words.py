@@ -36,11 +36,14 @@ def speedup_words(verdict: Passed) -> str:
     return ratio_words(found.speedup, found.interval.low, found.interval.high) + said
 
 
-def marks(comparison: str | None, timing_clock: str | None, launch_bound: bool = False) -> str:
-    """`, too noisy`, `, unconfirmed`, `, older clock`, `, launch-bound`: what a table says behind a speedup."""
+def marks(
+    comparison: str | None, timing_clock: str | None, launch_bound: bool = False, weights: str | None = None
+) -> str:
+    """`, too noisy`, `, unconfirmed`, `, older clock`, `, launch-bound`, `, seeded weights`: behind a speedup."""
     found = f", {comparison.replace('_', ' ')}" if comparison and comparison in DOUBTS else ""
     found += ", older clock" if timing_clock in OLDER_CLOCKS else ""
-    return found + (", launch-bound" if launch_bound else "")
+    found += ", launch-bound" if launch_bound else ""
+    return found + (", seeded weights" if weights == "seeded" else "")
 
 
 def ratio_words(ratio: float, low: float | None, high: float | None) -> str:

@@ -46,6 +46,7 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "look": evidence.look.model_dump(mode="json") if evidence.look else None,
         "families_left_out": list(evidence.families_left_out),
         "baselines_left_out": list(evidence.baselines_left_out),
+        "weights": evidence.weights,
         "without": list(evidence.without),
         "effort": evidence.effort,
         "not_met": list(evidence.not_met),

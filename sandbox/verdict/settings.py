@@ -16,6 +16,7 @@ that takes. `rank`: what is kept, confirmed and published."""
 SCREEN: dict[str, Any] = {"worker_pairs": 1, "min_pairs": 4, "max_pairs": 4, "compiled": ()}
 SCREEN |= {"baselines": ("shipped",)}
 SCREEN |= {"sanitize": False, "profile": False}  # they cost some ten seconds, and nobody reads what they say of it
+WeightsPolicy = Literal["copy", "seed", "auto"]
 AT_EFFORT: dict[JudgingEffort, dict[str, Any]] = {"screen": SCREEN, "search": {}, "rank": {}}
 """What an effort settles, from the least to the most."""
 Defence = Literal[
@@ -95,6 +96,12 @@ class Settings(Record):
     `shipped`: eager under torch's own precision switches. `tf32`: eager with TF32. `channels_last`: eager in that
     memory format, a process of its own. `compiled-tf32`, `compiled-shipped`: each mode of `compiled` under such
     switches, which costs one more compilation a mode.
+    """
+    weights: WeightsPolicy = "auto"
+    """How the candidate gets the reference's weights. `copy`: they are copied, by name or by order and shape.
+
+    `seed`: both models are constructed under one seed, KernelBench's convention, so that a candidate may rename, fuse
+    or precompute them. `auto`: `copy`, and `seed` where they do not fit or the result is wrong.
     """
     sanitize: bool = False
     """Whether what runs on a device is looked at by compute-sanitizer's memcheck too; a faulty access fails it."""

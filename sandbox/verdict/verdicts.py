@@ -290,6 +290,9 @@ class Evidence(Record):
     """Where it was judged: `cpu`, `cuda`, or `cuda:N`."""
     exact: tuple[str, ...] = ()
     """On a device: how results in float64 were computed where they were asked for: `whole`, `parts`, `processor`."""
+    weights: Literal["copied", "seeded"] | None = None
+    """`copied`: the candidate had the reference's weights. `seeded`: both models were constructed under one seed, which
+    each worker pair has anew. None where there are none, it was not reached, or in records of older releases."""
     without: tuple[str, ...] = ()
     """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
     baselines_left_out: tuple[str, ...] = ()

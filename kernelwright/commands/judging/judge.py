@@ -21,6 +21,7 @@ from kernelwright.commands.options.judging_options import (
     SanitizeOption,
     ServerOption,
     ThreadsOption,
+    WeightsOption,
     check_threads,
     check_tools,
     device_for,
@@ -53,6 +54,7 @@ def judge(
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
     baselines: BaselinesOption = None,
+    weights: WeightsOption = "auto",
     effort: EffortOption = "rank",
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
@@ -91,7 +93,7 @@ def judge(
         found = found.model_copy(update={"direction": "both"})
     given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     chosen = {key: value for key, value in given.items() if value is not None}
-    options = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort, baselines)
+    options = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights)
     settings = options.settings(**chosen)
     check_tools(sanitize, profile, settings.gpu, local=False)
     if server is not None:
@@ -212,7 +214,7 @@ def _success(found: dict[str, Any]) -> str:
         )
     against = f" against the fastest, {found['against']}" if len(found["baselines_ms"]) > 1 else ""
     others = others_words(found.get("speedups") or {}, found.get("against"), found.get("less_accurate") or ())
-    said = found["comparison"].replace("_", " ") + marks(None, found.get("timing_clock"))
+    said = found["comparison"].replace("_", " ") + marks(None, found.get("timing_clock"), weights=found.get("weights"))
     doubt = f" ({DOUBTS[found['comparison']]})" if found["comparison"] in DOUBTS else ""
     return (
         f"passed: {ratio_words(found['speedup'], found['speedup_low'], found['speedup_high'])}{against}, "

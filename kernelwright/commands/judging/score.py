@@ -32,6 +32,7 @@ from kernelwright.commands.options.judging_options import (
     SanitizeOption,
     ServerOption,
     ThreadsOption,
+    WeightsOption,
     check_threads,
     check_together,
     check_tools,
@@ -65,6 +66,7 @@ def score(
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
     baselines: BaselinesOption = None,
+    weights: WeightsOption = "auto",
     effort: EffortOption = "rank",
     executor: ExecutorOption = "local",
     address: AddressOption = None,
@@ -102,7 +104,9 @@ def score(
     _tell_strangers(candidates, files, strangers)
     _tell_unread(collected, files)
     place = place_of(chosen, size, device, local=here)
-    settings = JudgingOptions(place, memory, threads, compiled, jail, sanitize, profile, effort, baselines).settings()
+    settings = JudgingOptions(
+        place, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights
+    ).settings()
     if settings.gpu and size is None:
         collected = collect_problems(problems, size_for(problems, size, settings.device), dtype)
     if here:

@@ -54,6 +54,14 @@ BaselinesOption = Annotated[
         help="On a GPU: shipped,tf32,channels_last by default; or none, compiled-tf32, compiled-shipped (slow).",
     ),
 ]
+WeightsOption = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        help="How a candidate gets the weights: copy, seed (both models constructed under one seed) or auto (copy, "
+        "else seed).",
+    ),
+]
 EffortOption = Annotated[
     str,
     typer.Option(
@@ -122,10 +130,11 @@ class JudgingOptions(NamedTuple):
     profile: bool = False
     effort: str = "rank"
     baselines: str | None = None
+    weights: str = "auto"
 
     def settings(self, **more: Any) -> "Settings":
         """Settings with all that was said and nothing else; `UserMistake` for what can not be."""
-        from kernelwright.sandbox.verdict.settings import BaselineGroup, Settings
+        from kernelwright.sandbox.verdict.settings import BaselineGroup, Settings, WeightsPolicy
 
         given: dict[str, Any] = {"device": self.device, "jail": self.jail} | more
         checked("jail policy", [self.jail], Settings.model_fields["jail"].annotation)
@@ -136,6 +145,8 @@ class JudgingOptions(NamedTuple):
             given["baselines"] = checked("group of --baselines", listed, BaselineGroup)
             if not self.compiled and any(name.startswith("compiled") for name in listed):
                 raise UserMistake(f"--baselines {self.baselines} adds to --compile; give --compile MODE too")
+        if checked("policy of --weights", [self.weights], WeightsPolicy) != ("auto",):
+            given["weights"] = self.weights
         if self.memory is not None:
             name = "memory_bytes" if self.device == "cpu" else "device_memory_bytes"
             given[name] = memory_size(self.memory)

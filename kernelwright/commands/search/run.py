@@ -26,6 +26,7 @@ from kernelwright.commands.options.judging_options import (
     SanitizeOption,
     ServerOption,
     ThreadsOption,
+    WeightsOption,
     WithoutOption,
     check_threads,
     check_together,
@@ -92,6 +93,7 @@ def run(
     threads: ThreadsOption = None,
     compiled: CompileOption = None,
     baselines: BaselinesOption = None,
+    weights: WeightsOption = "auto",
     effort: EffortOption = "search",
     strategy: Annotated[
         str,
@@ -163,7 +165,9 @@ def run(
     slots = slots or (attempts if answers.kind == "batch" else 1)
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
-    judging = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort, baselines).settings()
+    judging = JudgingOptions(
+        where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights
+    ).settings()
     check_tools(sanitize, profile, judging.gpu, local=choice.is_here)
     if choice.is_here:
         check_threads(threads, None if judging.gpu else devices)
