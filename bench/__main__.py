@@ -24,7 +24,7 @@ MACHINERY = {
     "varied",
 }
 
-WITH_WORDS = {"kernelbench", "beside_kernelbench"}
+WITH_WORDS = {"kernelbench", "beside_kernelbench", "others"}
 """Those that need to be told what to look at; without names they are not run."""
 TAKE_WORDS = {*WITH_WORDS, "gpu_placebo", "mutants", "sections"}
 """Those that may be told."""

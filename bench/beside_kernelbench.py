@@ -152,8 +152,12 @@ def _asked(command: list[str], environment: dict[str, str]) -> tuple[str, float]
 def _theirs(place: Place, case: ForeignCase) -> Found:
     environment = place.environment(THEIRS)
     files = [str(place.tree), str(place.problem(case)), str(place.candidate(case))]
-    builds = environment["TORCH_EXTENSIONS_DIR"]
-    said, seconds = _asked([sys.executable, str(EVALUATOR), *files, case.backend, builds], environment)
+    return evaluated([*files, case.backend, environment["TORCH_EXTENSIONS_DIR"]], environment)
+
+
+def evaluated(words: list[str], environment: dict[str, str]) -> Found:
+    """By KernelBench's evaluator in a process; tree, problem, candidate, backend, and where its builds go."""
+    said, seconds = _asked([sys.executable, str(EVALUATOR), *words], environment)
     told: dict[str, Any] = json.loads(said.splitlines()[-1]) if said.strip() else {"correct": False, "speedup": None}
     return Found(told["correct"], told["speedup"], seconds)
 

@@ -1,0 +1,151 @@
+"""Kernels that others released, judged here and by KernelBench's own evaluator, beside what they claim.
+
+`python -m bench others FILE [--draw N] [--seed S] [--tree TREE] [--device cpu]` takes a release of CUDA-L1
+(`optimized_cuda_code/h100.json` of deepreinforce-ai/CUDA-L1): reference, kernel and claimed speedup for each problem.
+It draws N of those that have a kernel, and judges each at effort `search`. TREE, a checkout of KernelBench, adds its
+evaluator, a process each. `KERNELWRIGHT_ACCURACY` names another accuracy than `kernelbench`.
+
+A line of JSON a kernel and way goes to `others.jsonl` in the folder that `KERNELWRIGHT_OUT` names, or in `runs`; it is
+not judged again. `KERNELWRIGHT_SECONDS` ends the run in time. Nothing of the release is kept but names.
+"""
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.beside_kernelbench import evaluated
+from bench.chosen import Kept, is_in_time
+from bench.gpu_facts import NO_DEVICE, Report
+from kernelwright.problems import Problem
+from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.pool.judges import Judges
+from kernelwright.sandbox.verdict.errors import SandboxError
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Passed
+from kernelwright_child.gpu import driver
+
+OURS, THEIRS = "kernelwright", "KernelBench"
+REASON = 300
+"""Characters of a reason that are kept."""
+
+
+class Released(NamedTuple):
+    """A kernel of a release."""
+
+    name: str
+    reference: str
+    kernel: str
+    claimed: float | None
+
+    @property
+    def problem(self) -> Problem:
+        """Its own reference, at the sizes of the release."""
+        title = self.name.replace("/", "_")
+        return Problem(name=title, title=title, family="released", size="gpu", source=self.reference)
+
+
+def read(path: Path) -> list[Released]:
+    """Those that have a kernel; a list of objects, or a line for each."""
+    text = path.read_text(encoding="utf-8")
+    rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()]
+    return [
+        Released(f"level{row['level_id']}/{row['task_id']}", row["ref_code"], row["custom_code"], row["score_default"])
+        for row in rows
+        if row.get("custom_code")
+    ]
+
+
+def run(*words: str) -> Report:
+    """About ten seconds a kernel and way."""
+    options = _options(words)
+    if options.device != "cpu" and driver.device_count() == 0:
+        return NO_DEVICE
+    released = read(options.file)
+    drawn = random.Random(options.seed).sample(released, min(options.draw or len(released), len(released)))
+    if options.device == "cpu":
+        drawn = [one for one in drawn if candidate_of(one.kernel).language in ("python", "cpp")]
+    kept = Kept("others.jsonl")
+    known = {(row["name"], row["way"]): row for row in kept.rows()}
+    ways = [OURS, *([THEIRS] if options.tree else [])]
+    settings = Settings.model_validate({"device": options.device, "effort": "search"} | _accuracy())
+    with Judges(settings) as judges:
+        for one in drawn:
+            for way in ways:
+                if (one.name, way) in known or not is_in_time():
+                    continue
+                row = _judged(judges, one) if way == OURS else _evaluated(options.tree, one)
+                known[one.name, way] = row = {"name": one.name, "way": way, "claimed": one.claimed} | row
+                kept.add(row)
+                print(
+                    f"  {one.name:12} {way:12} {row['outcome']:16} {row['speedup'] or 0:7.2f} x {row['why']}",
+                    flush=True,
+                )
+    return _report(drawn, ways, known)
+
+
+def _options(words: tuple[str, ...]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m bench others")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--draw", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tree", type=Path)
+    parser.add_argument("--device", default="cuda")
+    return parser.parse_args(words)
+
+
+def _accuracy() -> dict[str, str]:
+    return {"accuracy": os.environ.get("KERNELWRIGHT_ACCURACY", "kernelbench")}
+
+
+def _judged(judges: Judges, one: Released) -> dict[str, Any]:
+    start = time.perf_counter()
+    row: dict[str, Any] = {"speedup": None, "weights": None, "why": ""}
+    try:
+        verdict = judges.judge(one.problem, candidate_of(one.kernel))
+    except SandboxError as error:
+        row |= {"outcome": "not judged", "why": " ".join(str(error).split())[:REASON]}
+    else:
+        row["weights"] = verdict.evidence.weights
+        if isinstance(verdict, Passed):
+            found = verdict.measurement
+            row |= {"outcome": "passed", "speedup": found.speedup, "why": found.comparison}
+        else:
+            row |= {"outcome": f"failed: {verdict.stage}", "why": " ".join(verdict.reason.split())[:REASON]}
+    return row | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def _evaluated(tree: Path, one: Released) -> dict[str, Any]:
+    """By KernelBench's evaluator, with builds of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        problem, kernel = Path(folder, "problem.py"), Path(folder, "kernel.py")
+        problem.write_text(one.reference, encoding="utf-8")
+        kernel.write_text(one.kernel, encoding="utf-8")
+        found = evaluated([str(tree), str(problem), str(kernel), "cuda", folder], dict(os.environ))
+    outcome = "passed" if found.correct else "failed"
+    return {"outcome": outcome, "speedup": found.speedup, "why": "", "seconds": round(found.seconds, 1)}
+
+
+def _report(drawn: list[Released], ways: list[str], known: dict[tuple[str, str], dict[str, Any]]) -> Report:
+    lines = []
+    for way in ways:
+        rows = [known[one.name, way] for one in drawn if (one.name, way) in known]
+        counts = Counter(row["outcome"] for row in rows)
+        told = ", ".join(f"{counts[key]} {key}" for key in sorted(counts))
+        lines.append(f"  {way}: {len(rows)} of {len(drawn)}; {told}")
+    refused = [one for one in drawn if _is(known, one, THEIRS, "passed") and not _is(known, one, OURS, "passed")]
+    for one in refused:
+        row = known.get((one.name, OURS), {"outcome": "not judged yet", "why": ""})
+        lines.append(f"  right there, not here: {one.name}: {row['outcome']}; {row['why']}")
+    judged = [known[one.name, OURS]["outcome"] for one in drawn if (one.name, OURS) in known]
+    holds = len(judged) == len(drawn) and not {"not judged", "failed: load"} & set(judged)
+    return Report("\n".join(lines), holds)
+
+
+def _is(known: dict[tuple[str, str], dict[str, Any]], one: Released, way: str, outcome: str) -> bool:
+    return known.get((one.name, way), {}).get("outcome") == outcome
