@@ -63,7 +63,7 @@ class ModelRunner:
             namespace = run_source(message["source"], "candidate")
             entry, arguments = namespace[message["entry"]], wire.unpack(message["arguments"], tensors)
             self.constructor, self.dtype = lambda: construct(entry, arguments), message.get("dtype")
-            self.construct(message.get("seed"))
+            self.construct(message.get("seed"), message.get("vary", False))
         return {}
 
     def construct(self, seed: int | None, vary: bool = False) -> dict[str, torch.Tensor]:

@@ -168,14 +168,15 @@ class Judge:
     def _measured(self, built: Built, turn: ExitStack, beat: float | None) -> Measurement:
         self._get_ready(built)
         if self.settings.weights == "seed" and self._may_seed_weights:
-            built.weight_seed = weight_seed()
-        try:
-            measurement = self._measure_seeded_alike(built, beat)
-        except StageFailed as stop:
-            failed_by_weights = built.refuses_weights or stop.stage == "check"
-            if self.settings.weights != "auto" or not self._may_seed_weights or not failed_by_weights:
-                raise
-            measurement = self._measure_under_one_seed(built, beat, stop)
+            measurement = self._measure_under_one_seed(built, beat)
+        else:
+            try:
+                measurement = self._measure_seeded_alike(built, beat)
+            except StageFailed as stop:
+                failed_by_weights = built.refuses_weights or stop.stage == "check"
+                if self.settings.weights != "auto" or not self._may_seed_weights or not failed_by_weights:
+                    raise
+                measurement = self._measure_under_one_seed(built, beat, stop)
         if self._is_observed:
             self._observe(built)
         if not self.settings.gpu:
@@ -203,21 +204,32 @@ class Judge:
     def _may_seed_weights(self) -> bool:
         return bool(self._baselines.first.weights.tensors) and not self._compares_by_name
 
-    def _measure_under_one_seed(self, built: Built, beat: float | None, copied: StageFailed) -> Measurement:
-        """Measure what failed with copied weights once more, with both models constructed under one seed."""
-        built.end_workers()
+    def _measure_under_one_seed(
+        self, built: Built, beat: float | None, copied: StageFailed | None = None
+    ) -> Measurement:
+        """Measure with both models constructed under one seed; `copied`: how it failed with copied weights.
+
+        Weights that a constructor sets to constants look alike in a model that leaves them out. So those of one value
+        and size get other values in both finished models; or else, for candidates that compute with them before, as
+        torch's layers are constructed.
+        """
         built.weight_seed = weight_seed()
-        try:
-            return self._measure_seeded_alike(built, beat)
-        except StageFailed as seeded:
-            first, second = (seeded, copied) if built.refuses_weights else (copied, seeded)
-            if first.stage != "check":
-                raise
-            reason = (
-                f"{first.reason}; it fails with both models constructed under one seed too: either the order in which "
-                "its constructor draws or the kernel is wrong"
-            )
-            raise StageFailed(first.stage, reason, f"{first.log}\n{second.reason}".strip()) from None
+        for built.draws_constants in (False, True):
+            built.end_workers()
+            try:
+                return self._measure_seeded_alike(built, beat)
+            except StageFailed as stop:
+                seeded = stop
+                if stop.stage != "check" or not built.has_constants:
+                    break
+        first = seeded if copied is None or built.refuses_weights else copied
+        if first.stage != "check":
+            raise seeded
+        reason = (
+            f"{first.reason}; it fails with both models constructed under one seed too: either the order in which its "
+            "constructor draws or the kernel is wrong"
+        )
+        raise StageFailed(first.stage, reason, f"{first.log}\n{seeded.reason}".strip())
 
     @contextmanager
     def _memory_watched(self, built: Built) -> Iterator[None]:
@@ -262,7 +274,7 @@ class Judge:
             yield
             return
         built.weight_seed = weight_seed()
-        with reference.seeded(built.weight_seed):
+        with reference.seeded(built.weight_seed, built.draws_constants):
             yield
 
     def _meet_the_rest(self, built: Built, timing: Timing, session: Session) -> None:
@@ -270,7 +282,9 @@ class Judge:
         if self.settings.effort == "screen":
             built.not_met = (*timing.unmet, *(() if self._is_observed else (UNOBSERVED,)))
         else:
-            timing.meet_the_rest(session, seeded=built.weight_seed is not None)
+            timing.meet_the_rest(session)
+            if built.weight_seed is not None:
+                timing.meet_other_seeds(session, built.draws_constants)
 
     @property
     def _is_observed(self) -> bool:
@@ -365,6 +379,7 @@ class Judge:
             "cores": list(self.settings.cores[: None if self.settings.gpu else self.settings.threads]),
             "dtype": self.problem.dtype,
             "seed": built.weight_seed,
+            "vary": built.draws_constants,
         }
 
     def _load(self, built: Built, session: Session, reference: ReferenceSession) -> None:
@@ -380,6 +395,8 @@ class Judge:
             except Refused:
                 built.refuses_weights = True
                 raise
+        if built.weights == "seeded" and "weights" not in self.settings.without:
+            built.has_constants = reference.replace_constants(session)
         reference.equip(session)
 
     def _evidence(self, built: Built) -> Evidence:

@@ -185,6 +185,8 @@ class Built:
         """Those of its extensions that could not be built, as the builder tells it."""
         self.weight_seed: int | None = None
         """Both models are constructed under it; None where the reference's weights are copied."""
+        self.draws_constants, self.has_constants = False, False
+        """Whether torch's layers then draw what they set to constants; whether there are other weights that are."""
         self.weights: Literal["copied", "seeded"] | None = None
         """As in the evidence."""
         self.refuses_weights = False
