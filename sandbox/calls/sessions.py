@@ -244,7 +244,11 @@ class Session:
         tree, claims = answer.get("tree"), answer.get("tensors")
         if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
             raise MemoryReadError("the child described its result in a form that can not be read")
-        return Values(tree, read_tensors(self._child.pid, claims, most_bytes or self.result_bytes))
+        try:
+            return Values(tree, read_tensors(self._child.pid, claims, most_bytes or self.result_bytes))
+        except ProcessLookupError:
+            self._child.receive(time.monotonic())  # says how it ended
+            raise ChildGone("the child ended while its result was read") from None
 
     def _exchange(self, message: dict[str, Any], timeout_s: Timeout, *fds: int) -> tuple[dict[str, Any], float]:
         self.refuse_work_done_meanwhile()

@@ -139,4 +139,6 @@ def _failure(number: int, pid: int) -> Exception:
             f"this machine does not let a parent read its child's memory ({os.strerror(number)}); "
             "allow process_vm_readv (in a container: --cap-add SYS_PTRACE, or a seccomp profile that permits it)"
         )
+    if number == errno.ESRCH:
+        return ProcessLookupError(number, f"process {pid} has ended")
     return MemoryReadError(f"the described output lies outside the memory of process {pid} ({os.strerror(number)})")

@@ -1,5 +1,7 @@
 import ctypes
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -82,6 +84,13 @@ def test_a_claim_of_a_place_that_can_not_be_is_refused_in_a_sentence(name):
 def test_a_claim_of_more_than_the_limit_is_refused():
     with pytest.raises(MemoryReadError, match="spans more than"):
         read(torch.ones(4, 4), shape=[2**30, 2**10], stride=[0, 0])
+
+
+def test_a_process_that_has_ended_is_told_from_one_that_lies():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with pytest.raises(ProcessLookupError):
+        read_tensors(ended.pid, [wire.describe(torch.ones(3))], LIMIT)
 
 
 @pytest.mark.parametrize("kind", ["quantized", "nested", "sparse", "mkldnn"])
