@@ -226,6 +226,7 @@ class BriefMaker:
             evidence=self._evidence(attempt),
             candidate_ms=attempt.candidate_ms,
             speedup=attempt.speedup,
+            doubt=_doubt(attempt),
         )
 
     def _evidence(self, attempt: Attempt) -> str:
@@ -245,8 +246,8 @@ class BriefMaker:
 
     def _past(self, view: View, attempt: Attempt) -> PastAttempt:
         found = attempt.ruling.measurement if isinstance(attempt.ruling, Passed) else None
-        doubt = doubt_of(found) if found and found.speedup > 1 else None
-        remarks = [*self._repeats(view, attempt), attempt.detail.partition("\n")[0], DOUBTS.get(doubt or "", "")]
+        why = DOUBTS.get(doubt_of(found) or "", "") if found and found.speedup > 1 else ""
+        remarks = [*self._repeats(view, attempt), attempt.detail.partition("\n")[0], why]
         if attempt.ask.role == "tune":
             remarks.insert(0, attempt.ask.directive)
         return PastAttempt(
@@ -257,6 +258,7 @@ class BriefMaker:
             detail="; ".join(remark for remark in remarks if remark),
             candidate_ms=attempt.candidate_ms,
             speedup=attempt.speedup,
+            doubt=_doubt(attempt),
         )
 
     def _repeats(self, view: View, attempt: Attempt) -> Iterator[str]:
@@ -283,6 +285,12 @@ class BriefMaker:
 
     def _lines(self, digest: str) -> frozenset[str]:
         return lines_of(self.texts.text(digest))
+
+
+def _doubt(attempt: Attempt) -> str:
+    """With its interval, what keeps a model from reading a gain as a fact; empty where nothing does."""
+    found = attempt.ruling.measurement if isinstance(attempt.ruling, Passed) else None
+    return attempt.marks if found and found.speedup > 1 and doubt_of(found) else ""
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.verdict.in_words import DOUBTS
+from kernelwright.sandbox.verdict.in_words import DOUBTS, counted_speedup
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Passed, TimingClock, Verdict
@@ -229,6 +229,10 @@ class Measured(Record):
         return self.passed or self.stage in BUILT
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
     def is_doubtful(self) -> bool:
         """Whether the speedup counts as at most 1: too noisy, or not confirmed by the judge's clock."""
         return self.comparison in DOUBTS
@@ -239,7 +243,7 @@ class Measured(Record):
 
     def counting(self, baseline: str = "best") -> float | None:
         speedup = self.against(baseline) if self.passed else None
-        return min(1.0, speedup) if speedup is not None and self.is_doubtful else speedup
+        return None if speedup is None else counted_speedup(speedup, self.comparison)
 
     def result(self, problem: str, family: str, level: str | None, baseline: str = "best") -> Result:
         speedup = self.counting(baseline)

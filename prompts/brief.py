@@ -50,6 +50,8 @@ class PastAttempt(Record):
     candidate_ms: float | None = None
     speedup: float | None = None
     """Against the better PyTorch baseline; above 1 the candidate is faster."""
+    doubt: str = ""
+    """Stands behind a speedup that may be chance: ` [0.81, 4.20], too noisy`."""
 
     @property
     def passed(self) -> bool:
@@ -68,6 +70,7 @@ class Parent(Record):
     """For a failure the reason, then the log; for a pass the timings. Long text is cut in the middle when rendered."""
     candidate_ms: float | None = None
     speedup: float | None = None
+    doubt: str = ""
 
     @property
     def passed(self) -> bool:
@@ -104,8 +107,9 @@ class Brief(Record):
 
     @property
     def best_ms(self) -> float | None:
-        """The shortest time in ms among the parent and the past attempts that passed; None where none was timed."""
-        timed = [attempt.candidate_ms for attempt in (self.parent, *self.history) if attempt and attempt.passed]
+        """The shortest time in ms of the parent and the past attempts that passed without a doubt; None without any."""
+        known = [one for one in (self.parent, *self.history) if one and one.passed and not one.doubt]
+        timed = [one.candidate_ms for one in known]
         return min((ms for ms in timed if ms is not None), default=None)
 
 

@@ -25,7 +25,7 @@ def shortened(rows: Sequence[PastAttempt], tokens: int, first: Sequence[int] = (
 
 
 def _rank(row: PastAttempt, rows: Sequence[PastAttempt], first: Sequence[int]) -> tuple[int, int]:
-    fastest = max(rows, key=lambda one: one.speedup or 0.0)
+    fastest = max(rows, key=lambda one: 0.0 if one.doubt else one.speedup or 0.0)
     if row.number in first:
         return 0, list(first).index(row.number)
     if row is fastest and row.passed:
@@ -37,5 +37,5 @@ def _rank(row: PastAttempt, rows: Sequence[PastAttempt], first: Sequence[int]) -
 
 def _tokens(row: PastAttempt) -> int:
     return estimated_tokens(
-        f"| {row.number} | {row.role} | {row.idea} | {row.outcome} | 0.000 | 0.00x | {row.detail} |"
+        f"| {row.number} | {row.role} | {row.idea} | {row.outcome} | 0.000 | 0.00x{row.doubt} | {row.detail} |"
     )

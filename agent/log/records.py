@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Idea, Prompt, Role, Section, Target
-from kernelwright.sandbox.verdict.in_words import DOUBTS, marks
+from kernelwright.sandbox.verdict.in_words import DOUBTS, speedup_words
 from kernelwright.sandbox.verdict.verdicts import (
     NOISE_LIMIT,
     SAME_WITHIN,
@@ -357,9 +357,8 @@ class Attempt(Record):
 
     @cached_property
     def marks(self) -> str:
-        """What stands behind its speedup in tables, see `in_words.marks`."""
-        found = self.ruling.measurement if isinstance(self.ruling, Passed) else None
-        return marks(doubt_of(found), found.timing_clock, found.is_launch_bound) if found else ""
+        """Stands behind its speedup wherever that is shown: ` [2.20, 2.41], too noisy`."""
+        return speedup_words(self.ruling).partition(" x")[2] if isinstance(self.ruling, Passed) else ""
 
     @cached_property
     def standing(self) -> float | None:

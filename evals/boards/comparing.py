@@ -17,6 +17,8 @@ class Pair(Record):
     winner: str
     """`first`, `second`, or `same` where the intervals overlap, the clocks differ or neither found a right kernel."""
     timing_clocks: tuple[TimingClock | None, TimingClock | None] = (None, None)
+    comparisons: tuple[str | None, str | None] = (None, None)
+    intervals: tuple[tuple[float, float] | None, tuple[float, float] | None] = (None, None)
 
 
 class RunComparison(Record):
@@ -83,4 +85,6 @@ def _pair(first: ProblemFacts, second: ProblemFacts) -> Pair:
         ratio=ratio,
         winner=winner,
         timing_clocks=(one.timing_clock if one else None, two.timing_clock if two else None),
+        comparisons=(one.comparison if one else None, two.comparison if two else None),
+        intervals=(one.interval if one else None, two.interval if two else None),
     )

@@ -16,6 +16,7 @@ from kernelwright.evals import figures
 from kernelwright.evals.figures import BASELINES, Effort, Estimate, Measured, Result
 from kernelwright.evals.runs.facts import Kernel, ProblemFacts, RunFacts
 from kernelwright.problems.record.base import Record
+from kernelwright.sandbox.verdict.in_words import counted_speedup
 from kernelwright.sandbox.verdict.settings import AT_EFFORT, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import TimingClock
 
@@ -52,19 +53,24 @@ class Cell(Record):
     to_best: Effort | None = None
 
     @property
+    def counted(self) -> Measured | None:
+        """What is published, where it counts: a kernel in quarantine is a failure."""
+        return self.published if self.status in ("verified", "unverified") else None
+
+    @property
     def credit(self) -> float:
-        return figures.credited(self.published.low if self.published and self.is_beyond_doubt else None)
+        found = self.counted
+        low = found.low if found else None
+        return figures.credited(None if found is None or low is None else counted_speedup(low, found.comparison))
 
     @property
     def is_beyond_doubt(self) -> bool:
         """Whether its time counts, without a doubt of the judge's clock or the machine."""
-        counts = self.status in ("verified", "unverified")
-        return counts and self.published is not None and not self.published.is_doubtful
+        return self.counted is not None and not self.counted.is_doubtful
 
     def result(self, baseline: str = "best") -> Result:
-        """The sample that the metrics count; a kernel in quarantine is a failure."""
-        counts = self.status in ("verified", "unverified") and self.published is not None
-        speedup = self.published.counting(baseline) if counts and self.published else None
+        """The sample that the metrics count."""
+        speedup = self.counted.counting(baseline) if self.counted else None
         return Result(
             problem=self.problem, family=self.family, level=self.level, compiled=self.compiled, speedup=speedup
         )

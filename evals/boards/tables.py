@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kernelwright.evals.boards.leaderboard import Board, Cell, Group, Row
-from kernelwright.evals.figures import BASELINES, Effort, Estimate
+from kernelwright.evals.figures import BASELINES, Effort, Estimate, Measured
 from kernelwright.sandbox.machine.logs import escaped
 from kernelwright.sandbox.verdict.in_words import marks
 
@@ -95,8 +95,7 @@ def _status(cell: Cell) -> str:
     return cell.status + (f": {cell.why}" if cell.why else "") + (", to be judged again" if cell.stale else "")
 
 
-def _speedup(cell: Cell) -> str:
-    found = cell.published
+def _speedup(found: Measured | None) -> str:
     if found is None or found.speedup is None:
         return MISSING
     effort = "" if found.effort == "rank" else f" ({found.effort})"
@@ -112,13 +111,13 @@ CELL_COLUMNS: dict[str, Callable[[Cell], str]] = {
     "problem": lambda cell: cell.problem,
     "family": lambda cell: cell.family,
     "status": _status,
-    "speedup [95 %]": _speedup,
+    "speedup [95 %]": lambda cell: _speedup(cell.published),
     "against": lambda cell: (cell.published.counted if cell.published else None) or MISSING,
     "against any": lambda cell: number_text(cell.published.speedup_any if cell.published else None),
     "over eager": _over("eager"),
     "as shipped": _over("shipped"),
     "compile": _over("compile"),
-    "claimed": lambda cell: number_text((cell.claimed.speedup or None) if cell.claimed else None),
+    "claimed": lambda cell: _speedup(cell.claimed),
     "tries": lambda cell: str(cell.attempts),
     "passed": lambda cell: str(cell.passed),
     "run": lambda cell: cell.run or MISSING,

@@ -19,7 +19,8 @@ from kernelwright.problems.formats.definition import Definition, FlashInferTrace
 from kernelwright.problems.formats.reading import Unsupported, safe_name
 from kernelwright.problems.record.source import parse_expression, read_json, read_text
 from kernelwright.sandbox.machine.cache import write_atomically
-from kernelwright.sandbox.verdict.verdicts import Passed
+from kernelwright.sandbox.verdict.in_words import verdict_words
+from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 
 CANDIDATE_FILE = "candidate.py"
 NATIVE = {".cu", ".cpp", ".cc", ".cxx", ".c"}
@@ -359,13 +360,15 @@ def _evaluation(outcome: Outcome) -> dict[str, Any]:
         "status": "PASSED" if isinstance(verdict, Passed) else STATUS[verdict.stage],
         "environment": {"hardware": outcome.device, "libs": dict(verdict.evidence.versions)},
         "timestamp": time.isoformat(),
-        "log": "" if isinstance(verdict, Passed) else "\n".join(filter(None, (verdict.reason, verdict.log))),
+        "log": verdict_words(verdict),
         "correctness": None,
         "performance": None,
     }
     if found["status"] in ("PASSED", "INCORRECT_NUMERICAL"):
         found["correctness"] = dict(UNKNOWN_ERROR)
-    if isinstance(verdict, Passed):
+    if isinstance(verdict, Failed):
+        found["log"] = "\n".join(filter(None, (verdict.reason, verdict.log)))
+    else:
         measurement = verdict.measurement
         found["environment"]["libs"]["timing_clock"] = measurement.timing_clock
         found["performance"] = {

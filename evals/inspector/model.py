@@ -16,7 +16,7 @@ from kernelwright.evals.report import ending_words
 from kernelwright.evals.scores.scoring import level_of
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.reading import manifest_text
-from kernelwright.sandbox.verdict.in_words import verdict_words
+from kernelwright.sandbox.verdict.in_words import counted_speedup, verdict_words
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Pairing, Passed, Verdict
 
@@ -28,7 +28,7 @@ SAMPLE_DIGITS = 4
 
 
 class RunModel:
-    """One run, read anew when it has grown. Intervals are derived only for the attempts that are asked for."""
+    """One run, read anew when it has grown. An attempt's interval is derived once, in some 2 ms."""
 
     def __init__(self, log: RunLog) -> None:
         self.log = log
@@ -70,6 +70,7 @@ class RunModel:
         view = self.views[problem.name]
         best = view.best
         verdict = _passed(best) if best else None
+        sides = _sides(verdict)
         statuses = [_weak(one.verdict) for one in view.attempts if one.verdict]
         shown = ("name", "title", "family", "size", "digest", "precision", "operators", "direction")
         return {name: getattr(problem, name) for name in shown} | {
@@ -78,7 +79,8 @@ class RunModel:
             "fault": view.fault,
             "weak": next((status for status in statuses if status is not None), None),
             "best": best.number if best else None,
-            "speedups": _sides(verdict),
+            "speedups": sides,
+            "counted": {side: _counted(verdict, sides[side]) for side in ("best", *BASELINES)},
             "baselines": verdict.measurement.baselines_ms if verdict else {},
             "floor": report(verdict)["floor_ms"] if verdict else None,
             "manifest": manifest_text(problem),
@@ -181,6 +183,12 @@ def _sides(verdict: Passed | None) -> Data:
     return {"best": measured.speedup, "against": measured.closest.baseline} | usual
 
 
+def _counted(verdict: Passed | None, ratio: float | None) -> float | None:
+    if verdict is None or ratio is None:
+        return None
+    return _rounded(counted_speedup(ratio, verdict.measurement.comparison))
+
+
 def _weak(verdict: Verdict) -> list[str] | None:
     status = verdict.evidence.problem_status
     return None if status is None else list(status.why) if status.status == "weak" else []
@@ -200,6 +208,7 @@ def _summary(attempt: Attempt) -> Data:
         "outcome": attempt.outcome,
         "speedup": _rounded(counted.measurement.speedup) if counted else None,
         "speedup_any": _rounded(counted.measurement.speedup_any) if counted else None,
+        "counted": _counted(counted, attempt.speedup),
         "marks": attempt.marks,
         "timing_clock": counted.measurement.timing_clock if counted else None,
         "ms": _rounded(counted.measurement.candidate_ms) if counted else None,

@@ -20,7 +20,7 @@ from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.judge.given import is_file_name, shown
 from kernelwright.sandbox.machine.identity import needs_device
 from kernelwright.sandbox.pool.rewarding import Judging
-from kernelwright.sandbox.verdict.in_words import DOUBTS
+from kernelwright.sandbox.verdict.in_words import counted_speedup
 from kernelwright.sandbox.verdict.settings import Settings
 
 LONGEST_TEXT = 60_000
@@ -55,8 +55,7 @@ class Best(NamedTuple):
     @property
     def low(self) -> float:
         """The lower end of the speedup's interval, by which kernels are ranked."""
-        low = float(self.report["speedup_low"])
-        return min(1.0, low) if self.report["comparison"] in DOUBTS else low
+        return counted_speedup(float(self.report["speedup_low"]), self.report["comparison"])
 
 
 class AgentTools:

@@ -21,7 +21,7 @@ from pydantic import Field
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts.markdown import trimmed
 from kernelwright.sandbox.verdict.findings import Look
-from kernelwright.sandbox.verdict.in_words import DOUBTS, timing_lines
+from kernelwright.sandbox.verdict.in_words import DOUBTS, counted_speedup, timing_lines
 from kernelwright.sandbox.verdict.recheck import measurement_of
 from kernelwright.sandbox.verdict.verdicts import JAIL_OFF
 
@@ -108,7 +108,7 @@ def _earned(verdict: Mapping[str, Any], terms: RewardTerms) -> Reward:
     allowed = _allowed(verdict)
     speedup = min(verdict["speedup_low"], math.inf if allowed is None else max(1.0, allowed))
     if (doubt := verdict["comparison"]) in DOUBTS:
-        flags, speedup = (*flags, doubt), min(1.0, speedup)
+        flags, speedup = (*flags, doubt), counted_speedup(speedup, doubt)
     if speedup < 1:
         return Reward(value=terms.right * speedup, flags=flags, why=f"right, {speedup:.3g} x")
     full = terms.full_speedup if allowed is None else max(LEAST_FULL_SPEEDUP, allowed)

@@ -46,6 +46,11 @@ def marks(
     return found + (", seeded weights" if weights == "seeded" else "")
 
 
+def counted_speedup(ratio: float, comparison: str | None) -> float:
+    """The speedup as rewards, fast_p, means and boards count it: at most 1 where the comparison is in `DOUBTS`."""
+    return min(1.0, ratio) if comparison in DOUBTS else ratio
+
+
 def ratio_words(ratio: float, low: float | None, high: float | None) -> str:
     """`2.34 x [2.20, 2.41]`, without the brackets where there is no interval."""
     return f"{ratio:.2f} x" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")

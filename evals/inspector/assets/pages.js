@@ -50,7 +50,7 @@ function attemptTable(attempts, named) {
   const search = h("input", { type: "search", id: "search", placeholder: "search attempts ( / )", "aria-label": "search attempts" });
   const kinds = [...new Set(attempts.map((one) => one.outcome))].sort();
   const choice = h("select", { id: "outcome", "aria-label": "outcome" }, h("option", { value: "" }, "every outcome"), kinds.map((kind) => h("option", { value: kind }, kind)));
-  const order = h("select", { id: "order", "aria-label": "order" }, [["n", "in order"], ["speedup", "fastest first"], ["cost", "dearest first"]].map(([value, label]) => h("option", { value }, label)));
+  const order = h("select", { id: "order", "aria-label": "order" }, [["n", "in order"], ["counted", "fastest first"], ["cost", "dearest first"]].map(([value, label]) => h("option", { value }, label)));
   const rows = attempts.map((one) => ({ one, row: attemptRow(one, named), words: `${one.problem} ${one.n} ${one.role} ${one.idea} ${one.outcome} ${one.model} ${one.auth || ""}`.toLowerCase() }));
   const show = () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);

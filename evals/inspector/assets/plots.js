@@ -52,7 +52,7 @@ function fastCurve(problems) {
   const total = problems.length;
   const sides = [["best", "against the fastest baseline"], ["eager", "against eager"], ["shipped", "against eager as shipped"], ["compile", "against the best torch.compile"]]
     .filter(([side]) => side !== "shipped" || problems.some((one) => one.speedups.shipped !== one.speedups.eager));
-  const known = sides.map(([side, label]) => [side, label, problems.map((one) => one.speedups[side]).filter((x) => x !== null)]).filter(([, , list]) => list.length);
+  const known = sides.map(([side, label]) => [side, label, problems.map((one) => one.counted[side]).filter((x) => x !== null)]).filter(([, , list]) => list.length);
   const most = Math.max(2, ...known.flatMap(([, , list]) => list)) * 1.05;
   const { plot, at, box } = frame("fast_p by p", { domain: [0, Math.min(most, 20)] }, { domain: [0, 1], format: percent }, ["p", "fast_p"]);
   known.forEach(([side, label, list], i) => {
@@ -84,17 +84,17 @@ function progressPlot(attempts, along, label, link) {
   const passing = attempts.filter((one) => one.speedup !== null && along(one) !== null);
   if (!passing.length) return h("p", { class: "quiet" }, `No right kernel${attempts.some((one) => one.speedup !== null) ? " of a known cost" : ""} yet.`);
   const ends = attempts.map(along).filter((x) => x !== null);
-  const speedups = passing.map((one) => one.speedup);
+  const speedups = passing.flatMap((one) => [one.speedup, one.counted]);
   const y = { domain: [Math.min(0.9, ...speedups) * 0.95, Math.max(1.1, ...speedups) * 1.05], log: true, format: (t) => `${number(t, 2)} ×` };
   const { plot, at, box } = frame(`Best speedup so far against ${label}`, { domain: [0, Math.max(...ends) || 1] }, y, [label, "speedup"]);
   plot.append(s("line", { class: "rule", x1: box.left, x2: box.right, y1: at.y(1), y2: at.y(1) }));
   let best = 0, path = "";
   for (const one of passing) {
-    if (one.speedup > best) { path += best ? `H${at.x(along(one))}V${at.y(one.speedup)}` : `M${at.x(along(one))} ${at.y(one.speedup)}`; best = one.speedup; }
+    if (one.counted > best) { path += best ? `H${at.x(along(one))}V${at.y(one.counted)}` : `M${at.x(along(one))} ${at.y(one.counted)}`; best = one.counted; }
   }
   plot.append(s("path", { d: `${path}H${box.right}`, class: "curve c0" }));
   for (const one of passing) {
-    plot.append(s("a", { href: link(one.n), "aria-label": `attempt ${one.n}, ${times(one.speedup)}` }, s("circle", { cx: at.x(along(one)), cy: at.y(one.speedup), r: 3.5, class: "dot passed" }, s("title", {}, `attempt ${one.n}: ${times(one.speedup)}`))));
+    plot.append(s("a", { href: link(one.n), "aria-label": `attempt ${one.n}, ${times(one.speedup)}${one.marks}` }, s("circle", { cx: at.x(along(one)), cy: at.y(one.speedup), r: 3.5, class: "dot passed" }, s("title", {}, `attempt ${one.n}: ${times(one.speedup)}${one.marks}`))));
   }
   return figure(`Best so far, and every right kernel, against ${label}.`, plot);
 }
@@ -122,8 +122,8 @@ function lineage(attempts, link, best) {
   }
   for (const place of placed.values()) {
     const { one } = place;
-    const label = `${one.n}${one.speedup === null ? "" : ` ${one.speedup.toFixed(1)}×`}`;
-    plot.append(s("a", { href: link(one.n), "aria-label": `attempt ${one.n}: ${one.outcome}` }, s("title", {}, `attempt ${one.n}, ${one.role}: ${one.outcome}${one.idea ? `, ${one.idea}` : ""}`),
+    const label = `${one.n}${one.speedup === null ? "" : ` ${one.speedup.toFixed(1)}×${one.counted < one.speedup ? "?" : ""}`}`;
+    plot.append(s("a", { href: link(one.n), "aria-label": `attempt ${one.n}: ${one.outcome}` }, s("title", {}, `attempt ${one.n}, ${one.role}: ${one.outcome}${one.marks && `, ${times(one.speedup)}${one.marks}`}${one.idea ? `, ${one.idea}` : ""}`),
       s("circle", { cx: x(place), cy: y(place), r: one.n === best ? 7 : 5, class: `dot ${kindOf(one.outcome)}${one.n === best ? " best" : ""}` }), s("text", { x: x(place) + 9, y: y(place) - 4 }, label)));
   }
   return h("div", { class: "wide" }, plot);

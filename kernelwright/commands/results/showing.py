@@ -251,9 +251,18 @@ def _print(found: "RunComparison") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from kernelwright.sandbox.verdict.in_words import marks, ratio_words
+
     table = Table("problem", found.first, found.second, "ratio", "better", box=SIMPLE)
+    for column in table.columns:
+        column.overflow = "fold"
     for pair in found.pairs:
-        shown = [f"{value:.2f} x" if value else "-" for value in (pair.first, pair.second, pair.ratio)]
+        sides = zip((pair.first, pair.second), pair.intervals, pair.comparisons, pair.timing_clocks, strict=True)
+        shown = [
+            ratio_words(ratio, *(ends or (None, None))) + marks(comparison, clock) if ratio else "-"
+            for ratio, ends, comparison, clock in sides
+        ]
+        shown.append(f"{pair.ratio:.2f} x" if pair.ratio else "-")
         winner = {"first": found.first, "second": found.second, "same": "neither"}[pair.winner]
         table.add_row(pair.problem, *shown, winner)
     Console().print(table)
