@@ -96,7 +96,7 @@ def choose(captured: CapturedProgram, top: int, peaks: Peaks | None, speedup: Sp
     `speedup` is asked for parts that are about to be chosen, since it takes its time to answer.
     """
     claims: list[SiteClaim] = []
-    chosen: list[Chosen] = []
+    chosen: list[_Left] = []
     known: dict[str, float | None] = {}
     while len(chosen) < top:
         left = [one for part in captured.parts if (one := _left(part, claims, known)).sites]
@@ -106,9 +106,12 @@ def choose(captured: CapturedProgram, top: int, peaks: Peaks | None, speedup: Sp
         if speedup is not None and best.part.id not in known:
             known[best.part.id] = speedup(best.part)
             continue
-        chosen.append(_chosen(best, captured.program_ms, peaks))
+        chosen.append(best)
         claims += [claim_of(best.part, site) for _, site in best.sites]
-    return Split(program_ms=captured.program_ms, chosen=tuple(chosen), compiled=speedup is not None)
+    # Shares of a part's own operators are timed apart from the program, so their sum may be more than it.
+    whole_ms = max(captured.program_ms, sum(one.ms for one in chosen))
+    found = tuple(_chosen(one, whole_ms, peaks) for one in chosen)
+    return Split(program_ms=whole_ms, chosen=found, compiled=speedup is not None)
 
 
 def _left(part: Part, claims: Sequence[SiteClaim], known: dict[str, float | None]) -> _Left:
@@ -200,8 +203,9 @@ def summary(captured: CapturedProgram, split: Split) -> str:
 def uncut_lines(captured: CapturedProgram) -> list[str]:
     """A sentence for each module that could not be cut out, the dearest first."""
     dearest = sorted(captured.uncut, key=lambda one: -one.ms)
+    whole_ms = max([captured.program_ms, 1e-9, *(one.ms for one in dearest)])
     lines = [
-        f"{'.'.join(filter(None, (one.root, one.module)))} ({100 * one.ms / max(captured.program_ms, 1e-9):.0f} % of "
+        f"{'.'.join(filter(None, (one.root, one.module)))} ({100 * one.ms / whole_ms:.0f} % of "
         f"the time) is not cut out {f'at {one.run}' if one.run else 'as a whole'}: {one.why}"
         for one in dearest[:MOST_UNCUT]
     ]

@@ -14,7 +14,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kernelwright.problems.record.problem import ProblemError
-from kernelwright.programs.capture.cutting import Cutting, counted_steps, cut, times_of
+from kernelwright.programs.capture.cutting import (
+    Cutting,
+    alike,
+    counted_steps,
+    cut,
+    program_ms_of,
+    times_of,
+    typical_ms,
+)
 from kernelwright.programs.capture.watching import CallWatch
 from kernelwright.programs.record import (
     CAPTURE,
@@ -76,6 +84,8 @@ def _dtype(tensor: torch.Tensor) -> str:
 STEPS = 3
 """Profiled steps, the first of several not counted: it pays for what is done once."""
 MOST_LISTED = 30
+MUCH_LONGER = 1.5
+"""A step that takes this many times as long as another one like it was disturbed."""
 
 
 class Wishes(NamedTuple):
@@ -167,12 +177,12 @@ def write_capture(watch: CallWatch, wishes: Wishes) -> CapturedProgram:
 
 def _record(watch: CallWatch, wishes: Wishes, cutting: Cutting) -> CapturedProgram:
     steps = counted_steps(watch)
-    operators: dict[str, tuple[int, float]] = {}
+    found: dict[str, list[tuple[int, float]]] = {}
     for step in steps:
-        for name, (calls, ms) in step.times.operators.items():
-            before = operators.get(name, (0, 0.0))
-            operators[name] = before[0] + calls, before[1] + ms
-    listed = sorted(operators.items(), key=lambda item: -item[1][1])[:MOST_LISTED]
+        for name, seen in step.times.operators.items():
+            found.setdefault(name, []).append(seen)
+    operators = [(name, sum(calls for calls, _ in seen), typical_ms(seen)) for name, seen in found.items()]
+    listed = sorted(operators, key=lambda one: -one[2])[:MOST_LISTED]
     is_gpu = any("cuda" in seen.device for kind in watch.kinds.values() for seen in kind.tensors)
     return CapturedProgram(
         program=wishes.program,
@@ -182,12 +192,12 @@ def _record(watch: CallWatch, wishes: Wishes, cutting: Cutting) -> CapturedProgr
         versions=versions(),
         steps=len(steps),
         steps_seen=watch.steps_seen,
-        program_ms=sum(step.ms for step in steps),
+        program_ms=program_ms_of(steps),
         modules=_modules(watch),
-        operators=tuple(OperatorSeen(name=name, calls=calls, ms=ms) for name, (calls, ms) in listed),
+        operators=tuple(OperatorSeen(name=name, calls=calls, ms=ms) for name, calls, ms in listed),
         parts=tuple(cutting.parts),
         uncut=tuple(cutting.uncut),
-        notes=tuple(_notes(watch)),
+        notes=tuple(notes_of(watch)),
     )
 
 
@@ -212,9 +222,15 @@ def _modules(watch: CallWatch) -> tuple[ModuleSeen, ...]:
     return tuple(found)
 
 
-def _notes(watch: CallWatch) -> Iterator[str]:
+def notes_of(watch: CallWatch) -> Iterator[str]:
     if len(watch.steps) == 1:
         yield "only one step was seen, so its time holds what is done once; capture two or more for better figures"
+    low, high = max(
+        ((min(ms), max(ms)) for ms in alike(counted_steps(watch))), key=lambda ends: ends[1] / max(ends[0], 1e-9)
+    )
+    if high > MUCH_LONGER * low:
+        told = f"steps that do the same took {low:.3g} to {high:.3g} ms, so shares are rough"
+        yield f"{told}; capture again on an idle machine, with more --steps"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         yield "the program is distributed: this is one process of it, and what it waits for others is in its time"
     if watch.compiled:

@@ -1,6 +1,7 @@
 """What was watched, cut into parts: each tried, written down as a problem, with the sites where it occurs."""
 
 import re
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,29 +51,53 @@ def counted_steps(watch: CallWatch) -> list[SeenStep]:
     return steps[1:] if len(steps) > 1 and set(steps[0].times.places) <= set(steps[-1].times.places) else steps
 
 
+def typical_ms(seen: Sequence[tuple[int, float]]) -> float:
+    """Of all calls: the median over the steps of the ms a call, times the calls. `seen`: calls and ms of each step."""
+    return sum(calls for calls, _ in seen) * statistics.median(ms / max(1, calls) for calls, ms in seen)
+
+
 def times_of(steps: Iterable[SeenStep]) -> dict[int, PlaceTimes]:
-    total: dict[int, PlaceTimes] = defaultdict(PlaceTimes)
+    """By place, its calls in all steps, with `typical_ms`."""
+    by_place: dict[int, list[PlaceTimes]] = defaultdict(list)
     for step in steps:
         for place, times in step.times.places.items():
-            kept = total[place]
-            kept.calls += times.calls
-            kept.forward_ms += max(0.0, times.forward_ms)
-            kept.backward_ms += times.backward_ms
-            kept.operators = max(kept.operators, times.operators // max(1, times.calls))
-            kept.custom |= times.custom
-    return dict(total)
+            by_place[place].append(times)
+    return {
+        place: PlaceTimes(
+            calls=sum(one.calls for one in found),
+            forward_ms=typical_ms([(one.calls, max(0.0, one.forward_ms)) for one in found]),
+            backward_ms=typical_ms([(one.calls, one.backward_ms) for one in found]),
+            operators=max(one.operators // max(1, one.calls) for one in found),
+            custom={name for one in found for name in one.custom},
+        )
+        for place, found in by_place.items()
+    }
+
+
+def alike(steps: Iterable[SeenStep]) -> list[list[float]]:
+    """The ms of the steps, those together that called the same places equally often."""
+    groups: dict[Any, list[float]] = defaultdict(list)
+    for step in steps:
+        groups[frozenset((place, times.calls) for place, times in step.times.places.items())].append(step.ms)
+    return list(groups.values())
+
+
+def program_ms_of(steps: Iterable[SeenStep]) -> float:
+    """Of all steps, each as long as the median of those like it: what disturbed one of them counts little."""
+    return sum(len(group) * statistics.median(group) for group in alike(steps))
 
 
 def cut(watch: CallWatch, tell: Callable[[str], None]) -> Cutting:
     """Cut what takes its share of the program's time."""
     steps = counted_steps(watch)
     times = times_of(steps)
-    program_ms = sum(step.ms for step in steps)
+    program_ms = program_ms_of(steps)
     found = Cutting()
     drafts: list[Draft] = []
     for trial in _trials(watch, times, program_ms):
         name = type(trial.kind.module).__name__
-        tell(f"cutting {name} ({100 * sum(site.ms for site in trial.sites) / max(program_ms, 1e-9):.1f} % of the time)")
+        share = sum(site.ms for site in trial.sites) / max(program_ms, 1e-9)
+        tell(f"cutting {name} ({100 * min(1.0, share):.1f} % of the time)")
         try:
             drafts.extend(trial.drafts(MOST_OPERATORS))
         except CannotCut as error:

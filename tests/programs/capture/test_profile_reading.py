@@ -4,7 +4,9 @@ import pytest
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
-from kernelwright.programs.capture.watching import SeenStep, read_step
+from kernelwright.programs.capture.capturing import notes_of
+from kernelwright.programs.capture.cutting import program_ms_of, times_of
+from kernelwright.programs.capture.watching import CallWatch, PlaceTimes, SeenStep, StepTimes, read_step
 
 
 def event(number, name, start, end, device=DeviceType.CPU, kernels=()):
@@ -30,3 +32,23 @@ def test_on_a_gpu_a_call_counts_once_with_the_time_of_its_kernels_or_of_launchin
     assert SeenStep(0.01, found).ms == found.ms and SeenStep(7.0, found).ms == 7.0
     assert found.places[1].operators == 1
     assert found.operators["aten::mm"][0] == 1
+
+
+def step(ms, **calls):
+    """A step in which each call of a place took `ms`."""
+    places = {int(name[1:]): PlaceTimes(calls=count, forward_ms=ms * count) for name, count in calls.items()}
+    return SeenStep(ms, StepTimes(places, {}, frozenset(places)))
+
+
+def test_a_disturbed_step_moves_neither_the_program_nor_its_places():
+    steps = [step(1.0, _0=1), step(1.0, _0=1), step(9.0, _0=1), step(2.0, _0=1, _1=3)]
+    assert program_ms_of(steps) == 3 * 1.0 + 8.0, "three alike by their median, and the one that does more"
+    assert times_of(steps)[0].forward_ms == 4 * 1.5 and times_of(steps)[1].forward_ms == 6.0
+
+
+@pytest.mark.parametrize(("last_ms", "is_told"), [(1.2, False), (4.0, True)])
+def test_steps_alike_that_differ_much_are_told(last_ms, is_told):
+    watch = CallWatch(4)
+    watch.steps = [step(50.0, _0=1), step(1.0, _0=1), step(30.0, _0=2), step(last_ms, _0=1)]
+    told = [note for note in notes_of(watch) if "idle machine" in note]
+    assert len(told) == is_told, "neither the first step nor one that does more"

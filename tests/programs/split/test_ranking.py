@@ -122,6 +122,13 @@ def test_the_picture_is_well_formed_whatever_a_program_is_called():
     assert not re.search(r"(?:href|src)=", text)
 
 
+def test_shares_of_what_was_timed_apart_are_never_more_than_the_program():
+    captured = program(part("a", ("a", 80.0)), part("b", ("b", 80.0)), ms=100.0)
+    found = choose(captured, 5, PEAKS)
+    assert [one.share for one in found.chosen] == [0.5, 0.5]
+    assert all(float(share) <= 100 for share in re.findall(r"(\d+) %", summary(captured, found)))
+
+
 def test_the_summary_says_how_much_lies_where():
     captured = program(part("a", ("a", 60.0), floor_ms=10))
     said = summary(captured, choose(captured, 5, PEAKS))
