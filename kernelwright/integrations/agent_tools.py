@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 from kernelwright.evals.runs.prompting import first_prompt
 from kernelwright.integrations.reward import LONGEST, RewardTerms, feedback, reward
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
+from kernelwright.problems.record.source import reading_below
 from kernelwright.prompts import Target
 from kernelwright.prompts.markdown import fenced, trimmed
 from kernelwright.sandbox.authenticity.languages import candidate_of
@@ -171,14 +172,14 @@ class AgentTools:
 
     def _problem(self, name: str, size: str | None) -> Problem:
         file, mark, part = name.partition("::")
-        address = name
-        if name not in catalog_names():
+        try:
+            if name in catalog_names():
+                return load_problem(name, size)
             found = self._below(file)
             if found is None:
                 raise ToolRefused(f"{name!r} is no name of list_problems and no file below {self.folder}; give one")
-            address = f"{found}{mark}{part}"
-        try:
-            return load_problem(address, size)
+            with reading_below(self.folder):
+                return load_problem(f"{found}{mark}{part}", size)
         except ProblemError as error:
             raise ToolRefused(str(error)) from None
 

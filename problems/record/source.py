@@ -5,6 +5,8 @@ import json
 import re
 import threading
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -105,12 +107,28 @@ ENTRY_POINTS = {
 LARGEST_BYTES = 64 * 2**20
 
 
+_folder: ContextVar[Path | None] = ContextVar("_folder", default=None)
+
+
+@contextmanager
+def reading_below(folder: Path) -> Iterator[None]:
+    """Have `read_text` refuse each file outside the folder, links followed first."""
+    token = _folder.set(folder.resolve())
+    try:
+        yield
+    finally:
+        _folder.reset(token)
+
+
 def read_text(path: Path) -> str:
     """The text of a file, with newlines as `\\n` and no byte order mark; `ProblemError` where there is none to read."""
     try:
-        exists, is_file = path.exists(), path.is_file()
+        exists, is_file, folder = path.exists(), path.is_file(), _folder.get()
+        is_outside = folder is not None and not path.resolve().is_relative_to(folder)
     except OSError as error:  # a path that is too long, or a folder that may not be searched
         raise ProblemError(f"cannot read {path}: {_cause(error)}; check the path and its permissions") from error
+    if is_outside:
+        raise ProblemError(f"{path} leads out of {folder}; put the file itself there")
     if not exists:
         raise ProblemError(f"there is no file {path}; check the path, or give a catalog name")
     if not is_file:

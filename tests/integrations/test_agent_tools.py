@@ -7,6 +7,7 @@ import pytest
 
 from kernelwright.integrations.agent_tools import LONGEST_TEXT, AgentTools, ToolRefused
 from kernelwright.problems import load_problem
+from kernelwright.problems.loading import CATALOG
 from tests.support.replies import REFERENCE
 
 
@@ -42,6 +43,21 @@ OUTSIDE = ("/etc/passwd", "../secret.py", "link.py", "a\0.py", "x" * 5000)
 def test_no_other_file_is_read_as_a_problem(tools, name):
     with pytest.raises(ToolRefused, match="list_problems"):
         tools.problem(name)
+
+
+@pytest.mark.parametrize("linked", ["reference.py", "problem.toml"])
+def test_no_link_in_a_problems_folder_leads_out_of_the_servers(tools, tmp_path, linked):
+    texts = {name: (CATALOG / "rms_norm" / name).read_text() for name in ("reference.py", "problem.toml")}
+    for place in ("inside", "outside"):
+        (folder := (tools.folder if place == "inside" else tmp_path) / place).mkdir()
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+    (tools.folder / "linked").symlink_to(tools.folder / "inside")
+    assert "class Model" in tools.problem("./linked"), "a link within it is followed"
+    (tools.folder / "inside" / linked).unlink()
+    (tools.folder / "inside" / linked).symlink_to(tmp_path / "outside" / linked)
+    with pytest.raises(ToolRefused, match="leads out"):
+        tools.problem("./linked")
 
 
 @pytest.mark.parametrize(
