@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kernelwright.problems.formats.reading import json_lines
 from kernelwright.problems.record.base import first_fault
-from kernelwright.problems.record.problem import ProblemError, StatedTolerance
+from kernelwright.problems.record.problem import Bound, ProblemError, StatedTolerance
 from kernelwright.problems.record.source import read_json, read_text
 from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
 
@@ -105,10 +105,10 @@ class WorkloadInput(Foreign):
 class ForeignTolerance(Foreign):
     """The tolerance of one workload of SOL-ExecBench."""
 
-    max_atol: float | None = None
-    max_rtol: float | None = None
-    required_matched_ratio: float | None = None
-    max_error_cap: float | None = None
+    max_atol: Bound | None = None
+    max_rtol: Bound | None = None
+    required_matched_ratio: float | None = Field(default=None, ge=0, le=1)
+    max_error_cap: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     allow_negative_inf: bool | None = None
 
     def stated(self) -> StatedTolerance:

@@ -1,7 +1,7 @@
 """The `Problem` record."""
 
 import hashlib
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
@@ -21,17 +21,21 @@ class ProblemError(ValueError):
     """A problem that cannot be had as asked. The message is one sentence for the user, with the remedy."""
 
 
+Bound = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+"""Above 1 an element would be right whatever it is."""
+
+
 class StatedTolerance(Record):
     """What the benchmark that a problem comes from allows, in its own terms; `None` where it does not say.
 
     An element is right where |error| <= max_atol + max_rtol * |expected|.
     """
 
-    max_atol: float | None = Field(default=None, ge=0)
-    max_rtol: float | None = Field(default=None, ge=0)
+    max_atol: Bound | None = None
+    max_rtol: Bound | None = None
     required_matched_ratio: float | None = Field(default=None, ge=0, le=1)
     """The share of elements that must be right; all of them where it is None."""
-    max_error_cap: float | None = Field(default=None, ge=0)
+    max_error_cap: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """No element may be off by more than this, right or not."""
     allow_negative_inf: bool | None = None
     """Whether -inf may stand where the reference has it."""
@@ -40,9 +44,9 @@ class StatedTolerance(Record):
 class Tolerance(Record):
     """How far a candidate may be from the float64 result, as a multiple of the reference's own rounding error."""
 
-    factor: float = Field(default=8.0, gt=0)
+    factor: float = Field(default=8.0, gt=0, le=1e6, allow_inf_nan=False)
     """k: the candidate's error against float64 may be k times the error of the same-dtype reference."""
-    floor_ulp: float = Field(default=64.0, gt=0)
+    floor_ulp: float = Field(default=64.0, gt=0, le=2**23, allow_inf_nan=False)
     """The bound never falls below this many units in the last place, at the output's own scale.
 
     64 lets a plain running sum of some thousand terms pass, where the reference adds pairwise; TF32 is 8192 away. For

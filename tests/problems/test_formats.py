@@ -156,6 +156,13 @@ def test_a_source_begins_with_the_definitions_own_text_and_takes_sizes_and_numbe
     assert "randn([32, 64]" in source and "1e-06,\n" in source
 
 
+@pytest.mark.parametrize("name", ["max_atol", "max_rtol"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, 1.5])
+def test_a_workload_with_an_absurd_tolerance_is_refused(tmp_path, name, value):
+    entry = only(write_sol(tmp_path, DEFINITION, [WORKLOAD | {"tolerance": {name: value}}]))
+    assert entry.problem is None and entry.status == "broken" and name in entry.why
+
+
 def test_a_workloads_tolerance_is_kept(tmp_path):
     entry = only(write_sol(tmp_path, DEFINITION, [WORKLOAD | {"tolerance": TOLERANCE}]))
     assert entry.problem.tolerance.stated.model_dump(exclude_none=True) == TOLERANCE

@@ -37,6 +37,11 @@ NARROW = GOOD + '[values]\nwithout = ["all negative"]\n'
         ("family = 'toy'\ntitle\n", ["not valid TOML", "line 2, column 6"]),
         (GOOD.replace('title = "Doubling"', ""), ["'title' is missing"]),
         ("colour = 1\n" + GOOD, ["unknown key 'colour'", "family, title, precision,"]),
+        *(
+            (GOOD + f'[tolerance]\n{name} = {value}\nreason = "r"\n', [f"tolerance.{name}"])
+            for name in ("factor", "floor_ulp", "stated.max_atol", "stated.max_rtol")
+            for value in ("nan", "inf", "-1.0", "1e9")
+        ),
         (GOOD + "[tolerance]\nrtol = 0.1\n", ["'tolerance.rtol'", "factor, floor_ulp, "]),
         ('precision = "fp8"\n' + GOOD, ["'precision' is 'fp8'", "'tf32' or 'half'"]),
         (GOOD.replace("ROWS = 400", 'ROWS = "400"'), ["'sizes.gpu.ROWS' is '400'", "integer"]),
