@@ -18,7 +18,6 @@ app = typer.Typer(
     name="kernelwright",
     help="Language models write kernels for PyTorch problems; an honest judge decides which are right and how fast.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -29,3 +29,11 @@ def test_public_names_come_from_our_own_packages_beside_a_users_folders_of_the_s
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_prompt_of_python_completes_every_public_name():
+    said = subprocess.run(
+        [sys.executable, "-c", "import kernelwright; print(*dir(kernelwright))"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert set(kernelwright.__all__) < set(said.stdout.split())

@@ -1,6 +1,8 @@
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -185,3 +187,21 @@ def test_what_to_type_next_works_where_the_command_is_not_on_the_path(monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", [started])
     assert own_command() == typed
+
+
+def script(*words, **environment):
+    """What the console script prints, under its own name as a shell has it."""
+    program, env = Path(sys.executable).with_name("kernelwright"), {**os.environ, **environment}
+    return subprocess.run([program, *words], env=env, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.mark.parametrize(("typed", "found"), [("lead", "leaderboard"), ("judge --devi", "--device")])
+def test_a_shell_is_told_how_a_word_goes_on(typed, found):
+    asked = {"COMP_WORDS": f"kernelwright {typed}", "COMP_CWORD": str(len(typed.split()))}
+    assert script(_KERNELWRIGHT_COMPLETE="complete_bash", **asked).split() == [found]
+
+
+def test_completion_is_installed_where_bash_looks_for_it(tmp_path):
+    script("--install-completion", "bash", HOME=str(tmp_path), SHELL="/bin/bash")
+    assert "_KERNELWRIGHT_COMPLETE" in (tmp_path / ".bash_completions" / "kernelwright.sh").read_text()
+    assert "kernelwright.sh" in (tmp_path / ".bashrc").read_text()
