@@ -1,14 +1,15 @@
 """`files`: a folder of tasks and answers that a person or a coding agent fills.
 
-Each request is a file `DIGEST.task.md`, the prompt word for word; its answer is `DIGEST.answer.md` beside it, in the
-form in which a model would reply. What has no answer yet ends the search with a sentence; going on with the run asks
-the same again, and finds the answers that came meanwhile.
+Each request is a file `PROBLEM-DIGEST.task.md`, the prompt word for word; its answer is `PROBLEM-DIGEST.answer.md`
+beside it, in the form in which a model would reply. What has no answer yet ends the search with a sentence; going on
+with the run asks the same again, and finds the answers that came meanwhile.
 """
 
 from pathlib import Path
 
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.providers.provider import AnswerPending, Provider, ProviderError, ProviderOptions, RunRecord
+from kernelwright.problems.formats.reading import safe_name
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import write_atomically
 
@@ -27,9 +28,10 @@ class FilesProvider:
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """The answer in the folder; `AnswerPending`, which names what is still missing, where there is none."""
-        answer = self.folder / f"{request.digest}{ANSWER}"
+        stem = self._stem(request, ask)
+        answer = self.folder / f"{stem}{ANSWER}"
         try:
-            self._put_task(request)
+            self._put_task(stem, request)
             text = answer.read_text(encoding="utf-8") if answer.is_file() else ""
         except (OSError, UnicodeDecodeError) as error:
             raise ProviderError(
@@ -52,8 +54,13 @@ class FilesProvider:
         answers = [task.with_name(task.name.removesuffix(TASK) + ANSWER) for task in self.folder.glob(f"*{TASK}")]
         return sorted(path for path in answers if not path.is_file() or not path.stat().st_size)
 
-    def _put_task(self, request: Request) -> None:
-        task = self.folder / f"{request.digest}{TASK}"
+    def _stem(self, request: Request, ask: Ask) -> str:
+        """The name of both files; the digest alone where an older release wrote one of them."""
+        older = any((self.folder / f"{request.digest}{end}").is_file() for end in (TASK, ANSWER))
+        return request.digest if older else f"{safe_name(ask.problem)}-{request.digest[:16]}"
+
+    def _put_task(self, stem: str, request: Request) -> None:
+        task = self.folder / f"{stem}{TASK}"
         if not task.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(task, request.prompt)

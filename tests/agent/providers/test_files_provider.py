@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kernelwright.agent.log.records import Reply, Request, Usage
+from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.kinds.files import FilesProvider
 from kernelwright.agent.providers.provider import ProviderError, ProviderOptions
@@ -15,6 +15,7 @@ from tests.support.processes import no_room
 from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 
 REQUEST = Request(model="m", prompt="Write it.")
+ASK = {"attempt": 1, "role": "propose", "target": "cpp", "parent": None, "idea": "", "directive": "", "model": "m"}
 ONE = CONFIG.model_copy(update={"attempts": 1})
 
 
@@ -27,7 +28,7 @@ def reply(text="words"):
 def test_a_run_whose_answer_is_named_as_missing_goes_on_once_it_is_there(tmp_path):
     """The task file is the prompt word for word."""
     with new_log(tmp_path / "run") as log:
-        with pytest.raises(ProviderError, match=r"1 answer\(s\) \(\w+\.answer\.md\)"):
+        with pytest.raises(ProviderError, match=rf"1 answer\(s\) \({PROBLEM.name}-\w+\.answer\.md\)"):
             searched(log, provider=FilesProvider(tmp_path / "tasks"), config=ONE)
         (attempt,) = fold(PROBLEM.name, log.events(PROBLEM.name)).attempts
         (task,) = (tmp_path / "tasks").glob("*.task.md")
@@ -38,6 +39,18 @@ def test_a_run_whose_answer_is_named_as_missing_goes_on_once_it_is_there(tmp_pat
 
     assert view.best.speedup == 1.5
     assert FilesProvider(tmp_path / "tasks").missing() == []
+
+
+def test_tasks_are_named_after_their_problem_and_answers_of_an_older_release_are_found(tmp_path):
+    files = FilesProvider(tmp_path)
+    asks = [Ask(**ASK, problem=name) for name in ("level1/3", "../x y")]
+    for ask in asks:
+        with pytest.raises(ProviderError, match="waits for"):
+            asyncio.run(files.complete(REQUEST, ask, None))
+    names = sorted(path.name.partition("-")[0] for path in tmp_path.iterdir())
+    assert names == ["_x_y", "level1_3"]
+    (tmp_path / f"{REQUEST.digest}.answer.md").write_text("words")
+    assert asyncio.run(files.complete(REQUEST, asks[0], None)).text == "words"
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
