@@ -111,6 +111,13 @@ def ending_words(view: View) -> str:
     return f"not judged: {reason}" if view.fault else reason
 
 
+NOW = {
+    "equipped": "set-up", "asked": "waits for an answer", "asked_again": "waits for an answer",
+    "extracted": "build, check, time",
+}  # fmt: skip
+"""By the last event of a problem, the stage that it began; of others the event's own name is told."""
+
+
 class Progress:
     """Prints as events arrive; pass `event` as the engine's callback. Use it as a context.
 
@@ -138,7 +145,7 @@ class Progress:
             return
         before = self._views[event.problem]
         self._views[event.problem] = view = before.after(event)
-        self._stage[event.problem] = event.kind.replace("_", " ")
+        self._stage[event.problem] = NOW.get(event.kind, event.kind.replace("_", " "))
         line = line_of(event, view)
         if line:
             elapsed = time.monotonic() - self._start

@@ -165,6 +165,15 @@ class Spare:
             self._forget = None
 
 
+listeners: list[Callable[[str], None]] = []
+"""Called with each stage of this process's judgings as it begins."""
+
+
+def announce(stage: str) -> None:
+    for listener in listeners:
+        listener(stage)
+
+
 class Built:
     """A candidate whose build is done (or failed), waiting for its turn on the device. Close it."""
 
@@ -209,6 +218,7 @@ class Built:
     def stage(self, name: Stage) -> Iterator[None]:
         """Time a stage, and turn what goes wrong with the child in it into this stage's failure."""
         start = time.perf_counter()
+        announce(name)
         try:
             yield
         except Refused as error:
@@ -319,7 +329,10 @@ def header_made(built: Built, tools: Toolchain | None) -> Iterator[None]:
     with ExitStack() as stack:
         if tools is not None:
             shelf = HeaderShelf(tools)
-            making = stack.enter_context(shelf.making(shelf.missing(built.candidate.source)))
+            missing = shelf.missing(built.candidate.source)
+            if missing:
+                announce("build, and torch's header once on this machine")
+            making = stack.enter_context(shelf.making(missing))
         yield
     if tools is not None and making.seconds:
         built.seconds["headers"] = built.seconds.get("headers", 0.0) + making.seconds

@@ -1,4 +1,8 @@
 import json
+import os
+import pty
+import subprocess
+import sys
 
 import pytest
 
@@ -249,3 +253,15 @@ def test_the_mistakes_of_real_answers_fail_at_their_stage(kernelwright, tmp_path
     found = json.loads(done.stdout)
     assert (done.returncode, found["stage"]) == (1, stage), found["reason"]
     assert words in found["reason"]
+
+
+def test_a_terminal_is_shown_the_stage_and_nothing_else_is(files):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-P", "-m", "kernelwright", "judge", "problem.py", "right.py", "--effort", "screen"]
+    done = subprocess.run(command, cwd=files, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=300, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 2**16).decode()
+    os.close(ours)
+    stages = [one.partition(" ...\r")[0] for one in shown.split("\x1b[K")[1:]]
+    assert stages[0] == "set-up" and stages[-1] == "" and {"build", "load", "run", "time"} < set(stages)
+    assert done.stdout.startswith("passed") and "\x1b" not in done.stdout

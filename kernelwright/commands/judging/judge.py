@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -107,9 +110,30 @@ def judge(
 
     require_tools(asked.language)
     check_tools(sanitize, profile, settings.gpu)
-    with Judges(settings, is_lasting=False) as judges:
+    with stages_shown(), Judges(settings, is_lasting=False) as judges:
         verdict = judges.judge(found, asked)
     _tell(report(verdict), found.dtype, as_json)
+
+
+@contextmanager
+def stages_shown() -> Iterator[None]:
+    """Show the stage of a judging in one line of a terminal's standard error, which is empty again at the end."""
+    if not sys.stderr.isatty() or logging.getLogger("kernelwright").isEnabledFor(logging.INFO):
+        yield
+        return
+    from kernelwright.sandbox.judge.stages import listeners
+
+    def show(stage: str) -> None:
+        # Back at the line's begin, so that what others write there takes its place.
+        print(f"\x1b[K{stage} ...\r" if stage else "\x1b[K", end="", file=sys.stderr, flush=True)
+
+    listeners.append(show)
+    show("set-up")
+    try:
+        yield
+    finally:
+        listeners.remove(show)
+        show("")
 
 
 def _tell(report: dict[str, Any], dtype: str | None, as_json: bool) -> NoReturn:
