@@ -111,10 +111,7 @@ def ending_words(view: View) -> str:
     return f"not judged: {reason}" if view.fault else reason
 
 
-NOW = {
-    "equipped": "set-up", "asked": "waits for an answer", "asked_again": "waits for an answer",
-    "extracted": "build, check, time",
-}  # fmt: skip
+NOW = {"equipped": "set-up", "asked": "waits for an answer", "extracted": "build, check, time"}
 """By the last event of a problem, the stage that it began; of others the event's own name is told."""
 
 

@@ -14,15 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kernelwright.problems.record.problem import ProblemError
-from kernelwright.programs.capture.cutting import (
-    Cutting,
-    alike,
-    counted_steps,
-    cut,
-    program_ms_of,
-    times_of,
-    typical_ms,
-)
+from kernelwright.programs.capture.cutting import Cutting, alike, counted_steps, cut, times_of, total_ms, typical_ms
 from kernelwright.programs.capture.watching import CallWatch
 from kernelwright.programs.record import (
     CAPTURE,
@@ -192,7 +184,7 @@ def _record(watch: CallWatch, wishes: Wishes, cutting: Cutting) -> CapturedProgr
         versions=versions(),
         steps=len(steps),
         steps_seen=watch.steps_seen,
-        program_ms=program_ms_of(steps),
+        program_ms=total_ms(steps),
         modules=_modules(watch),
         operators=tuple(OperatorSeen(name=name, calls=calls, ms=ms) for name, calls, ms in listed),
         parts=tuple(cutting.parts),

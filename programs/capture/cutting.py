@@ -82,7 +82,7 @@ def alike(steps: Iterable[SeenStep]) -> list[list[float]]:
     return list(groups.values())
 
 
-def program_ms_of(steps: Iterable[SeenStep]) -> float:
+def total_ms(steps: Iterable[SeenStep]) -> float:
     """Of all steps, each as long as the median of those like it: what disturbed one of them counts little."""
     return sum(len(group) * statistics.median(group) for group in alike(steps))
 
@@ -91,7 +91,7 @@ def cut(watch: CallWatch, tell: Callable[[str], None]) -> Cutting:
     """Cut what takes its share of the program's time."""
     steps = counted_steps(watch)
     times = times_of(steps)
-    program_ms = program_ms_of(steps)
+    program_ms = total_ms(steps)
     found = Cutting()
     drafts: list[Draft] = []
     for trial in _trials(watch, times, program_ms):

@@ -5,7 +5,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from kernelwright.programs.capture.capturing import notes_of
-from kernelwright.programs.capture.cutting import program_ms_of, times_of
+from kernelwright.programs.capture.cutting import times_of, total_ms
 from kernelwright.programs.capture.watching import CallWatch, PlaceTimes, SeenStep, StepTimes, read_step
 
 
@@ -42,7 +42,7 @@ def step(ms, **calls):
 
 def test_a_disturbed_step_moves_neither_the_program_nor_its_places():
     steps = [step(1.0, _0=1), step(1.0, _0=1), step(9.0, _0=1), step(2.0, _0=1, _1=3)]
-    assert program_ms_of(steps) == 3 * 1.0 + 8.0, "three alike by their median, and the one that does more"
+    assert total_ms(steps) == 3 * 1.0 + 8.0, "three alike by their median, and the one that does more"
     assert times_of(steps)[0].forward_ms == 4 * 1.5 and times_of(steps)[1].forward_ms == 6.0
 
 
