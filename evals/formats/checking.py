@@ -214,8 +214,12 @@ def examine_problem(problem: Problem, settings: Settings) -> Examined:
     return Examined(status.status, (*status.why, *lint_source(problem.source)), tuple(kinds))
 
 
+class _Planned(ReferenceSession):
+    certain_bytes = 0
+
+
 def _findings(problem: Problem, settings: Settings) -> list[Finding]:
-    with closing(ReferenceSession(problem, settings)) as reference:
+    with closing(_Planned(problem, settings)) as reference:
         with reference.subject() as subject:
             reweighted = _Reweighted(subject) if reference.weights.tensors else None
             findings = examine(subject, tolerance_of(problem), _limit_bytes(settings), reweighted)

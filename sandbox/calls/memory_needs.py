@@ -43,6 +43,9 @@ class ProcessBytes(NamedTuple):
 
 ON_DEVICE, ON_HOST = ProcessBytes(CONTEXT_BYTES, CONTEXT_BYTES + LOOK_BYTES), ProcessBytes(2**25, 2**28)
 """On the host children share what they have imported."""
+EXACT_COPIES = 2.5
+"""Float64 results that the judge holds on the host for an output that is too far off: that on the inputs, that on
+shaken ones, and in float32 how far the two are apart."""
 
 
 def taken_bytes(needs: Needs, references: int, own: ProcessBytes) -> int:
@@ -50,12 +53,16 @@ def taken_bytes(needs: Needs, references: int, own: ProcessBytes) -> int:
 
     Inputs are there four times: lent to the candidate and to all references, held by the judge, and once more while
     they are drawn or a family is made of them. The judge has a copy of the candidate's result; the candidate is granted
-    what a reference takes. Where there are several references, a check in float64 must fit beside them; a single one
-    gives back what it has first.
+    what a reference takes. Where there are several references on a device, a check in float64 must fit beside them; a
+    single one gives back what it has first. On the host it must fit beside any number, in place of the call of one,
+    and the judge has copies of all results, and of weights, which are changed into others.
     """
     child = needs.weights + needs.peak + own.child
     judge = 4 * needs.inputs + needs.result + own.judge
     beside = needs.exact_peak + needs.exact + needs.result if references > 2 else 0
+    if own == ON_HOST:
+        kept = int(EXACT_COPIES * needs.exact) + needs.result + 2 * needs.weights
+        beside = needs.exact_peak - needs.peak + kept
     return judge + (references + 1) * child + beside
 
 
@@ -77,11 +84,11 @@ def child_bytes(needs: Needs) -> int:
 
 def refusal(name: str, needs: Needs, free_bytes: int, own: ProcessBytes) -> str:
     """The sentence for a problem that does not fit."""
-    where = "the device" if own is ON_DEVICE else "this machine"
+    where, other = ("the device", "") if own == ON_DEVICE else ("this machine", ", or a GPU")
     return (
         f"judging {name} takes {gib(taken_bytes(needs, 1, own))} of memory (a call has {gib(needs.inputs)} of inputs, "
         f"{gib(needs.weights)} of weights and takes {gib(needs.peak)} beside them) and {where} has "
-        f"{gib(free_bytes)}; use one with more, or make the problem smaller"
+        f"{gib(free_bytes)}; use one with more{other}, or make the problem smaller"
     )
 
 

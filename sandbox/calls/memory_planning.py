@@ -20,7 +20,7 @@ from kernelwright.sandbox.verdict.errors import UnsupportedHere
 from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import Settings
 
-CERTAIN_BYTES = 2**28
+CERTAIN_BYTES = 2**26
 """Inputs and weights below this are no reason to look closer before something runs: to look takes seconds."""
 HALVES = ("float16", "bfloat16")
 
@@ -35,13 +35,15 @@ class _Kept(Record):
     peak: int
 
 
-def require_room(problem: Problem, settings: Settings, session: Session, source: str) -> None:
+def require_room(
+    problem: Problem, settings: Settings, session: Session, source: str, certain_bytes: int = CERTAIN_BYTES
+) -> None:
     """Raise `UnsupportedHere` where a reference with large inputs takes more of the host's memory than there is.
 
     Asked of a child that has loaded nothing yet; `source` is the path of the reference. On a device what a call takes
-    is measured in one, which is quicker.
+    is measured in one, which is quicker. `certain_bytes`: 0 to look closer whatever the inputs.
     """
-    if settings.gpu or input_bytes(problem.source) < CERTAIN_BYTES:
+    if settings.gpu or input_bytes(problem.source) < certain_bytes:
         return
     if said := refusal_by_text(problem, settings):
         raise UnsupportedHere(said)

@@ -92,6 +92,9 @@ class CompiledGraphs(NamedTuple):
 class ReferenceSession:
     """The problem's own code in its own child: constructor arguments, weights, inputs, expected values, baseline."""
 
+    certain_bytes = CERTAIN_BYTES
+    """Of inputs, below which what a call takes is not looked at before one."""
+
     def __init__(
         self,
         problem: Problem,
@@ -127,7 +130,7 @@ class ReferenceSession:
                 self._session.greet()
                 with self._translated():
                     source = str(self._folder.write("reference.py", self.problem.source))
-                    require_room(problem, settings, self._session, source)
+                    require_room(problem, settings, self._session, source, self.certain_bytes)
                     self._load(source)
                     if form.channels_last:
                         self._session.ask({"op": "channels last"}, settings.start_timeout_s)

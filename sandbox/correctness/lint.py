@@ -4,6 +4,7 @@ A problem that accepts an answer without work is weak, and so is one whose time 
 """
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -33,40 +34,41 @@ class OtherCase(NamedTuple):
     result: Values
 
 
-def lazy_answers(case: Case, other: OtherCase, lower_precision: bool) -> Iterator[tuple[str, Values]]:
+Make = Callable[[], Values]
+"""Values are made one after the other, and none is kept: each may take gigabytes."""
+
+
+def lazy_answers(case: Case, other: OtherCase, lower_precision: bool) -> Iterator[tuple[str, Make]]:
     """By name, what a lazy candidate might return.
 
     `lower_precision` says whether less precision than the dtype's own counts as lazy.
     """
     result = case.result
-    yield "zeros", _each(result, torch.zeros_like)
-    yield "the mean of the output everywhere", _each(result, _mean)
-    yield "the first element everywhere", _each(result, _first)
-    yield "the mean along axis 0, repeated", _each(result, _mean_along_first)
-    yield "the mean along the last axis, repeated", _each(result, _mean_along_last)
-    yield "the first index of axis 0, repeated", _each(result, _repeated)
-    yield "the result for other inputs", other.result
+    for name, change in CHANGES.items():
+        yield name, partial(_each, result, change)
+    yield "the result for other inputs", lambda: other.result
     if lower_precision and any(tensor.dtype in LOWER for tensor in result.tensors):
-        yield f"the result rounded to {_lower(result)}", _each(result, rounded)
+        yield f"the result rounded to {_lower(result)}", partial(_each, result, rounded)
     for index, tensor in enumerate(case.inputs.tensors):
         if len(result.tensors) == 1 and tensor[:2] == result.tensors[0][:2]:
-            yield f"input {index} passed through", Values(result.tree, (tensor,))
+            yield f"input {index} passed through", partial(Values, result.tree, (tensor,))
 
 
-def lazy_inputs(case: Case, other: OtherCase, lower_precision: bool) -> Iterator[tuple[str, Values]]:
+def lazy_inputs(case: Case, other: OtherCase, lower_precision: bool) -> Iterator[tuple[str, Make]]:
     """By name, other inputs than those that were given, for which a lazy candidate might compute."""
     tensors = case.inputs.tensors
     for index, (mine, theirs) in enumerate(zip(tensors, other.inputs.tensors, strict=True)):
         if mine[:2] == theirs[:2] and mine.data != theirs.data:
-            yield f"the result for another input {index}", _with(case.inputs, index, theirs)
+            yield f"the result for another input {index}", partial(_with, case.inputs, index, theirs)
     for index, raw in enumerate(tensors):
-        short = _cut(raw.tensor())
-        if short is not None:
-            yield f"the result without the last eighth of input {index}", _with(case.inputs, index, RawTensor.of(short))
+        if _can_be_cut(raw.tensor()):
+            yield f"the result without the last eighth of input {index}", partial(_cut, case.inputs, index)
     if lower_precision and any(tensor.dtype in LOWER for tensor in tensors):
-        yield f"the result for inputs rounded to {_lower(case.inputs)}", _each(case.inputs, rounded)
+        yield f"the result for inputs rounded to {_lower(case.inputs)}", partial(_each, case.inputs, rounded)
 
 
+PIECE = 2**22
+"""Elements that are widened or rounded together."""
 LOWER = {"float32": torch.bfloat16, "float64": torch.float32}
 """The next dtype that a lazy candidate would compute in."""
 
@@ -74,7 +76,12 @@ LOWER = {"float32": torch.bfloat16, "float64": torch.float32}
 def rounded(tensor: torch.Tensor) -> torch.Tensor:
     """The same values in the next lower precision, widened again."""
     lower = LOWER.get(str(tensor.dtype).removeprefix("torch."))
-    return tensor if lower is None else tensor.to(lower).to(tensor.dtype)
+    if lower is None:
+        return tensor
+    made = tensor.clone()
+    for piece in torch.split(made.view(-1), PIECE):
+        piece.copy_(piece.to(lower))
+    return made
 
 
 def _lower(values: Values) -> str:
@@ -91,24 +98,26 @@ def _with(values: Values, index: int, tensor: RawTensor) -> Values:
     return Values(values.tree, (*values.tensors[:index], tensor, *values.tensors[index + 1 :]))
 
 
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_zeros(()).expand(tensor.shape)
+
+
 def _mean(tensor: torch.Tensor) -> torch.Tensor:
     if not _has_a_mean(tensor) or tensor.numel() == 1:
-        return torch.zeros_like(tensor)  # of a single value it would be the right answer
-    return torch.full_like(tensor, tensor.mean(dtype=torch.float64).item())
-
-
-def _mean_along_first(tensor: torch.Tensor) -> torch.Tensor:
-    return _mean_along(tensor, 0)
-
-
-def _mean_along_last(tensor: torch.Tensor) -> torch.Tensor:
-    return _mean_along(tensor, -1)
+        return _zeros(tensor)  # of a single value it would be the right answer
+    total = sum(float(piece.sum(dtype=torch.float64)) for piece in torch.split(tensor.reshape(-1), PIECE))
+    return tensor.new_tensor(total / tensor.numel()).expand(tensor.shape)
 
 
 def _mean_along(tensor: torch.Tensor, axis: int) -> torch.Tensor:
+    """By pieces across the axis: a sum in float64 widens what it sums first."""
     if not _has_a_mean(tensor) or not tensor.dim() or tensor.shape[axis] == 1:
-        return torch.zeros_like(tensor)
-    return tensor.mean(axis, keepdim=True, dtype=torch.float64).to(tensor.dtype).expand(tensor.shape)
+        return _zeros(tensor)
+    length = tensor.shape[axis]
+    matrix = tensor.reshape(length, -1).T if axis == 0 else tensor.reshape(-1, length)
+    parts = torch.split(matrix, max(1, PIECE // length))
+    means = torch.cat([rows.mean(1, dtype=torch.float64).to(tensor.dtype) for rows in parts])
+    return means.view(tensor.narrow(axis, 0, 1).shape).expand(tensor.shape)
 
 
 def _has_a_mean(tensor: torch.Tensor) -> bool:
@@ -117,22 +126,35 @@ def _has_a_mean(tensor: torch.Tensor) -> bool:
 
 def _first(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel() < 2:
-        return torch.zeros_like(tensor)
+        return _zeros(tensor)
     return tensor.reshape(-1)[:1].expand(tensor.numel()).view(tensor.shape)
 
 
 def _repeated(tensor: torch.Tensor) -> torch.Tensor:
     several = tensor.dim() and tensor.numel() and tensor.shape[0] > 1
-    return tensor[:1].expand(tensor.shape) if several else torch.zeros_like(tensor)
+    return tensor[:1].expand(tensor.shape) if several else _zeros(tensor)
 
 
-def _cut(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Zeros in the last eighth of the last axis; None where there is none."""
-    if not tensor.is_floating_point() or not tensor.dim() or tensor.shape[-1] < 2 or not tensor.numel():
-        return None
-    short = tensor.clone()
-    short[..., -max(1, tensor.shape[-1] // 8) :] = 0
-    return short
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "zeros": _zeros,
+    "the mean of the output everywhere": _mean,
+    "the first element everywhere": _first,
+    "the mean along axis 0, repeated": partial(_mean_along, axis=0),
+    "the mean along the last axis, repeated": partial(_mean_along, axis=-1),
+    "the first index of axis 0, repeated": _repeated,
+}
+
+
+def _can_be_cut(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() and tensor.dim() and tensor.shape[-1] >= 2 and tensor.numel())
+
+
+def _cut(values: Values, index: int) -> Values:
+    """Zeros in the last eighth of the last axis of one input."""
+    short = values.tensors[index].copied()
+    tensor = short.tensor()
+    tensor[..., -max(1, tensor.shape[-1] // 8) :] = 0
+    return _with(values, index, short)
 
 
 OVERALL = PLAIN._replace(usual=False, slices=False)
@@ -231,7 +253,7 @@ def problem_status(first: Draw, second: Draw, tolerance: Tolerance) -> ProblemSt
     findings = [
         Finding("lazy", f"it accepts {name}")
         for name, answer in lazy_answers(case, other, _is_strict(tolerance))
-        if mismatch(answer, case.exact, case.result, tolerance, PLAIN) is None
+        if mismatch(answer(), case.exact, case.result, tolerance, PLAIN) is None
     ]
     return status_of(findings)
 
@@ -241,7 +263,8 @@ def quick_status(subject: RunningReference, tolerance: Tolerance, without: Colle
 
     `without` are those that the problem is not judged on.
     """
-    return status_of(_lazy(_Prober(subject, tolerance), without))
+    prober = _Prober(subject, tolerance)
+    return status_of(_lazy(prober, _passing(prober), without))
 
 
 def examine(
@@ -254,13 +277,20 @@ def examine(
     inputs = subject.draw()
     result = subject.call(inputs).output
     again = subject.call(inputs).output
-    if draws(again, result, tolerance, lambda: subject.call(inputs._replace(seed=SEED)).output):
+    if draws(again, result, tolerance, partial(_seeded, subject, inputs)):
         return [_random(result, again, tolerance)]  # nothing else could be told from it
+    del again
     prober = _Prober(subject, tolerance, Case(inputs, subject.keep(subject.exact(inputs)), result))
-    findings = _constant(prober) + _lazy(prober) + _independent(prober)
+    del inputs, result
+    constant, passing, others = _constant(prober), _passing(prober), _independent(prober)
     if reweighted is not None and subject.weights.tensors:
-        findings += _weightless(prober, reweighted)
-    return findings + _rough(prober) + _labels(prober) + _short(prober) + _large(prober, memory_bytes)
+        others += _weightless(prober, reweighted)
+    others += _rough(prober) + _labels(prober) + _short(prober) + _large(prober, memory_bytes)
+    return constant + _lazy(prober, passing) + others
+
+
+def _seeded(subject: RunningReference, inputs: Values) -> Values:
+    return subject.call(inputs._replace(seed=SEED)).output
 
 
 class _Prober:
@@ -287,16 +317,21 @@ def _is_strict(tolerance: Tolerance) -> bool:
     return tolerance.floor_ulp < LOWER_PRECISION_ULP["tf32"]
 
 
-def _lazy(prober: _Prober, without: Collection[str] = ()) -> list[Finding]:
-    strict = _is_strict(prober.tolerance)
-    answers = lazy_answers(prober.case, prober.other, strict)
-    passing = [name for name, answer in answers if prober.accepts(answer, prober.case)]
-    for family in [family for family in FAMILIES if passing and family not in without]:
-        case, other = prober.make(family), prober.make_other(family)
-        if is_nan_only(case.exact):
+def _passing(prober: _Prober) -> list[str]:
+    """The lazy answers that would pass on values as they are drawn."""
+    answers = lazy_answers(prober.case, prober.other, _is_strict(prober.tolerance))
+    return [name for name, answer in answers if prober.accepts(answer(), prober.case)]
+
+
+def _lazy(prober: _Prober, passing: list[str], without: Collection[str] = ()) -> list[Finding]:
+    """Those of them that pass on all families. The prober's own values make room for these: it comes last."""
+    for family in [family for family in FAMILIES if family not in without] if passing else ():
+        del prober.case, prober.other
+        prober.case, prober.other = prober.make(family), prober.make_other(family)
+        if is_nan_only(prober.case.exact):
             continue  # nor would the judge compare anything
-        found = lazy_answers(case, other, strict)
-        passing = [name for name, answer in found if name in passing and prober.accepts(answer, case)]
+        found = lazy_answers(prober.case, prober.other, _is_strict(prober.tolerance))
+        passing = [name for name, answer in found if name in passing and prober.accepts(answer(), prober.case)]
     return [Finding("lazy", f"it accepts {name}") for name in passing]
 
 
@@ -305,7 +340,7 @@ def _independent(prober: _Prober) -> list[Finding]:
     return [
         Finding("independent", f"it accepts {name}")
         for name, inputs in lazy_inputs(prober.case, prober.other, _is_strict(prober.tolerance))
-        if prober.accepts(prober.subject.call(inputs).output, prober.case)
+        if prober.accepts(prober.subject.call(inputs()).output, prober.case)
     ]
 
 
@@ -322,7 +357,7 @@ def _random(first: Values, again: Values, tolerance: Tolerance) -> Finding:
 def _drops(one: torch.Tensor, two: torch.Tensor) -> bool:
     if one.shape != two.shape or not one.is_floating_point():
         return False
-    share = float((one == 0).double().mean())
+    share = 1 - int(one.count_nonzero()) / max(1, one.numel())
     return share > 0.01 and not torch.equal(one == 0, two == 0)
 
 
@@ -371,7 +406,9 @@ def _labels(prober: _Prober) -> list[Finding]:
 def _is_whole(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() < 2:
         return False
-    return bool((tensor == tensor.round()).all()) and bool((tensor != tensor.reshape(-1)[0]).any())
+    pieces = torch.split(tensor.reshape(-1), PIECE)
+    whole = all(bool((piece == piece.round()).all()) for piece in pieces)
+    return whole and any(bool((piece != pieces[0][0]).any()) for piece in pieces)
 
 
 def _short(prober: _Prober) -> list[Finding]:

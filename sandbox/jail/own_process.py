@@ -3,8 +3,10 @@
 import ctypes
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.machine.workfolder import shared_environment, sweep
@@ -86,3 +88,11 @@ def protect_this_process() -> None:
     """
     set_dumpable = 4
     ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)
+
+
+def end_before_the_parent() -> None:
+    """End when the parent does, leave Ctrl-C to it, and be killed rather than it, or others, where memory runs out."""
+    parent_death_signal = 1
+    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Path("/proc/self/oom_score_adj").write_text("500")

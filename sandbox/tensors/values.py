@@ -85,11 +85,14 @@ class RawTensor(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "RawTensor":
         """The bytes of a tensor, made contiguous; on a device they stay there."""
-        flat = tensor.detach().contiguous().reshape(-1)
+        tensor = tensor.detach()
         name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-        if tensor.is_cuda:
-            return cls(name, shape, DeviceBytes(flat.view(torch.uint8)))
-        return cls(name, shape, bytearray(flat.view(torch.uint8).numpy().data) if flat.numel() else bytearray())
+        if tensor.is_cuda or tensor.is_contiguous():
+            flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+            return cls(name, shape, DeviceBytes(flat) if tensor.is_cuda else bytearray(flat.numpy().data))
+        data = bytearray(tensor.numel() * tensor.element_size())
+        torch.frombuffer(data, dtype=tensor.dtype).view(shape).copy_(tensor)
+        return cls(name, shape, data)
 
     @property
     def on_host(self) -> bytearray:

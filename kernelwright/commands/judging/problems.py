@@ -1,8 +1,12 @@
 """`kernelwright problems`: list and show; check runs up to hundreds and holds trivial answers against them."""
 
 import json
+import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -33,6 +37,11 @@ if TYPE_CHECKING:
     from kernelwright.problems.formats import Entry
     from kernelwright.sandbox.verdict.settings import Settings
 
+KILLED = (
+    "the process that checked it was killed, as happens where memory runs out; use a machine with more, a GPU, or a "
+    "smaller size"
+)
+
 
 class Wanted(NamedTuple):
     entry: "Entry"
@@ -58,7 +67,6 @@ def check(
     """Run each problem, and hold trivial answers against it. Exit code 1 unless all are ok."""
     from kernelwright.problems import catalog_names
     from kernelwright.problems.loading import dtype_named
-    from kernelwright.sandbox.jail.own_process import become_a_judge
 
     if device is not None:
         check_device(device, device_count())
@@ -72,18 +80,60 @@ def check(
         Wanted(entry, where[device_for(device, "python", entry.problem.size if entry.problem else "cpu")])
         for entry in _entries(named, size, device, dtype)
     ]
-    become_a_judge(threads)
-    lines = _checked(wanted, out, as_json)
+    with closing(Checks(threads, apart=len(wanted) > 1)) as checks:
+        lines = _checked(wanted, checks, out, as_json)
     raise typer.Exit(DONE if {line.status for line in lines} <= {"ok"} else FELL_SHORT)
 
 
-def _checked(wanted: Sequence[Wanted], out: Path | None, as_json: bool) -> "list[Checked]":
+class Checks:
+    """Checks problems: one alone in this process, several in another. What ends that one costs the problem's line."""
+
+    def __init__(self, threads: int | None, apart: bool) -> None:
+        self._threads = threads
+        self._apart = multiprocessing.get_context("spawn") if apart else None
+        self._pool: ProcessPoolExecutor | None = None
+        if not apart:
+            _begin_checking(threads, apart)
+
+    def line(self, wanted: Wanted) -> "Checked":
+        """Raises `MachineError`."""
+        from kernelwright.evals.formats.checking import begun, check_entry, examine_problem
+
+        entry, settings = wanted
+        if self._apart is None or entry.problem is None:
+            return check_entry(examine_problem, settings, entry)
+        self._pool = self._pool or ProcessPoolExecutor(1, self._apart, _begin_checking, (self._threads, True))
+        try:
+            return self._pool.submit(check_entry, examine_problem, settings, entry).result()
+        except BrokenProcessPool:
+            self._pool = None
+            return begun(entry, settings).model_copy(
+                update={"status": "failed", "why": (KILLED,), "kinds": ("killed",)}
+            )
+
+    def close(self) -> None:
+        """End the other process, and what it is doing."""
+        for process in multiprocessing.active_children():
+            process.kill()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _begin_checking(threads: int | None, apart: bool) -> None:
+    from kernelwright.sandbox.jail.own_process import become_a_judge, end_before_the_parent
+
+    if apart:
+        end_before_the_parent()
+    become_a_judge(threads)
+
+
+def _checked(wanted: Sequence[Wanted], checks: Checks, out: Path | None, as_json: bool) -> "list[Checked]":
     """The lines of all, each told as it comes; at the end what they come to. One at a time: how long a call takes is a
     part of the check."""
     from rich.console import Console
     from rich.text import Text
 
-    from kernelwright.evals.formats.checking import CheckedFile, begun, check_entry, examine_problem, summary
+    from kernelwright.evals.formats.checking import CheckedFile, begun, summary
 
     console = Console(stderr=as_json)
     lines: list[Checked] = []
@@ -93,7 +143,7 @@ def _checked(wanted: Sequence[Wanted], out: Path | None, as_json: bool) -> "list
         task = progress.add_task("", total=len(wanted))
         try:
             for one, known in zip(wanted, kept, strict=True):
-                line = known or check_entry(examine_problem, one.settings, one.entry)
+                line = known or checks.line(one)
                 file.add(line)
                 lines.append(line)
                 if as_json:
