@@ -1,5 +1,6 @@
 """What a reference takes of memory, found on fake tensors: nothing is computed, and no memory is taken."""
 
+import math
 import sys
 import types
 import weakref
@@ -15,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 from kernelwright_child.casting import cast_inputs
 
 NAME = "planned"
+BLOCK = 16
+"""Channels that oneDNN lays beside each other."""
 
 
 class Alive(TorchDispatchMode):
@@ -26,12 +29,16 @@ class Alive(TorchDispatchMode):
         self._bytes = {tensor.untyped_storage()._cdata: 0 for tensor in before}
         self._now = 0
         self.peak_bytes = 0
+        self.scratch_bytes = 0
+        """Of the convolution that takes most on a processor, see `_scratch`."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
     ) -> Any:
         """Run the operation as it would be, then count what it has made."""
         result = function(*arguments, **(options or {}))
+        if function is torch.ops.aten.convolution.default and not arguments[6]:
+            self.scratch_bytes = max(self.scratch_bytes, _scratch(arguments[0], arguments[1], result))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
                 self._count(leaf.untyped_storage())
@@ -50,7 +57,7 @@ class Alive(TorchDispatchMode):
 
 
 def plan(source: str, dtype: str | None, differentiated: bool) -> dict[str, int]:
-    """Bytes of inputs, weights, result, float64 result, and of what a call holds at most beside inputs and weights.
+    """Bytes of inputs, weights, result, float64 result, of what a call holds at most beside these, and more in float64.
 
     Any error is possible, since a reference may look at values: then there is no plan.
     """
@@ -83,7 +90,18 @@ def _planned(text: str, namespace: dict[str, Any], dtype: str | None, differenti
         "result": sum(map(_bytes, results)),
         "exact": sum(tensor.numel() * max(8, tensor.element_size()) for tensor in results),
         "peak": alive.peak_bytes + more,
+        "scratch": alive.scratch_bytes,
     }
+
+
+def _scratch(given: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> int:
+    """In float64 the input is copied once for each place of the kernel, group after group, whose results are joined.
+
+    In narrower dtypes input and result are laid out in blocks of channels.
+    """
+    each = math.prod(weight.shape[1:]) / result.shape[1] + (weight.shape[1] < given.shape[1])
+    blocks = sum(_bytes(tensor) * -(-tensor.shape[1] // BLOCK) * BLOCK // tensor.shape[1] for tensor in (given, result))
+    return int(8 * each * result.numel()) + blocks
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -222,7 +222,7 @@ def _findings(problem: Problem, settings: Settings) -> list[Finding]:
     with closing(_Planned(problem, settings)) as reference:
         with reference.subject() as subject:
             reweighted = _Reweighted(subject) if reference.weights.tensors else None
-            findings = examine(subject, tolerance_of(problem), _limit_bytes(settings), reweighted)
+            findings = examine(subject, tolerance_of(problem), reweighted)
         if "random" in {finding.kind for finding in findings}:
             return findings
         return findings + _handed_over(reference, problem)
@@ -247,14 +247,6 @@ def _refuse_what_is_not_handed_over(reference: ReferenceSession, problem: Proble
     again = reference.call(values).output
     if mismatch(again, first, first, tolerance_of(problem), PLAIN) is not None:
         raise UnsupportedProblem(NOT_HANDED_OVER.format(name=problem.name))
-
-
-def _limit_bytes(settings: Settings) -> int:
-    if not settings.gpu:
-        return settings.memory_bytes
-    from kernelwright.sandbox.calls.device import device_of
-
-    return device_of(settings).total_bytes()
 
 
 def _give_back(settings: Settings) -> None:

@@ -22,11 +22,13 @@ class Needs(NamedTuple):
     peak: int
     """Result and all that lies between it and the inputs, at most at once."""
     weights: int
+    scratch: int = 0
+    """On a processor: what a convolution takes beside, which is kept for the next."""
 
     @property
     def exact_peak(self) -> int:
         """The same for a call in float64: widened inputs and weights, and wider results and intermediates."""
-        return 2 * (self.inputs + self.peak + self.weights)
+        return 2 * (self.inputs + self.peak + self.weights) + self.scratch
 
     @property
     def is_large(self) -> bool:
@@ -92,19 +94,18 @@ def refusal(name: str, needs: Needs, free_bytes: int, own: ProcessBytes) -> str:
     )
 
 
-def child_refusal(name: str, needs: Needs, limit_bytes: int) -> str:
-    """The sentence for a reference that is too large for a child."""
-    return (
-        f"the reference of {name} takes {gib(child_bytes(needs))} of memory in float64 (a call has "
-        f"{gib(needs.inputs)} of inputs, {gib(needs.weights)} of weights and takes {gib(needs.peak)} beside them) and "
-        f"a child may take {gib(limit_bytes)}; give more with --memory, or use a machine that has more"
+def child_refusal(name: str, needs: Needs, limit_bytes: int, inputs_only: bool = False) -> str:
+    """The sentence for a reference that is too large for a child; `inputs_only` where nothing else of it is known."""
+    least, call = (
+        "",
+        (
+            f"a call has {gib(needs.inputs)} of inputs, {gib(needs.weights)} of weights and takes {gib(needs.peak)} beside "
+            "them"
+        ),
     )
-
-
-def input_refusal(name: str, least: Needs, limit_bytes: int) -> str:
-    """The same where nothing but the inputs is known, which are too many by themselves."""
+    if inputs_only:
+        least, call = "at least ", f"its inputs alone have {gib(needs.inputs)}"
     return (
-        f"the reference of {name} takes at least {gib(child_bytes(least))} of memory in float64 (its inputs alone have "
-        f"{gib(least.inputs)}) and a child may take {gib(limit_bytes)}; give more with --memory, or use a machine that "
-        "has more"
+        f"the reference of {name} takes {least}{gib(child_bytes(needs))} of memory in float64 ({call}) and a child may "
+        f"take {gib(limit_bytes)}; give more with --memory, or use a machine that has more"
     )

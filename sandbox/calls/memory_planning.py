@@ -1,16 +1,14 @@
 """What a problem takes of memory before anything of it runs for real, and the refusal where there is not enough."""
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
 from kernelwright.problems.texts.arithmetic import input_bytes
 from kernelwright.sandbox.calls.memory_needs import (
     ON_HOST,
     Needs,
     child_bytes,
     child_refusal,
-    input_refusal,
     references_kept,
     refusal,
 )
@@ -23,16 +21,6 @@ from kernelwright.sandbox.verdict.settings import Settings
 CERTAIN_BYTES = 2**26
 """Inputs and weights below this are no reason to look closer before something runs: to look takes seconds."""
 HALVES = ("float16", "bfloat16")
-
-
-class _Kept(Record):
-    """A plan as it is remembered."""
-
-    inputs: int
-    weights: int
-    result: int
-    exact: int
-    peak: int
 
 
 def require_room(
@@ -64,12 +52,12 @@ def refusal_by_text(problem: Problem, settings: Settings) -> str | None:
     least = Needs(inputs=shown, result=0, exact=0, peak=0, weights=0)
     if child_bytes(least) <= settings.memory_bytes:
         return None
-    return input_refusal(problem.name, least, settings.memory_bytes)
+    return child_refusal(problem.name, least, settings.memory_bytes, inputs_only=True)
 
 
 def planned(problem: Problem, session: Session, source: str, timeout_s: float) -> Needs | None:
     """What a call takes by its shapes, computed by a child and remembered; None where that can not be told."""
-    store, key = Store("plans"), plan_key(problem.digest)
+    store, key = Store("needs"), plan_key(problem.digest)
     kept = store.get(key)
     if kept is None:
         question = {
@@ -84,6 +72,6 @@ def planned(problem: Problem, session: Session, source: str, timeout_s: float) -
             kept = {}
         store.put(key, kept if isinstance(kept, dict) else {})
     try:
-        return Needs(**_Kept.model_validate(kept).model_dump())
+        return TypeAdapter(Needs).validate_python(kept)
     except ValidationError:
         return None

@@ -304,8 +304,12 @@ class Child:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether a limit on memory has ended it; known once it is found to have ended."""
-        return self.ending == "limit memory" or self._jail.ran_out_of_memory()
+        """Whether want of memory has ended it; known once it is found to have ended.
+
+        A system that runs out of memory itself just kills, which a candidate may do to itself.
+        """
+        killed = self._wanted[0] == "reference" and self.ending == f"signal {signal.SIGKILL:d}"
+        return killed or self.ending == "limit memory" or self._jail.ran_out_of_memory()
 
     def output(self) -> str:
         """What the child printed, head and tail; call after `close`."""

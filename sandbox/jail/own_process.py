@@ -12,12 +12,15 @@ from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.machine.workfolder import shared_environment, sweep
 
 
-def become_a_judge(threads: int | None = None) -> None:
+def become_a_judge(threads: int | None = None, behind: bool = False) -> None:
     """Keep freed memory, leave cores alone, be closed to other processes of the same user, and have children prepared.
 
     Call it before torch is imported here: the process that children are forked from imports it meanwhile. `threads` as
     in the settings; None for as many as there are cores. What killed judges have left is removed.
+    `behind`: for a process that another one has started to judge for it.
     """
+    if behind:
+        stand_behind_the_parent()
     keep_freed_memory()
     rest_between_loops()
     give_back_device_memory_whole()
@@ -90,8 +93,8 @@ def protect_this_process() -> None:
     ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)
 
 
-def end_before_the_parent() -> None:
-    """End when the parent does, leave Ctrl-C to it, and be killed rather than it, or others, where memory runs out."""
+def stand_behind_the_parent() -> None:
+    """End when it does, leave Ctrl-C to it, and be killed rather than it where memory runs out."""
     parent_death_signal = 1
     ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

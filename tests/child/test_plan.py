@@ -50,7 +50,22 @@ def test_one_operation_takes_its_result(planned):
         "result": 3000 * F32,
         "exact": 3000 * F64,
         "peak": 3000 * F32,
+        "scratch": 0,
     }
+
+
+@pytest.mark.parametrize(("groups", "more"), [(1, 0), (4, 32)])
+def test_a_convolution_takes_its_input_once_for_each_place_of_the_kernel(planned, groups, more):
+    layer = f"self.layer = nn.Conv2d(32, 32, 3, padding=1, groups={groups})"
+    found = planned("return self.layer(x)", "torch.randn(2, 32, 10, 10)", layer)
+    pixels = 2 * 10 * 10
+    assert found["scratch"] == pixels * (F64 * (9 * 32 // groups + more) + F32 * (32 + 32))
+    assert (
+        planned("return self.layer(x)", "torch.randn(2, 32, 10, 10)", layer.replace("Conv2d", "ConvTranspose2d"))[
+            "scratch"
+        ]
+        == 0
+    )
 
 
 def test_what_lies_between_counts_for_as_long_as_it_is_held(planned):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,8 +58,8 @@ def tree(tmp_path):
     return tmp_path
 
 
-def kernelwright(folder, *words):
-    return run_with(folder, "problems", "check", *words)
+def kernelwright(folder, *words, **environment):
+    return run_with(folder, "problems", "check", *words, **environment)
 
 
 def lines_of(text):
@@ -119,6 +120,57 @@ def test_ctrl_c_says_how_to_go_on(tree, words, said):
         _, told = process.communicate(timeout=60)
     assert process.returncode == 130, told
     assert "stopped after " in told and " of 59; " in told and said in told and "Traceback" not in told
+
+
+OUTER = (
+    "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return torch.outer(x, x)\n"
+    "def get_inputs(): return [torch.randn(16384)]\ndef get_init_inputs(): return []\n"
+)
+SLEEPING = PROBLEM.replace("return torch.cumsum", "__import__('time').sleep(100); return torch.cumsum")
+KILLED = PROBLEM.replace(
+    "return torch.cumsum", "__import__('os').kill(__import__('os').getpid(), 9); return torch.cumsum"
+)
+
+
+def folder_of(tmp_path, *texts):
+    (tmp_path / "few/level1").mkdir(parents=True)
+    for number, text in enumerate(texts, 1):
+        (tmp_path / f"few/level1/{number}_It.py").write_text(text)
+
+
+@pytest.mark.slow
+def test_small_inputs_with_a_large_result_are_refused_before_a_call_and_a_killed_reference_is_no_broken_one(tmp_path):
+    folder_of(tmp_path, OUTER, KILLED, PROBLEM)
+    words = ("few", "--device", "cpu", "--memory", "1GiB", "--json")
+    done = kernelwright(tmp_path, *words, KERNELWRIGHT_CACHE=str(tmp_path / "cache"))
+    found = lines_of(done.stdout)
+    assert [line["status"] for line in found.values()] == ["unsupported here", "unsupported here", "ok"], done.stderr
+    (said,) = found["level1/1"]["why"]
+    assert "takes 3.03 GiB of memory in float64" in said and "may take 1 GiB" in said and "--memory" in said
+    assert done.returncode == 1
+
+
+def descendants(pid):
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        yield child
+        yield from descendants(child)
+
+
+@pytest.mark.slow
+def test_what_kills_the_process_that_checks_costs_one_line(tmp_path):
+    folder_of(tmp_path, PROBLEM, SLEEPING, PROBLEM)
+    command = [sys.executable, "-P", "-m", "kernelwright", "problems", "check", "few", "--device", "cpu", "--json"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        first = process.stdout.readline()
+        checking = [pid for pid in descendants(process.pid) if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+        under = list(descendants(checking[0]))
+        os.kill(checking[0], signal.SIGKILL)
+        rest, said = process.communicate(timeout=120)
+    found = lines_of(first + rest)
+    assert [line["status"] for line in found.values()] == ["ok", "failed", "ok"], said
+    assert found["level1/2"]["kinds"] == ["killed"] and "memory" in found["level1/2"]["why"][0]
+    assert process.returncode == 1 and "2 ok, 1 failed (killed)" in said
+    assert not [pid for pid in under if Path(f"/proc/{pid}").exists()]
 
 
 def told(error):

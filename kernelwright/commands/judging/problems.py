@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -89,11 +90,13 @@ class Checks:
     """Checks problems: one alone in this process, several in another. What ends that one costs the problem's line."""
 
     def __init__(self, threads: int | None, apart: bool) -> None:
-        self._threads = threads
+        from kernelwright.sandbox.jail.own_process import become_a_judge
+
+        self._begin = partial(become_a_judge, threads, apart)
         self._apart = multiprocessing.get_context("spawn") if apart else None
         self._pool: ProcessPoolExecutor | None = None
         if not apart:
-            _begin_checking(threads, apart)
+            self._begin()
 
     def line(self, wanted: Wanted) -> "Checked":
         """Raises `MachineError`."""
@@ -102,7 +105,7 @@ class Checks:
         entry, settings = wanted
         if self._apart is None or entry.problem is None:
             return check_entry(examine_problem, settings, entry)
-        self._pool = self._pool or ProcessPoolExecutor(1, self._apart, _begin_checking, (self._threads, True))
+        self._pool = self._pool or ProcessPoolExecutor(1, self._apart, self._begin)
         try:
             return self._pool.submit(check_entry, examine_problem, settings, entry).result()
         except BrokenProcessPool:
@@ -117,14 +120,6 @@ class Checks:
             process.kill()
         if self._pool is not None:
             self._pool.shutdown()
-
-
-def _begin_checking(threads: int | None, apart: bool) -> None:
-    from kernelwright.sandbox.jail.own_process import become_a_judge, end_before_the_parent
-
-    if apart:
-        end_before_the_parent()
-    become_a_judge(threads)
 
 
 def _checked(wanted: Sequence[Wanted], checks: Checks, out: Path | None, as_json: bool) -> "list[Checked]":

@@ -37,7 +37,7 @@ def test_as_many_are_kept_as_fit_to_the_byte(own):
 
 
 def test_one_reference_has_its_inputs_its_result_and_what_lies_between():
-    own = ON_HOST
+    own = ON_DEVICE
     children = 2 * (LARGE.weights + LARGE.peak + own.child)
     assert taken_bytes(LARGE, 1, own) == 4 * LARGE.inputs + LARGE.result + own.judge + children
 
@@ -46,6 +46,16 @@ def test_float64_takes_its_room_beside_three_references_but_not_beside_two():
     own, child = ON_DEVICE, LARGE.weights + LARGE.peak + ON_DEVICE.child
     assert taken_bytes(LARGE, 2, own) - taken_bytes(LARGE, 1, own) == child
     assert taken_bytes(LARGE, 3, own) - taken_bytes(LARGE, 2, own) > child + LARGE.exact_peak
+
+
+def test_on_the_host_a_check_in_float64_with_the_judges_copies_fits_beside_a_single_reference():
+    child = child_bytes(LARGE) - LARGE.peak - LARGE.inputs
+    judge = 4 * LARGE.inputs + 2 * LARGE.result + 2.5 * LARGE.exact + 2 * LARGE.weights + ON_HOST.judge
+    candidate = LARGE.weights + LARGE.peak + ON_HOST.child
+    assert taken_bytes(LARGE, 1, ON_HOST) == child + judge + candidate
+    scratch = LARGE._replace(scratch=5 * GIB)
+    assert child_bytes(scratch) - child_bytes(LARGE) == 5 * GIB
+    assert taken_bytes(scratch, 1, ON_HOST) - taken_bytes(LARGE, 1, ON_HOST) == 5 * GIB
 
 
 @given(NEEDS, st.integers(1, 8), st.sampled_from([ON_DEVICE, ON_HOST]))

@@ -67,7 +67,7 @@ def test_a_plan_is_of_the_problem_and_its_dtype_and_is_remembered(child, tmp_pat
     posed = problem(100)
     found = child.plan(posed)
     assert (found.inputs, found.result, found.exact, found.peak) == (400 * MIB, 400 * MIB, 800 * MIB, 400 * MIB)
-    assert list(tmp_path.rglob("plans/*.json"))
+    assert list(tmp_path.rglob("needs/*.json"))
     assert planned(posed, None, "nobody is asked again", 1) == found
     assert child.plan(posed.model_copy(update={"dtype": "bfloat16"})).inputs == 200 * MIB
 

@@ -4,28 +4,19 @@ import pytest
 import torch
 
 from kernelwright.problems import Tolerance
-from kernelwright.sandbox.correctness.lint import examine, problem_status, quick_status, status_of
+from kernelwright.sandbox.correctness.lint import examine, quick_status, status_of
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 
-def status(function, *draws):
-    made = []
-    for x in draws:
-        inputs = Values({"l": [{"t": 0}]}, (RawTensor.of(x),))
-        exact = Values({"t": 0}, (RawTensor.of(function(x.double())),))
-        made.append((inputs, exact, Values({"t": 0}, (RawTensor.of(function(x)),))))
-    return problem_status(made[0], made[1], Tolerance())
-
-
-def two_draws(shape=(64, 64)):
+def status(function, shape=(64, 64)):
     torch.manual_seed(0)
-    return torch.randn(shape), torch.randn(shape)
+    return quick_status(Here(function, lambda: [torch.randn(shape)]), Tolerance())
 
 
 def test_a_product_is_a_sound_problem_and_one_row_or_one_value_is_not_weak_for_that():
-    assert status(lambda x: x @ x, *two_draws()).status == "ok"
-    assert status(lambda x: torch.cumsum(x, 2), *two_draws((1, 24, 64))).status == "ok"
-    assert status(lambda x: x.square().mean(), *two_draws()).status == "ok"
+    assert status(lambda x: x @ x).status == "ok"
+    assert status(lambda x: torch.cumsum(x, 2), (1, 24, 64)).status == "ok"
+    assert status(lambda x: x.square().mean()).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +30,7 @@ def test_a_product_is_a_sound_problem_and_one_row_or_one_value_is_not_weak_for_t
     ids=["its result does not depend on its input", "it accepts zeros", "its input", "half precision"],
 )
 def test_a_problem_is_weak_by_what_it_accepts(function, words):
-    assert [why for why in status(function, *two_draws()).why if words in why]
+    assert [why for why in status(function).why if words in why]
 
 
 class Answered(NamedTuple):
@@ -85,7 +76,7 @@ def found(function, draw=lambda: [torch.randn(24, 64)], other=None, **more):
     torch.manual_seed(0)
     subject = Here(function, draw, **more)
     kinds = {}
-    for finding in examine(subject, Tolerance(), 2**30, other):
+    for finding in examine(subject, Tolerance(), other):
         before = f"{kinds[finding.kind].evidence}; " if finding.kind in kinds else ""
         kinds[finding.kind] = finding._replace(evidence=before + finding.evidence)
     return kinds
@@ -160,14 +151,8 @@ def test_a_busy_moment_does_not_make_a_call_too_short():
 
     torch.manual_seed(0)
     subject = BusyAtFirst(lambda x: torch.cumsum(x, 1), lambda: [torch.randn(24, 64)])
-    assert "short" not in {finding.kind for finding in examine(subject, Tolerance(), 2**30)}
+    assert "short" not in {finding.kind for finding in examine(subject, Tolerance())}
     assert subject.asked == 12
-
-
-def test_values_above_the_memory_limit_are_found():
-    torch.manual_seed(0)
-    subject = Here(lambda x: torch.cumsum(x, 1), lambda: [torch.randn(24, 64)])
-    assert "large" in {finding.kind for finding in examine(subject, Tolerance(), 10_000)}
 
 
 def test_the_input_of_a_rectifier_does_not_pass_since_other_families_have_signs():
