@@ -37,8 +37,9 @@ class Alive(TorchDispatchMode):
     ) -> Any:
         """Run the operation as it would be, then count what it has made."""
         result = function(*arguments, **(options or {}))
-        if function is torch.ops.aten.convolution.default and not arguments[6]:
-            self.scratch_bytes = max(self.scratch_bytes, _scratch(arguments[0], arguments[1], result))
+        if function is torch.ops.aten.convolution.default:
+            taken = _scratch(arguments[0], arguments[1], result, arguments[6])
+            self.scratch_bytes = max(self.scratch_bytes, taken)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
                 self._count(leaf.untyped_storage())
@@ -94,14 +95,16 @@ def _planned(text: str, namespace: dict[str, Any], dtype: str | None, differenti
     }
 
 
-def _scratch(given: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> int:
-    """In float64 the input is copied once for each place of the kernel, group after group, whose results are joined.
+def _scratch(given: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> int:
+    """In float64 one side is held once for each place of the kernel, group after group, whose results are then joined.
 
     In narrower dtypes input and result are laid out in blocks of channels.
     """
-    each = math.prod(weight.shape[1:]) / result.shape[1] + (weight.shape[1] < given.shape[1])
+    at_once, wide = (given[:1], result) if transposed else (result, given)
+    columns = math.prod(weight.shape[1:]) * at_once.numel() // at_once.shape[1]
+    joined = result.numel() if weight.shape[1] < wide.shape[1] else 0
     blocks = sum(_bytes(tensor) * -(-tensor.shape[1] // BLOCK) * BLOCK // tensor.shape[1] for tensor in (given, result))
-    return int(8 * each * result.numel()) + blocks
+    return 8 * (columns + joined) + blocks
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

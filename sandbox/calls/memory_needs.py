@@ -96,13 +96,8 @@ def refusal(name: str, needs: Needs, free_bytes: int, own: ProcessBytes) -> str:
 
 def child_refusal(name: str, needs: Needs, limit_bytes: int, inputs_only: bool = False) -> str:
     """The sentence for a reference that is too large for a child; `inputs_only` where nothing else of it is known."""
-    least, call = (
-        "",
-        (
-            f"a call has {gib(needs.inputs)} of inputs, {gib(needs.weights)} of weights and takes {gib(needs.peak)} beside "
-            "them"
-        ),
-    )
+    of = f"{gib(needs.inputs)} of inputs, {gib(needs.weights)} of weights and takes {gib(needs.peak)} beside them"
+    least, call = "", f"a call has {of}"
     if inputs_only:
         least, call = "at least ", f"its inputs alone have {gib(needs.inputs)}"
     return (

@@ -54,18 +54,18 @@ def test_one_operation_takes_its_result(planned):
     }
 
 
-@pytest.mark.parametrize(("groups", "more"), [(1, 0), (4, 32)])
-def test_a_convolution_takes_its_input_once_for_each_place_of_the_kernel(planned, groups, more):
-    layer = f"self.layer = nn.Conv2d(32, 32, 3, padding=1, groups={groups})"
-    found = planned("return self.layer(x)", "torch.randn(2, 32, 10, 10)", layer)
-    pixels = 2 * 10 * 10
-    assert found["scratch"] == pixels * (F64 * (9 * 32 // groups + more) + F32 * (32 + 32))
-    assert (
-        planned("return self.layer(x)", "torch.randn(2, 32, 10, 10)", layer.replace("Conv2d", "ConvTranspose2d"))[
-            "scratch"
-        ]
-        == 0
-    )
+@pytest.mark.parametrize(
+    ("layer", "elements"),
+    [
+        ("nn.Conv2d(32, 64, 3, padding=1)", 200 * 9 * 32),
+        ("nn.Conv2d(32, 64, 3, padding=1, groups=4)", 200 * (9 * 8 + 64)),
+        ("nn.ConvTranspose2d(32, 64, 3, padding=1)", 100 * 9 * 64),
+        ("nn.ConvTranspose2d(32, 64, 3, padding=1, groups=4)", 100 * 9 * 16 + 200 * 64),
+    ],
+)
+def test_a_convolution_takes_one_side_once_for_each_place_of_the_kernel(planned, layer, elements):
+    found = planned("return self.layer(x)", "torch.randn(2, 32, 10, 10)", f"self.layer = {layer}")
+    assert found["scratch"] == F64 * elements + F32 * 200 * (32 + 64)
 
 
 def test_what_lies_between_counts_for_as_long_as_it_is_held(planned):
