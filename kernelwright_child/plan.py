@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from kernelwright_child.casting import cast_inputs
 
 NAME = "planned"
-BLOCK = 16
-"""Channels that oneDNN lays beside each other."""
+BLOCK, VOLUMES = 16, 5
+"""Channels that oneDNN lays beside each other; axes of a batch of volumes."""
 
 
 class Alive(TorchDispatchMode):
@@ -100,8 +100,10 @@ def _scratch(given: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, tr
 
     In narrower dtypes input and result are laid out in blocks of channels.
     """
-    at_once, wide = (given[:1], result) if transposed else (result, given)
-    columns = math.prod(weight.shape[1:]) * at_once.numel() // at_once.shape[1]
+    held, wide = (given, result) if transposed else (result, given)
+    columns = math.prod(weight.shape[1:]) * held.numel() // held.shape[1]
+    if transposed and given.dim() == VOLUMES:
+        columns //= given.shape[0]  # one after the other
     joined = result.numel() if weight.shape[1] < wide.shape[1] else 0
     blocks = sum(_bytes(tensor) * -(-tensor.shape[1] // BLOCK) * BLOCK // tensor.shape[1] for tensor in (given, result))
     return 8 * (columns + joined) + blocks

@@ -220,6 +220,7 @@ class _Planned(ReferenceSession):
 
 def _findings(problem: Problem, settings: Settings) -> list[Finding]:
     with closing(_Planned(problem, settings)) as reference:
+        reference.sample = None  # no candidate comes that is equipped like it
         with reference.subject() as subject:
             reweighted = _Reweighted(subject) if reference.weights.tensors else None
             findings = examine(subject, tolerance_of(problem), reweighted)

@@ -559,7 +559,7 @@ class ReferenceSession:
                 raise UnsupportedProblem(f"the problem {name} can not be judged: {error}") from None
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
         except (ChildGone, MemoryReadError, Misbehaved) as error:
-            if isinstance(error, ChildGone) and self._session.ran_out_of_memory:
+            if self._session.ran_out_of_memory:
                 raise UnsupportedHere(self._lacking(how)) from None
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
 

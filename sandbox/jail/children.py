@@ -304,10 +304,12 @@ class Child:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether want of memory has ended it; known once it is found to have ended.
+        """Whether want of memory has ended it.
 
         A system that runs out of memory itself just kills, which a candidate may do to itself.
         """
+        if self._lifeline >= 0:
+            self._how_it_ended()
         killed = self._wanted[0] == "reference" and self.ending == f"signal {signal.SIGKILL:d}"
         return killed or self.ending == "limit memory" or self._jail.ran_out_of_memory()
 

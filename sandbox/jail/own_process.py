@@ -5,7 +5,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kernelwright.sandbox.jail.zygote import ZYGOTES
@@ -17,10 +17,14 @@ def become_a_judge(threads: int | None = None, behind: bool = False) -> None:
 
     Call it before torch is imported here: the process that children are forked from imports it meanwhile. `threads` as
     in the settings; None for as many as there are cores. What killed judges have left is removed.
-    `behind`: for a process that another one has started to judge for it.
+    `behind`: for a process that another waits for: ends with it, leaves Ctrl-C to it, and is killed first.
     """
     if behind:
-        stand_behind_the_parent()
+        parent_death_signal = 1
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("500")
     keep_freed_memory()
     rest_between_loops()
     give_back_device_memory_whole()
@@ -91,11 +95,3 @@ def protect_this_process() -> None:
     """
     set_dumpable = 4
     ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)
-
-
-def stand_behind_the_parent() -> None:
-    """End when it does, leave Ctrl-C to it, and be killed rather than it where memory runs out."""
-    parent_death_signal = 1
-    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Path("/proc/self/oom_score_adj").write_text("500")

@@ -59,8 +59,8 @@ def test_one_operation_takes_its_result(planned):
     [
         ("nn.Conv2d(32, 64, 3, padding=1)", 200 * 9 * 32),
         ("nn.Conv2d(32, 64, 3, padding=1, groups=4)", 200 * (9 * 8 + 64)),
-        ("nn.ConvTranspose2d(32, 64, 3, padding=1)", 100 * 9 * 64),
-        ("nn.ConvTranspose2d(32, 64, 3, padding=1, groups=4)", 100 * 9 * 16 + 200 * 64),
+        ("nn.ConvTranspose2d(32, 64, 3, padding=1)", 200 * 9 * 64),
+        ("nn.ConvTranspose2d(32, 64, 3, padding=1, groups=4)", 200 * (9 * 16 + 64)),
     ],
 )
 def test_a_convolution_takes_one_side_once_for_each_place_of_the_kernel(planned, layer, elements):

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from kernelwright.problems.formats import Entry
     from kernelwright.sandbox.verdict.settings import Settings
 
-KILLED = (
-    "the process that checked it was killed, as happens where memory runs out; use a machine with more, a GPU, or a "
-    "smaller size"
+OF_KILLED = (
+    "the process that checked it was killed, as where memory runs out; use a machine with more, or a smaller size"
 )
 
 
@@ -110,9 +109,8 @@ class Checks:
             return self._pool.submit(check_entry, examine_problem, settings, entry).result()
         except BrokenProcessPool:
             self._pool = None
-            return begun(entry, settings).model_copy(
-                update={"status": "failed", "why": (KILLED,), "kinds": ("killed",)}
-            )
+            killed = {"status": "failed", "why": (OF_KILLED,), "kinds": ("killed",)}
+            return begun(entry, settings).model_copy(update=killed)
 
     def close(self) -> None:
         """End the other process, and what it is doing."""
