@@ -9,29 +9,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import ValidationError
 
-from kernelwright.agent.log.records import Ask, Attempt, Reply, doubt_of
+from kernelwright import prompts
+from kernelwright.agent.log.records import Ask, Attempt, doubt_of
+from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.steering.advice import lessons
 from kernelwright.agent.strategies.moves import lineage
 from kernelwright.problems import Problem
-from kernelwright.prompts import (
-    Brief,
-    DeviceSheet,
-    Parent,
-    PastAttempt,
-    PromptError,
-    Target,
-    TargetVersions,
-    cpu_sheet,
-    device_sheet,
-    known_devices,
-    shortened,
-)
 from kernelwright.prompts.brief import Yardstick
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.floor.processor import known_peaks_here
@@ -47,36 +35,36 @@ FALLBACK_GPU = "H100"
 """Shown for a GPU target on a machine without a known GPU, so that a prompt can still be read there."""
 
 
-def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> DeviceSheet:
+def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> prompts.DeviceSheet:
     """The sheet for a target (`cpp`, `cuda` and so on), of the named device, or of this machine's own."""
     if name is not None:
-        found = device_sheet(name)
+        found = prompts.device_sheet(name)
         if found is None:
-            raise PromptError(f"no device {name!r}; there are: {', '.join(known_devices())}")
+            raise prompts.PromptError(f"no device {name!r}; there are: {', '.join(prompts.known_devices())}")
         return found
     if TARGETS[target].device == "cpu":  # type: ignore[index]  # a KeyError here is a caller's bug
         cores = len(os.sched_getaffinity(0))
-        return cpu_sheet(processor_name(), cores, cpu_facts().get("flags", "").split(), _caches())
+        return prompts.cpu_sheet(processor_name(), cores, cpu_facts().get("flags", "").split(), _caches())
     return _gpu_sheet(ordinal)
 
 
-def sheet_in(section: str, target: Target) -> DeviceSheet:
+def sheet_in(section: str, target: prompts.Target) -> prompts.DeviceSheet:
     _, _, body = section.partition("\n\n")
     name, *facts = body.splitlines()
-    return DeviceSheet(
+    return prompts.DeviceSheet(
         name=name, kind=TARGETS[target].device, facts=tuple(fact.removeprefix("- ") for fact in facts if fact)
     )
 
 
-def _gpu_sheet(ordinal: int) -> DeviceSheet:
+def _gpu_sheet(ordinal: int) -> prompts.DeviceSheet:
     import torch
 
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(ordinal)
         facts = torch.cuda.get_device_properties(ordinal)
         own = (f"{facts.multi_processor_count} multiprocessors", f"device memory {facts.total_memory / 1e9:.0f} GB")
-        return device_sheet(name) or DeviceSheet(name=name, kind="cuda", facts=own)
-    fallback = device_sheet(FALLBACK_GPU)
+        return prompts.device_sheet(name) or prompts.DeviceSheet(name=name, kind="cuda", facts=own)
+    fallback = prompts.device_sheet(FALLBACK_GPU)
     assert fallback is not None
     return fallback
 
@@ -109,7 +97,7 @@ def yardstick_of(view: View) -> Yardstick:
     return Yardstick() if found is None else _as_measured(found)
 
 
-def remembered(problem: Problem, sheet: DeviceSheet, threads: int, folder: Path | None = None) -> Yardstick:
+def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None = None) -> Yardstick:
     """What earlier judgings of the problem left on this machine, whose sheet it is; for prompts of no search.
 
     Measures nothing: a prompt is worth no seconds of an idle machine. `threads` are those that a candidate on the
@@ -125,7 +113,7 @@ def remembered(problem: Problem, sheet: DeviceSheet, threads: int, folder: Path 
     return Yardstick(times=_times(times), floor=_floor(_remembered_floor(problem, sheet, threads, folder)))
 
 
-def _remembered_floor(problem: Problem, sheet: DeviceSheet, threads: int, folder: Path | None) -> Floor | None:
+def _remembered_floor(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None) -> Floor | None:
     kept = Store("works", folder).get(work_key(problem.digest))
     peaks = None if kept is None else known_peaks_here(sheet.kind != "cpu", threads, Store("peaks", folder))
     try:
@@ -179,32 +167,23 @@ SHOWN_BROKEN = frozenset({"syntax_error", "no_entry_point"})
 """Kinds of reply without a candidate whose text helps to mend it. A refusal or a long unfinished text does not."""
 
 
-class Texts(Protocol):
-    """Where the texts stand that the record names by digest; a `RunLog` is one."""
-
-    def text(self, digest: str) -> str: ...
-
-    def reply(self, digest: str) -> Reply: ...
-
-
 @dataclass(frozen=True)
 class BriefMaker:
     """Makes the brief of each ask; a pure function of the view and the texts it names."""
 
-    device: DeviceSheet
-    versions: TargetVersions
-    texts: Texts
+    device: prompts.DeviceSheet
+    versions: prompts.TargetVersions
+    texts: RunLog
+    """Where the texts stand that the record names by digest."""
     history_tokens: int = 2000
-    """See `SearchConfig.history_tokens`."""
 
-    def __call__(self, problem: Problem, view: View, ask: Ask) -> Brief:
-        """All that the prompt for `ask` is made from: the attempts that `view` knows the end of, and the parent."""
+    def __call__(self, problem: Problem, view: View, ask: Ask) -> prompts.Brief:
         parent = None if ask.parent is None else view.attempt(ask.parent)
         finished = [attempt for attempt in view.attempts if attempt.finished and not attempt.advises]
         rows = [self._past(view, attempt) for attempt in finished]
         telling = [] if parent is None else [*lineage(view, parent), *view.children(parent.number)]
-        history = shortened(rows, self.history_tokens, [one.number for one in telling])
-        return Brief(
+        history = prompts.shortened(rows, self.history_tokens, [one.number for one in telling])
+        return prompts.Brief(
             problem=problem,
             target=ask.target,
             role=ask.role,
@@ -218,8 +197,8 @@ class BriefMaker:
             lessons=lessons(view),
         )
 
-    def _parent(self, attempt: Attempt) -> Parent:
-        return Parent(
+    def _parent(self, attempt: Attempt) -> prompts.Parent:
+        return prompts.Parent(
             number=attempt.number,
             source=self.texts.text(attempt.candidate.digest) if attempt.candidate else "",
             outcome=attempt.outcome,
@@ -234,23 +213,20 @@ class BriefMaker:
             return timings(attempt.ruling)
         if isinstance(attempt.ruling, Failed):
             return said_once(attempt.ruling)
-        if isinstance(attempt.extraction, NotExtracted) and attempt.reply_digest:
-            return self._refused(attempt.extraction, attempt.reply_digest)
-        raise AssertionError(f"attempt {attempt.number} is not finished, so it can be no parent")
-
-    def _refused(self, why: NotExtracted, reply_digest: str) -> str:
+        why = attempt.extraction
+        assert isinstance(why, NotExtracted) and attempt.reply_digest, "only a finished attempt is a parent"
         said = f"The reply held no candidate that can be judged. {why.detail}"
         if why.kind not in SHOWN_BROKEN:
             return said
-        return f"{said}\n\nThe reply was:\n\n{self.texts.reply(reply_digest).text}"
+        return f"{said}\n\nThe reply was:\n\n{self.texts.reply(attempt.reply_digest).text}"
 
-    def _past(self, view: View, attempt: Attempt) -> PastAttempt:
+    def _past(self, view: View, attempt: Attempt) -> prompts.PastAttempt:
         found = attempt.ruling.measurement if isinstance(attempt.ruling, Passed) else None
         why = DOUBTS.get(doubt_of(found) or "", "") if found and found.speedup > 1 else ""
         remarks = [*self._repeats(view, attempt), attempt.detail.partition("\n")[0], why]
         if attempt.ask.role == "tune":
             remarks.insert(0, attempt.ask.directive)
-        return PastAttempt(
+        return prompts.PastAttempt(
             number=attempt.number,
             role=attempt.ask.role,
             idea=attempt.ask.idea,
@@ -281,10 +257,7 @@ class BriefMaker:
         parent = view.attempt(attempt.ask.parent).candidate if attempt.ask.parent else None
         if attempt.candidate is None or parent is None or attempt.ask.role != "improve":
             return frozenset()
-        return self._lines(attempt.candidate.digest) - self._lines(parent.digest)
-
-    def _lines(self, digest: str) -> frozenset[str]:
-        return lines_of(self.texts.text(digest))
+        return lines_of(self.texts.text(attempt.candidate.digest)) - lines_of(self.texts.text(parent.digest))
 
 
 def _doubt(attempt: Attempt) -> str:

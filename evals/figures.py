@@ -18,7 +18,6 @@ from kernelwright.sandbox.verdict.settings import JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Passed, TimingClock, Verdict
 
 THRESHOLDS = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0, 5.0)
-"""The p of fast_p that tables show."""
 RESAMPLES = 2000
 
 
@@ -51,7 +50,6 @@ class Effort(Record):
 
 
 def compile_rate(results: Sequence[Result]) -> float:
-    """The share of results whose candidate came through scan and build, correct or not."""
     return _share(result.compiled for result in results)
 
 
@@ -250,6 +248,13 @@ class Measured(Record):
         return Result(problem=problem, family=family, level=level, compiled=self.compiled, speedup=speedup)
 
 
+AS_REPORTED = (
+    "outcome", "stage", "speedup", "comparison", "timing_clock", "speedup_any", "less_accurate", "candidate_ms",
+    "baselines_ms", "floor_ms",
+)  # fmt: skip
+"""Fields of `Measured` that the judge's report has under the same names."""
+
+
 def measured(verdict: Verdict) -> Measured:
     return _of_report(report(verdict), verdict)
 
@@ -258,22 +263,13 @@ def _of_report(found: dict[str, Any], verdict: Verdict) -> Measured:
     measurement = verdict.measurement if isinstance(verdict, Passed) else None
     status = found["problem_status"]
     return Measured(
-        outcome=found["outcome"],
-        stage=found["stage"],
-        speedup=found["speedup"],
+        **{name: found[name] for name in AS_REPORTED},
         low=found["speedup_low"],
         high=found["speedup_high"],
-        comparison=found["comparison"],
-        timing_clock=found["timing_clock"],
-        speedup_any=found["speedup_any"],
         counted=found["against"],
-        less_accurate=found["less_accurate"],
         launch_bound=bool(found["launch_bound"]),
-        candidate_ms=found["candidate_ms"],
-        baselines_ms=found["baselines_ms"],
         speedups=measurement.speedups if measurement else {},
         usual={short: measurement.speedup_against(name) for short, name in BASELINES.items()} if measurement else {},
-        floor_ms=found["floor_ms"],
         impossible_below_ms=found.get("impossible_below_ms"),
         authenticity=found["authenticity"]["label"],
         weak=None if status is None else tuple(status["why"]) if status["status"] == "weak" else (),

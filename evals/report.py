@@ -12,17 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from kernelwright.agent.log.events import (
-    Asked,
-    Confirmed,
-    Event,
-    JudgedAttempt,
-    MeasuredProblem,
-    NoCandidate,
-    ProviderFailed,
-    Resumed,
-    Stopped,
-)
+from kernelwright.agent.log import events as log_events
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View, fold
 from kernelwright.sandbox.machine.logs import escaped, one_line
@@ -115,19 +105,13 @@ NOW = {"equipped": "set-up", "asked": "waits for an answer", "extracted": "build
 """By the last event of a problem, the stage that it began; of others the event's own name is told."""
 
 
-class Progress:
-    """Prints as events arrive; pass `event` as the engine's callback. Use it as a context.
+class LiveTable:
+    """Lines on a console, on a terminal above a live table, which is drawn at once. Use it as a context."""
 
-    On a terminal the lines stand above a live table of all problems; elsewhere there are the lines alone, each flushed,
-    so that a log file grows while the run goes on.
-    """
-
-    def __init__(self, problems: tuple[str, ...], console: Console | None = None) -> None:
-        self._console = console or Console()
-        self._views = {problem: View(problem=problem) for problem in problems}
-        self._stage = dict.fromkeys(problems, "waiting")
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._start = time.monotonic()
-        self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=4, transient=True)
+        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -137,7 +121,23 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def event(self, event: Event) -> None:
+    def _table(self) -> Table:
+        raise NotImplementedError
+
+
+class Progress(LiveTable):
+    """Prints as events arrive; pass `event` as the engine's callback.
+
+    On a terminal the lines stand above a live table of all problems; elsewhere there are the lines alone, each flushed,
+    so that a log file grows while the run goes on.
+    """
+
+    def __init__(self, problems: tuple[str, ...], console: Console | None = None) -> None:
+        self._views = {problem: View(problem=problem) for problem in problems}
+        self._stage = dict.fromkeys(problems, "waiting")
+        super().__init__(console or Console())
+
+    def event(self, event: log_events.Event) -> None:
         if event.problem not in self._views:
             return
         before = self._views[event.problem]
@@ -148,7 +148,7 @@ class Progress:
             elapsed = time.monotonic() - self._start
             self._console.print(Text(f"{elapsed:6.1f} s  {escaped(line)}"), soft_wrap=True)
 
-    def take_over(self, problem: str, events: "list[Event]") -> None:
+    def take_over(self, problem: str, events: "list[log_events.Event]") -> None:
         """What happened before, in an earlier process: into the table, without lines."""
         self._views[problem] = fold(problem, events)
 
@@ -160,29 +160,29 @@ class Progress:
         return table
 
 
-def line_of(event: Event, view: View) -> str:
+def line_of(event: log_events.Event, view: View) -> str:
     body = event.body
     match body:
-        case MeasuredProblem(verdict=Passed() as verdict):
+        case log_events.MeasuredProblem(verdict=Passed() as verdict):
             times = ", ".join(f"{name} {ms:.3g} ms" for name, ms in verdict.measurement.baselines_ms.items())
             return f"{body.problem}: PyTorch takes {times}"
-        case MeasuredProblem(verdict=verdict, why_not=why_not):
+        case log_events.MeasuredProblem(verdict=verdict, why_not=why_not):
             return f"{body.problem}: PyTorch was not measured: {verdict_words(verdict) if verdict else why_not}"
-        case Asked(ask=ask):
+        case log_events.Asked(ask=ask):
             start = f" of attempt {ask.parent}" if ask.parent else ""
             return f"{body.problem} attempt {ask.attempt}: {ask.role}{start}{': ' + ask.idea if ask.idea else ''}"
-        case JudgedAttempt(verdict=verdict):
+        case log_events.JudgedAttempt(verdict=verdict):
             same = f" (as attempt {body.same_as})" if body.same_as else ""
             return f"{body.problem} attempt {body.attempt}: {verdict_words(verdict)}{same}"
-        case Confirmed(verdict=verdict):
+        case log_events.Confirmed(verdict=verdict):
             return f"{body.problem} attempt {body.attempt}, judged afresh: {verdict_words(verdict)}"
-        case NoCandidate(why=why):
+        case log_events.NoCandidate(why=why):
             return f"{body.problem} attempt {body.attempt}: no candidate ({why.kind}): {why.detail}"
-        case ProviderFailed(message=message):
+        case log_events.ProviderFailed(message=message):
             return f"{body.problem} attempt {body.attempt}: the provider failed: {message}"
-        case Stopped(reason=reason, fault=fault):
+        case log_events.Stopped(reason=reason, fault=fault):
             return f"{body.problem}: {ending_words(view) if fault else f'done, {reason}'}"
-        case Resumed():
+        case log_events.Resumed():
             return f"{body.problem}: going on after {len(view.attempts)} attempts"
     return ""
 

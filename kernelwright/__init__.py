@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from kernelwright.evals.runs.running import run
     from kernelwright.integrations.reward import Reward, RewardTerms, reward
     from kernelwright.problems import Problem, load_problem
-    from kernelwright.programs.apply.kept import applied, apply
+    from kernelwright.programs.apply.kept import apply
+    from kernelwright.programs.apply.placing import applied
     from kernelwright.programs.capture.capturing import capture, capturing
     from kernelwright.sandbox.judge.judging import Judge, judge
     from kernelwright.sandbox.pool.rewarding import Judged, Judging, JudgingError, judge_all
@@ -47,36 +48,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Candidate": "kernelwright.sandbox.verdict.verdicts",
-    "Failed": "kernelwright.sandbox.verdict.verdicts",
-    "Judge": "kernelwright.sandbox.judge.judging",
-    "Judged": "kernelwright.sandbox.pool.rewarding",
-    "Judging": "kernelwright.sandbox.pool.rewarding",
-    "JudgingError": "kernelwright.sandbox.pool.rewarding",
-    "Passed": "kernelwright.sandbox.verdict.verdicts",
-    "Problem": "kernelwright.problems",
-    "Reward": "kernelwright.integrations.reward",
-    "RewardTerms": "kernelwright.integrations.reward",
-    "Settings": "kernelwright.sandbox.verdict.settings",
-    "Verdict": "kernelwright.sandbox.verdict.verdicts",
-    "applied": "kernelwright.programs.apply.kept",
-    "apply": "kernelwright.programs.apply.kept",
-    "capture": "kernelwright.programs.capture.capturing",
-    "capturing": "kernelwright.programs.capture.capturing",
-    "judge": "kernelwright.sandbox.judge.judging",
-    "judge_all": "kernelwright.sandbox.pool.rewarding",
-    "load_problem": "kernelwright.problems",
-    "reward": "kernelwright.integrations.reward",
-    "run": "kernelwright.evals.runs.running",
+    "evals.runs.running": ("run",),
+    "integrations.reward": ("Reward", "RewardTerms", "reward"),
+    "problems": ("Problem", "load_problem"),
+    "programs.apply.kept": ("apply",),
+    "programs.apply.placing": ("applied",),
+    "programs.capture.capturing": ("capture", "capturing"),
+    "sandbox.judge.judging": ("Judge", "judge"),
+    "sandbox.pool.rewarding": ("Judged", "Judging", "JudgingError", "judge_all"),
+    "sandbox.verdict.settings": ("Settings",),
+    "sandbox.verdict.verdicts": ("Candidate", "Failed", "Passed", "Verdict"),
 }
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent, unless a program or -v says otherwise
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"kernelwright has no {name!r}; it has: {', '.join(__all__)}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"kernelwright.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -9,8 +9,7 @@ import typer
 
 from kernelwright.commands import programs
 from kernelwright.commands.judging import doctor, judge, problems, score, serve
-from kernelwright.commands.options.exit_codes import with_exit_codes
-from kernelwright.commands.options.terminal import version, with_verbosity
+from kernelwright.commands.options.terminal import version, with_exit_codes, with_verbosity
 from kernelwright.commands.results import exchange, showing
 from kernelwright.commands.search import batch, models, prompt, run
 
@@ -54,7 +53,6 @@ for group in (app, problems.app, batch.app, models.app):
 
 
 def main() -> None:
-    """The console script."""
     try:
         app()
     except SystemExit as end:

@@ -29,7 +29,6 @@ class ValuesSeen(Record):
     mean: float = 0.0
     deviation: float = 0.0
     zeros: float = 0.0
-    """The share of zeros."""
     share: float = 0.0
     """Of `share`: how many are `high`."""
     infinite: bool = False
@@ -37,8 +36,6 @@ class ValuesSeen(Record):
 
 
 class TensorSeen(Record):
-    """One tensor that went into a call, or came out of it."""
-
     shape: tuple[int, ...]
     dtype: str
     """Without `torch.`, such as `float32`."""
@@ -86,10 +83,7 @@ class CallSite(Record):
 
 
 class PartInput(Record):
-    """One argument of the problem's `Model.forward`."""
-
     name: str
-    """The parameter's name in the problem."""
     leaf: int | None = None
     """Of a whole module: which leaf of `tree_flatten((args, kwargs))` of its call. None for a run."""
     node: str | None = None
@@ -200,8 +194,6 @@ R = TypeVar("R", bound=Record)
 
 
 class OperatorSeen(Record):
-    """One of torch's operators, over the whole program."""
-
     name: str
     calls: int
     ms: float
@@ -215,14 +207,12 @@ class CapturedProgram(Record):
     program: str
     """The words that started it, or the class of the model."""
     device: str
-    """The processor's or GPU's name."""
     is_gpu: bool = False
     threads: int
     versions: dict[str, str] = Field(default_factory=dict)
     steps: int = Field(ge=1)
     """Calls of outermost modules that were watched; what follows each, such as a backward pass, belongs to it."""
     steps_seen: int = Field(ge=1)
-    """All of them."""
     program_ms: float = Field(ge=0)
     """Of the watched steps."""
     modules: tuple[ModuleSeen, ...]
@@ -232,7 +222,6 @@ class CapturedProgram(Record):
     """All that were cut out, overlapping ones too."""
     uncut: tuple[Uncut, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a reader has to know, a sentence each."""
     values: str | None = None
     """The file of weights and inputs where they were asked for."""
 
@@ -248,9 +237,7 @@ class Chosen(Record):
     """A part that is worth a kernel, at the sites that no part before it has taken."""
 
     part: str
-    """Its id."""
     ms: float
-    """The program's time there."""
     share: float
     """Of the program's time."""
     floor_ms: float
@@ -270,7 +257,6 @@ class Split(Record):
     program_ms: float
     chosen: tuple[Chosen, ...]
     compiled: bool = False
-    """Whether torch.compile was measured."""
 
     def weights(self, top: int | None = None) -> dict[str, float]:
         """By part, its share of what could be had of all of them: where a budget is best spent."""

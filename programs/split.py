@@ -1,12 +1,14 @@
 """Which parts of a capture get a kernel, from its folder alone: ranking, choosing, the table and the picture."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 from rich.table import Table
 
+from kernelwright.problems import load_problem
 from kernelwright.programs.record import (
     SPLIT,
     CallSite,
@@ -20,7 +22,7 @@ from kernelwright.programs.record import (
     write_record,
 )
 from kernelwright.sandbox.machine.cache import write_atomically
-from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright.sandbox.verdict.roofline import floor_of
 from kernelwright.sandbox.verdict.settings import Settings
@@ -115,16 +117,9 @@ def choose(captured: CapturedProgram, top: int, peaks: Peaks | None, speedup: Sp
 
 
 def _left(part: Part, claims: Sequence[SiteClaim], known: dict[str, float | None]) -> _Left:
-    sites = tuple(
-        (size, site) for size, site in _sites(part) if not any(claim_of(part, site).overlaps(one) for one in claims)
-    )
-    return _Left(part, sites, known.get(part.id))
-
-
-def _sites(part: Part) -> Iterator[tuple[PartSize, CallSite]]:
-    for size in part.sizes:
-        for site in size.sites:
-            yield size, site
+    sites = [(size, site) for size in part.sizes for site in size.sites]
+    free = (one for one in sites if not any(claim_of(part, one[1]).overlaps(claim) for claim in claims))
+    return _Left(part, tuple(free), known.get(part.id))
 
 
 def _chosen(one: _Left, program_ms: float, peaks: Peaks | None) -> Chosen:
@@ -173,19 +168,14 @@ def _cells(captured: CapturedProgram, split: Split, one: Chosen) -> Iterator[str
     part = captured.part(one.part)
     wanted = set(one.sites)
     calls = sum(site.calls for size in part.sizes for site in size.sites if (site.root, site.module) in wanted)
-    yield from (one.part, _what(captured, one), str(len(one.sites)), str(calls), f"{one.ms:.3g}")
+    shapes = ", ".join(given.tensor.words for given in part.sizes[0].inputs[:2])
+    more = f" and {len(part.sizes) - 1} more sizes" if len(part.sizes) > 1 else ""
+    yield from (one.part, f"{part.title} ({shapes}{more})", str(len(one.sites)), str(calls), f"{one.ms:.3g}")
     yield f"{100 * one.share:.1f} %"
     yield f"{one.floor_ms:.3g}" if one.floor_ms else "?"
     if split.compiled:
         yield f"{one.compiled_ms:.3g}" if one.compiled_ms else "?"
     yield f"{100 * one.gain_ms / split.program_ms:.1f} %"
-
-
-def _what(captured: CapturedProgram, one: Chosen) -> str:
-    part = captured.part(one.part)
-    shapes = ", ".join(given.tensor.words for given in part.sizes[0].inputs[:2])
-    more = f" and {len(part.sizes) - 1} more sizes" if len(part.sizes) > 1 else ""
-    return f"{part.title} ({shapes}{more})"
 
 
 def summary(captured: CapturedProgram, split: Split) -> str:
@@ -257,13 +247,13 @@ def _segment(one: Chosen, at: float, program_ms: float, hue: str) -> list[str]:
 
 
 def _row(captured: CapturedProgram, one: Chosen, top: int, hue: str) -> list[str]:
-    part = captured.part(one.part)
+    title = f"{one.part}: {captured.part(one.part).title}"
     compiled = f", torch.compile {one.compiled_ms:.3g} ms" if one.compiled_ms else ""
     floor = f"floor {one.floor_ms:.3g} ms" if one.floor_ms else "floor unknown"
     said = f"{one.ms:.3g} ms in {len(one.sites)} place{'' if len(one.sites) == 1 else 's'}{compiled}, {floor}"
     return [
         f'<rect fill="{hue}" x="{LEFT}" y="{top}" width="12" height="12"/>',
-        _text(LEFT + 20, top + 11, _shortened(f"{one.part}: {part.title}")),
+        _text(LEFT + 20, top + 11, title if len(title) <= 74 else f"{title[:71]}..."),
         _text(560, top + 11, said, "quiet"),
     ]
 
@@ -281,12 +271,9 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _shortened(text: str, most: int = 74) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
 PICTURE = "split.svg"
 TOP = 5
+ROUNDS = 9
 
 
 def split_capture(
@@ -296,8 +283,6 @@ def split_capture(
     captured = read_capture(folder)
 
     def speedup(part: Part) -> float | None:
-        from kernelwright.programs.compiling import speedup_of_compile
-
         assert compiling is not None, "asked for only where it is given"
         tell(f"measuring torch.compile on {part.id}")
         return speedup_of_compile(folder, part, compiling)
@@ -306,6 +291,33 @@ def split_capture(
     write_record(folder, split)
     write_atomically(folder / PICTURE, split_picture(captured, split))
     return split
+
+
+def speedup_of_compile(folder: Path, part: Part, settings: Settings) -> float | None:
+    """How many times as fast as eager torch.compile makes a part, by the least of a few turns each, in the jail.
+
+    None where it can not compile the part. Raises `MachineError`.
+    """
+    from kernelwright.sandbox.calls.backend import device_held
+    from kernelwright.sandbox.calls.reference import ReferenceSession
+    from kernelwright.sandbox.calls.sessions import Misbehaved, Refused
+    from kernelwright.sandbox.jail.children import ChildGone, ChildLate
+    from kernelwright.sandbox.timing.compiled import compiled_reference
+
+    problem = load_problem(str(folder / part.problem))
+    try:
+        with (
+            device_held(settings),
+            closing(ReferenceSession(problem, settings)) as eager,
+            closing(compiled_reference(problem, settings, "default")) as compiled,
+        ):
+            values = eager.draw()
+            times = [(eager.call_ms(values), compiled.call_ms(values)) for _ in range(ROUNDS)]
+            nothing_ms = min(eager.nothing_ms() for _ in range(ROUNDS))
+    except (BrokenProblem, UnsupportedHere, UnsupportedProblem, Misbehaved, Refused, ChildGone, ChildLate):
+        return None
+    mine, theirs = (max(1e-6, min(column) - nothing_ms) for column in zip(*times, strict=True))
+    return float(mine / theirs)
 
 
 def _peaks(captured: CapturedProgram, tell: Callable[[str], None]) -> Peaks | None:

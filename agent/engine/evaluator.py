@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 from kernelwright.agent.engine.steps import Evaluator
 from kernelwright.problems import Problem
@@ -13,10 +12,6 @@ from kernelwright.sandbox.pool.protocol import Unjudged, Work
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import SCREEN, CompileMode, JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
-
-
-class Evaluating(Evaluator, Protocol):
-    def release(self, problem: Problem) -> None: ...
 
 
 class ExecutorEvaluator:
@@ -85,9 +80,7 @@ def measuring(problem: Problem, compiled: Sequence[CompileMode]) -> Work:
 
 
 @asynccontextmanager
-async def evaluating(
-    choice: ExecutorChoice, settings: Settings, kept: Store | None = None
-) -> AsyncIterator[Evaluating]:
+async def evaluating(choice: ExecutorChoice, settings: Settings, kept: Store | None = None) -> AsyncIterator[Evaluator]:
     """What judges for a search: an executor's workers. Where nothing is chosen there is one device of this machine.
 
     `kept`: see `ExecutorEvaluator`.

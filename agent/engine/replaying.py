@@ -10,22 +10,7 @@ from pathlib import Path
 from kernelwright.agent.briefs import BriefMaker, sheet_in
 from kernelwright.agent.engine.search import Decider, PreparedAsk
 from kernelwright.agent.engine.steps import asked_again, extracted, noted, replies_of
-from kernelwright.agent.log.events import (
-    Asked,
-    AskedAgain,
-    Body,
-    CandidateExtracted,
-    Equipped,
-    Event,
-    JudgedAttempt,
-    Kept,
-    NoCandidate,
-    Noted,
-    OfAttempt,
-    OfProblem,
-    Replied,
-    RepliedAgain,
-)
+from kernelwright.agent.log import events as log_events
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.log.view import View
@@ -33,9 +18,9 @@ from kernelwright.agent.steering.advice import IdeaStatistics
 from kernelwright.agent.steering.budget import load_prices
 from kernelwright.agent.strategies import Stop, load_strategy
 from kernelwright.problems.record.base import Record
-from kernelwright.prompts import DeviceSheet, TargetVersions, continued
+from kernelwright.prompts import TargetVersions, continued
 
-Made = tuple[Body, list[str]]
+Made = tuple[log_events.Body, list[str]]
 
 
 class ReplayDiffers(Exception):
@@ -45,7 +30,6 @@ class ReplayDiffers(Exception):
 class Replay(Record):
     events: int
     digest: str
-    """See `RunLog.digest`; the same before and after."""
 
 
 def replay(recorded: RunLog, folder: Path) -> Replay:
@@ -70,57 +54,66 @@ class _Player:
         self.count = 1
         self.opened: defaultdict[str, deque[PreparedAsk]] = defaultdict(deque)
 
-    def play(self, event: Event) -> None:
-        assert isinstance(event.body, OfProblem), "only the first event is of no problem, and it is made with the log"
+    def play(self, event: log_events.Event) -> None:
+        assert isinstance(event.body, log_events.OfProblem), (
+            "only the first event is of no problem, and it is made with the log"
+        )
         view = self.views.get(event.body.problem) or View(problem=event.body.problem)
         body, texts = self.made(event.body, view)
         if body != event.body:
-            raise ReplayDiffers(_difference(event, body))
+            before, after = event.body.model_dump(), body.model_dump()
+            field = next(name for name in before if before[name] != after.get(name))
+            raise ReplayDiffers(
+                f"event {event.seq}, {event.kind} of attempt {event.attempt} of {event.problem!r}, differs in "
+                f"{field!r}; use the version of kernelwright that recorded the run"
+            )
         logged = self.again.append(body, texts)
         self.count = logged.seq
         # With the recorded time, since a budget of wall seconds is decided by it.
-        self.views[view.problem] = view.after(Event(seq=logged.seq, time=event.time, body=body))
+        self.views[view.problem] = view.after(log_events.Event(seq=logged.seq, time=event.time, body=body))
 
-    def made(self, body: OfProblem, view: View) -> Made:
+    def made(self, body: log_events.OfProblem, view: View) -> Made:
         match body:
-            case Equipped():
+            case log_events.Equipped():
                 return self.equipped(body), []
-            case Asked():
+            case log_events.Asked():
                 return self.asked(body, view)
-            case Kept():
+            case log_events.Kept():
                 return self.kept(body, view), []
-            case OfAttempt():
+            case log_events.OfAttempt():
                 return self.of_attempt(body, view.attempt(body.attempt), view)
             case other:
                 return other, []  # type: ignore[return-value]  # the rest of the union
 
-    def of_attempt(self, body: OfAttempt, attempt: Attempt, view: View) -> Made:
+    def of_attempt(self, body: log_events.OfAttempt, attempt: Attempt, view: View) -> Made:
         match body:
-            case Replied() | RepliedAgain():
+            case log_events.Replied() | log_events.RepliedAgain():
                 return body, [self.recorded.text(body.reply_digest)]
-            case AskedAgain():
+            case log_events.AskedAgain():
                 longer = continued(self.again.prompt(attempt.prompt), replies_of(attempt, self.again)[0].text)
                 return asked_again(body.problem, attempt, longer), [longer.text]
-            case CandidateExtracted() | NoCandidate():
+            case log_events.CandidateExtracted() | log_events.NoCandidate():
                 return extracted(attempt, view, self.again)
-            case Noted():
+            case log_events.Noted():
                 return noted(body.problem, attempt, self.again), []
-            case JudgedAttempt():
+            case log_events.JudgedAttempt():
                 known = view.first_with(attempt.candidate.identity) if attempt.candidate else None
                 same_as = None if known is None else known.number
                 verdict = known.verdict if known and known.verdict else body.verdict
-                return JudgedAttempt(problem=body.problem, attempt=body.attempt, verdict=verdict, same_as=same_as), []
+                return log_events.JudgedAttempt(
+                    problem=body.problem, attempt=body.attempt, verdict=verdict, same_as=same_as
+                ), []
             case other:
                 return other, []  # type: ignore[return-value]  # the rest of the union
 
-    def equipped(self, body: Equipped) -> Equipped:
+    def equipped(self, body: log_events.Equipped) -> log_events.Equipped:
         """Ideas by the wins of this run come out again; those by other runs' wins are taken as recorded."""
         if body.config.learn_from or body.problem in self.views:
             return body
         ideas = IdeaStatistics(self.again, body.config).ideas(self.recorded.problem(body.problem))
-        return Equipped(problem=body.problem, ideas=ideas, config=body.config)
+        return log_events.Equipped(problem=body.problem, ideas=ideas, config=body.config)
 
-    def asked(self, body: Asked, view: View) -> Made:
+    def asked(self, body: log_events.Asked, view: View) -> Made:
         if body.decision is None or view.config is None:
             return body, [self.recorded.text(body.prompt.digest)]
         queue = self.opened[body.problem]
@@ -134,30 +127,18 @@ class _Player:
         opened = queue.popleft() if queue else None
         return (opened.asked, [opened.text]) if opened else (body, [])
 
-    def decider(self, body: Asked, view: View) -> Decider:
+    def decider(self, body: log_events.Asked, view: View) -> Decider:
         config = view.config
         assert config is not None
         versions = TargetVersions.model_validate(self.recorded.header.config.get("versions") or {})
-        briefs = BriefMaker(self.sheet(body), versions, self.again, config.history_tokens)
+        sections = self.recorded.prompt(body.prompt).sections
+        shown = next((section.text for section in sections if section.name == "hardware"), "\n\nunknown")
+        briefs = BriefMaker(sheet_in(shown, body.ask.target), versions, self.again, config.history_tokens)
         strategy = load_strategy(config.strategy, config)
         return Decider(self.recorded.problem(body.problem), config, strategy, briefs, load_prices(config.prices))
 
-    def sheet(self, body: Asked) -> DeviceSheet:
-        prompt = self.recorded.prompt(body.prompt)
-        shown = next((section.text for section in prompt.sections if section.name == "hardware"), "\n\nunknown")
-        return sheet_in(shown, body.ask.target)
-
-    def kept(self, body: Kept, view: View) -> Kept:
+    def kept(self, body: log_events.Kept, view: View) -> log_events.Kept:
         best = view.best
         if best is None or best.standing is None:
             raise ReplayDiffers(f"attempt {body.attempt} of {body.problem!r} was kept and nothing is the best now")
-        return Kept(problem=body.problem, attempt=best.number, speedup=best.standing, previous=view.kept)
-
-
-def _difference(event: Event, body: Body) -> str:
-    before, after = event.body.model_dump(), body.model_dump()
-    field = next(name for name in before if before[name] != after.get(name))
-    return (
-        f"event {event.seq}, {event.kind} of attempt {event.attempt} of {event.problem!r}, differs in {field!r}; "
-        "use the version of kernelwright that recorded the run"
-    )
+        return log_events.Kept(problem=body.problem, attempt=best.number, speedup=best.standing, previous=view.kept)

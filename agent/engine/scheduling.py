@@ -16,18 +16,8 @@ from kernelwright.agent.log.events import Confirmed, Event, Granted, JudgedAttem
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.providers.provider import AnswerPending
+from kernelwright.agent.steering import budget
 from kernelwright.agent.steering.advice import IdeaStatistics
-from kernelwright.agent.steering.budget import (
-    NOTHING,
-    Prices,
-    Spent,
-    exceeded,
-    gains,
-    load_prices,
-    out_of_attempts,
-    spent,
-    times_the_floor,
-)
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 
@@ -63,7 +53,6 @@ class SearchErrors:
         self._judged = False
 
     def hear(self, event: Event) -> None:
-        """Take notice of verdicts: they show that the machine can judge."""
         if isinstance(event.body, Confirmed) or (isinstance(event.body, JudgedAttempt) and event.body.same_as is None):
             self._judged = True
             self._lacking.clear()
@@ -109,7 +98,7 @@ class Scheduler:
         raised at the end. One that can not be judged, as its search has logged; see `SearchErrors` for what is the
         machine's.
         """
-        purse = SharedBudget(self.config.batch, load_prices(self.config.prices))
+        purse = SharedBudget(self.config.batch, budget.load_prices(self.config.prices))
         lore = IdeaStatistics(self.log, self.config)
         queue = list(problems)
         running: set[asyncio.Task[None]] = set()
@@ -161,30 +150,28 @@ class Scheduler:
 
 
 class SharedBudget:
-    """What the problems of a run may spend together, beside attempts."""
-
-    def __init__(self, budget: Budget, prices: Prices) -> None:
-        self._budget = budget
+    def __init__(self, limits: Budget, prices: budget.Prices) -> None:
+        self._budget = limits
         self._prices = prices
-        self._by_problem: dict[str, Spent] = {}
+        self._by_problem: dict[str, budget.Spent] = {}
         self._start = time.monotonic()
 
     def note(self, view: View) -> None:
         if self._budget != Budget():
-            self._by_problem[view.problem] = spent(view, self._prices)
+            self._by_problem[view.problem] = budget.spent(view, self._prices)
 
     def limit(self, view: View) -> str | None:
         """Why nothing more may be asked; the wall seconds are those of this process."""
         if self._budget == Budget():
             return None
         self.note(view)
-        total = sum(self._by_problem.values(), start=NOTHING)
+        total = sum(self._by_problem.values(), start=budget.NOTHING)
         wall_s = time.monotonic() - self._start
-        return exceeded(self._budget, total.model_copy(update={"wall_s": wall_s}), " of the run")
+        return budget.exceeded(self._budget, total.model_copy(update={"wall_s": wall_s}), " of the run")
 
 
 def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
-    hungry = out_of_attempts(view, config) is not None and view.stopped == out_of_attempts(view, config)
+    hungry = budget.out_of_attempts(view, config) is not None and view.stopped == budget.out_of_attempts(view, config)
     return EndedSearch(
         problem=problem,
         left=-view.granted if hungry else config.attempts - view.spent,
@@ -195,9 +182,9 @@ def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
 
 def expected_gain(view: View, config: SearchConfig) -> float:
     """Room to the floor, as a logarithm, times the share of recent attempts that gained."""
-    earned = list(gains(view).values())[-RECENT:]
+    earned = list(budget.gains(view).values())[-RECENT:]
     share = (sum(gain > math.log1p(config.gain) for gain in earned) + 1) / (len(earned) + 3)
-    times = times_the_floor(view, config.near_floor)
+    times = budget.times_the_floor(view, config.near_floor)
     return (UNKNOWN_ROOM if times is None else max(0.0, math.log(times))) * share
 
 

@@ -20,16 +20,8 @@ from kernelwright.agent.log.records import Ask, Attempt, Decision, PromptOutline
 from kernelwright.agent.log.run_log import Journal, RunLog
 from kernelwright.agent.log.view import View
 from kernelwright.agent.providers.provider import AnswerPending, NoMoreAnswers, Provider, ProviderError
+from kernelwright.agent.steering import budget
 from kernelwright.agent.steering.advice import IdeaStatistics, advice_steps
-from kernelwright.agent.steering.budget import (
-    Prices,
-    choose_model,
-    exceeded,
-    load_prices,
-    near_floor,
-    out_of_attempts,
-    spent,
-)
 from kernelwright.agent.steering.tuning import to_judge, to_screen
 from kernelwright.agent.strategies import Step, Stop, Strategy, StrategyError
 from kernelwright.problems import Problem
@@ -54,13 +46,14 @@ class Decider:
     config: SearchConfig
     strategy: Strategy
     brief_for: Callable[[Problem, View, Ask], Brief]
-    prices: Prices = field(default_factory=Prices)
+    prices: budget.Prices = field(default_factory=budget.Prices)
     limit: Callable[[View], str | None] = lambda view: None
     """A further reason to stop, such as the budget of all problems together."""
 
     def decide(self, view: View, room: int) -> list[PreparedAsk] | Stop:
         """At most `room` asks; none to wait; or the end, which counts once nothing is pending."""
-        reason = self._spent_out(view)
+        reason = budget.near_floor(view, self.config.near_floor) or self.limit(view)
+        reason = reason or budget.exceeded(self.config.budget, budget.spent(view, self.prices))
         if reason is not None:
             return Stop(reason=reason)
         if to_screen(view, self.config) is not None:
@@ -69,17 +62,13 @@ class Decider:
         if tunings:
             steps = [Step("tune", parent.number, "constants", setting) for parent, setting in tunings]
             return self._opened(view, steps[:room], room)
-        reason = out_of_attempts(view, self.config)
+        reason = budget.out_of_attempts(view, self.config)
         if reason is not None:
             return Stop(reason=reason)
         advice = advice_steps(view, self.config)
         if advice or any(attempt.advises for attempt in view.pending):
             return self._opened(view, advice[:room], room)
         return self._by_strategy(view, room)
-
-    def _spent_out(self, view: View) -> str | None:
-        reason = near_floor(view, self.config.near_floor) or self.limit(view)
-        return reason or exceeded(self.config.budget, spent(view, self.prices))
 
     def _by_strategy(self, view: View, room: int) -> list[PreparedAsk] | Stop:
         left = self.config.attempts + view.granted - view.spent
@@ -113,18 +102,21 @@ class Decider:
                 attempt=view.next_number + at,
                 problem=self.problem.name,
                 target=self.config.target,
-                model=choose_model(view, self.config, self.prices, rng),
+                model=budget.choose_model(view, self.config, self.prices, rng),
                 **step._asdict(),
             )
             decision = Decision(first=view.next_number, room=room)
-            if step.role == "tune":
-                opened.append(self._tuned(ask, decision))
-            else:
-                opened.append(self._asked(view, ask, decision, [one.asked for one in opened]))
+            opened.append(self._prepared(view, ask, decision, [one.asked for one in opened]))
         return opened
 
-    def _asked(self, view: View, ask: Ask, decision: Decision, beside: list[Asked]) -> PreparedAsk:
-        """The decision together with the whole request, so that it can be repeated word for word."""
+    def _prepared(self, view: View, ask: Ask, decision: Decision, beside: list[Asked]) -> PreparedAsk:
+        known: dict[str, Any] = {"problem": self.problem.name, "attempt": ask.attempt, "ask": ask, "decision": decision}
+        if ask.role == "tune":  # nobody is asked
+            nothing = PromptOutline(
+                role="tune", target=ask.target, digest=NOTHING_ASKED, stable_digest=NOTHING_ASKED, sections=()
+            )
+            known |= {"prompt": nothing, "request_digest": "", "temperature": None, "max_tokens": None, "sample": 0}
+            return PreparedAsk(Asked(**known), "")
         prompt = render(self.brief_for(self.problem, view, ask), without=frozenset(self.config.without))
         before = [(one.prompt.digest, one.ask.model) for one in view.attempts]
         before += [(one.prompt.digest, one.ask.model) for one in beside]
@@ -135,33 +127,9 @@ class Decider:
             max_tokens=self.config.max_tokens,
             sample=before.count((prompt.digest, ask.model)),
         )
-        asked = Asked(
-            problem=self.problem.name,
-            attempt=ask.attempt,
-            ask=ask,
-            prompt=PromptOutline.of(prompt),
-            request_digest=request.digest,
-            decision=decision,
-            **request.model_dump(include={"temperature", "max_tokens", "sample"}),
-        )
-        return PreparedAsk(asked, prompt.text)
-
-    def _tuned(self, ask: Ask, decision: Decision) -> PreparedAsk:
-        nothing = PromptOutline(
-            role="tune", target=ask.target, digest=NOTHING_ASKED, stable_digest=NOTHING_ASKED, sections=()
-        )
-        asked = Asked(
-            problem=self.problem.name,
-            attempt=ask.attempt,
-            ask=ask,
-            prompt=nothing,
-            request_digest="",
-            temperature=None,
-            max_tokens=None,
-            sample=0,
-            decision=decision,
-        )
-        return PreparedAsk(asked, "")
+        known |= {"prompt": PromptOutline.of(prompt), "request_digest": request.digest}
+        known |= request.model_dump(include={"temperature", "max_tokens", "sample"})
+        return PreparedAsk(Asked(**known), prompt.text)
 
 
 USED_UP = "the recorded answers are used up"
@@ -177,9 +145,7 @@ class Parts:
     log: RunLog
     config: SearchConfig
     brief_for: Callable[[Problem, View, Ask], Brief]
-    """See `briefs.BriefMaker`."""
     on_event: Callable[[Event], None] = lambda event: None
-    """Called with each event once it is committed: for showing progress."""
     lore: IdeaStatistics | None = None
     """What is known of ideas; made from the log where it is None."""
     limit: Callable[[View], str | None] = lambda view: None
@@ -211,7 +177,7 @@ class _Search:
         self.journal = Journal(problem.name, parts.log, parts.on_event)
         self.steps = AttemptSteps(problem, parts.config, parts.provider, parts.evaluator, self.journal)
         self.decider = Decider(
-            problem, parts.config, parts.strategy, parts.brief_for, load_prices(parts.config.prices), parts.limit
+            problem, parts.config, parts.strategy, parts.brief_for, budget.load_prices(parts.config.prices), parts.limit
         )
         self.waiting = deque(attempt.number for attempt in self.view.pending)
         self.running: set[asyncio.Task[None]] = set()
@@ -230,7 +196,10 @@ class _Search:
         try:
             self.start_more()
             while self.running:
-                await self.next_end()
+                done, self.running = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
+                for error in [task.exception() for task in done]:
+                    if error is not None and _gravity(error) > _gravity(self.trouble):
+                        self.trouble = error
                 self.start_more()
         finally:
             for task in self.running:
@@ -262,12 +231,6 @@ class _Search:
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         self.running.add(asyncio.create_task(work))
-
-    async def next_end(self) -> None:
-        done, self.running = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
-        for error in [task.exception() for task in done]:
-            if error is not None and _gravity(error) > _gravity(self.trouble):
-                self.trouble = error
 
     def decide_more(self, room: int) -> bool:
         """Log the next decision; whether there is something to start. The end counts once nothing is in flight."""
@@ -328,20 +291,18 @@ class _Search:
                 reason = None
             case ProviderError():
                 reason = str(self.trouble)
+            case UnsupportedProblem():
+                reason, fault = str(self.trouble), "unsupported"
+            case BrokenProblem():
+                reason, fault = str(self.trouble), "broken"
             case SandboxError():
-                reason, fault = str(self.trouble), _fault_of(self.trouble)
+                reason, fault = str(self.trouble), "machine"
             case trouble:
                 raise trouble
         if reason is not None and (fault or self.view.stopped != reason):
             self.journal.write(SearchStopped(problem=self.problem.name, reason=reason, fault=fault))
         if isinstance(self.trouble, ProviderError | SandboxError):
             raise self.trouble
-
-
-def _fault_of(error: SandboxError) -> AtFault:
-    if isinstance(error, UnsupportedProblem):
-        return "unsupported"
-    return "broken" if isinstance(error, BrokenProblem) else "machine"
 
 
 def _gravity(trouble: BaseException | None) -> int:

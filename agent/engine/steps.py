@@ -6,20 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kernelwright.agent.log import events as log_events
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.events import (
-    AskedAgain,
-    CandidateExtracted,
-    Confirmed,
-    JudgedAttempt,
-    MeasuredProblem,
-    NoCandidate,
-    Noted,
-    ProviderFailed,
-    Replied,
-    RepliedAgain,
-    Screened,
-)
 from kernelwright.agent.log.records import Attempt, FoundCandidate, Reply, Request, Screening
 from kernelwright.agent.log.run_log import Journal, RunLog
 from kernelwright.agent.log.view import View
@@ -56,22 +44,21 @@ def replies_of(attempt: Attempt, log: RunLog) -> tuple[Reply, Reply | None]:
     return log.reply(attempt.reply_digest), log.reply(again) if again else None
 
 
-def is_cut_short(reply: Reply) -> bool:
-    """Whether the reply ended at its length limit before its candidate was whole."""
-    return reply.finish_reason == CUT_OFF and isinstance(read(reply), NotExtracted)
-
-
-def asked_again(problem: str, attempt: Attempt, longer: Prompt) -> AskedAgain:
+def asked_again(problem: str, attempt: Attempt, longer: Prompt) -> log_events.AskedAgain:
     digest = attempt.request(longer.text).digest
-    return AskedAgain(problem=problem, attempt=attempt.number, prompt_digest=longer.digest, request_digest=digest)
+    return log_events.AskedAgain(
+        problem=problem, attempt=attempt.number, prompt_digest=longer.digest, request_digest=digest
+    )
 
 
-def noted(problem: str, attempt: Attempt, log: RunLog) -> Noted:
+def noted(problem: str, attempt: Attempt, log: RunLog) -> log_events.Noted:
     notes = notes_in(replies_of(attempt, log)[0].text)
-    return Noted(problem=problem, attempt=attempt.number, notes=notes)
+    return log_events.Noted(problem=problem, attempt=attempt.number, notes=notes)
 
 
-def extracted(attempt: Attempt, view: View, log: RunLog) -> tuple[CandidateExtracted | NoCandidate, list[str]]:
+def extracted(
+    attempt: Attempt, view: View, log: RunLog
+) -> tuple[log_events.CandidateExtracted | log_events.NoCandidate, list[str]]:
     """The event of finding the attempt's candidate, in its replies or by other constants in its parent's; and texts."""
     if attempt.ask.role == "tune":
         parent = view.attempt(attempt.ask.parent or 0).candidate
@@ -82,9 +69,9 @@ def extracted(attempt: Attempt, view: View, log: RunLog) -> tuple[CandidateExtra
     else:
         found = read(*replies_of(attempt, log))
         if isinstance(found, NotExtracted):
-            return NoCandidate(problem=view.problem, attempt=attempt.number, why=found), []
+            return log_events.NoCandidate(problem=view.problem, attempt=attempt.number, why=found), []
         source, candidate = found.source, found_candidate(found)
-    return CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
+    return log_events.CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
 
 
 def found_candidate(found: Extraction) -> FoundCandidate:
@@ -121,6 +108,8 @@ class Evaluator(Protocol):
         """A quick verdict on the problem's own reference, for PyTorch's times; None where nothing is really run."""
         ...
 
+    def release(self, problem: Problem) -> None: ...
+
 
 @dataclass
 class AttemptSteps:
@@ -140,7 +129,7 @@ class AttemptSteps:
         except SandboxError as error:
             why_not = str(error)
         if verdict is not None or why_not:
-            self.journal.write(MeasuredProblem(problem=self.problem.name, verdict=verdict, why_not=why_not))
+            self.journal.write(log_events.MeasuredProblem(problem=self.problem.name, verdict=verdict, why_not=why_not))
 
     async def finish(self, number: int) -> None:
         if self._attempt(number).ask.role != "tune":
@@ -156,7 +145,6 @@ class AttemptSteps:
             await self._judge(self._attempt(number))
 
     async def screen(self, attempt: Attempt, settings: tuple[str, ...]) -> None:
-        """Look quickly at variants of the attempt's candidate."""
         assert attempt.candidate is not None
         source = self.journal.texts.text(attempt.candidate.digest)
         variants = [
@@ -164,12 +152,12 @@ class AttemptSteps:
         ]
         times = await self.evaluator.screen(self.problem, variants)
         found = tuple(Screening(setting=one, candidate_ms=ms) for one, ms in zip(settings, times, strict=True))
-        self.journal.write(Screened(problem=self.problem.name, attempt=attempt.number, screenings=found))
+        self.journal.write(log_events.Screened(problem=self.problem.name, attempt=attempt.number, screenings=found))
 
     async def confirm(self, attempt: Attempt) -> None:
         assert attempt.candidate is not None
         verdict = await self.evaluator.evaluate(self.problem, self._candidate(attempt.candidate), fresh=True)
-        self.journal.write(Confirmed(problem=self.problem.name, attempt=attempt.number, verdict=verdict))
+        self.journal.write(log_events.Confirmed(problem=self.problem.name, attempt=attempt.number, verdict=verdict))
 
     def _attempt(self, number: int) -> Attempt:
         return self.journal.view.attempt(number)
@@ -183,7 +171,9 @@ class AttemptSteps:
         if attempt.reply_digest is None:
             reply = await self._completed(attempt, attempt.request(prompt.text), prompt)
             self.journal.write(
-                Replied(problem=self.problem.name, attempt=number, reply_digest=reply.digest, reply=reply.facts),
+                log_events.Replied(
+                    problem=self.problem.name, attempt=number, reply_digest=reply.digest, reply=reply.facts
+                ),
                 blobs=[reply.model_dump_json()],
             )
         if self._attempt(number).extraction is None and not attempt.advises:
@@ -192,7 +182,8 @@ class AttemptSteps:
     async def _go_on(self, attempt: Attempt, prompt: Prompt) -> None:
         """Ask once more where the reply was cut off before its candidate was whole."""
         first, _ = replies_of(attempt, self.journal.texts)
-        if not is_cut_short(first) or (attempt.follow_up and attempt.follow_up.reply_digest):
+        is_cut_short = first.finish_reason == CUT_OFF and isinstance(read(first), NotExtracted)
+        if not is_cut_short or (attempt.follow_up and attempt.follow_up.reply_digest):
             return
         longer = continued(prompt, first.text)
         request = attempt.request(longer.text)
@@ -200,7 +191,7 @@ class AttemptSteps:
             self.journal.write(asked_again(self.problem.name, attempt, longer), blobs=[longer.text])
         reply = await self._completed(attempt, request, longer)
         self.journal.write(
-            RepliedAgain(
+            log_events.RepliedAgain(
                 problem=self.problem.name, attempt=attempt.number, reply_digest=reply.digest, reply=reply.facts
             ),
             blobs=[reply.model_dump_json()],
@@ -213,7 +204,7 @@ class AttemptSteps:
             except AnswerPending:
                 raise
             except ProviderError as error:
-                failed = ProviderFailed(
+                failed = log_events.ProviderFailed(
                     problem=self.problem.name,
                     attempt=attempt.number,
                     message=str(error),
@@ -236,5 +227,7 @@ class AttemptSteps:
             else:
                 beat, same_as = best.standing if (best := self.journal.view.best) else None, None
                 verdict = await self.evaluator.evaluate(self.problem, self._candidate(found), beat=beat)
-            judged = JudgedAttempt(problem=self.problem.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
+            judged = log_events.JudgedAttempt(
+                problem=self.problem.name, attempt=attempt.number, verdict=verdict, same_as=same_as
+            )
             self.journal.write(judged)

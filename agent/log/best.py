@@ -4,7 +4,6 @@ import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.records import Attempt
@@ -58,9 +57,18 @@ def _texts(log: RunLog, problem_name: str) -> dict[str, str] | None:
         return None
     verdict, found = best.ruling, best.candidate
     assert isinstance(verdict, Passed) and found is not None, "only a candidate that passed is ranked"
-    evidence = json.dumps(_evidence(log, problem, best, verdict), indent=2) + "\n"
-    readme = _readme(log, problem, best, verdict)
-    return dict(zip(FILES, (log.text(found.digest), evidence, readme), strict=True))
+    evidence = report(verdict) | {
+        "problem": problem.name,
+        "problem_digest": problem.digest,
+        "candidate_digest": found.digest,
+        "run": log.header.run_id,
+        "attempt": best.number,
+        "confirmed": best.confirmed is not None,
+        "model": best.reply.model if best.reply else None,
+        "device": log.header.device,
+    }
+    texts = log.text(found.digest), json.dumps(evidence, indent=2) + "\n", _readme(log, problem, best, verdict)
+    return dict(zip(FILES, texts, strict=True))
 
 
 def _clear(folder: Path) -> None:
@@ -71,19 +79,6 @@ def _clear(folder: Path) -> None:
     with suppress(OSError):  # there is none, or something of others' is in it
         folder.rmdir()
         folder.parent.rmdir()
-
-
-def _evidence(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> dict[str, Any]:
-    return report(verdict) | {
-        "problem": problem.name,
-        "problem_digest": problem.digest,
-        "candidate_digest": best.candidate.digest if best.candidate else None,
-        "run": log.header.run_id,
-        "attempt": best.number,
-        "confirmed": best.confirmed is not None,
-        "model": best.reply.model if best.reply else None,
-        "device": log.header.device,
-    }
 
 
 def _readme(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> str:

@@ -69,7 +69,6 @@ class SearchConfig(Record):
     """Decide only when nothing is in flight: slower, and the same run whatever order the answers come in."""
     problems_at_once: int = Field(default=1, ge=1)
     without: tuple[str, ...] = ()
-    """Sections that the prompts leave out."""
     history_tokens: int = Field(default=2000, ge=0)
     """The table of earlier attempts is cut to about this, the least telling rows first."""
     measure: bool = True

@@ -4,17 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
+from kernelwright.agent.log import records
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.records import (
-    Ask,
-    Decision,
-    FoundCandidate,
-    KnownIdea,
-    Note,
-    PromptOutline,
-    ReplyFacts,
-    Screening,
-)
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.verdicts import Verdict
@@ -44,7 +35,7 @@ class Equipped(OfProblem):
     """What the search for the problem sets out with; again where a later process goes on with another config."""
 
     kind: Literal["equipped"] = "equipped"
-    ideas: tuple[KnownIdea, ...]
+    ideas: tuple[records.KnownIdea, ...]
     """Those that apply to the problem, with what is known of them, in the order in which to try them."""
     config: SearchConfig
 
@@ -74,13 +65,13 @@ class Asked(OfAttempt):
     """
 
     kind: Literal["asked"] = "asked"
-    ask: Ask
-    prompt: PromptOutline
+    ask: records.Ask
+    prompt: records.PromptOutline
     request_digest: str
     temperature: float | None
     max_tokens: int | None
     sample: int
-    decision: Decision | None = None
+    decision: records.Decision | None = None
     """None in records of older runs."""
 
 
@@ -89,7 +80,7 @@ class Replied(OfAttempt):
 
     kind: Literal["replied"] = "replied"
     reply_digest: str
-    reply: ReplyFacts
+    reply: records.ReplyFacts
 
 
 class AskedAgain(OfAttempt):
@@ -105,17 +96,17 @@ class RepliedAgain(OfAttempt):
 
     kind: Literal["replied_again"] = "replied_again"
     reply_digest: str
-    reply: ReplyFacts
+    reply: records.ReplyFacts
 
 
 class Noted(OfAttempt):
     kind: Literal["noted"] = "noted"
-    notes: tuple[Note, ...]
+    notes: tuple[records.Note, ...]
 
 
 class CandidateExtracted(OfAttempt):
     kind: Literal["extracted"] = "extracted"
-    candidate: FoundCandidate
+    candidate: records.FoundCandidate
 
 
 class NoCandidate(OfAttempt):
@@ -132,7 +123,7 @@ class JudgedAttempt(OfAttempt):
 
 class Screened(OfAttempt):
     kind: Literal["screened"] = "screened"
-    screenings: tuple[Screening, ...]
+    screenings: tuple[records.Screening, ...]
 
 
 class Confirmed(OfAttempt):
@@ -143,8 +134,6 @@ class Confirmed(OfAttempt):
 
 
 class Kept(OfAttempt):
-    """The attempt is the problem's best from now on."""
-
     kind: Literal["kept"] = "kept"
     speedup: float
     previous: int | None
@@ -203,10 +192,8 @@ class Event(Record):
 
     @property
     def problem(self) -> str | None:
-        """Name of the problem; None for an event of the whole run."""
         return self.body.problem if isinstance(self.body, OfProblem) else None
 
     @property
     def attempt(self) -> int | None:
-        """Number of the attempt; None for an event of the run or of the whole problem."""
         return self.body.attempt if isinstance(self.body, OfAttempt) else None

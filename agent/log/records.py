@@ -69,7 +69,6 @@ class PromptOutline(Record):
 class Knob(Record):
     name: str
     value: str
-    """As the source has it."""
     values: tuple[str, ...]
     """Those worth trying, in the author's order."""
 
@@ -95,18 +94,14 @@ class Screening(Record):
     setting: str
     """`TILE = 16`, or several, with commas between them."""
     candidate_ms: float | None
-    """None where it failed."""
 
 
 class Note(Record):
     name: str
-    """A few words."""
     text: str
 
 
 class KnownIdea(Idea):
-    """An idea with what is known of it from attempts at other problems."""
-
     tried: int = Field(default=0, ge=0)
     won: int = Field(default=0, ge=0)
 
@@ -120,7 +115,6 @@ class Decision(Record):
     """Which asks a strategy decided on at once, and for how much room."""
 
     first: int
-    """Number of the decision's first attempt."""
     room: int
 
 
@@ -175,12 +169,9 @@ Text = Annotated[str, BeforeValidator(_storable)]
 
 Count = Annotated[int, Field(ge=0)]
 ADVICE = frozenset({"plan", "critique", "reflect"})
-"""Roles whose replies are words."""
 
 
 class Ask(Record):
-    """A strategy's decision: what to ask for next."""
-
     attempt: int = Field(ge=1)
     """Number of the attempt that this opens; consecutive for each problem."""
     problem: str
@@ -189,9 +180,7 @@ class Ask(Record):
     parent: int | None
     """The attempt to start from; None for a first draft."""
     idea: str
-    """A few words that name the approach."""
     directive: str
-    """What the prompt says of the approach; empty for the role's default."""
     model: str
 
 
@@ -208,7 +197,6 @@ class Request(Record):
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over the whole record, as 64 hex digits."""
         return _digest(self)
 
 
@@ -231,8 +219,6 @@ class Usage(Record):
 
 
 class ReplyFacts(Record):
-    """What is known of a reply beside its words."""
-
     finish_reason: Text | None
     """As the provider says: `stop`, or `length` where the reply was cut off."""
     model: Text
@@ -244,7 +230,6 @@ class ReplyFacts(Record):
     latency_s: float | None
     """Seconds from sending to the last byte, retries included; None where nothing was sent."""
     note: str = ""
-    """What a reader should know of this reply."""
 
 
 class Reply(ReplyFacts):
@@ -254,7 +239,6 @@ class Reply(ReplyFacts):
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over the whole record, as 64 hex digits; the run's log holds the record under it."""
         return _digest(self)
 
     @property
@@ -290,7 +274,6 @@ class Attempt(Record):
     confirmed: Verdict | None = None
     """A second verdict, by a fresh judge; that of the earlier attempt where the candidate is the same."""
     screenings: tuple[Screening, ...] = ()
-    """Of variants of its declared constants."""
     provider_failures: int = 0
 
     @property
@@ -313,7 +296,6 @@ class Attempt(Record):
 
     @property
     def replies(self) -> tuple[ReplyFacts, ...]:
-        """All replies that came, at most two."""
         found = (self.reply, self.follow_up.reply if self.follow_up else None)
         return tuple(reply for reply in found if reply is not None)
 
@@ -338,7 +320,6 @@ class Attempt(Record):
 
     @property
     def is_measured_in_full(self) -> bool:
-        """Whether the verdict that counts was reached with all the effort that publishing asks for."""
         return self.ruling is not None and self.ruling.evidence.effort == "rank"
 
     @property
@@ -352,7 +333,6 @@ class Attempt(Record):
 
     @cached_property
     def speedup(self) -> float | None:
-        """Median speedup against the fastest baseline; None unless it passed."""
         return self.ruling.measurement.speedup if isinstance(self.ruling, Passed) else None
 
     @cached_property
@@ -367,7 +347,6 @@ class Attempt(Record):
 
     @property
     def candidate_ms(self) -> float | None:
-        """Median time in ms; None unless it passed."""
         return self.ruling.measurement.candidate_ms if isinstance(self.ruling, Passed) else None
 
     @property

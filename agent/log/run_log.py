@@ -47,7 +47,6 @@ class Setting(Record):
     config: dict[str, JsonValue]
     """All that was chosen: what a resumed run needs to go on as this one would have. Never a key."""
     device: str
-    """Processor or GPU."""
     versions: dict[str, str]
     """Of python, torch, the compiler, the driver and kernelwright."""
     commit: str | None = None
@@ -62,18 +61,17 @@ class Header(Setting):
     """Name to digest; the log holds each whole record as a blob under its digest."""
 
 
-def write_header(folder: Path, header: Header) -> None:
-    """Put `header.json` in place, whole or not at all. Raises `OSError`."""
-    write_atomically(folder / HEADER, header.model_dump_json(indent=2) + "\n")
-
-
 def read_header(folder: Path) -> Header:
     """The header of the run in `folder`; `RunLogError` where there is none or this version cannot read it."""
     path = folder / HEADER
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise RunLogError(_missing(folder)) from error
+        if not folder.exists():
+            raise RunLogError(f"there is no folder {folder}; give the folder of a run") from error
+        raise RunLogError(
+            f"{folder} is not the folder of a run, since it holds no {HEADER}; give one that `kernelwright run` made"
+        ) from error
     except OSError as error:
         raise RunLogError(f"cannot read {path} ({error.strerror}); check its permissions") from error
     except ValueError as error:
@@ -90,12 +88,6 @@ def read_header(folder: Path) -> Header:
         raise RunLogError(f"{path} is damaged at {first_fault(error).key!r}; restore it or start a new run") from error
 
 
-def _missing(folder: Path) -> str:
-    if not folder.exists():
-        return f"there is no folder {folder}; give the folder of a run"
-    return f"{folder} is not the folder of a run, since it holds no {HEADER}; give one that `kernelwright run` made"
-
-
 LOG = logging.getLogger("kernelwright.agent.log")
 LOCK = "lock"
 NAMED = re.compile(r"(\d+) ([\w.-]+)")
@@ -104,8 +96,6 @@ _OPEN: WeakSet[FileIO] = WeakSet()
 
 
 class RunLock:
-    """Whether the run in `folder` is gone on with here; held from `take` to `release`."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: FileIO | None = None
@@ -138,16 +128,11 @@ def _locked(folder: Path) -> FileIO:
         _OPEN.add(file)
         if not try_lock(file.fileno()):
             raise RunLogError(_refusal(file, folder))
-        _name(file)
+        with contextlib.suppress(OSError):  # where there is no room nobody is named, rather than an earlier one
+            file.truncate(0)
+            file.write(f"{os.getpid()} {socket.gethostname()}".encode())
         stack.pop_all()
         return file
-
-
-def _name(file: FileIO) -> None:
-    """Write down who holds it; where there is no room nobody, rather than an earlier one."""
-    with contextlib.suppress(OSError):
-        file.truncate(0)
-        file.write(f"{os.getpid()} {socket.gethostname()}".encode())
 
 
 def _refusal(file: FileIO, folder: Path) -> str:
@@ -175,7 +160,6 @@ def _close_all() -> None:
 DATABASE = "run.db"
 BUSY_S = 60.0
 PAGE = 500
-"""Events that are read at a time."""
 APPLICATION_ID = 0x6B77_7267
 """Marks the file as ours, so that any other SQLite file is told apart."""
 BODY: TypeAdapter[Body] = TypeAdapter(Body)
@@ -241,7 +225,7 @@ class RunLog:
             log.run_lock.take()
             log._lay_out()
             log.append(RunStarted(run_id=header.run_id), blobs=[problem.record for problem in problems])
-            write_header(folder, header)
+            write_atomically(folder / HEADER, header.model_dump_json(indent=2) + "\n")
         except OSError as error:
             log.close()
             raise RunLogError(
@@ -279,7 +263,6 @@ class RunLog:
         self.run_lock.release()
 
     def append(self, body: Body, blobs: Iterable[str] = ()) -> Event:
-        """Commit one event, together with the texts that it speaks of by digest; return it as it was logged."""
         return self.extend([(body, blobs)])[0]
 
     def extend(self, entries: Sequence[tuple[Body, Iterable[str]]]) -> list[Event]:
@@ -308,7 +291,6 @@ class RunLog:
         return int(self._rows("SELECT coalesce(max(seq), 0) FROM events")[0][0])
 
     def stopped(self, after: int = 0) -> list[tuple[int, str]]:
-        """Place and problem of each end of a search behind `after`."""
         return self._rows("SELECT seq, problem FROM events WHERE kind = 'stopped' AND seq > ? ORDER BY seq", (after,))
 
     def blob(self, digest: str) -> bytes:
@@ -360,15 +342,9 @@ class RunLog:
         """The one way to write. IMMEDIATE, since a lock that is taken for reading cannot wait to become one for
         writing: among several writers most transactions would fail at once.
         """
-        with self._lock, self._translated():
+        with self._lock, self._translated(), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+            yield self._connection
 
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._lock, self._translated():

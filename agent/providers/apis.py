@@ -1,7 +1,7 @@
 """The two forms in which OpenAI's servers are asked, chat completions and responses, as they really come. Pure."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -26,13 +26,9 @@ def _cost(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 Count = Annotated[int | None, BeforeValidator(_count)]
 """A number of tokens; None where the server left it out or sent something else."""
-Words = Annotated[str | None, BeforeValidator(_text)]
+Words = Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)]
 
 
 class Message(Lenient):
@@ -49,16 +45,9 @@ class ChatChoice(Lenient):
     finish_reason: Words = None
 
 
-class InputDetails(Lenient):
-    """Parts of the input tokens."""
-
+class Details(Lenient):
     cached_tokens: Count = None
     cache_write_tokens: Count = None
-
-
-class OutputDetails(Lenient):
-    """Parts of the output tokens."""
-
     reasoning_tokens: Count = None
 
 
@@ -73,16 +62,13 @@ class ChatUsage(UsageForm):
 
     prompt_tokens: Count = None
     completion_tokens: Count = None
-    prompt_tokens_details: InputDetails | None = None
-    completion_tokens_details: OutputDetails | None = None
+    prompt_tokens_details: Details | None = None
+    completion_tokens_details: Details | None = None
     prompt_cache_hit_tokens: Count = None
     cost: Annotated[float | None, BeforeValidator(_cost)] = None
 
     def told(self, as_sent: str) -> Usage:
-        inside, outside = (
-            self.prompt_tokens_details or InputDetails(),
-            self.completion_tokens_details or OutputDetails(),
-        )
+        inside, outside = self.prompt_tokens_details or Details(), self.completion_tokens_details or Details()
         hits = self.prompt_cache_hit_tokens
         return Usage(
             input_tokens=self.prompt_tokens,
@@ -101,14 +87,6 @@ class Completion(Lenient):
     model: Words = None
 
 
-def read_completion(answer: dict[str, Any]) -> Completion | None:
-    """The completion that `answer` is; None where it is something else."""
-    try:
-        return Completion.model_validate(answer)
-    except ValidationError:
-        return None
-
-
 def read_usage(raw: object, form: type[UsageForm] = ChatUsage) -> Usage:
     """The usage object in our words; whatever it does not say, or says in a strange way, is None."""
     if not isinstance(raw, dict):
@@ -122,8 +100,9 @@ def read_usage(raw: object, form: type[UsageForm] = ChatUsage) -> Usage:
 
 def read_reply(answer: dict[str, Any], *, asked_model: str, request_id: str | None, latency_s: float) -> Reply | None:
     """The reply in a server's answer; None where the answer is no chat completion."""
-    completion = read_completion(answer)
-    if completion is None:
+    try:
+        completion = Completion.model_validate(answer)
+    except ValidationError:
         return None
     choice = completion.choices[0]
     message = choice.message
@@ -166,11 +145,8 @@ class Item(Lenient):
     summary: Parts = ()
 
 
-class Incomplete(Lenient):
-    reason: Words = None
-
-
 class Trouble(Lenient):
+    reason: Words = None
     message: Words = None
 
 
@@ -179,11 +155,11 @@ class ResponsesUsage(UsageForm):
 
     input_tokens: Count = None
     output_tokens: Count = None
-    input_tokens_details: InputDetails | None = None
-    output_tokens_details: OutputDetails | None = None
+    input_tokens_details: Details | None = None
+    output_tokens_details: Details | None = None
 
     def told(self, as_sent: str) -> Usage:
-        inside, outside = self.input_tokens_details or InputDetails(), self.output_tokens_details or OutputDetails()
+        inside, outside = self.input_tokens_details or Details(), self.output_tokens_details or Details()
         return Usage(
             input_tokens=self.input_tokens,
             cached_tokens=inside.cached_tokens,
@@ -199,7 +175,7 @@ class ResponseObject(Lenient):
     status: Words = None
     id: Words = None
     model: Words = None
-    incomplete_details: Incomplete | None = None
+    incomplete_details: Trouble | None = None
     error: Trouble | None = None
 
     @property
@@ -211,66 +187,11 @@ class ResponseObject(Lenient):
         return "stop" if self.status == "completed" else self.status
 
 
-def read_failure(answer: dict[str, Any]) -> str | None:
-    """Why the server could not finish the response, in its words; None where it did or this is none."""
-    found = _response(answer)
-    if found is None or found.status not in BROKEN:
-        return None
-    return (found.error.message if found.error else None) or found.status
-
-
-def read_response(
-    answer: dict[str, Any], *, asked_model: str, request_id: str | None, latency_s: float
-) -> Reply | None:
-    """The reply in a server's answer; None where the answer is no response."""
-    found = _response(answer)
-    if found is None:
-        return None
-    messages = [part for item in found.output if item.type == "message" for part in item.content]
-    thoughts = [part for item in found.output if item.type == "reasoning" for part in (*item.summary, *item.content)]
-    text = "".join(part.text or "" for part in messages)
-    return Reply(
-        text=text or "".join(part.refusal or "" for part in messages),
-        reasoning="\n\n".join(part.text for part in thoughts if part.text),
-        finish_reason=found.finish_reason,
-        model=found.model or asked_model,
-        usage=read_usage(answer.get("usage"), ResponsesUsage),
-        provider="responses",
-        provider_request_id=request_id or found.id,
-        latency_s=latency_s,
-    )
-
-
 def _response(answer: dict[str, Any]) -> ResponseObject | None:
     try:
         return ResponseObject.model_validate(answer)
     except ValidationError:
         return None
-
-
-class ApiForm(Protocol):
-    """How a request goes out and how its answer is read."""
-
-    @property
-    def noun(self) -> str:
-        """What an answer is called in a sentence."""
-        ...
-
-    def arguments(self, request: Request, is_own: bool) -> dict[str, Any]:
-        """The request as arguments of the client; `is_own` where OpenAI itself is asked."""
-        ...
-
-    async def send(self, client: "openai.AsyncOpenAI", arguments: dict[str, Any]) -> Any: ...
-
-    def is_answer(self, answer: Any) -> bool: ...
-
-    def failure(self, plain: dict[str, Any]) -> str | None:
-        """Why the server says in its answer that there is none."""
-        ...
-
-    def read(self, plain: dict[str, Any], request: Request, request_id: str | None, latency_s: float) -> Reply | None:
-        """The reply to `request`; None where the answer is of another form."""
-        ...
 
 
 class Chat:
@@ -279,6 +200,7 @@ class Chat:
     noun = "chat completion"
 
     def arguments(self, request: Request, is_own: bool) -> dict[str, Any]:
+        """The request as arguments of the client; `is_own` where OpenAI itself is asked."""
         # OpenAI's newer models refuse max_tokens; most other servers know nothing else.
         limit = "max_completion_tokens" if is_own else "max_tokens"
         message = {"role": "user", "content": request.prompt}
@@ -298,6 +220,7 @@ class Chat:
         return None
 
     def read(self, plain: dict[str, Any], request: Request, request_id: str | None, latency_s: float) -> Reply | None:
+        """The reply to `request`; None where the answer is of another form."""
         return read_reply(plain, asked_model=request.model, request_id=request_id, latency_s=latency_s)
 
 
@@ -320,22 +243,34 @@ class Responses:
         return isinstance(answer, Response)
 
     def failure(self, plain: dict[str, Any]) -> str | None:
-        return read_failure(plain)
+        found = _response(plain)
+        if found is None or found.status not in BROKEN:
+            return None
+        return (found.error.message if found.error else None) or found.status
 
     def read(self, plain: dict[str, Any], request: Request, request_id: str | None, latency_s: float) -> Reply | None:
-        reply = read_response(plain, asked_model=request.model, request_id=request_id, latency_s=latency_s)
+        found = _response(plain)
+        if found is None:
+            return None
+        messages = [part for item in found.output if item.type == "message" for part in item.content]
+        thoughts = [part for item in found.output if item.type == "reasoning" for part in item.summary + item.content]
+        usage, reason = read_usage(plain.get("usage"), ResponsesUsage), found.finish_reason
         # llama.cpp calls an answer completed that ran into its limit.
-        if reply is None or reply.finish_reason != "stop" or not _at_limit(reply, request):
-            return reply
-        return reply.model_copy(update={"finish_reason": "length"})
+        if reason == "stop" and request.max_tokens and (usage.output_tokens or 0) >= request.max_tokens:
+            reason = "length"
+        return Reply(
+            text="".join(part.text or "" for part in messages) or "".join(part.refusal or "" for part in messages),
+            reasoning="\n\n".join(part.text for part in thoughts if part.text),
+            finish_reason=reason,
+            model=found.model or request.model,
+            usage=usage,
+            provider="responses",
+            provider_request_id=request_id or found.id,
+            latency_s=latency_s,
+        )
 
 
-WIRES: dict[Api, ApiForm] = {"chat": Chat(), "responses": Responses()}
-
-
-def _at_limit(reply: Reply, request: Request) -> bool:
-    written = reply.usage.output_tokens
-    return request.max_tokens is not None and written is not None and written >= request.max_tokens
+WIRES: dict[Api, Chat | Responses] = {"chat": Chat(), "responses": Responses()}
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from kernelwright.agent.providers.provider import (
     ProviderOptions,
     RunRecord,
 )
-from kernelwright.agent.strategies.strategy import function_in
+from kernelwright.agent.strategies import function_in
 from kernelwright.problems.record.base import Record, read_table
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import write_atomically
@@ -150,7 +150,6 @@ class Preset(Record):
 
     @property
     def settings(self) -> OpenAISettings:
-        """Where and how to ask; a key that is named is needed."""
         return OpenAISettings(base_url=self.base_url, api_key_env=self.key, needs_key=bool(self.key), api=self.api)
 
 
@@ -213,16 +212,11 @@ async def providing(options: ProviderOptions, run: RunRecord) -> AsyncIterator[P
 
 
 def _bare(options: ProviderOptions, run: RunRecord) -> Provider:
-    return _maker(options.kind)(options, run)
-
-
-def _maker(name: str) -> Maker:
-    if ":" in name:
-        return function_in(name, "provider", ProviderError, "(options, run)")
-    known = providers()
-    if name not in known:
+    known, name = providers(), options.kind
+    if ":" not in name and name not in known:
         raise ProviderError(
             f"no provider {name!r}; there are: {', '.join(known)}, and any function as path/to/file.py:function"
         )
-    maker: Maker = known[name].load()
-    return maker
+    own = ":" in name
+    make: Maker = function_in(name, "provider", ProviderError, "(options, run)") if own else known[name].load()
+    return make(options, run)

@@ -100,13 +100,12 @@ def _closing(state: StateBlock, opening: _Opening, end: int) -> int:
         return first
     state.env["longer"] -= 1
     later = islice(_closings(state, opening, min(end, opening.line + MOST_LINES)), 1, MOST_ENDS)
-    bodies = ((line, _body(state, opening.line, line)) for line in later)
-    return next((line for line, body in bodies if not _goes_on(body) and state.env["parser"].is_whole(body)), first)
-
-
-def _goes_on(body: str) -> bool:
-    infos = _FENCE_INFO.findall(body)
-    return not infos[0] and any(infos)
+    for line in later:
+        body = _body(state, opening.line, line)
+        infos = _FENCE_INFO.findall(body)
+        if (infos[0] or not any(infos)) and state.env["parser"].is_whole(body):
+            return line
+    return first
 
 
 def _closings(state: StateBlock, opening: _Opening, end: int) -> Iterator[int]:

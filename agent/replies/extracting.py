@@ -59,12 +59,6 @@ class Zone:
     """Whether it is a thought that opens and never closes."""
 
 
-def read_zones(reply: str, reasoning: str, parser: Parser) -> tuple[Zone, ...]:
-    """The zones that are not blank, the ones to prefer first."""
-    zones = [*_reply_zones(normalised(reply), parser), Zone("reasoning", normalised(reasoning))]
-    return tuple(zone for zone in zones if zone.text.strip())
-
-
 def normalised(text: str) -> str:
     """The text with `\\n` as its only newline, without byte order marks, control tokens and quotation marks of a block.
 
@@ -192,7 +186,9 @@ class ZoneReader:
             return "The reply was cut off before an answer followed the reasoning."
         tail = next((block for block in self.blocks if not block.closed and leaves_string_open(block.text)), tail)
         if tail is not None and tail.may_be_program:
-            return f"The reply was cut off in the {tail.origin} that begins on line {self._line(tail)} of the answer."
+            text = self.zone.text
+            line = text.count("\n", len(text) - len(text.lstrip("\n")), tail.start) + 1
+            return f"The reply was cut off in the {tail.origin} that begins on line {line} of the answer."
         if found is None and not any(block.closed for block, _ in self.failures):
             return f"The reply was cut off before a complete block that defines {self.entry}."
         if found is not None and not found.closed:
@@ -207,7 +203,9 @@ class ZoneReader:
         tail = self._tail()
         if tail is None and self.found is None:
             tail = next((block for block, _ in self.failures if not block.closed), None)
-        if tail is None or not tail.may_be_program or not self._is_program(tail.text):
+        if tail is None or not tail.may_be_program:
+            return None
+        if self.entry not in tail.text and _CODE_LINE.search(tail.text) is None:
             return None
         error = self.parser.read(tail.text)
         if not isinstance(error, Broken) or not isinstance(read_alone(tail, self.parser), Broken):
@@ -216,15 +214,8 @@ class ZoneReader:
             return None
         return f"The last {tail.origin} breaks off in the middle (line {error.line}, {error.text!r})."
 
-    def _is_program(self, text: str) -> bool:
-        return self.entry in text or _CODE_LINE.search(text) is not None
-
     def _tail(self) -> Block | None:
         return self.blocks[-1] if self.blocks and not self.blocks[-1].closed else None
-
-    def _line(self, block: Block) -> int:
-        text = self.zone.text
-        return text.count("\n", len(text) - len(text.lstrip("\n")), block.start) + 1
 
 
 def imports_torch(reading: Program) -> bool:
@@ -258,7 +249,12 @@ def diagnose(zones: Sequence[ZoneReader], entry: str) -> tuple[Kind, str]:
     text = zones[0].zone.text.strip() if zones else ""
     if zones and zones[0].zone.name == "answer" and (refusal := _REFUSAL.search(text[:20_000])):
         return "refusal", f"The reply declines to answer: {_quoted(text[refusal.start() :])}."
-    return "no_code", _no_code(zones, text)
+    if not zones:
+        return "no_code", "The reply is empty."
+    what = f"There is no code in the reply, which has {len(text)} characters and"
+    if zones[0].zone.name != "answer":
+        what = "The reply ends with its reasoning, and there is no code in it: it"
+    return "no_code", f"{what} begins {_quoted(text)}."
 
 
 def _syntax_error(zone: ZoneReader, entry: str) -> str:
@@ -301,14 +297,6 @@ def _raw_module(text: str, parser: Parser) -> Module | None:
     return trimmed[0] if isinstance(trimmed, tuple) else None
 
 
-def _no_code(zones: Sequence[ZoneReader], text: str) -> str:
-    if not zones:
-        return "The reply is empty."
-    if zones[0].zone.name != "answer":
-        return f"The reply ends with its reasoning, and there is no code in it: it begins {_quoted(text)}."
-    return f"There is no code in the reply, which has {len(text)} characters and begins {_quoted(text)}."
-
-
 def _quoted(text: str) -> str:
     line = text[:80].partition("\n")[0].strip()
     return repr(line.encode("utf-8", "backslashreplace").decode())
@@ -338,7 +326,8 @@ def extract(
     `truncated` says that the provider stopped at its length limit. Takes any text, in linear time, and never raises.
     """
     parser = Parser()
-    zones = [ZoneReader(zone, entry, parser) for zone in read_zones(reply, reasoning, parser)]
+    by_preference = [*_reply_zones(normalised(reply), parser), Zone("reasoning", normalised(reasoning))]
+    zones = [ZoneReader(zone, entry, parser) for zone in by_preference if zone.text.strip()]
     if truncated and not zones:
         return NotExtracted(kind="truncated", detail="The reply was cut off before its first word.")
     for index, zone in enumerate(zones[:1] if truncated else zones):

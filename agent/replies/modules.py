@@ -61,7 +61,6 @@ class Module:
 
     @cached_property
     def bindings(self) -> tuple[Binding, ...]:
-        """What the module's own level binds, and how."""
         return tuple(bindings(top_level(self.tree)))
 
     @cached_property
@@ -114,9 +113,7 @@ class Broken:
     line: int
     """Counted from 1."""
     text: str
-    """The line, without its surrounding blanks."""
     message: str
-    """What Python says of it."""
 
 
 class Parser:
@@ -127,20 +124,21 @@ class Parser:
         self._read: dict[str, Module | Broken] = {}
 
     def read(self, source: str) -> Module | Broken:
-        if source not in self._read:
-            self._read[source] = self._within_limits(source)
-        return self._read[source]
+        if source in self._read:
+            return self._read[source]
+        outcome: Module | Broken
+        if len(source) > LONGEST_SOURCE:
+            outcome = Broken(1, "", f"a source of {len(source)} characters is too long to be read")
+        elif len(source) > self._allowance:
+            outcome = Broken(1, "", "the reply holds too much code to be read in full")
+        else:
+            self._allowance -= len(source)
+            outcome = _parse(source)
+        self._read[source] = outcome
+        return outcome
 
     def is_whole(self, source: str) -> bool:
         return isinstance(self.read(source), Module)
-
-    def _within_limits(self, source: str) -> Module | Broken:
-        if len(source) > LONGEST_SOURCE:
-            return Broken(1, "", f"a source of {len(source)} characters is too long to be read")
-        if len(source) > self._allowance:
-            return Broken(1, "", "the reply holds too much code to be read in full")
-        self._allowance -= len(source)
-        return _parse(source)
 
     def trimmed(self, text: str) -> tuple[Module, str] | Broken:
         """The text up to where prose begins, as a module, and the rest; or the error, where the rest is no prose."""

@@ -88,7 +88,8 @@ def normal_c(source: str) -> str:
     """C++ without comments and layout, its surely local variables numbered by their first appearance."""
     tokens = [token.strip() for token in _C_TOKEN.findall(source) if not token.startswith(("//", "/*"))]
     kept_lines = " ".join(token for token in tokens if token.startswith(("#", '"')))
-    local = set(_declared(tokens)) - set(_members(tokens)) - set(re.findall(r"\w+", kept_lines))
+    members = {name for before, name in itertools.pairwise(tokens) if before in {".", "->", "::"}}
+    local = set(_declared(tokens)) - members - set(re.findall(r"\w+", kept_lines))
     numbers: dict[str, str] = {}
     return " ".join(
         numbers.setdefault(token, f"@{len(numbers)}") if token in local else " ".join(token.split()) for token in tokens
@@ -106,10 +107,6 @@ def _declared(tokens: list[str]) -> Iterator[str]:
             before -= 1
         if _is_type(tokens[before]):
             yield name
-
-
-def _members(tokens: list[str]) -> Iterator[str]:
-    return (name for before, name in itertools.pairwise(tokens) if before in {".", "->", "::"})
 
 
 def _is_type(token: str) -> bool:

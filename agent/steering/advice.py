@@ -73,7 +73,8 @@ def _plan(view: View, config: SearchConfig) -> Step | None:
 
 def _critique(view: View, config: SearchConfig) -> Step | None:
     for attempt in view.attempts:
-        if attempt.failed and attempt.ask.role == "repair" and not _answered(view, attempt):
+        answered = any(child.ask.role in {"critique", "repair"} for child in view.children(attempt.number))
+        if attempt.failed and attempt.ask.role == "repair" and not answered:
             return Step("critique", attempt.number, "critique")
     return None
 
@@ -82,10 +83,6 @@ def _reflect(view: View, config: SearchConfig) -> Step | None:
     made = sum(1 for attempt in view.attempts if attempt.ask.role == "reflect")
     ended = sum(1 for attempt in view.attempts if attempt.counts and attempt.finished)
     return Step("reflect", None, "reflect") if ended >= REFLECT_EVERY * (made + 1) else None
-
-
-def _answered(view: View, attempt: Attempt) -> bool:
-    return any(child.ask.role in {"critique", "repair"} for child in view.children(attempt.number))
 
 
 class IdeaStatistics:
@@ -97,12 +94,15 @@ class IdeaStatistics:
         self._seen = 0
         self._tallies: dict[str, tuple[Counter[str], Counter[str]]] = {}
         for folder in config.learn_from:
-            self._read_run(Path(folder))
+            with RunLog.open(Path(folder)) as earlier:
+                for name in earlier.header.problems:
+                    self._tallies[f"{folder}/{name}"] = tally(fold(name, earlier.events(name)), config.gain)
 
     def ideas(self, problem: Problem) -> tuple[KnownIdea, ...]:
         """The ideas that apply to a problem, with the counts so far, in the order of the bank."""
-        if self._config.learn:
-            self._catch_up()
+        for seq, ended in self._log.stopped(after=self._seen) if self._config.learn else ():
+            self._tallies[ended] = tally(fold(ended, self._log.events(ended)), self._config.gain)
+            self._seen = seq
         tried: Counter[str] = Counter()
         won: Counter[str] = Counter()
         for name, (tries, wins) in self._tallies.items():
@@ -111,17 +111,6 @@ class IdeaStatistics:
                 won.update(wins)
         fitting = applicable(idea_bank(), traits_of(problem, self._config.target))
         return tuple(KnownIdea(**idea.model_dump(), tried=tried[idea.name], won=won[idea.name]) for idea in fitting)
-
-    def _catch_up(self) -> None:
-        for seq, problem in self._log.stopped(after=self._seen):
-            view = fold(problem, self._log.events(problem))
-            self._tallies[problem] = tally(view, self._config.gain)
-            self._seen = seq
-
-    def _read_run(self, folder: Path) -> None:
-        with RunLog.open(folder) as log:
-            for name in log.header.problems:
-                self._tallies[f"{folder}/{name}"] = tally(fold(name, log.events(name)), self._config.gain)
 
 
 def tally(view: View, gain: float) -> tuple[Counter[str], Counter[str]]:

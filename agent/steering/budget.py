@@ -69,10 +69,9 @@ class Spent(Record):
     wall_s: float
 
     def __add__(self, other: "Spent") -> "Spent":
-        """Of two searches that ran one after the other."""
         return Spent(
-            tokens=_sum((self.tokens, other.tokens)),
-            usd=_sum((self.usd, other.usd)),
+            tokens=known_sum((self.tokens, other.tokens)),
+            usd=known_sum((self.usd, other.usd)),
             judge_s=self.judge_s + other.judge_s,
             wall_s=self.wall_s + other.wall_s,
         )
@@ -86,23 +85,18 @@ def spent(view: View, prices: Prices) -> Spent:
     # Seconds of all verdicts: on PyTorch itself, and both of each attempt where they are its own.
     verdicts = [view.measured.verdict if view.measured else None]
     verdicts += [one for own in view.attempts if own.same_as is None for one in (own.verdict, own.confirmed)]
+    usages = [reply.usage for attempt in view.attempts for reply in attempt.replies]
     return Spent(
-        tokens=_sum(tokens_of(attempt) for attempt in view.attempts),
-        usd=_sum(usd_of(attempt, prices) for attempt in view.attempts),
+        tokens=known_sum(count for one in usages for count in (one.input_tokens, one.output_tokens)),
+        usd=known_sum(usd_of(attempt, prices) for attempt in view.attempts),
         judge_s=sum(sum(verdict.evidence.seconds.values()) for verdict in verdicts if verdict is not None),
         wall_s=view.wall_s,
     )
 
 
-def tokens_of(attempt: Attempt) -> int | None:
-    """Input and output tokens of all replies to an attempt; 0 before one came, None where a provider told none."""
-    counts = [(reply.usage.input_tokens, reply.usage.output_tokens) for reply in attempt.replies]
-    return _sum(count for pair in counts for count in pair)
-
-
 def usd_of(attempt: Attempt, prices: Prices) -> float | None:
     """What all replies to an attempt cost; 0 before one came, None where it is unknown."""
-    return _sum((prices.usd(reply, attempt.ask.model) for reply in attempt.replies), start=0.0)
+    return known_sum((prices.usd(reply, attempt.ask.model) for reply in attempt.replies), start=0.0)
 
 
 def exceeded(budget: Budget, costs: Spent, whose: str = "") -> str | None:
@@ -147,7 +141,8 @@ def near_floor(view: View, share: float) -> str | None:
     return f"the best takes {best.candidate_ms:.3g} ms, and the floor is {best.candidate_ms / times:.3g} ms"
 
 
-def _sum(parts: Iterable[N | None], start: N = 0) -> N | None:
+def known_sum(parts: Iterable[N | None], start: N = 0) -> N | None:
+    """The sum; None where a part is unknown, since a sum of the others would look like the whole."""
     total = start
     for part in parts:
         if part is None:

@@ -7,7 +7,7 @@ from functools import cache
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.records import Attempt, KnownIdea
 from kernelwright.agent.log.view import View
-from kernelwright.agent.strategies.strategy import Step
+from kernelwright.agent.strategies import Step
 from kernelwright.prompts import idea_bank
 
 PROMISING = 0.7
@@ -48,7 +48,6 @@ def drafts(view: View, wanted: int) -> list[Step]:
 
 
 def lineage(view: View, attempt: Attempt) -> Iterator[Attempt]:
-    """The attempt, its parent, and so on to its first draft."""
     while True:
         yield attempt
         if attempt.ask.parent is None:
@@ -137,7 +136,8 @@ def untried(view: View, parent: Attempt, ahead: tuple[str, ...] = ()) -> list[Kn
 
 
 def advice_on(view: View, attempt: Attempt) -> str:
-    said = [note.text for child in view.children(attempt.number) for note in child.notes or () if _criticises(child)]
+    critiques = [child for child in view.children(attempt.number) if child.ask.role == "critique"]
+    said = [note.text for critique in critiques for note in critique.notes or ()]
     return said[-1] if said else ""
 
 
@@ -154,10 +154,6 @@ def last_gain(view: View, gain: float) -> int:
         if attempt.standing is not None and attempt.standing > level * (1 + gain):
             level, number = attempt.standing, attempt.number
     return number
-
-
-def _criticises(attempt: Attempt) -> bool:
-    return attempt.ask.role == "critique"
 
 
 def _promising(view: View, attempt: Attempt) -> bool:

@@ -17,30 +17,16 @@ from dataclasses import dataclass
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
-from kernelwright.agent.strategies.moves import (
-    draft,
-    drafts,
-    drafts_made,
-    dry_spell,
-    families,
-    first_moves,
-    ideas_for,
-    improvements,
-    last_gain,
-    repairs,
-)
-from kernelwright.agent.strategies.strategy import Step, Stop
+from kernelwright.agent.strategies import Step, Stop, moves
 
 
 @dataclass(frozen=True)
 class BestOf:
-    """The yardstick for all others: independent samples, nothing learned from one for the next."""
-
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        made = drafts_made(view)
-        return [draft(view, made + at) for at in range(slots)]
+        made = moves.drafts_made(view)
+        return [moves.draft(view, made + at) for at in range(slots)]
 
 
 FRESH_AFTER = 6
@@ -54,31 +40,31 @@ class Refine:
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        steps = [*drafts(view, self.config.drafts), *repairs(view, self.config)]
+        steps = [*moves.drafts(view, self.config.drafts), *moves.repairs(view, self.config)]
         if steps:
             return steps[:slots]
         if view.best is None:
-            return [] if view.pending else [draft(view, drafts_made(view))]
-        dry = dry_spell(view, self.config.gain)
+            return [] if view.pending else [moves.draft(view, moves.drafts_made(view))]
+        dry = moves.dry_spell(view, self.config.gain)
         if dry >= self.config.patience:
             end = Stop(reason=f"{self.config.patience} improvements in a row brought no gain")
             return [] if view.pending else end
-        since = last_gain(view, self.config.gain)
+        since = moves.last_gain(view, self.config.gain)
         fresh = sum(1 for one in view.attempts[since:] if one.ask.role == "propose")
         if dry // FRESH_AFTER > fresh and self.config.runner_up:
-            return [draft(view, drafts_made(view))]
+            return [moves.draft(view, moves.drafts_made(view))]
         return self._improvements(view, slots, rng)
 
     def _improvements(self, view: View, slots: int, rng: random.Random) -> list[Step]:
         made = sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
-        return improvements(view, (self._parent(view, made + at) for at in range(1, slots + 1)), rng)
+        return moves.improvements(view, (self._parent(view, made + at) for at in range(1, slots + 1)), rng)
 
     def _parent(self, view: View, number: int) -> Attempt:
         """The best; every so often the best of another family of ideas."""
         best = view.ranked[0]
         if not self.config.runner_up or number % self.config.runner_up:
             return best
-        kin = families(view)
+        kin = moves.families(view)
         return next((one for one in view.ranked if kin[one.number] != kin[best.number]), best)
 
 
@@ -91,9 +77,9 @@ class Race:
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
         if view.best is not None:
             return [] if view.pending else Stop(reason=f"attempt {view.best.number} is right")
-        steps = repairs(view, self.config)[:slots]
-        made = drafts_made(view)
-        return steps + [draft(view, made + at) for at in range(slots - len(steps))]
+        steps = moves.repairs(view, self.config)[:slots]
+        made = moves.drafts_made(view)
+        return steps + [moves.draft(view, made + at) for at in range(slots - len(steps))]
 
 
 WIDTH, IDEAS = 3, 2
@@ -101,12 +87,10 @@ WIDTH, IDEAS = 3, 2
 
 @dataclass(frozen=True)
 class Beam:
-    """Keeps `WIDTH` attempts; each of them gets `IDEAS` improvements before the next round is drawn."""
-
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        opening = first_moves(view, self.config, WIDTH)
+        opening = moves.first_moves(view, self.config, WIDTH)
         if opening is not None:
             return opening[:slots]
         parents: list[Attempt] = []
@@ -116,7 +100,7 @@ class Beam:
             round_now = min(tried.values()) // IDEAS
             parents.append(next(one for one in kept if tried[one.number] // IDEAS == round_now))
             tried[parents[-1].number] += 1
-        return improvements(view, parents, rng)
+        return moves.improvements(view, parents, rng)
 
 
 SHARPNESS = 4
@@ -125,16 +109,14 @@ SHARPNESS = 4
 
 @dataclass(frozen=True)
 class Pool:
-    """Every attempt that passed stays in the pool."""
-
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        opening = first_moves(view, self.config, self.config.drafts)
+        opening = moves.first_moves(view, self.config, self.config.drafts)
         if opening is not None:
             return opening[:slots]
         weights = [(one.standing or 0.0) ** SHARPNESS for one in view.ranked]
-        return improvements(view, rng.choices(view.ranked, weights, k=slots), rng)
+        return moves.improvements(view, rng.choices(view.ranked, weights, k=slots), rng)
 
 
 @dataclass(frozen=True)
@@ -144,20 +126,17 @@ class Elites:
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        opening = first_moves(view, self.config, max(3, self.config.drafts))
+        opening = moves.first_moves(view, self.config, max(3, self.config.drafts))
         if opening is not None:
             return opening[:slots]
-        kin, kinds = families(view), _kinds(view)
+        kin = moves.families(view)
+        kinds = {idea.name: idea.family for role in ("propose", "improve") for idea in moves.ideas_for(view, role)}
         cells: dict[tuple[str, str], Attempt] = {}
         for attempt in view.ranked:
             cells.setdefault((kin[attempt.number], kinds.get(attempt.ask.idea, "free")), attempt)
         designs = list(cells.values())
         parents = (view.ranked[0] if rng.random() < 0.5 else rng.choice(designs) for _ in range(slots))
-        return improvements(view, parents, rng)
-
-
-def _kinds(view: View) -> dict[str, str]:
-    return {idea.name: idea.family for idea in (*ideas_for(view, "propose"), *ideas_for(view, "improve"))}
+        return moves.improvements(view, parents, rng)
 
 
 GROUPS, PERIOD = 3, 5
@@ -165,17 +144,15 @@ GROUPS, PERIOD = 3, 5
 
 @dataclass(frozen=True)
 class Islands:
-    """`GROUPS` groups take turns; every `PERIOD`-th improvement of a group starts from its neighbour's best."""
-
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        opening = first_moves(view, self.config, GROUPS)
+        opening = moves.first_moves(view, self.config, GROUPS)
         if opening is not None:
             return opening[:slots]
         made = sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
         homes = _homes(view)
-        return improvements(view, (_parent(view, homes, turn) for turn in range(made, made + slots)), rng)
+        return moves.improvements(view, (_parent(view, homes, turn) for turn in range(made, made + slots)), rng)
 
 
 def _parent(view: View, homes: dict[int, int], turn: int) -> Attempt:
@@ -209,12 +186,10 @@ FREE_FAILURES = 2
 
 @dataclass(frozen=True)
 class Tree:
-    """Chooses the design by its upper confidence bound, then improves that design's best attempt."""
-
     config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        opening = first_moves(view, self.config, max(3, self.config.drafts))
+        opening = moves.first_moves(view, self.config, max(3, self.config.drafts))
         if opening is not None:
             return opening[:slots]
         parents: list[Attempt] = []
@@ -228,7 +203,7 @@ class Tree:
             root = max(best, key=lambda at: _bound(best[at], visits[at], total))
             visits[root] += 1
             parents.append(best[root])
-        return improvements(view, parents, rng)
+        return moves.improvements(view, parents, rng)
 
 
 def _charged(view: View, roots: dict[int, int], root: int) -> int:

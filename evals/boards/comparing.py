@@ -22,8 +22,6 @@ class Pair(Record):
 
 
 class RunComparison(Record):
-    """The second run against the first."""
-
     first: str
     second: str
     pairs: tuple[Pair, ...]

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from kernelwright.agent.strategies.strategy import function_in
+from kernelwright.agent.strategies import function_in
 from kernelwright.evals import figures
 from kernelwright.evals.figures import BASELINES, Effort, Estimate, Measured, Result
 from kernelwright.evals.runs.facts import Kernel, ProblemFacts, RunFacts
@@ -48,7 +48,6 @@ class Cell(Record):
     published: Measured | None = None
     """The number that counts: of the verification where there is one, else of the search."""
     claimed: Measured | None = None
-    """What the search measured."""
     first_correct: Effort | None = None
     to_best: Effort | None = None
 
@@ -65,7 +64,6 @@ class Cell(Record):
 
     @property
     def is_beyond_doubt(self) -> bool:
-        """Whether its time counts, without a doubt of the judge's clock or the machine."""
         return self.counted is not None and not self.counted.is_doubtful
 
     def result(self, baseline: str = "best") -> Result:
@@ -86,7 +84,6 @@ class Group(Record):
     first_correct: Effort | None
     """Attempts and cost to the first right kernel, summed over the problems that have one."""
     to_best: Effort | None
-    """The same, to the best one."""
 
 
 def grouped_by(cells: Sequence[Cell], key: Callable[[Cell], str | None]) -> dict[str, Group]:
@@ -134,7 +131,6 @@ class Row(Record):
     target: str
     runs: tuple[str, ...]
     cells: tuple[Cell, ...]
-    """One for each problem of the board, in its order."""
     score: float
     """Geometric mean of the credits over the problems that are ranked."""
     correct: int
@@ -151,9 +147,7 @@ class Row(Record):
     roofline: float | None
     """Geometric mean of the roofline fractions that are known, of times without a doubt."""
     speed_of_light: float | None
-    """Mean of the scores that are known."""
     attempts_to_correct: float | None
-    """Mean over the problems that were solved."""
     cost_usd: float | None
     families: dict[str, Group]
     levels: dict[str, Group]
@@ -178,14 +172,10 @@ Verifications = Callable[[str, str, str], Verified | None]
 """Looks up the verification of a kernel: folder of the run, problem digest, candidate digest."""
 
 
-def nothing_verified(folder: str, problem_digest: str, candidate_digest: str) -> Verified | None:
-    return None
-
-
 def boards(
     runs: Iterable[RunFacts],
     judge_version: str,
-    verifications: Verifications = nothing_verified,
+    verifications: Verifications = lambda folder, problem_digest, candidate_digest: None,
     effort: JudgingEffort = "rank",
 ) -> list[Board]:
     """A board for each device, in the order of their names. Numbers of another `judge_version` are stale.
@@ -375,14 +365,12 @@ def load_metrics(names: Sequence[str]) -> dict[str, Metric]:
 
 def with_metrics(boards: Sequence[Board], metrics: Mapping[str, Metric]) -> list[Board]:
     """The boards with a further column for each metric. Raises `MetricError` where one fails or gives no number."""
-    return [
-        board.model_copy(update={"rows": tuple(_with(row, board, metrics) for row in board.rows)}) for board in boards
-    ]
-
-
-def _with(row: Row, board: Board, metrics: Mapping[str, Metric]) -> Row:
-    own = {name: _value(name, metric, board.ranked(row)) for name, metric in metrics.items()}
-    return row.model_copy(update={"own": own})
+    found = []
+    for board in boards:
+        own = [{name: _value(name, one, board.ranked(row)) for name, one in metrics.items()} for row in board.rows]
+        rows = (row.model_copy(update={"own": values}) for row, values in zip(board.rows, own, strict=True))
+        found.append(board.model_copy(update={"rows": tuple(rows)}))
+    return found
 
 
 def _value(name: str, metric: Metric, cells: Sequence[Cell]) -> float | None:

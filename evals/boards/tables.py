@@ -169,7 +169,6 @@ class TerminalColumn(NamedTuple):
 
 
 def board_tables(board: Board, width: int) -> list[Table]:
-    """The tables of a board, in the order of its columns; the first bears the device's name."""
     rows = [headings(board), *(row_texts(row, board) for row in board.rows)]
     columns = [TerminalColumn(tuple(escaped(text) for text in texts)) for texts in zip(*rows, strict=True)]
     tables = [_table(group, width) for group in _groups(columns, width)]

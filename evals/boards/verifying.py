@@ -4,7 +4,7 @@ The second judging has new processes, new seeds and twice the pairs, and its num
 verdicts lie in `verified.db` in the run's folder, append-only; the run's own log is left as it is.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,10 @@ class Verifier:
     def lookup(self, folder: str, problem_digest: str, candidate_digest: str) -> Verified | None:
         """The latest verification of a kernel; one of the current judge version before any other."""
         if folder not in self._found:
-            self._found[folder] = _by_kernel(Path(folder) / VERIFIED)
+            path = Path(folder) / VERIFIED
+            known = Judgements.read(path) if path.exists() else []
+            known.sort(key=lambda one: (one.conditions.judge_version == str(JUDGE_VERSION), one.time))
+            self._found[folder] = {(one.problem_digest, one.candidate_digest): one for one in known}
         found = self._found[folder].get((problem_digest, candidate_digest))
         if found is None:
             return None
@@ -58,7 +61,10 @@ class Verifier:
         tried: set[tuple[str, str]] = set()
         while True:
             found = boards(runs, str(JUDGE_VERSION), self.lookup, self.effort)
-            cells = [cell for cell in _top_cells(found, self.device, count) if _kernel(cell) not in tried]
+            rows = [row for board in found if board.device == self.device for row in board.rows[:count]]
+            best = [cell for row in rows for cell in row.cells if cell.run]
+            unsettled = [cell for cell in best if cell.status in UNSETTLED or cell.stale]
+            cells = [cell for cell in unsettled if _kernel(cell) not in tried]
             if not cells:
                 return found
             for cell in cells:
@@ -84,15 +90,6 @@ class Verifier:
         self.on_verified(cell, judgement)
 
 
-def _by_kernel(path: Path) -> dict[tuple[str, str], Judgement]:
-    found: dict[tuple[str, str], Judgement] = {}
-    if not path.exists():
-        return found
-    for judgement in sorted(Judgements.read(path), key=_recency):
-        found[judgement.problem_digest, judgement.candidate_digest] = judgement
-    return found
-
-
 def judged_here(problem: Problem, candidate: Candidate, settings: Settings, device: str, named: str) -> Judgement:
     """A candidate judged on this machine's `device`, as a record; `named` is where it came from."""
     from kernelwright.sandbox.judge.judging import judge
@@ -108,17 +105,8 @@ def judged_here(problem: Problem, candidate: Candidate, settings: Settings, devi
     )
 
 
-def _recency(judgement: Judgement) -> tuple[bool, datetime]:
-    return judgement.conditions.judge_version == str(JUDGE_VERSION), judgement.time
-
-
 def _kernel(cell: Cell) -> tuple[str, str]:
     return cell.problem_digest, str(cell.candidate_digest)
-
-
-def _top_cells(found: Iterable[Board], device: str, count: int) -> list[Cell]:
-    rows = [row for board in found if board.device == device for row in board.rows[:count]]
-    return [cell for row in rows for cell in row.cells if cell.run and (cell.status in UNSETTLED or cell.stale)]
 
 
 def _settings(config: dict[str, Any]) -> Settings:

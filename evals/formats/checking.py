@@ -37,7 +37,6 @@ TRIED_AGAIN = frozenset({"unsupported here", "failed"})
 class Examined(NamedTuple):
     status: Status
     why: tuple[str, ...] = ()
-    """The reasons, or what else is to be said."""
     kinds: tuple[str, ...] = ()
     """In one word each, what makes it weak: `lazy`, `random`."""
 
@@ -66,7 +65,6 @@ class Checked(Record):
 
     @property
     def key(self) -> tuple[str, str, str, str | None, str]:
-        """Lines with the same key stand for one another."""
         return self.problem, self.digest, self.device, self.dtype, self.judge_version
 
     @property
@@ -235,19 +233,16 @@ def _handed_over(reference: ReferenceSession, problem: Problem) -> list[Finding]
     Such a one is all that a candidate can be. Where there is no room for a second model that is told.
     """
     try:
-        _refuse_what_is_not_handed_over(reference, problem)
+        values = reference.draw()
+        first = reference.keep(reference.call(values).output)
+        reference.construct_again()
+        again = reference.call(values).output
+        wrong = mismatch(again, first, first, tolerance_of(problem), PLAIN)
     except UnsupportedHere as error:
         return [Finding("untried", f"whether a second model answers alike was not tried: {error}", weak=False)]
-    return []
-
-
-def _refuse_what_is_not_handed_over(reference: ReferenceSession, problem: Problem) -> None:
-    values = reference.draw()
-    first = reference.keep(reference.call(values).output)
-    reference.construct_again()
-    again = reference.call(values).output
-    if mismatch(again, first, first, tolerance_of(problem), PLAIN) is not None:
+    if wrong is not None:
         raise UnsupportedProblem(NOT_HANDED_OVER.format(name=problem.name))
+    return []
 
 
 def _give_back(settings: Settings) -> None:

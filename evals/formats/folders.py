@@ -34,19 +34,15 @@ def write_folder(folder: Path, samples: Sequence[Sample], places: Places | None 
     written: list[Path] = []
     for sample in samples:
         for place in [""] if sample.bench_id else (places or {}).get(sample.target, [sample.target]):
-            path = folder / (safe_name(place.replace("/", "_")) if place else "") / _file_name(sample)
+            name = f"{safe_name(sample.name)}.py" if sample.name else f"sample_{sample.number}.py"
+            name = kernelbench.file_name(sample) if sample.bench_id else name
+            path = folder / (safe_name(place.replace("/", "_")) if place else "") / name
             if path in written:
                 path = path.with_stem(f"{path.stem}_{sample.number}_{sample.candidate.digest[:8]}")
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, sample.candidate.source)
             written.append(path)
     return written
-
-
-def _file_name(sample: Sample) -> str:
-    if sample.bench_id:
-        return kernelbench.file_name(sample)
-    return f"{safe_name(sample.name)}.py" if sample.name else f"sample_{sample.number}.py"
 
 
 CARD = """---
@@ -117,7 +113,6 @@ def write_rows(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def write_data_set(folder: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write the folder: a card, and the rows in `data`."""
     name = "train.jsonl"
     write_rows(folder / "data" / name, outcomes)
     card = CARD.format(
@@ -130,57 +125,8 @@ def write_data_set(folder: Path, outcomes: Sequence[Outcome]) -> None:
     write_atomically(folder / "README.md", card)
 
 
-USE = '''"""Use the kernel in a model: put it in the place of the module that it replaces.
-
-    from use import replace, load
-
-    layer = load()                          # a new one, with the reference's constructor arguments
-    replace(my_model, "block.norm", layer)  # in place of the submodule of that name, with its weights
-"""
-
-from pathlib import Path
-from types import ModuleType
-
-import torch
-
-HERE = Path(__file__).parent
-
-
-def _module(name: str) -> ModuleType:
-    path = HERE / name
-    module = ModuleType(path.stem)
-    module.__file__ = str(path)
-    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
-    return module
-
-
-def load(*arguments: object) -> torch.nn.Module:
-    """The kernel as a module; without arguments it is made for the sizes that it was judged on."""
-    make = _module("candidate.py").ModelNew
-    given = arguments or _module("problem/reference.py").get_init_inputs()
-    return make(**given) if isinstance(given, dict) else make(*given)
-
-
-def replace(model: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
-    """Put `layer` in the place of the submodule `name`, and its weights into it where the names agree."""
-    parent, _, last = name.rpartition(".")
-    owner = model.get_submodule(parent)
-    layer.load_state_dict(getattr(owner, last).state_dict(), strict=False)
-    setattr(owner, last, layer)
-
-
-if __name__ == "__main__":
-    reference = _module("problem/reference.py")
-    torch.manual_seed(0)
-    given = reference.get_init_inputs()
-    theirs = reference.Model(**given) if isinstance(given, dict) else reference.Model(*given)
-    mine = load()
-    mine.load_state_dict(theirs.state_dict(), strict=False)
-    inputs = reference.get_inputs()
-    with torch.no_grad():
-        torch.testing.assert_close(mine(*inputs), theirs(*inputs), rtol=1e-2, atol=1e-2)
-    print("the kernel and the reference agree on one draw of inputs; `kernelwright judge` says it exactly")
-'''
+USE = Path(__file__).parents[1] / "templates" / "use.py.txt"
+"""Goes beside a kept kernel as `use.py`."""
 README = """# {title}
 
 The best kernel of run `{run}` for `{name}`: attempt {attempt}, by `{model}`.
@@ -244,7 +190,7 @@ def write_kept(folder: Path, outcome: Outcome) -> Path:
     texts = {
         "candidate.py": outcome.sample.candidate.source,
         "verdict.json": json.dumps(report(outcome.verdict) | about | facts, indent=2) + "\n",
-        "use.py": USE,
+        "use.py": USE.read_text(encoding="utf-8"),
         "README.md": _readme(outcome, outcome.verdict, facts),
     }
     for name, text in texts.items():

@@ -110,11 +110,11 @@ def read_run(folder: Path) -> Samples:
         p for p in folder.iterdir() if p.is_file() and not FILE.fullmatch(p.stem) and not KNOWN_FILES.fullmatch(p.name)
     ]
     notes = (*_backend_notes(folder), *(f"{path.name} is no kernel file of KernelBench" for path in sorted(strangers)))
-    return Samples(format="kernelbench", samples=tuple(_ordered(samples)), refused=tuple(refused), notes=notes)
+    samples.sort(key=lambda sample: (sample.bench_id or (0, 0), sample.number))
+    return Samples(format="kernelbench", samples=tuple(samples), refused=tuple(refused), notes=notes)
 
 
 def _backend_notes(folder: Path) -> Iterator[str]:
-    """Why the candidates of a run can not be judged, where the run says that they were asked for so."""
     path = folder / GENERATION
     named = re.search(r"^backend: *['\"]?(\w+)", read_text(path), re.MULTILINE) if path.is_file() else None
     try:
@@ -122,10 +122,6 @@ def _backend_notes(folder: Path) -> Iterator[str]:
             language_of_backend(named[1])
     except ProblemError as error:
         yield str(error)
-
-
-def _ordered(samples: Iterable[Sample]) -> list[Sample]:
-    return sorted(samples, key=lambda sample: (sample.bench_id or (0, 0), sample.number))
 
 
 def write_run(folder: Path, outcomes: Sequence[Outcome]) -> list[str]:
@@ -213,7 +209,6 @@ def _eval_result(outcome: Outcome) -> EvalResult:
 
 
 def _place(outcome: Outcome) -> str:
-    """The device in torch's words: where kernels of the candidate's language run."""
     return "cuda:0" if outcome.sample.candidate.language in ON_DEVICE else "cpu"
 
 
@@ -238,7 +233,9 @@ def baseline_times(outcomes: Iterable[Outcome]) -> dict[str, Baselines]:
     for outcome in outcomes:
         if not isinstance(outcome.verdict, Passed) or outcome.sample.bench_id is None:
             continue
-        level, title = f"level{outcome.sample.bench_id[0]}", _title(outcome)
+        number, origin = outcome.sample.bench_id, outcome.problem.origin
+        level, title = f"level{number[0]}", f"{number[1]}_{outcome.problem.name}.py"
+        title = origin.title if origin and origin.title else title
         measurement = outcome.verdict.measurement
         if clocks.setdefault(title, measurement.timing_clock) != measurement.timing_clock:
             for levels in samples.values():
@@ -253,12 +250,6 @@ def baseline_times(outcomes: Iterable[Outcome]) -> dict[str, Baselines]:
         }
         for name, levels in samples.items()
     }
-
-
-def _title(outcome: Outcome) -> str:
-    origin = outcome.problem.origin
-    assert outcome.sample.bench_id is not None
-    return origin.title if origin and origin.title else f"{outcome.sample.bench_id[1]}_{outcome.problem.name}.py"
 
 
 def _baseline_file(baseline: str) -> str:
@@ -327,14 +318,11 @@ def submission_of(outcomes: Sequence[Outcome], metadata: Metadata) -> tuple[Subm
         assert outcome.sample.bench_id is not None
         by_problem.setdefault(outcome.sample.bench_id, []).append(outcome)
     kernels = {
-        f"level_{level}_problem_{number}_sample_0": _chosen(found).sample.candidate.source
+        f"level_{level}_problem_{number}_sample_0": [*ranked(found, lambda one: one.standing), found[0]][0]
         for (level, number), found in by_problem.items()
     }
-    return Submission(metadata=metadata, kernels=kernels), left
-
-
-def _chosen(outcomes: Sequence[Outcome]) -> Outcome:
-    return next(iter(ranked(outcomes, lambda outcome: outcome.standing)), outcomes[0])
+    sources = {name: outcome.sample.candidate.source for name, outcome in kernels.items()}
+    return Submission(metadata=metadata, kernels=sources), left
 
 
 def write_submission(path: Path, submission: Submission) -> None:

@@ -1,7 +1,8 @@
 """Candidates with their addresses, and what came of them in a run or in a batch, from the record alone."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from pydantic import AwareDatetime
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.records import Attempt, ranked, standing_of
 from kernelwright.agent.log.run_log import HEADER, RunLog
-from kernelwright.agent.log.view import View, fold
+from kernelwright.agent.log.view import fold
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import DATABASE, Collected, read_source, source_digest
 from kernelwright.problems import Problem
@@ -25,10 +26,8 @@ class Sample(Record):
     target: str
     """The problem as its benchmark names it: `level1/3`, a definition; else the problem's name."""
     number: int = 0
-    """Which sample of that problem."""
     candidate: Candidate
     name: str = ""
-    """Its own name, where the format has one."""
     author: str = ""
 
     @property
@@ -41,7 +40,6 @@ class Samples(Record):
     format: str
     samples: tuple[Sample, ...]
     refused: tuple[tuple[str, str], ...] = ()
-    """What can not be used, and why."""
     notes: tuple[str, ...] = ()
     """Fields and files that are not known, or known and not used."""
 
@@ -61,7 +59,6 @@ class Outcome(NamedTuple):
 
     @property
     def standing(self) -> float | None:
-        """The speedup to rank by; None unless it passed."""
         return standing_of(self.verdict)
 
 
@@ -99,27 +96,22 @@ def run_outcomes(folder: Path) -> list[Outcome]:
 
     Raises `RunLogError`.
     """
+    outcomes = []
     with RunLog.open(folder) as log:
-        return list(_outcomes(log))
-
-
-def _outcomes(log: RunLog) -> Iterator[Outcome]:
-    times = {
-        (event.problem, getattr(event.body, "attempt", None)): event.time
-        for event in log.events()
-        if event.kind in ("judged", "confirmed")
-    }
-    for name in log.header.problems:
-        problem = log.problem(name)
-        view: View = fold(name, log.events(name))
-        for attempt in view.attempts:
-            if attempt.candidate is None or attempt.ruling is None:
-                continue
-            candidate = Candidate(source=log.text(attempt.candidate.digest), language=attempt.candidate.language)
-            # KernelBench counts samples from 0.
-            sample = Sample(target=target_of(problem), number=attempt.number - 1, candidate=candidate)
-            time = times.get((name, attempt.number), log.header.started)
-            yield Outcome(sample, attempt.ruling, problem, log.header.device, time, _facts(log, attempt))
+        judged = [event for event in log.events() if event.kind in ("judged", "confirmed")]
+        times = {(event.problem, event.attempt): event.time for event in judged}
+        for name in log.header.problems:
+            problem = log.problem(name)
+            for attempt in fold(name, log.events(name)).attempts:
+                if attempt.candidate is None or attempt.ruling is None:
+                    continue
+                candidate = Candidate(source=log.text(attempt.candidate.digest), language=attempt.candidate.language)
+                # KernelBench counts samples from 0.
+                sample = Sample(target=target_of(problem), number=attempt.number - 1, candidate=candidate)
+                time = times.get((name, attempt.number), log.header.started)
+                facts = _facts(log, attempt)
+                outcomes.append(Outcome(sample, attempt.ruling, problem, log.header.device, time, facts))
+    return outcomes
 
 
 def _facts(log: RunLog, attempt: Attempt) -> dict[str, object]:
@@ -149,7 +141,9 @@ def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple
     with Judgements(folder / DATABASE) as store:
         for judgement in store:
             problem = problems.problems.get(judgement.problem)
-            source = _source(candidates / judgement.candidate)
+            source = None
+            with suppress(OSError):
+                source = read_source(candidates / judgement.candidate)
             if problem is None:
                 left[f"the problem {judgement.problem} is not among those given"] = None
             elif source is None or source_digest(source) != judgement.candidate_digest:
@@ -166,20 +160,12 @@ def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple
     return _renumbered(list(outcomes.values())), list(left)
 
 
-def _source(path: Path) -> str | None:
-    try:
-        return read_source(path)
-    except OSError:
-        return None
-
-
 def _number(file: str) -> int:
     digits = Path(file).stem.partition(FILE_NUMBER)[2].partition("_")[0]
     return int(digits) if digits.isdigit() else 0
 
 
 def _renumbered(outcomes: list[Outcome]) -> list[Outcome]:
-    """The same with other numbers where two samples of one problem bear the same."""
     taken: set[tuple[str, str, int]] = set()
     found = []
     for outcome in outcomes:

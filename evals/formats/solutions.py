@@ -143,7 +143,6 @@ def _included(path: str, texts: dict[str, str], above: tuple[str, ...] = ()) -> 
 
 
 def _filling(definition: Definition) -> str:
-    """`ModelNew` that makes the outputs, with sizes read off the inputs at every call."""
     sizes: dict[str, str] = {name: repr(axis.value) for name, axis in definition.axes.items() if axis.value is not None}
     for name, spec in definition.inputs.items():
         for dimension, axis in enumerate(spec.shape or ()):
@@ -284,18 +283,18 @@ def source_of(solution: Solution, definition: Definition | None) -> str:
 def solution_of(outcome: Outcome, flavour: Flavour, hardware: str) -> Solution:
     sample, origin = outcome.sample, outcome.problem.origin
     assert origin is not None and origin.title, "only problems with a definition have solutions"
-    inputs = [str(name) for name in _listed(origin.details.get("inputs"))]
-    language = "triton" if sample.candidate.language == "triton" else "python"
-    spec: dict[str, Any] = (
-        {"language": language} if flavour == "flashinfer" else {"languages": [_sol_language(language)]}
-    )
+    given = origin.details.get("inputs")
+    inputs = [str(name) for name in given] if isinstance(given, list) else []
+    is_triton, is_flashinfer = sample.candidate.language == "triton", flavour == "flashinfer"
+    language = "triton" if is_triton else "python" if is_flashinfer else "pytorch"
+    spec: dict[str, Any] = {"language": language} if is_flashinfer else {"languages": [language]}
     return Solution(
         name=solution_name(sample, outcome.problem),
         definition=origin.title,
         author=AUTHOR,
         spec=Spec(
             **spec,
-            target_hardware=[hardware if flavour == "flashinfer" else "LOCAL"],
+            target_hardware=[hardware if is_flashinfer else "LOCAL"],
             entry_point=f"{ENTRY_FILE}::run",
             dependencies=["torch"],
             destination_passing_style=False,
@@ -306,14 +305,6 @@ def solution_of(outcome: Outcome, flavour: Flavour, hardware: str) -> Solution:
         ],
         description=f"Candidate {sample.candidate.digest[:16]}.",
     )
-
-
-def _sol_language(language: str) -> str:
-    return "pytorch" if language == "python" else language
-
-
-def _listed(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else []
 
 
 def solution_name(sample: Sample, problem: Problem) -> str:
@@ -341,7 +332,6 @@ UNKNOWN_ERROR = {"max_relative_error": "NaN", "max_absolute_error": "NaN"}
 
 
 def trace_of(outcome: Outcome) -> FlashInferTrace:
-    """The trace of one verdict; the problem must come from a workload."""
     origin = outcome.problem.origin
     assert origin is not None, "only problems with a workload have traces"
     return FlashInferTrace(

@@ -89,10 +89,13 @@ SHORTEST_SHARED = 60
 
 
 def export(folder: Path, out: Path) -> int:
-    """Write the run in `folder` to `out`; the bytes written. Raises `RunLogError` or `OSError`."""
+    """Write the run in `folder` to `out`, as a picture where that ends in `.svg`, else as a page; the bytes written.
+
+    Raises `RunLogError` or `OSError`.
+    """
     with RunLog.open(folder) as log:
-        text = exported(RunModel(log))
-    data = text.encode()
+        model = RunModel(log)
+        data = (picture(model) if out.suffix == ".svg" else exported(model)).encode()
     out.write_bytes(data)
     return len(data)
 
@@ -224,23 +227,17 @@ class Axis:
         return [tick for tick in inside if len(inside) <= 10 or f"{tick:e}"[0] == "1"]
 
 
-def export_picture(folder: Path, out: Path) -> int:
-    """Write the run in `folder` to `out` as SVG; the bytes written. Raises `RunLogError` or `OSError`."""
-    with RunLog.open(folder) as log:
-        data = picture(RunModel(log)).encode()
-    out.write_bytes(data)
-    return len(data)
-
-
 def picture(model: RunModel) -> str:
     views = list(model.views.items())
     axis = axis_for([attempt.speedup for _, view in views for attempt in view.attempts if attempt.speedup is not None])
     height = HEAD + ROW * len(views) + FOOT
+    run, torch = model.index()["run"], model.log.header.versions.get("torch", "unknown")
+    circumstances = f"{run['target']}, answers: {run['model']}, strategy: {run['strategy']}"
     ground = f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
     parts = [
         f"<style>{STYLE}</style>\n{ground}",
         _svg_text(20, 26, _title(model), "head"),
-        _svg_text(20, 45, _circumstances(model), "quiet"),
+        _svg_text(20, 45, f"{circumstances}; {model.log.header.device}, torch {torch}", "quiet"),
     ]
     parts += [_scale(axis, height)]
     parts += [_row(name, view, axis, HEAD + ROW * index) for index, (name, view) in enumerate(views)]
@@ -262,13 +259,6 @@ def _title(model: RunModel) -> str:
     return f"{len(model.views)} problems, {len(attempts)} attempts, {right} right: speedup over PyTorch"
 
 
-def _circumstances(model: RunModel) -> str:
-    run = model.index()["run"]
-    torch = model.log.header.versions.get("torch", "unknown")
-    device = model.log.header.device
-    return f"{run['target']}, answers: {run['model']}, strategy: {run['strategy']}; {device}, torch {torch}"
-
-
 def _scale(axis: Axis, height: int) -> str:
     bottom = height - FOOT + 4
     parts = []
@@ -286,21 +276,18 @@ def _row(name: str, view: View, axis: Axis, top: int) -> str:
     middle = top + ROW // 2
     best = view.best
     parts = [
-        _svg_text(20, middle - 2, _shortened(name), "name"),
+        _svg_text(20, middle - 2, name if len(name) <= 38 else f"{name[:35]}...", "name"),
         _svg_text(20, middle + 13, _ends(view.attempts), "quiet"),
     ]
-    parts += [_way(view.attempts, axis, middle)]
+    places = [axis.at(attempt.speedup) for attempt in view.attempts if attempt.speedup is not None]
+    if places:
+        parts.append(f'<line class="way" x1="{min(places)}" x2="{max(places)}" y1="{middle}" y2="{middle}"/>')
     parts += [_point(attempt, axis, middle) for attempt in view.attempts if attempt is not best]
     if best is not None:
         parts += [_best(best, axis, middle)]
     else:
         parts += [_svg_text(RIGHT + 16, middle + 4, "not judged" if view.fault else "none right yet", "quiet")]
     return "\n".join(part for part in parts if part)
-
-
-def _way(attempts: tuple[Attempt, ...], axis: Axis, y: int) -> str:
-    places = [axis.at(attempt.speedup) for attempt in attempts if attempt.speedup is not None]
-    return f'<line class="way" x1="{min(places)}" x2="{max(places)}" y1="{y}" y2="{y}"/>' if places else ""
 
 
 def _point(attempt: Attempt, axis: Axis, y: int) -> str:
@@ -339,7 +326,3 @@ def _svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "star
 def _plain(text: str) -> str:
     """Names of problems and models come from outside, and XML has no place for control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def _shortened(name: str, most: int = 38) -> str:
-    return name if len(name) <= most else f"{name[: most - 3]}..."

@@ -44,7 +44,6 @@ class LiveRuns:
         self._turn = threading.Lock()
 
     def model(self, name: str) -> RunModel:
-        """The run of that name as it is now; `RunLogError` where there is none."""
         if name not in self.folders:
             raise RunLogError(f"no run {name!r} is shown here; there are: {', '.join(self.folders)}")
         with self._turn:
@@ -54,7 +53,6 @@ class LiveRuns:
             return self._models[name]
 
     def last_event(self, name: str) -> int:
-        """A number that grows with the run."""
         with RunLog.open(self.folders[name]) as log:
             return log.last_seq()
 
@@ -103,7 +101,9 @@ def application(runs: LiveRuns) -> Starlette:
             Route("/run/{name}/events", events),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS), www_redirect=False)],
-        exception_handlers={RunLogError: _told},
+        exception_handlers={
+            RunLogError: lambda _, error: PlainTextResponse(str(error), status_code=404, headers=HEADERS)
+        },
     )
 
 
@@ -124,10 +124,6 @@ async def _growth(runs: LiveRuns, name: str, request: Request) -> AsyncIterator[
 
 def _json(value: Any) -> Response:
     return Response(json.dumps(value), media_type="application/json", headers=HEADERS)
-
-
-def _told(_: Request, error: Exception) -> Response:
-    return PlainTextResponse(str(error), status_code=404, headers=HEADERS)
 
 
 def serve(folders: Sequence[Path], port: int) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +39,6 @@ class RunModel:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Take in what was logged since; whether there was anything."""
         before = self._last
         for event in self.log.events(after=before):
             self._last = event.seq
@@ -96,6 +96,8 @@ class RunModel:
         facts = attempt.reply
         usage = facts.usage.model_dump(exclude={"raw"}) if facts else {}
         why = attempt.extraction if isinstance(attempt.extraction, NotExtracted) else None
+        sections = self.log.prompt(attempt.prompt).sections
+        shown = ("name", "stable", "tokens", "text")
         return _judged(attempt.ruling) | {
             "source": self.log.text(candidate.digest) if candidate else None,
             "language": candidate.language if candidate else None,
@@ -110,7 +112,7 @@ class RunModel:
             "provider": facts.provider if facts else None,
             "reply_model": facts.model if facts else None,
             "note": facts.note if facts else "",
-            "sections": self._sections(attempt),
+            "sections": [{key: getattr(one, key) for key in shown} for one in sections],
             "parent": attempt.ask.parent,
             "same_as": attempt.same_as,
             "first": verdict_words(attempt.verdict).replace(" x ", " \u00d7 ")
@@ -119,34 +121,22 @@ class RunModel:
             "reproduce": reproduction(self.log.folder, name, attempt) if candidate else None,
         }
 
-    def _sections(self, attempt: Attempt) -> list[Data]:
-        prompt = self.log.prompt(attempt.prompt)
-        return [
-            {"name": one.name, "stable": one.stable, "tokens": one.tokens, "text": one.text} for one in prompt.sections
-        ]
-
 
 def reproduction(folder: Path, problem: str, attempt: Attempt) -> str:
     """Commands that judge an attempt again, by all rules of its problem, on any machine that has the run.
 
     The last one needs no run: both texts of the problem are in the pages, so who has them alone can write the folder.
     """
-    show = f"kernelwright show {_quoted(str(folder))}"
+    show, name = f"kernelwright show {shlex.quote(str(folder))}", shlex.quote(problem)
     return "\n".join(
         [
             f"mkdir -p {PROBLEM}",
-            f"{show} {_quoted(problem)}/reference > {PROBLEM}/reference.py",
-            f"{show} {_quoted(problem)}/manifest > {PROBLEM}/problem.toml",
-            f"{show} {_quoted(problem)}/{attempt.number} > candidate.py",
+            f"{show} {name}/reference > {PROBLEM}/reference.py",
+            f"{show} {name}/manifest > {PROBLEM}/problem.toml",
+            f"{show} {name}/{attempt.number} > candidate.py",
             JUDGE_AGAIN + device_option(attempt.ruling),
         ]
     )
-
-
-def _quoted(word: str) -> str:
-    import shlex
-
-    return shlex.quote(word)
 
 
 def attempt_of(view: View, number: int) -> Attempt:

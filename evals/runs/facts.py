@@ -5,7 +5,7 @@ made again when the run has grown or the judge version has changed. Where the fo
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +13,10 @@ from typing import Annotated, Any
 from pydantic import ValidationError
 
 from kernelwright.agent.log.events import Event, RunLogError
-from kernelwright.agent.log.records import Attempt, Usage
+from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
+from kernelwright.agent.steering.budget import known_sum
 from kernelwright.evals.figures import BUILT, Effort, Measured, measured, total_cost
 from kernelwright.evals.scores.scoring import level_of
 from kernelwright.problems.record.base import Record
@@ -45,7 +46,6 @@ class ProblemFacts(Record):
     level: str | None
     size: str
     attempts: int
-    """Finished ones."""
     passed: int
     compiled: int
     outcomes: dict[str, int]
@@ -133,7 +133,7 @@ def _problem_facts(log: RunLog, name: str) -> ProblemFacts:
         compiled=sum(count for outcome, count in outcomes.items() if outcome in BUILT or outcome == "passed"),
         outcomes=dict(outcomes),
         cost_usd=total_cost([usage.cost_usd for usage in replies]),
-        tokens=_tokens(replies),
+        tokens=known_sum(count for usage in replies for count in (usage.input_tokens, usage.output_tokens)),
         first_correct=_effort(view, first),
         to_best=_effort(view, view.best),
         best=None if view.best is None else _kernel(view.best, events, judged_by(log.header.versions)),
@@ -144,12 +144,6 @@ def _outcome(attempt: Attempt) -> str:
     if attempt.ruling is None:
         return "no candidate"
     return attempt.ruling.stage if isinstance(attempt.ruling, Failed) else "passed"
-
-
-def _tokens(replies: Sequence[Usage]) -> int | None:
-    counts = [count for usage in replies for count in (usage.input_tokens, usage.output_tokens)]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
 
 
 def _effort(view: View, until: Attempt | None) -> Effort | None:

@@ -11,9 +11,10 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from kernelwright.agent.briefs import BriefMaker, sheet_for
-from kernelwright.agent.engine.evaluator import Evaluating, evaluating
+from kernelwright.agent.engine.evaluator import evaluating
 from kernelwright.agent.engine.scheduling import Scheduler, views_of
 from kernelwright.agent.engine.search import Parts
+from kernelwright.agent.engine.steps import Evaluator
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import AtFault, Event, RunLogError
@@ -67,7 +68,6 @@ SEEDS = (
 
 class LeftOut(Record):
     problem: str
-    """Its address."""
     why: str
     fault: AtFault
 
@@ -125,13 +125,11 @@ class Plan(Record):
 
     search: SearchConfig
     provider: ProviderOptions = ProviderOptions()
-    """Who answers."""
     versions: TargetVersions = TargetVersions()
     device: str | None = None
     """A named device whose sheet the prompt shows; None for this machine."""
     judging: Settings = Settings()
     executor: ExecutorChoice = ExecutorChoice()
-    """Where it is judged."""
     attempts: dict[str, int] = Field(default_factory=dict)
     """By problem, how many it has where that is not what the search says: more where more is to be had."""
     left_out: tuple[LeftOut, ...] = ()
@@ -217,7 +215,6 @@ class Running:
         return [View(problem=one.problem, stopped=one.why, fault=one.fault) for one in self.plan.left_out]
 
     def _config_for(self, problem: Problem) -> SearchConfig:
-        """For recorded answers the story says how many drafts and attempts there are."""
         config = self.plan.search
         if problem.name in self.plan.attempts:
             config = config.model_copy(update={"attempts": self.plan.attempts[problem.name]})
@@ -228,7 +225,7 @@ class Running:
         limits = {"drafts": story.drafts, "patience": length, "attempts": min(config.attempts, length)}
         return config.model_copy(update=limits)
 
-    def _judging(self) -> AbstractAsyncContextManager[Evaluating]:
+    def _judging(self) -> AbstractAsyncContextManager[Evaluator]:
         if self.plan.provider.kind == "simulated":
             return nullcontext(SimulatedEvaluator(seconds=0.0))
         cache = self.plan.provider.cache  # whose answers are to prompts, which tell what was measured

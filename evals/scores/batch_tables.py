@@ -3,41 +3,27 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from kernelwright.evals import figures
 from kernelwright.evals.figures import BASELINES, Result, separate_baselines
+from kernelwright.evals.report import LiveTable
 from kernelwright.evals.scores.scoring import NOT_JUDGED, Scored, level_of
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.in_words import marks, others_words, ratio_words
 
 
-class BatchProgress:
-    """Takes what is done, file by file; use it as a context.
-
-    A line for each new verdict; on a terminal, a live table of all.
-    """
+class BatchProgress(LiveTable):
+    """Takes what is done, file by file: a line for each new verdict; on a terminal, a live table of all."""
 
     def __init__(self, total: int, console: Console) -> None:
         self.done: list[Scored] = []
         self._total = total
-        self._console = console
-        self._start = time.monotonic()
-        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=True)
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        super().__init__(console)
 
     def __call__(self, scored: Scored) -> None:
         self.done.append(scored)
@@ -133,12 +119,7 @@ def _cells(results: Sequence[Result]) -> list[str]:
     curve = figures.fast_curve(results)
     speedups = [result.speedup for result in results if result.speedup is not None]
     shares = [f"{100 * share:.0f} %" for share in (figures.compile_rate(results), *curve.values())]
-    return [str(len(results)), *shares, estimate_words(speedups)]
-
-
-def estimate_words(speedups: Sequence[float]) -> str:
-    """`1.42 x [1.10, 1.84] of 17`; a dash where nothing passed."""
     if not speedups:
-        return "-"
+        return [str(len(results)), *shares, "-"]
     found = figures.geometric_mean(speedups)
-    return f"{ratio_words(found.value, found.low, found.high)} of {found.count}"
+    return [str(len(results)), *shares, f"{ratio_words(found.value, found.low, found.high)} of {found.count}"]

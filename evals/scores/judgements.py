@@ -41,7 +41,6 @@ class JudgementsError(Exception):
 
 class Judgement(Record):
     problem: str
-    """The problem's name among those of the batch or run."""
     problem_digest: str
     candidate: str
     """Where the candidate came from: a file, or an attempt of a run."""
@@ -133,11 +132,7 @@ class Judgements:
         for other in others:
             if not other.is_file():
                 raise JudgementsError(f"there is no file {other} to merge; give the --out folder of another shard")
-            with (
-                _sqlite_errors(other),
-                closing(sqlite3.connect(f"{other.resolve().as_uri()}?mode=ro", uri=True)) as source,
-            ):
-                rows = source.execute("SELECT * FROM judgements ORDER BY rowid").fetchall()
+            rows = _rows_of(other, "*")
             with self._writing():
                 before = self._connection.total_changes
                 self._connection.executemany("INSERT OR IGNORE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", rows)
@@ -147,21 +142,13 @@ class Judgements:
     @staticmethod
     def read(path: Path) -> list[Judgement]:
         """All judgements of the file at `path`, which may be one that cannot be written."""
-        with _sqlite_errors(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
-            rows = source.execute("SELECT record FROM judgements ORDER BY rowid").fetchall()
-        return [Judgement.model_validate_json(row[0]) for row in rows]
+        return [Judgement.model_validate_json(row[0]) for row in _rows_of(path, "record")]
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with _sqlite_errors(self.path):
+        with _sqlite_errors(self.path), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+            yield
 
 
 def _to_wal(connection: sqlite3.Connection) -> None:
@@ -175,6 +162,11 @@ def _to_wal(connection: sqlite3.Connection) -> None:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
                 raise
         time.sleep(RETRY_S)
+
+
+def _rows_of(path: Path, columns: str) -> list[tuple[Any, ...]]:
+    with _sqlite_errors(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
+        return source.execute(f"SELECT {columns} FROM judgements ORDER BY rowid").fetchall()
 
 
 @contextmanager

@@ -16,10 +16,9 @@ from kernelwright.evals.figures import Measured
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
-from kernelwright.sandbox.pool.dispatch import DeviceVerdict, Dispatcher
+from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.protocol import Conditions, Executor, Unjudged, Work, choose_kind_name
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
-from kernelwright.sandbox.verdict.verdicts import Candidate
 
 LARGEST_BYTES = 32 * 2**20
 BENCH_FILE = re.compile(r"level_?(\d+)_problem_?(\d+)(?:_|$)")
@@ -40,20 +39,21 @@ class CandidateFile(NamedTuple):
     path: Path
 
 
-def collect_problems(place: str, size: str | None = None, dtype: str | None = None) -> Collected:
+def collect_problems(where: str, size: str | None = None, dtype: str | None = None) -> Collected:
     """The problems under a folder, or the one that a path or catalog name gives; cast to a dtype where one is named.
 
     A problem is named by its path within the folder, without `.py`; a folder with a `problem.toml` is one problem. A
     file that is no problem does not keep the others from being read. Raises `ProblemError` where there is none at all.
     """
-    folder = Path(place)
-    if place in catalog_names() or (folder / "problem.toml").is_file() or not folder.is_dir():
-        problem = load_problem(place, size, dtype)
+    folder = Path(where)
+    if where in catalog_names() or (folder / "problem.toml").is_file() or not folder.is_dir():
+        problem = load_problem(where, size, dtype)
         return Collected({problem.name: problem}, {})
     problems: dict[str, Problem] = {}
     broken: dict[str, str] = {}
     for path in problem_paths(folder):
-        name = _name_within(folder, path)
+        place = path.relative_to(folder)
+        name = place.as_posix() if path.is_dir() else place.with_suffix("").as_posix()
         try:
             sized = size if path.is_dir() else None
             problems[name] = load_problem(str(path), sized, dtype)
@@ -61,7 +61,7 @@ def collect_problems(place: str, size: str | None = None, dtype: str | None = No
             broken[name] = str(error)
     if not problems:
         why = next(iter(broken.values()), "it holds no .py file")
-        raise ProblemError(f"{place} holds no problem that can be read ({why}); give a folder of problem files")
+        raise ProblemError(f"{where} holds no problem that can be read ({why}); give a folder of problem files")
     return Collected(problems, broken)
 
 
@@ -72,11 +72,6 @@ def problem_paths(folder: Path) -> Iterator[Path]:
         hidden = any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
         if not inside and not hidden:
             yield path
-
-
-def _name_within(folder: Path, path: Path) -> str:
-    place = path.relative_to(folder)
-    return place.as_posix() if path.is_dir() else place.with_suffix("").as_posix()
 
 
 def collect_candidates(folder: Path, names: Mapping[str, object]) -> tuple[list[CandidateFile], list[str]]:
@@ -250,29 +245,18 @@ class Batch:
         return list(waiting.values())
 
     async def _judge(self, problem: Problem, waiting: UnjudgedSource, dispatcher: Dispatcher) -> None:
-        candidate = candidate_of(waiting.source)
+        candidate, first = candidate_of(waiting.source), waiting.files[0]
         try:
             judged = await dispatcher.judge(Work(problem=problem, candidate=candidate))
         except Unjudged as error:
             self._unjudged(waiting.files, str(error), error.machine_lacks)
-        else:
-            self._record(problem, waiting, candidate, judged, dispatcher.devices[0].conditions)
-
-    def _record(
-        self,
-        problem: Problem,
-        waiting: UnjudgedSource,
-        candidate: Candidate,
-        judged: DeviceVerdict,
-        otherwise: Conditions,
-    ) -> None:
-        first = waiting.files[0]
+            return
         judgement = Judgement(
             problem=first.problem,
             problem_digest=problem.digest,
             candidate=first.name,
             candidate_digest=candidate.digest,
-            conditions=judged.device.conditions if judged.device else otherwise,
+            conditions=(judged.device or dispatcher.devices[0]).conditions,
             time=datetime.now(UTC),
             verdict=judged.verdict,
         )

@@ -4,16 +4,13 @@ import json
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, UserMistake
 from kernelwright.commands.options.judging_options import JailOption, MemoryOption, compile_modes
-from kernelwright.commands.options.terminal import table_console, writing
+from kernelwright.commands.options.terminal import DONE, FELL_SHORT, UserMistake, table_console, writing
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.verdict.settings import Settings
@@ -53,9 +50,7 @@ def show_split(folder: Path, top: int, compiling: "Settings | None" = None, quie
 
     captured = read_capture(folder)
     console = table_console(highlight=False)
-    choice = split_capture(
-        folder, top, compiling, lambda text: print(f"kernelwright: {text}", file=sys.stderr, flush=True)
-    )
+    choice = split_capture(folder, top, compiling, _tell)
     if quiet:
         return
     console.print(split_table(captured, choice))
@@ -99,24 +94,17 @@ def _tell(text: str) -> None:
 
 def _run(script: Path, arguments: list[str]) -> None:
     """As `python script arguments` would. `UserMistake` where it fails, behind its own traceback."""
-    with _started_as(script, arguments):
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise UserMistake(f"{script} ended with exit code {end.code}; let it run through") from None
-        except Exception as error:
-            traceback.print_exc()
-            raise UserMistake(f"{script} failed with {type(error).__name__}; mend it first") from None
-
-
-@contextmanager
-def _started_as(script: Path, arguments: list[str]) -> Iterator[None]:
     before = sys.argv, sys.path[:]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
-        yield
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise UserMistake(f"{script} ended with exit code {end.code}; let it run through") from None
+    except Exception as error:
+        traceback.print_exc()
+        raise UserMistake(f"{script} failed with {type(error).__name__}; mend it first") from None
     finally:
         sys.argv, sys.path[:] = before
 
@@ -138,25 +126,19 @@ def compare(
     It runs here, as you would start it: this is no jail. Exit code 0 where the whole is right and faster than every
     baseline beyond doubt, 1 where it is not.
     """
-    from kernelwright.programs.compare.child import Order
-    from kernelwright.programs.compare.comparing import compare as compared
-    from kernelwright.programs.compare.comparison import drawn, words
+    from kernelwright.programs.compare.comparison import Order, drawn, words
+    from kernelwright.programs.compare.comparison import compare as compared
 
     if not script.is_file():
         raise UserMistake(f"there is no program {script}; name a Python file")
     if run is None:
         raise UserMistake("say which kernels: --run runs/TIME, a run over the program's capture")
-    order = Order(
-        script=str(script), arguments=tuple(arguments or ()), run=str(run), compiled=_modes(compiled), errors=True
-    )
-    found = compared(order, processes, lambda text: print(f"kernelwright: {text}", file=sys.stderr))
+    modes = () if compiled == ["none"] else compile_modes(compiled or ["default"])
+    order = Order(script=str(script), arguments=tuple(arguments or ()), run=str(run), compiled=modes, errors=True)
+    found = compared(order, processes, _tell)
     if picture is not None:
         with writing(picture):
             picture.write_text(drawn(found), encoding="utf-8")
     clock = {"timing_clock": found.whole.timing_clock}
     print(json.dumps(found.model_dump(mode="json") | clock) if as_json else words(found))
     raise typer.Exit(DONE if found.is_faster else FELL_SHORT)
-
-
-def _modes(given: list[str] | None) -> tuple[str, ...]:
-    return () if given == ["none"] else compile_modes(given or ["default"])

@@ -81,7 +81,6 @@ class AgentTools:
         return "\n".join(f"{name}: {load_problem(name).title}" for name in catalog_names())
 
     def problem(self, name: str, size: str | None = None) -> str:
-        """What is asked and by which rules, with the reference."""
         found = self._problem(name, size)
         facts = found.model_dump(mode="json", exclude={"source", "origin"}, exclude_none=True)
         return f"{json.dumps(facts)}\n{fenced(trimmed(found.source, LONGEST_TEXT), 'python')}"
@@ -94,9 +93,11 @@ class AgentTools:
     async def judge(
         self, name: str, source: str | None, path: str | None, size: str | None = None, profile: bool = False
     ) -> ToolVerdict:
-        """The verdict on a source, or on a file that holds one."""
         text = self._source(source, path)
-        device = self._chosen.get("device") or self._needed(name, text, size)
+        device = self._chosen.get("device")
+        if device is None:
+            language = candidate_of(text.encode(errors="replace").decode()).language
+            device = "cuda" if needs_device(language, self._problem(name, size).size) else "cpu"
         problem = self._problem(name, size or ("gpu" if device != "cpu" and name in catalog_names() else None))
         judged = await (await self._judge_on(device, profile and device != "cpu")).judge(problem, text)
         if judged.report is None:
@@ -110,7 +111,6 @@ class AgentTools:
         return ToolVerdict(words, {key: judged.report.get(key) for key in FACTS} | {"flags": list(worth.flags)})
 
     def best(self, name: str, size: str | None = None) -> str:
-        """The fastest right kernel so far, with what it was measured at."""
         sizes = SIZES if size is None and name in catalog_names() else (size,)
         shown = [self._shown(problem) for problem in (self._problem(name, one) for one in sizes)]
         return "\n\n".join(filter(None, shown)) or f"nothing right yet for {name}"
@@ -182,10 +182,6 @@ class AgentTools:
                 return load_problem(f"{found}{mark}{part}", size)
         except ProblemError as error:
             raise ToolRefused(str(error)) from None
-
-    def _needed(self, name: str, source: str, size: str | None) -> str:
-        language = candidate_of(source.encode(errors="replace").decode()).language
-        return "cuda" if needs_device(language, self._problem(name, size).size) else "cpu"
 
     async def _judge_on(self, device: str, profile: bool) -> Judging:
         key = device, profile

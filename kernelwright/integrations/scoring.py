@@ -31,8 +31,6 @@ T = TypeVar("T")
 
 
 class ScoredCompletion(NamedTuple):
-    """What came of one completion."""
-
     reward: Reward
     words: str
     """What to tell the model: why there is no candidate, or what the verdict says."""

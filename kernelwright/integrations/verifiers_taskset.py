@@ -19,14 +19,10 @@ except ImportError as error:
 
 
 class KernelData(vf.TaskData):
-    """What is asked."""
-
     problem: str
 
 
 class KernelTaskConfig(vf.TaskConfig):
-    """Where answers are judged."""
-
     device: str = "cpu"
     server: str | None = None
 
@@ -46,8 +42,6 @@ def scorer_on(device: str, server: str | None) -> CompletionScorer:
 
 
 class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
-    """One problem."""
-
     @vf.reward
     async def kernel(self, trace: vf.Trace) -> float:
         """What the last reply is worth. Raises where it could not be judged: the rollout is then none to learn from."""
@@ -63,7 +57,6 @@ class KernelTaskset(vf.Taskset[KernelTask, KernelTasksetConfig]):
     """The problems, each with the prompt for a first draft."""
 
     def load(self) -> Iterator[KernelTask]:
-        """One task for each problem of the configuration."""
         scorer = scorer_on(self.config.task.device, self.config.task.server)
         for name in self.config.problems:
             problem = scorer.problem(name)

@@ -44,7 +44,6 @@ class CallSize(NamedTuple):
         )
 
     def why_not(self, leaves: list[Any]) -> str:
-        """What is another than was judged; empty where nothing is."""
         for leaf, value in self.others.items():
             if type(leaves[leaf]) is not type(value) or leaves[leaf] != value:
                 return "other arguments"
@@ -54,7 +53,6 @@ class CallSize(NamedTuple):
         return ""
 
     def put_together(self, outputs: Any) -> Any:
-        """What the module would return, of the kernel's outputs."""
         if self.result.is_leaf():
             return outputs
         each = outputs if isinstance(outputs, tuple | list) else (outputs,)
@@ -116,7 +114,7 @@ class TiedKernel:
 
     def call(self, module: nn.Module, inputs: Sequence[Any]) -> Any:
         outputs = self.over(module)(*inputs)
-        return pytree.tree_map(_copied, outputs) if self._copies else outputs
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, outputs) if self._copies else outputs
 
     def over(self, module: nn.Module) -> nn.Module:
         """The kernel with the module's own weights; a new one where these have changed, since it may keep its own."""
@@ -134,7 +132,6 @@ class TiedKernel:
         return self._made[1]
 
     def _state(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """By name in the problem, the module's own parameters and buffers."""
         found: dict[str, torch.Tensor] = {}
         for name, (path, last) in self._paths.items():
             owner = module
@@ -144,7 +141,10 @@ class TiedKernel:
                 own = owner._parameters if last in owner._parameters else owner._buffers
                 found[name] = own[last]  # type: ignore[assignment]
             except KeyError:  # what a parametrization computes, for instance
-                found[name] = _looked_up(module, path, last)
+                try:
+                    found[name] = getattr(module.get_submodule(".".join(path)), last)
+                except AttributeError:
+                    raise NoPlace(f"the module has no {'.'.join([*path, last])}") from None
         return found
 
 
@@ -181,10 +181,6 @@ class Replacement:
     def stand(self, here: bool) -> None:
         """Stand in for the module, or let it be of its own class; the kernel is kept."""
         self.module.__class__ = self._derived if here else self.own
-
-    def forget_counts(self) -> None:
-        self.taken = 0
-        self.fallbacks.clear()
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, structure = flat(args, kwargs)
@@ -224,7 +220,7 @@ class Replacement:
         if tensors and torch.is_autocast_enabled(tensors[0].device.type):
             return "autocast"
         for one in self._inside:
-            if _has_hooks(one):
+            if one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks:
                 return "hooks on a module inside"
         return _traced() or (_stream(tensors[0]) if tensors else "")
 
@@ -256,7 +252,6 @@ def keeps_its_results(kernel: nn.Module, inputs: list[Any]) -> bool:
 
 
 def _derived(replacement: Replacement) -> type[nn.Module]:
-    """A class like the module's own, whose instances ask the replacement."""
     own = replacement.own
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -271,11 +266,6 @@ def _derived(replacement: Replacement) -> type[nn.Module]:
     opaque = torch.compiler.disable(replacement.call)  # type: ignore[no-untyped-call]
     members = {"forward": forward, "__reduce_ex__": reduced, "_replacement": replacement}
     return type(own.__name__, (own,), members | {"__module__": own.__module__, "__doc__": own.__doc__})
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    forward = module._forward_hooks or module._forward_pre_hooks
-    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _traced() -> str:
@@ -296,13 +286,6 @@ def _stream(tensor: torch.Tensor) -> str:
     return "a stream of its own, or a graph that is captured" if stream else ""
 
 
-def _looked_up(module: nn.Module, path: list[str], last: str) -> torch.Tensor:
-    try:
-        return cast(torch.Tensor, getattr(module.get_submodule(".".join(path)), last))
-    except AttributeError:
-        raise NoPlace(f"the module has no {'.'.join([*path, last])}") from None
-
-
 def _tie(kernel: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Let the kernel have these very tensors as its weights: by name where all match, else by order and shape."""
     own = kernel.state_dict()
@@ -316,7 +299,3 @@ def _tie(kernel: nn.Module, state: dict[str, torch.Tensor]) -> None:
         owner, _, last = name.rpartition(".")
         module = kernel.get_submodule(owner)
         (module._parameters if last in module._parameters else module._buffers)[last] = tensor  # type: ignore[assignment]
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kernelwright.evals.formats.samples import Outcome, best_of, run_outcomes
 from kernelwright.problems.record.problem import ProblemError
@@ -22,8 +22,6 @@ from kernelwright.sandbox.verdict.verdicts import Passed
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from kernelwright.programs.apply.placing import Applied
 
 
 class KeptKernel(NamedTuple):
@@ -73,7 +71,6 @@ def _unfit(part: Part, outcome: Outcome | None) -> str:
 
 
 def write_kernels(folder: Path, kernels: Iterable[KeptKernel]) -> None:
-    """Each kernel with the problem and the verdict, and where they belong."""
     parts = []
     for kernel in kernels:
         verdict = kernel.outcome.verdict
@@ -82,21 +79,18 @@ def write_kernels(folder: Path, kernels: Iterable[KeptKernel]) -> None:
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / "candidate.py", kernel.outcome.sample.candidate.source)
         write_atomically(place / "reference.py", kernel.outcome.problem.source)
-        write_atomically(place / "verdict.json", json.dumps(report(verdict) | _about(kernel.outcome), indent=1) + "\n")
-        parts.append(_manifest_of(kernel))
+        about = {
+            "problem_digest": kernel.outcome.problem.digest,
+            "candidate_digest": kernel.outcome.sample.candidate.digest,
+            "judged_on": kernel.outcome.device,
+            **{key: (kernel.outcome.facts or {}).get(key) for key in ("run", "attempt")},
+        }
+        write_atomically(place / "verdict.json", json.dumps(report(verdict) | about, indent=1) + "\n")
+        record = kernel.part.model_dump(mode="json", exclude={"sizes": {"__all__": {"sites", "work"}}})
+        # A kernel was judged at one size of its problem; at others it need not be right.
+        record["sizes"] = [size for size in record["sizes"] if size["name"] == kernel.outcome.problem.size]
+        parts.append(record | {"places": [list(one) for one in kernel.places], "dtype": kernel.outcome.problem.dtype})
     write_atomically(folder / MANIFEST, json.dumps({"parts": parts}, indent=1) + "\n")
-
-
-def _about(outcome: Outcome) -> dict[str, Any]:
-    found = {"problem_digest": outcome.problem.digest, "candidate_digest": outcome.sample.candidate.digest}
-    return found | {"judged_on": outcome.device} | {key: (outcome.facts or {}).get(key) for key in ("run", "attempt")}
-
-
-def _manifest_of(kernel: KeptKernel) -> dict[str, Any]:
-    record = kernel.part.model_dump(mode="json", exclude={"sizes": {"__all__": {"sites", "work"}}})
-    # A kernel was judged at one size of its problem; at others it need not be right.
-    record["sizes"] = [size for size in record["sizes"] if size["name"] == kernel.outcome.problem.size]
-    return record | {"places": [list(place) for place in kernel.places], "dtype": kernel.outcome.problem.dtype}
 
 
 def apply(model: "nn.Module", run: str | Path) -> "nn.Module":
@@ -125,20 +119,8 @@ def apply(model: "nn.Module", run: str | Path) -> "nn.Module":
         all_entries().trim(keep=folder)
 
 
-def applied(model: "nn.Module") -> "Applied":
-    """The kernels that stand in a model, how often each was taken, and why where it was not. As text, a line each."""
-    from kernelwright.programs.apply import placing
-
-    return placing.applied(model)
-
-
 OURS = Path(__file__).parents[1]
-CARRIED = (
-    "apply/guarded",
-    "apply/placing",
-    "apply/spliced",
-    "capture/graphs",
-)
+CARRIED = ("apply/guarded", "apply/placing", "apply/spliced", "capture/graphs")
 """Modules of `programs` that need torch alone."""
 BUILT = (".so", "built.json", "platform.json")
 """How the files of a build end that are of use later."""

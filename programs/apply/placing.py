@@ -166,8 +166,6 @@ _LEFT: "WeakKeyDictionary[nn.Module, dict[str, str]]" = WeakKeyDictionary()
 
 
 class Applied(NamedTuple):
-    """What stands in a model, and how often it was taken. As text, a line for each."""
-
     kernels: tuple[Replacement, ...]
     left: dict[str, str]
     """By place, why a kernel that was kept does not stand there."""
@@ -202,7 +200,10 @@ def apply(model: nn.Module, folder: Path, cache: Path) -> nn.Module:
     for name, why in left.items():
         LOG.warning("%s: no kernel, %s", name, why)
     if next(replacements(model), None) is None:
-        raise NoPlace(f"no kernel was put into {type(model).__name__}: {_told(left)}")
+        told = "; ".join(f"{name}: {why}" for name, why in left.items())
+        raise NoPlace(
+            f"no kernel was put into {type(model).__name__}: {told or 'nothing was kept that belongs to a module'}"
+        )
     _LEFT[model] = left
     return model
 
@@ -215,6 +216,7 @@ def _put(replacement: Replacement, module: nn.Module, left: dict[str, str]) -> N
 
 
 def applied(model: nn.Module) -> Applied:
+    """The kernels that stand in a model, how often each was taken, and why where it was not. As text, a line each."""
     return Applied(tuple(replacements(model)), _LEFT.get(model, {}))
 
 
@@ -252,13 +254,9 @@ def as_judged(value: Any, dtype: str | None, device: str) -> Any:
     wanted = None if dtype is None else getattr(torch, dtype)
     if isinstance(value, nn.Module):
         return value.to(device=device, dtype=wanted)
-
-    def moved(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return leaf.to(device=device, dtype=wanted if leaf.is_floating_point() else None)
-
-    return pytree.tree_map(moved, value)
+    return pytree.tree_map_only(
+        torch.Tensor, lambda leaf: leaf.to(device=device, dtype=wanted if leaf.is_floating_point() else None), value
+    )
 
 
 def _places(model: nn.Module, part: dict[str, Any], left: dict[str, str]) -> dict[str, nn.Module]:
@@ -276,10 +274,6 @@ def _places(model: nn.Module, part: dict[str, Any], left: dict[str, str]) -> dic
             elif all(module is not other for other in found.values()):
                 found[full or root] = module
     return found
-
-
-def _told(left: dict[str, str]) -> str:
-    return "; ".join(f"{name}: {why}" for name, why in left.items()) or "nothing was kept that belongs to a module"
 
 
 def _line(one: Replacement) -> str:

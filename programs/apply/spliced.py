@@ -4,6 +4,7 @@ Needs torch alone: packages that are exported carry this file. The graph is that
 first call of each kind; modules within that have kernels of their own stay calls of these modules.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,7 +44,6 @@ class SplicedReplacement(Replacement):
         return plan(module, leaves)
 
     def _planned(self, module: nn.Module, leaves: list[Any], structure: pytree.TreeSpec) -> Plan | str:
-        """The graph with kernels in it, ready to be called; or why there is none."""
         args, kwargs = pytree.tree_unflatten(leaves, structure)
         standing = [one for one in (self, *self._within.values()) if replacement_of(one.module) is one]
         for one in standing:
@@ -61,8 +61,6 @@ class SplicedReplacement(Replacement):
 
 
 class _Called(nn.Module):
-    """A node of the graph that calls something of ours."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
@@ -123,20 +121,19 @@ def _put(graph: CallGraph, name: str, piece: Piece, function: Callable[..., Any]
     results = [call]
     if len(ends) > 1:
         with within.inserting_after(call):
-            results = [within.call_function(_item, (call, place)) for place in range(len(ends))]
+            results = [within.call_function(operator.getitem, (call, place)) for place in range(len(ends))]
     for end, result in zip(ends, results, strict=True):
         end.replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside and user is not call)
     for node in reversed(nodes):
         within.erase_node(node)
 
 
-def _item(values: Any, place: int) -> Any:
-    return values[place]
-
-
 def _plan(graph: CallGraph) -> Plan:
     program = graph.program
-    getters = [_getter(program, spec, place) for place, spec in enumerate(_with_places(program))]
+    getters, leaf = [], 0
+    for spec in program.graph_signature.input_specs:
+        getters.append(_getter(program, spec, leaf))
+        leaf += spec.kind is InputKind.USER_INPUT
     made = fx.GraphModule(program.graph_module, program.graph)
     result = program.call_spec.out_spec
     assert result is not None, "an exported program has one"
@@ -147,18 +144,7 @@ def _plan(graph: CallGraph) -> Plan:
     return plan
 
 
-def _with_places(program: torch.export.ExportedProgram) -> list[tuple[Any, int]]:
-    """Each input of the graph, with the leaf of the call that it is if it is one."""
-    found, leaf = [], 0
-    for spec in program.graph_signature.input_specs:
-        found.append((spec, leaf))
-        leaf += spec.kind is InputKind.USER_INPUT
-    return found
-
-
-def _getter(program: Any, spec: tuple[Any, int], place: int) -> Callable[[nn.Module, list[Any]], Any]:
-    """How an input of the graph is had in each call."""
-    of, leaf = spec
+def _getter(program: Any, of: Any, leaf: int) -> Callable[[nn.Module, list[Any]], Any]:
     if of.kind is InputKind.USER_INPUT:
         return lambda module, leaves: leaves[leaf]
     if of.kind is InputKind.CONSTANT_TENSOR:

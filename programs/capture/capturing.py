@@ -16,14 +16,7 @@ from torch.utils import _pytree as pytree
 from kernelwright.problems.record.problem import ProblemError
 from kernelwright.programs.capture.cutting import Cutting, alike, counted_steps, cut, times_of, total_ms, typical_ms
 from kernelwright.programs.capture.watching import CallWatch
-from kernelwright.programs.record import (
-    CAPTURE,
-    PROBLEMS,
-    CapturedProgram,
-    ModuleSeen,
-    OperatorSeen,
-    write_record,
-)
+from kernelwright.programs.record import CAPTURE, PROBLEMS, CapturedProgram, ModuleSeen, OperatorSeen, write_record
 from kernelwright.sandbox.machine.identity import device_name, versions
 
 VALUES = "values.safetensors"
@@ -43,11 +36,7 @@ def write_values(watch: CallWatch, folder: Path) -> str:
     header, at = {}, 0
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": NAMES[_dtype(tensor)],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + size],
-        }
+        header[name] = {"dtype": NAMES[_dtype(tensor)], "shape": list(tensor.shape), "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

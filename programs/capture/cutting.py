@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from kernelwright.problems.record.problem import ProblemError
 from kernelwright.problems.record.source import check_reference
-from kernelwright.programs.capture.drafts import Draft, KindOnTrial, Tried
+from kernelwright.programs.capture.drafts import Draft, KindOnTrial
 from kernelwright.programs.capture.graphs import CannotCut
 from kernelwright.programs.capture.problem_text import finished, written
 from kernelwright.programs.capture.watching import CallWatch, PlaceTimes, SeenPlace, SeenStep, layout
@@ -121,7 +121,6 @@ def cut(watch: CallWatch, tell: Callable[[str], None]) -> Cutting:
 
 
 def _trials(watch: CallWatch, times: dict[int, PlaceTimes], program_ms: float) -> list[KindOnTrial]:
-    """The kinds of calls that are worth looking at, the dearest first."""
     by_kind: dict[Any, list[tuple[SeenPlace, PlaceTimes]]] = defaultdict(list)
     for number, seen in times.items():
         by_kind[watch.places[number].kind].append((watch.places[number], seen))
@@ -180,14 +179,9 @@ def _add(found: Cutting, name: str, drafts: Sequence[Draft]) -> None:
 
 def _agrees(draft: Draft, text: str) -> bool:
     try:
-        return _tried(draft, text).agrees(draft.values, draft.expected)
+        return draft.tried(text).agrees(draft.values, draft.expected)
     except Exception:  # an operator that is spelled as Python does not take it
         return False
-
-
-def _tried(draft: Draft, text: str) -> Tried:
-    device = draft.expected[0].device
-    return Tried(text, draft.state, device)
 
 
 def _drawn_as(draft: Draft, first: Draft) -> Any:
@@ -202,7 +196,7 @@ def _drawn_as(draft: Draft, first: Draft) -> Any:
 
 def _size(name: str, drafts: Sequence[Draft], constants: dict[str, int], text: str) -> PartSize:
     first = drafts[0]
-    tried = _tried(first, text)
+    tried = first.tried(text)
     leaves = first.piece.graph.inputs
     inputs = tuple(
         PartInput(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,20 +11,8 @@ from pydantic import ValidationError
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from kernelwright.programs.capture.graphs import (
-    CallGraph,
-    CannotCut,
-    computes,
-    export_call,
-    inputs_of,
-    is_plain,
-    is_random,
-    of_weights,
-    op_name,
-    outputs_of,
-    owner,
-    runs,
-)
+from kernelwright.programs.capture import graphs
+from kernelwright.programs.capture.graphs import CallGraph, CannotCut
 from kernelwright.programs.capture.problem_text import Piece, Written, draw, skeleton, written
 from kernelwright.programs.capture.watching import CallKind, look
 from kernelwright.programs.record import CallSite, Run, TensorSeen
@@ -67,6 +55,7 @@ class GraphRun:
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """What the call gives, and how long it took in ms, with what it started on a GPU."""
     _wait()
     began = time.perf_counter()
     result = call()
@@ -136,8 +125,6 @@ def _near(got: Any, want: torch.Tensor) -> bool:
 
 @dataclass
 class Draft:
-    """A problem that could be, with what it takes to try it."""
-
     kind: CallKind
     piece: Piece
     text: Written
@@ -157,17 +144,18 @@ class Draft:
 
     @property
     def operators(self) -> int:
-        return sum(computes(node) for node in self.piece.nodes)
+        return sum(graphs.computes(node) for node in self.piece.nodes)
 
     @property
     def ms(self) -> float:
         return sum(site.ms for site in self.sites)
 
+    def tried(self, text: str) -> Tried:
+        return Tried(text, self.state, self.expected[0].device)
+
 
 @dataclass
 class KindOnTrial:
-    """A kind of call with the graph of one."""
-
     kind: CallKind
     sites: list[CallSite]
     backward: bool
@@ -181,11 +169,13 @@ class KindOnTrial:
         drawn = draw(self.kind.tensors, device)
         graph = self._graph(drawn)
         state = state_of(self.kind.module, graph)
-        found = [] if self.custom and self.backward else runs(graph, most_operators)
+        found = [] if self.custom and self.backward else graphs.runs(graph, most_operators)
         whole = self._why_no_whole(graph, most_operators)
-        kept = {node for run in found for node in (*inputs_of(graph, run), *outputs_of(graph, run))}
+        kept = {node for run in found for node in (*graphs.inputs_of(graph, run), *graphs.outputs_of(graph, run))}
         kept |= {node for node in graph.results if node is not None}
-        values = GraphRun(graph, state, _by_placeholder(graph, self.kind, drawn))
+        places = [index for index, leaf in enumerate(self.kind.leaves) if isinstance(leaf, TensorSeen)]
+        by_leaf = dict(zip(places, drawn, strict=True))
+        values = GraphRun(graph, state, {name: by_leaf[leaf] for name, leaf in graph.inputs.items()})
         with torch.no_grad():
             values.compute(kept)
         if whole is None:
@@ -200,21 +190,22 @@ class KindOnTrial:
         leaves = [next(given) if isinstance(leaf, TensorSeen) else leaf for leaf in self.kind.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.kind.structure)
         with in_mode(self.kind.module, self.kind.training), torch.set_grad_enabled(self.kind.gradients):
-            return export_call(self.kind.module, args, kwargs)
+            return graphs.export_call(self.kind.module, args, kwargs)
 
     def _why_no_whole(self, graph: CallGraph, most_operators: int) -> str | None:
         """Why the module as a whole is no problem, in words for the user; empty where it is merely too large."""
         if self.custom and self.backward:
             return f"its gradients are those of {', '.join(sorted(self.custom))}, an autograd.Function of its own"
-        if drawing := [node for node in graph.nodes if is_random(node)]:
-            return f"it draws random values ({op_name(drawing[0])}), so no kernel could agree with it"
-        if foreign := [node for node in graph.nodes if not is_plain(node)]:
-            return f"it calls {op_name(foreign[0])}, which is no operator of torch's own"
+        if drawing := [node for node in graph.nodes if graphs.is_random(node)]:
+            return f"it draws random values ({graphs.op_name(drawing[0])}), so no kernel could agree with it"
+        if foreign := [node for node in graph.nodes if not graphs.is_plain(node)]:
+            return f"it calls {graphs.op_name(foreign[0])}, which is no operator of torch's own"
         if graph.changes_input:
             return "it changes its input in place"
         if not any(node is not None for node in graph.results) or not graph.inputs:
             return "it takes or gives no tensor"
-        return "" if sum(map(computes, graph.nodes)) > most_operators or not any(map(computes, graph.nodes)) else None
+        operators = sum(map(graphs.computes, graph.nodes))
+        return None if 0 < operators <= most_operators else ""
 
     def _whole(self, graph: CallGraph, values: GraphRun, state: Mapping[str, torch.Tensor]) -> Draft:
         placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
@@ -225,13 +216,13 @@ class KindOnTrial:
         return self._draft(graph, values, state, (graph.nodes, inputs, outputs), None)
 
     def _run(self, graph: CallGraph, values: GraphRun, state: Mapping[str, torch.Tensor], run: list[fx.Node]) -> Draft:
-        inputs = [(node, look(values.kept[node])) for node in inputs_of(graph, run)]
-        outputs = outputs_of(graph, run)
+        inputs = [(node, look(values.kept[node])) for node in graphs.inputs_of(graph, run)]
+        outputs = graphs.outputs_of(graph, run)
         record = Run(
             nodes=tuple(node.name for node in run),
             outputs=tuple(node.name for node in outputs),
             graph=graph.digest,
-            owners=tuple(dict.fromkeys(owner(node) for node in run)),
+            owners=tuple(dict.fromkeys(graphs.owner(node) for node in run)),
         )
         return self._draft(graph, values, state, (run, inputs, outputs), record)
 
@@ -244,12 +235,17 @@ class KindOnTrial:
         run: Run | None,
     ) -> Draft:
         nodes, inputs, outputs = cut
-        nodes = [*of_weights(graph, nodes), *nodes] if run else nodes
+        nodes = [*graphs.of_weights(graph, nodes), *nodes] if run else nodes
         used = {one.name for node in nodes for one in node.all_input_nodes}
         tensors = {name: value for name, value in {**state, **graph.constants}.items() if name in used}
         drawn = {name: value for name, value in tensors.items() if value.is_floating_point()}
+        title = type(self.kind.module).__name__
+        if run is None:
+            title = f"{title} in {'training' if self.kind.training else 'evaluation'} mode"
+        else:
+            title = f"In {title}: {', '.join(graphs.op_name(node) for node in nodes if graphs.computes(node))}"
         piece = Piece(
-            graph, nodes, inputs, outputs, _title(self.kind, run, nodes),
+            graph, nodes, inputs, outputs, title,
             state={name: look(value) for name, value in drawn.items()},
             tables={name: value for name, value in tensors.items() if name not in drawn},
         )  # fmt: skip
@@ -271,30 +267,14 @@ def state_of(module: torch.nn.Module, graph: CallGraph) -> dict[str, torch.Tenso
     return {name: value.clone() if name in graph.written else value for name, value in found.items()}
 
 
-def _by_placeholder(graph: CallGraph, kind: CallKind, drawn: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    places = [index for index, leaf in enumerate(kind.leaves) if isinstance(leaf, TensorSeen)]
-    by_leaf = dict(zip(places, drawn, strict=True))
-    return {name: by_leaf[leaf] for name, leaf in graph.inputs.items()}
-
-
 @contextmanager
 def in_mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
     """The module as it was when it was called: a program may train and then evaluate."""
     before = {one: one.training for one in module.modules()}
-    if module.training is training:
-        with nullcontext():
-            yield
-        return
-    module.train(training)
+    if module.training is not training:
+        module.train(training)
     try:
         yield
     finally:
         for one, was in before.items():
             one.training = was
-
-
-def _title(kind: CallKind, run: Run | None, nodes: Sequence[fx.Node]) -> str:
-    name = type(kind.module).__name__
-    if run is None:
-        return f"{name} in {'training' if kind.training else 'evaluation'} mode"
-    return f"In {name}: {', '.join(op_name(node) for node in nodes if computes(node))}"

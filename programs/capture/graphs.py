@@ -241,8 +241,9 @@ def runs(graph: CallGraph, most_operators: int) -> list[list[fx.Node]]:
     """
     found: dict[tuple[str, ...], list[fx.Node]] = {}
     everything = sum(computes(node) for node in graph.nodes)
-    for run in map(_trimmed, _sequences(graph)):
-        count = sum(computes(node) for node in run)
+    for sequence in _sequences(graph):
+        places = [index for index, node in enumerate(sequence) if computes(node)]
+        run, count = (sequence[places[0] : places[-1] + 1], len(places)) if places else ([], 0)
         fits = 2 <= count <= most_operators and count < everything
         if fits and _keeps_children_whole(graph, run) and _has_ends(graph, run):
             found.setdefault(tuple(node.name for node in run), run)
@@ -269,11 +270,6 @@ def _split(nodes: Sequence[fx.Node], is_border: Callable[[fx.Node], bool], keep:
 
 def _has_weights(graph: CallGraph, node: fx.Node) -> bool:
     return op_name(node) in PRODUCTS and any(one.name in graph.parameters for one in node.all_input_nodes)
-
-
-def _trimmed(run: list[fx.Node]) -> list[fx.Node]:
-    places = [index for index, node in enumerate(run) if computes(node)]
-    return run[places[0] : places[-1] + 1] if places else []
 
 
 def _keeps_children_whole(graph: CallGraph, run: Sequence[fx.Node]) -> bool:

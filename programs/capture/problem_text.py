@@ -34,7 +34,8 @@ METHODS = words(
     "view reshape permute transpose unsqueeze squeeze flatten unflatten expand expand_as select narrow "
     "contiguous unbind masked_fill repeat type_as t clone float detach"
 )
-SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "bitwise_and": "&", "bitwise_or": "|"}
+SIGNS |= {"eq": "==", "le": "<=", "ge": ">=", "lt": "<", "gt": ">"}
 MAKERS = words("arange zeros ones full empty scalar_tensor eye linspace")
 LEFT_OUT = ("device", "layout", "pin_memory", "memory_format")
 """Of what makes tensors; the device is that of the inputs, wherever the problem runs."""
@@ -56,7 +57,7 @@ class Speller:
             return _called(f"torch.{name}", arguments, named | {"device": f"{self.home}.device"})
         if name in ("to", "_to_copy") and not self.plainly:
             return self._converted(node)
-        if not self.plainly and (written := _friendly(node, name, arguments, named)):
+        if not self.plainly and (written := _friendly(name, arguments, named)):
             return written
         return _called(f"torch.ops.{node.target}", arguments, named)
 
@@ -67,7 +68,11 @@ class Speller:
             return f"[{', '.join(self.value(item) for item in value)}]"
         if isinstance(value, torch.device):
             return f"{self.home}.device"
-        return _literal(value)
+        if isinstance(value, bool | str | None):
+            return repr(value)
+        if isinstance(value, int):
+            return f"{OPEN}{value}{CLOSE}"
+        return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else str(value)
 
     def _converted(self, node: fx.Node) -> str:
         """A conversion: to a dtype or as another tensor is; a device alone is where everything is."""
@@ -79,27 +84,16 @@ class Speller:
         return source
 
 
-def _literal(value: Any) -> str:
-    if isinstance(value, bool | str | None):
-        return repr(value)
-    if isinstance(value, int):
-        return f"{OPEN}{value}{CLOSE}"
-    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else str(value)
-
-
-def _friendly(node: fx.Node, name: str, arguments: list[str], named: dict[str, str]) -> str | None:
-    written = None
+def _friendly(name: str, arguments: list[str], named: dict[str, str]) -> str | None:
     if name in SPELLINGS:
-        written = SPELLINGS[name](arguments, named)
-    elif name in SIGNS and not named and len(arguments) == 2:
-        written = f"{arguments[0]} {SIGNS[name]} {arguments[1]}"
-    elif name in FUNCTIONAL:
-        written = _called(f"F.{name}", arguments[: LESS.get(name)], named)
-    elif name in TORCH:
-        written = _called(f"torch.{name}", arguments, named)
-    elif name in METHODS:
-        written = _called(f"{arguments[0]}.{name}", arguments[1:], named)
-    return written
+        return SPELLINGS[name](arguments, named)
+    if name in SIGNS and not named and len(arguments) == 2:
+        return f"{arguments[0]} {SIGNS[name]} {arguments[1]}"
+    if name in FUNCTIONAL:
+        return _called(f"F.{name}", arguments[: LESS.get(name)], named)
+    if name in TORCH:
+        return _called(f"torch.{name}", arguments, named)
+    return _called(f"{arguments[0]}.{name}", arguments[1:], named) if name in METHODS else None
 
 
 def _called(function: str, arguments: Sequence[str], named: Mapping[str, str]) -> str:
@@ -143,14 +137,7 @@ SPELLINGS: dict[str, Callable[[list[str], Mapping[str, str]], str]] = {
     "numpy_T": lambda given, named: f"{given[0]}.T",
     "add_": lambda given, named: _called(f"{given[0]}.add_", given[1:], named),
     "rsub": lambda given, named: f"{given[1]} - {given[0]}",
-    "bitwise_and": lambda given, named: f"{given[0]} & {given[1]}",
-    "bitwise_or": lambda given, named: f"{given[0]} | {given[1]}",
     "bitwise_not": lambda given, named: f"~{given[0]}",
-    "eq": lambda given, named: f"{given[0]} == {given[1]}",
-    "le": lambda given, named: f"{given[0]} <= {given[1]}",
-    "ge": lambda given, named: f"{given[0]} >= {given[1]}",
-    "lt": lambda given, named: f"{given[0]} < {given[1]}",
-    "gt": lambda given, named: f"{given[0]} > {given[1]}",
 }
 """By operator, what neither `torch.nn.functional` nor `torch` nor a method takes in the same way."""
 
@@ -214,14 +201,10 @@ def _whole(values: ValuesSeen, shape: str, dtype: str) -> str:
         value = bool(values.low) if dtype == "bool" else int(values.low)
         return f"torch.full(({shape}{',' if shape else ''}), {value}, dtype=torch.{dtype})"
     if values.drawing == "counting":
-        return f"torch.arange({last}, dtype=torch.{dtype}).repeat({_ones(shape)})"
+        repeats = ", ".join([*shape.split(", ")[:-1], "1"])
+        return f"torch.arange({last}, dtype=torch.{dtype}).repeat({repeats})"
     size = f"({shape}{',' if shape else ''})"
     return f"torch.randint({int(values.low)}, {int(values.high) + 1}, {size}, dtype=torch.{dtype})"
-
-
-def _ones(shape: str) -> str:
-    """The repeats that fill a shape with its last axis."""
-    return ", ".join([*shape.split(", ")[:-1], "1"])
 
 
 def _cast(text: str, dtype: str) -> str:
@@ -239,20 +222,15 @@ def _short(value: float) -> str:
 
 
 def draw(tensors: Sequence[TensorSeen], device: str) -> list[torch.Tensor]:
-    return [_laid_out(_evaluated(seen), seen).to(device) for seen in tensors]
-
-
-def _evaluated(seen: TensorSeen) -> torch.Tensor:
-    made = eval(drawn(seen, ", ".join(map(str, seen.shape))), {"torch": torch, "float": float})
-    assert isinstance(made, torch.Tensor), "the expressions above make tensors"
-    return made
-
-
-def _laid_out(made: torch.Tensor, seen: TensorSeen) -> torch.Tensor:
-    """With the strides that were seen, where no two elements share their place."""
-    if made.stride() == seen.stride or 0 in seen.stride:
-        return made
-    return torch.empty_strided(seen.shape, seen.stride, dtype=made.dtype).copy_(made)
+    """Tensors like those, with the strides that were seen where no two elements share their place."""
+    found = []
+    for seen in tensors:
+        made = eval(drawn(seen, ", ".join(map(str, seen.shape))), {"torch": torch, "float": float})
+        assert isinstance(made, torch.Tensor), "the expressions above make tensors"
+        if made.stride() != seen.stride and 0 not in seen.stride:
+            made = torch.empty_strided(seen.shape, seen.stride, dtype=made.dtype).copy_(made)
+        found.append(made.to(device))
+    return found
 
 
 MOST_WRITTEN_OUT = 4096
@@ -318,7 +296,11 @@ def written(piece: Piece, plainly: bool = False) -> Written:
     used = [name for name in (*piece.state, *piece.tables) if any(node.name == name for node in names)]
     home = names[piece.inputs[0][0]] if piece.inputs else f"self.{_attribute(piece, used[0])}"
     speller = Speller(names, home, plainly)
-    body = [f"        {_statement(node, names, speller)}" for node in piece.nodes]
+    body = []
+    for node in piece.nodes:
+        call = speller.call(node)
+        is_statement = op_name(node).endswith("_") and not node.users
+        body.append(f"        {call}" if is_statement else f"        {names[node]} = {call}")
     returned = ", ".join(names[node] for node in piece.outputs)
     body.append(f"        return {returned}")
     parameters = [names[node] for node, _ in piece.inputs]
@@ -388,13 +370,7 @@ def _attribute(piece: Piece, placeholder: str) -> str:
     return f"{name}_" if hasattr(torch.nn.Module, name) or keyword.iskeyword(name) else name
 
 
-def _statement(node: fx.Node, names: Mapping[fx.Node, str], speller: Speller) -> str:
-    call = speller.call(node)
-    return call if op_name(node).endswith("_") and not node.users else f"{names[node]} = {call}"
-
-
 def _made(piece: Piece, name: str) -> str:
-    """The line of a constructor for a weight, a buffer or a table."""
     attribute = _attribute(piece, name)
     if name in piece.tables:
         return f'self.register_buffer("{attribute}", {_table(piece.tables[name])})'

@@ -53,7 +53,9 @@ def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
     """The times in a profile, where ranges of calls begin with `call`, and what `look` names does not count."""
     # A range stands there twice, the second time as what a GPU did meanwhile.
     events = [event for event in events if event.device_type == DeviceType.CPU]
-    clock = _clock(events)
+    busy_us = sum(event.self_device_time_total for event in events)
+    starts, ends = ([getattr(event.time_range, end) for event in events] for end in ("start", "end"))
+    clock = _Clock(busy_us > LEAST_BUSY * (max(ends, default=0.0) - min(starts, default=0.0)))
     places: dict[int, PlaceTimes] = defaultdict(PlaceTimes)
     enclosing = {id(event): _enclosing(event, call, look) for event in events}  # numbers of two sorts are in `event.id`
     custom = _custom_functions()
@@ -80,7 +82,12 @@ def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
             for place in set(inside):
                 places[place].operators += 1
                 places[place].custom |= {event.name} & custom
-    _take_off_looks([event for event in events if event.name == look], places, call, clock)
+    for event in events:
+        one = event.cpu_parent if event.name == look else None
+        while one is not None:  # a look takes time in all calls around it
+            if one.name.startswith(call):
+                places[int(one.name.removeprefix(call))].forward_ms -= clock.ms(event)
+            one = one.cpu_parent
     for event in events:
         if event.name.startswith(BACKWARD) and event.sequence_nr in by_sequence:
             for place in set(by_sequence[event.sequence_nr]):
@@ -99,15 +106,6 @@ def _enclosing(event: Any, call: str, look: str) -> list[int] | None:
     return found
 
 
-def _take_off_looks(looks: list[Any], places: dict[int, PlaceTimes], call: str, clock: "_Clock") -> None:
-    for event in looks:
-        one = event.cpu_parent
-        while one is not None:
-            if one.name.startswith(call):
-                places[int(one.name.removeprefix(call))].forward_ms -= clock.ms(event)
-            one = one.cpu_parent
-
-
 class _Clock(NamedTuple):
     """Where the time of a step goes: on a processor that of the call, on a GPU that of the kernels that it started.
 
@@ -121,12 +119,6 @@ class _Clock(NamedTuple):
 
     def own_ms(self, event: Any) -> float:
         return float(event.self_device_time_total if self.on_device else event.self_cpu_time_total) / 1e3
-
-
-def _clock(events: list[Any]) -> _Clock:
-    busy_us = sum(event.self_device_time_total for event in events)
-    starts, ends = ([getattr(event.time_range, end) for event in events] for end in ("start", "end"))
-    return _Clock(busy_us > LEAST_BUSY * (max(ends, default=0.0) - min(starts, default=0.0)))
 
 
 def _custom_functions() -> set[str]:
@@ -245,8 +237,6 @@ class SeenPlace:
     root: str
     name: str
     kind: tuple[Any, ...]
-    calls: int = 0
-    """In steps that were profiled."""
 
 
 @dataclass

@@ -8,32 +8,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from kernelwright.problems.record.base import Record
-from kernelwright.programs.compare.comparison import StageError
-
-
-class Order(Record):
-    script: str
-    arguments: tuple[str, ...]
-    run: str
-    compiled: tuple[str, ...]
-    """Modes of torch.compile."""
-    errors: bool
-    """Whether it also looks how far off each stage is."""
-
-
-class Times(Record):
-    samples: dict[str, tuple[float, ...]]
-    """By side, times in ms."""
-    calls: int
-    backward: bool
-    on_device: bool
-    """Whether the program's calls have anything on a GPU."""
-    threads: int
-    errors: tuple[StageError, ...]
-    taken: dict[str, int]
-    fallbacks: dict[str, dict[str, int]]
-    notes: tuple[str, ...]
+from kernelwright.programs.compare.comparison import Order, Times
 
 
 def main(order: Order, out: Path) -> int:

@@ -1,14 +1,27 @@
-"""A comparison as a record, in words and as one picture (SVG). Pure."""
+"""A program judged end to end: several processes of it, one record of what they measured, in words and as one picture.
 
+Each process is one of `programs.compare.child`.
+"""
+
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 from pydantic import Field
 
 from kernelwright.problems.record.base import Record
+from kernelwright.problems.record.problem import ProblemError
+from kernelwright.sandbox.machine.identity import device_name, versions
+from kernelwright.sandbox.machine.timing_locks import processor_turn
+from kernelwright.sandbox.timing.paired_samples import PLACEBO
 from kernelwright.sandbox.verdict.in_words import ratio_words
-from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
+from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, Measurement, Pairing
 
 KERNELS, ALONE = "kernels", "alone "
 """Names of the sides with all kernels, and with those of one part, whose id stands behind."""
@@ -30,6 +43,29 @@ class StageError(Record):
     """Whether float64 could be had; else the distance is that from the module's own result."""
 
 
+class Order(Record):
+    script: str
+    arguments: tuple[str, ...]
+    run: str
+    compiled: tuple[str, ...]
+    """Modes of torch.compile."""
+    errors: bool
+
+
+class Times(Record):
+    samples: dict[str, tuple[float, ...]]
+    """By side, times in ms."""
+    calls: int
+    backward: bool
+    on_device: bool
+    """Whether the program's calls have anything on a GPU."""
+    threads: int
+    errors: tuple[StageError, ...]
+    taken: dict[str, int]
+    fallbacks: dict[str, dict[str, int]]
+    notes: tuple[str, ...]
+
+
 class Comparison(Record):
     """A program judged end to end. What is reported is derived from the samples."""
 
@@ -40,7 +76,6 @@ class Comparison(Record):
     calls: int = Field(ge=1)
     """Kinds of calls of the program's outermost modules; one of each makes up a sample."""
     backward: bool
-    """Whether gradients are part of it."""
     whole: Measurement
     """With all kernels, against eager as shipped and torch.compile."""
     alone: dict[str, Pairing] = Field(default_factory=dict)
@@ -80,6 +115,73 @@ class Share(NamedTuple):
         return cls(part, *(1 - 1 / ratio for ratio in (pairing.speedup, *pairing.interval)))
 
 
+PROCESSES = 5
+
+
+def compare(order: Order, processes: int = PROCESSES, tell: Callable[[str], None] = lambda text: None) -> Comparison:
+    """Run the program in so many processes, each of which times all ways in turn. `ProblemError` where it can not be.
+
+    The program and the kernels run here as the user's own: this is no jail, and the kernels were judged before.
+    """
+    found = []
+    for number in range(processes):
+        with processor_turn(tuple(sorted(os.sched_getaffinity(0)))):
+            found.append(_times(order.model_copy(update={"errors": number == 0})))
+        medians = (f"{name} {statistics.median(times):.3g} ms" for name, times in found[-1].samples.items())
+        tell(f"process {number + 1} of {processes}: {', '.join(medians)}")
+    return folded(order, found)
+
+
+def folded(order: Order, found: Sequence[Times]) -> Comparison:
+    """One record of what several processes measured; a baseline counts where all of them have it."""
+    first = found[0]
+    names = [name for name in first.samples if all(name in times.samples for times in found)]
+    baselines = [name for name in names if name == AS_SHIPPED or name.startswith(COMPILED)]
+    whole = Measurement(
+        pairings=tuple(_pairing(found, KERNELS, name) for name in baselines),
+        threads=first.threads,
+        placebo=_pairing(found, AS_SHIPPED, PLACEBO),
+    )
+    alone = [name for name in names if name.startswith(ALONE)]
+    return Comparison(
+        program=" ".join([order.script, *order.arguments]),
+        run=order.run,
+        device=device_name("cuda" if first.on_device else "cpu"),
+        versions=versions(),
+        calls=first.calls,
+        backward=first.backward,
+        whole=whole,
+        alone={name.removeprefix(ALONE): _pairing(found, name, AS_SHIPPED) for name in alone},
+        errors=first.errors,
+        taken=first.taken,
+        fallbacks=first.fallbacks,
+        notes=tuple(dict.fromkeys(note for times in found for note in times.notes)),
+    )
+
+
+def _pairing(found: Sequence[Times], mine: str, theirs: str) -> Pairing:
+    return Pairing(
+        baseline=theirs,
+        candidate_ms=tuple(ms for times in found for ms in times.samples[mine]),
+        baseline_ms=tuple(ms for times in found for ms in times.samples[theirs]),
+        workers=tuple(number for number, times in enumerate(found) for _ in times.samples[mine]),
+    )
+
+
+def _times(order: Order) -> Times:
+    with tempfile.TemporaryDirectory(prefix="kernelwright-compare-") as folder:
+        out = Path(folder) / "times.json"
+        words = [sys.executable, "-m", "kernelwright.programs.compare.child", order.model_dump_json(), str(out)]
+        done = subprocess.run(words, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+        if done.returncode == 0 and out.is_file():
+            return Times.model_validate_json(out.read_text(encoding="utf-8"))
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode == 2 and lines:
+        raise ProblemError(lines[-1])
+    told = "\n  ".join(lines[-12:]) or f"it ended with exit code {done.returncode}"
+    raise ProblemError(f"{order.script} did not run through; mend it, and compare again:\n  {told}")
+
+
 def words(found: Comparison) -> str:
     whole = found.whole
     samples, processes = len(whole.closest.candidate_ms), len(set(whole.closest.workers))
@@ -93,7 +195,11 @@ def words(found: Comparison) -> str:
     if whole.placebo is not None:
         told = ratio_words(whole.placebo.speedup, *whole.placebo.interval)
         lines.append(f"  {'placebo: eager against eager':<28}{'':12}   {told}")
-    lines += ["", *_shares(found), *map(error_words, found.errors)]
+    shares = [
+        f"{share.part} alone takes off {share.saved:.1%} of eager's time [{share.low:.1%}, {share.high:.1%}]"
+        for share in found.shares
+    ]
+    lines += ["", *shares, *map(error_words, found.errors)]
     lines += [f"{place}: the kernel was taken {count} times a sample" for place, count in found.taken.items()]
     for place, reasons in found.fallbacks.items():
         lines += [f"{place}: the module's own code {count} times a sample: {why}" for why, count in reasons.items()]
@@ -111,13 +217,6 @@ def headline(found: Comparison) -> str:
     if whole.comparison == "too_noisy":
         return f"the machine is too noisy to say whether the whole is faster: {told}"
     return f"the whole is NOT faster ({whole.comparison}): {told}"
-
-
-def _shares(found: Comparison) -> list[str]:
-    return [
-        f"{share.part} alone takes off {share.saved:.1%} of eager's time [{share.low:.1%}, {share.high:.1%}]"
-        for share in found.shares
-    ]
 
 
 def error_words(error: StageError) -> str:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from kernelwright.problems import Tolerance
 from kernelwright.programs.apply.guarded import NoPlace, Replacement, replacements
 from kernelwright.programs.apply.kept import apply
+from kernelwright.programs.capture.drafts import timed
 from kernelwright.programs.compare.comparison import ALONE, KERNELS, StageError
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
 from kernelwright.sandbox.correctness.distance import measure
@@ -37,7 +38,6 @@ class KeptCall:
     def __init__(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.root = root
         self.count = 1
-        """Calls of this kind in the program."""
         self.backward = False
         """Whether gradients flowed back through it."""
         self.arguments = pytree.tree_map(_own, (args, kwargs))
@@ -172,7 +172,17 @@ class Sides:
     def __init__(self, calls: Sequence[KeptCall], run: Path, compiled: Sequence[str]) -> None:
         """Put the run's kernels into every root that has a place for one. `NoPlace` where none has."""
         self.calls, self.notes = calls, list[str]()
-        self.kernels = _put_in(calls, run)
+        found: dict[int, Replacement] = {}
+        refused = "the program called no module"
+        for root in dict.fromkeys(call.root for call in calls):
+            try:
+                apply(root, run)
+            except NoPlace as error:
+                refused = str(error)
+            found |= {id(one): one for one in replacements(root)}
+        if not found:
+            raise NoPlace(refused)
+        self.kernels = list(found.values())
         self.parts = list(dict.fromkeys(one.part for one in self.kernels))
         self.switch(())
         self._compiled: dict[str, dict[int, Callable[..., Any]]] = {}
@@ -200,18 +210,13 @@ class Sides:
         for call in self.calls:
             call.forget_gradients()
         torch.manual_seed(SEED)
-        _wait()
-        start = time.perf_counter()
-        outputs = run()
-        _wait()
-        taken = time.perf_counter() - start
-        del outputs
-        return 1e3 * taken
+        return timed(run)[1]
 
     def counts(self) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
         """By place, how often a kernel and how often the module's own code is taken in one sample, with all kernels."""
         for kernel in self.kernels:
-            kernel.forget_counts()
+            kernel.taken = 0
+            kernel.fallbacks.clear()
         self.sample_ms(KERNELS)
         taken = {kernel.name: kernel.taken for kernel in self.kernels}
         return taken, {kernel.name: dict(kernel.fallbacks) for kernel in self.kernels if kernel.fallbacks}
@@ -245,25 +250,6 @@ class Sides:
         except Exception as error:  # a compiler may fail in any way, and the program has others
             self._compiled.pop(name, None)
             self.notes.append(f"{name} failed: {str(error).strip().splitlines()[0][:200]}")
-
-
-def _put_in(calls: Sequence[KeptCall], run: Path) -> list[Replacement]:
-    found: dict[int, Replacement] = {}
-    refused = "the program called no module"
-    for root in dict.fromkeys(call.root for call in calls):
-        try:
-            apply(root, run)
-        except NoPlace as error:
-            refused = str(error)
-        found |= {id(one): one for one in replacements(root)}
-    if not found:
-        raise NoPlace(refused)
-    return list(found.values())
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def stage_errors(sides: Sides) -> list[StageError]:
@@ -308,7 +294,6 @@ def _stage(sides: Sides, kernel: Replacement, inputs: Any) -> StageError:
 
 
 def _made(call: KeptCall) -> Any:
-    """The call's outputs and gradients, which stay as they are."""
     call.forget_gradients()
     return _detached(call.outputs(call.root))
 
@@ -348,7 +333,7 @@ def _values(tree: Any) -> Values:
 
 
 def _detached(tree: Any) -> Any:
-    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
+    return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.detach().clone(), tree)
 
 
 def _doubled(leaf: Any) -> Any:

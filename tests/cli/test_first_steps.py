@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.search_options import checked_config
-from kernelwright.commands.options.terminal import writing
+from kernelwright.commands.options.terminal import UserMistake, writing
 from kernelwright.sandbox.build import python_header
 from tests.support.runs import made_run
 

@@ -6,7 +6,6 @@ import pytest
 import typer
 
 from kernelwright.cli import app
-from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.judging_options import (
     JudgingOptions,
     check_device,
@@ -15,6 +14,7 @@ from kernelwright.commands.options.judging_options import (
     memory_size,
     size_for,
 )
+from kernelwright.commands.options.terminal import UserMistake
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright_child.gpu import driver

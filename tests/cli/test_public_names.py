@@ -17,7 +17,7 @@ for name in kernelwright.__all__:
 
 
 def test_every_public_name_has_a_home():
-    assert sorted(kernelwright._HOMES) == sorted(kernelwright.__all__)
+    assert sorted(name for names in kernelwright._HOMES.values() for name in names) == sorted(kernelwright.__all__)
 
 
 def test_public_names_come_from_our_own_packages_beside_a_users_folders_of_the_same_names(tmp_path):

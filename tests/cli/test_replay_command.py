@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.search_options import checked_config, search_options
+from kernelwright.commands.options.terminal import UserMistake
 from tests.support.search import new_log, searched
 
 

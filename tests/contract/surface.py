@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 import kernelwright
 from kernelwright.cli import app as kernelwright_app
-from kernelwright.commands.options import exit_codes
+from kernelwright.commands.options import terminal
 from kernelwright.commands.results.exchange import FORMATS as EXPORT_FORMATS
 
 Surface = dict[str, dict[str, Any]]
@@ -69,7 +69,7 @@ def choices() -> Surface:
     from kernelwright.agent.log.config import SearchConfig
     from kernelwright.agent.providers.provider import Api
     from kernelwright.agent.providers.registry import providers
-    from kernelwright.agent.strategies.strategy import SHIPPED
+    from kernelwright.agent.strategies import SHIPPED
     from kernelwright.evals.runs.running import SUITES
     from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
@@ -100,7 +100,7 @@ def choices() -> Surface:
 
 def errors() -> Surface:
     """The exit code of each class of errors, by the name of the class."""
-    named = {name: code for table in exit_codes.CODES.values() for name, code in table.items()}
+    named = {name: code for table in terminal.CODES.values() for name, code in table.items()}
     return {"errors": named}
 
 
@@ -187,7 +187,7 @@ def _records(annotation: Any, listed: bool = False) -> Iterator[tuple[bool, type
 def surroundings() -> Surface:
     """Extras, console scripts, groups of plug-ins, and the environment variables that pages tell of."""
     from kernelwright.agent.providers.registry import GROUP as PROVIDERS
-    from kernelwright.agent.strategies.strategy import GROUP as STRATEGIES
+    from kernelwright.agent.strategies import GROUP as STRATEGIES
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kernelwright.commands.options import exit_codes
+from kernelwright.commands.options import terminal
 from tests.contract import outputs, recorded
 from tests.support.commands import run_with
 from tests.support.processes import HEARING_CTRL_C
@@ -65,7 +65,7 @@ def test_ctrl_c_ends_with_its_code(tmp_path):
 
 def test_the_codes_are_those_that_are_explained():
     names = ("DONE", "FELL_SHORT", "USER_MISTAKE", "MACHINE_LACKS", "INTERRUPTED")
-    assert [str(getattr(exit_codes, name)) for name in names] == list(EXITS["meaning"])
+    assert [str(getattr(terminal, name)) for name in names] == list(EXITS["meaning"])
     assert {int(code) for code in EXITS["meaning"]} >= set(recorded.read("errors")["errors"].values())
 
 

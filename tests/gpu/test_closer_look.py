@@ -2,8 +2,8 @@
 
 import pytest
 
-from kernelwright.commands.options.exit_codes import UserMistake
 from kernelwright.commands.options.judging_options import check_tools
+from kernelwright.commands.options.terminal import UserMistake
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import open_session
 from kernelwright.sandbox.calls.reference import ReferenceSession

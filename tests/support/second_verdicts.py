@@ -117,7 +117,7 @@ class Told:
     def drawn(self):
         names = re.findall(r'class="name"[^>]*>([^<]+)', self.picture)
         row = re.split(r'<text[^>]*class="name"', self.picture)[1:][names.index(self.name)]
-        best = re.search(r"(\d+\.\d+) x \[", row)
+        best = re.search(r"<text[^>]*>(\d+\.\d+) x \[", row)
         return None, float(best[1]) if best else None
 
     def facts(self):

@@ -21,7 +21,7 @@ from kernelwright.agent.log.events import Replied, RepliedAgain
 from kernelwright.agent.log.records import Ask, Attempt, Reply, Request
 from kernelwright.agent.log.run_log import Journal, RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.apis import read_reply
+from kernelwright.agent.providers.apis import WIRES, read_reply
 from kernelwright.agent.providers.kinds.server import OpenAIProvider
 from kernelwright.agent.providers.provider import (
     AnswerPending,
@@ -58,7 +58,6 @@ class Imported(Record):
     unknown: tuple[str, ...]
     """Ids that the run does not wait for, as when a file is imported twice."""
     missing: tuple[str, ...]
-    """Ids that the run still waits for."""
 
 
 def open_requests(log: RunLog) -> Iterator[OpenRequest]:
@@ -70,9 +69,7 @@ def open_requests(log: RunLog) -> Iterator[OpenRequest]:
 
 def batch_line(request: Request) -> str:
     """The request as one line of a batch file, without the line's end."""
-    options = {"temperature": request.temperature, "max_completion_tokens": request.max_tokens}
-    given = {name: value for name, value in options.items() if value is not None}
-    body = {"model": request.model, "messages": [{"role": "user", "content": request.prompt}], **given}
+    body = WIRES["chat"].arguments(request, is_own=True)
     return json.dumps({"custom_id": request.digest, "method": "POST", "url": ENDPOINT, "body": body})
 
 
@@ -169,8 +166,6 @@ class Sent(Record):
 
 
 class SentBatches(Record):
-    """What is known in the run's folder."""
-
     sent: tuple[Sent, ...] = ()
     taken: tuple[str, ...] = ()
     """Ids of batches whose answers were taken: what failed in them is sent again."""
@@ -183,17 +178,13 @@ class BatchStatus(NamedTuple):
     failed: int
     requests: int
     why: str = ""
-    """Why the service refused it as a whole, in its words."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
         return self.status in ENDED
 
 
 class BatchService:
-    """The batches of one run on one server."""
-
     def __init__(self, log: RunLog, settings: OpenAISettings, environment: Mapping[str, str] = os.environ) -> None:
         self._log = log
         self._server = OpenAIProvider(settings, environment)
@@ -253,8 +244,10 @@ class BatchService:
                 if batch.status not in ENDED:
                     left.append(one)
                     continue
-                wanted = [name for name in (batch.output_file_id, batch.error_file_id) if name]
-                paths += [_download(client, name, Path(scratch)) for name in wanted]
+                for name in filter(None, (batch.output_file_id, batch.error_file_id)):
+                    paths.append(Path(scratch) / hashlib.sha256(name.encode()).hexdigest())
+                    with client.files.with_streaming_response.content(name) as answer:
+                        answer.stream_to_file(paths[-1])
             found = import_answers(self._log, _lines(paths))
         taken = (*note.taken, *(one.id for one in note.sent if one not in left))
         self._write(SentBatches(sent=tuple(left), taken=taken))
@@ -299,13 +292,6 @@ def _progress(client: "openai.OpenAI", one: Sent) -> BatchStatus:
     faults = (batch.errors.data or []) if batch.errors else []
     why = "; ".join(fault.message for fault in faults if fault.message)
     return BatchStatus(id=one.id, status=batch.status, done=done, failed=failed, requests=one.requests, why=why)
-
-
-def _download(client: "openai.OpenAI", name: str, folder: Path) -> Path:
-    path = folder / hashlib.sha256(name.encode()).hexdigest()
-    with client.files.with_streaming_response.content(name) as answer:
-        answer.stream_to_file(path)
-    return path
 
 
 def _lines(paths: Iterable[Path]) -> Iterator[str]:

@@ -17,7 +17,6 @@ TASK, ANSWER = ".task.md", ".answer.md"
 TASKS = "tasks"
 """The folder of both in a run's own, unless another is named."""
 SHOWN = 3
-"""How many missing answers the sentence names."""
 
 
 class FilesProvider:
@@ -31,14 +30,22 @@ class FilesProvider:
         stem = self._stem(request, ask)
         answer = self.folder / f"{stem}{ANSWER}"
         try:
-            self._put_task(stem, request)
+            task = self.folder / f"{stem}{TASK}"
+            if not task.is_file():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_atomically(task, request.prompt)
             text = answer.read_text(encoding="utf-8") if answer.is_file() else ""
         except (OSError, UnicodeDecodeError) as error:
             raise ProviderError(
                 f"cannot use the folder of tasks {self.folder} ({error}); make it readable and writable"
             ) from error
         if not text.strip():
-            raise AnswerPending(self._wanted())
+            missing = self.missing()
+            names = ", ".join(path.name for path in missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
+            raise AnswerPending(
+                f"{self.folder} waits for {len(missing)} answer(s) ({names}); write each beside its task, "
+                "then go on with `kernelwright resume`"
+            )
         return Reply(
             text=text,
             finish_reason="stop",
@@ -50,7 +57,6 @@ class FilesProvider:
         )
 
     def missing(self) -> list[Path]:
-        """The answer files that are absent or empty though their task is there, in the order of their names."""
         answers = [task.with_name(task.name.removesuffix(TASK) + ANSWER) for task in self.folder.glob(f"*{TASK}")]
         return sorted(path for path in answers if not path.is_file() or not path.stat().st_size)
 
@@ -59,21 +65,6 @@ class FilesProvider:
         older = any((self.folder / f"{request.digest}{end}").is_file() for end in (TASK, ANSWER))
         return request.digest if older else f"{safe_name(ask.problem)}-{request.digest[:16]}"
 
-    def _put_task(self, stem: str, request: Request) -> None:
-        task = self.folder / f"{stem}{TASK}"
-        if not task.is_file():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(task, request.prompt)
-
-    def _wanted(self) -> str:
-        missing = self.missing()
-        names = ", ".join(path.name for path in missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
-        return (
-            f"{self.folder} waits for {len(missing)} answer(s) ({names}); write each beside its task, "
-            "then go on with `kernelwright resume`"
-        )
-
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:
-    """In the folder that was named, else in the run's own."""
     return FilesProvider(Path(options.folder) if options.folder else run.folder / TASKS)

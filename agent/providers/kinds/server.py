@@ -67,10 +67,14 @@ class OpenAIProvider:
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """See `Provider.complete`. A client lives for one request, so that any event loop may be the next one."""
+        import openai
+
         start = time.monotonic()
         with self.told(f"model {request.model!r}, or no {self._wire.noun}s"):
             try:
-                async with asyncio.timeout(self.settings.deadline_s), self._client() as client:
+                unproxied = openai.DefaultAsyncHttpxClient(trust_env=False) if self._is_near else None
+                own_client = openai.AsyncOpenAI(http_client=unproxied, **self._client_options())
+                async with asyncio.timeout(self.settings.deadline_s), own_client as client:
                     answer: Any = await self._wire.send(client, self._wire.arguments(request, self._is_own))
             except TimeoutError as error:
                 raise self._error(f"did not finish within {self.settings.deadline_s:.0f} s", retryable=True) from error
@@ -110,12 +114,6 @@ class OpenAIProvider:
             raise ProviderError(f"the key in {variable} holds characters that no key has; copy it again")
         return key or NO_KEY
 
-    def _client(self) -> "openai.AsyncOpenAI":
-        import openai
-
-        unproxied = openai.DefaultAsyncHttpxClient(trust_env=False) if self._is_near else None
-        return openai.AsyncOpenAI(http_client=unproxied, **self._client_options())
-
     def _client_options(self) -> dict[str, Any]:
         return {
             "api_key": self._key,
@@ -139,7 +137,8 @@ class OpenAIProvider:
 
     def _refused(self, error: "openai.APIStatusError", wanted: str) -> ProviderError:
         status = error.status_code
-        said = self._without_key(_said(error))
+        message = error.body.get("message") if isinstance(error.body, dict) else None  # an HTML page has none
+        said = self._without_key(_one_line(message)) if isinstance(message, str) else "no reason given"
         match status:
             case 401 | 403:
                 return self._forbidden(status)
@@ -170,7 +169,9 @@ class OpenAIProvider:
                 f"was silent for {self.settings.timeout_s:.0f} s; try again, or ask for less by --set max_tokens=N",
                 retryable=True,
             )
-        causes = list(_causes(error))
+        causes: list[BaseException] = [error]
+        while cause := causes[-1].__cause__ or causes[-1].__context__:
+            causes.append(cause)
         if any(isinstance(cause, ssl.SSLError) for cause in causes):
             return self._error("has a certificate that this machine does not trust; install ca-certificates")
         why = self._without_key(_one_line(str(causes[-1]) or type(causes[-1]).__name__))
@@ -211,23 +212,9 @@ def _host(base_url: str) -> str:
     return host
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__
-
-
-def _said(error: "openai.APIStatusError") -> str:
-    """The server's own words, where it has some that are short; an HTML page has not."""
-    message = error.body.get("message") if isinstance(error.body, dict) else None
-    return _one_line(message) if isinstance(message, str) else "no reason given"
-
-
 def _one_line(text: str) -> str:
     return " ".join(text.split())[:300]
 
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:
-    """A missing key and a malformed address are told here."""
     return OpenAIProvider(options.server)

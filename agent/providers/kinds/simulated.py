@@ -18,17 +18,7 @@ from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.providers.provider import Provider, ProviderError, ProviderOptions, RunRecord
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.verdict.verdicts import (
-    Authenticity,
-    Candidate,
-    Evidence,
-    Failed,
-    Measurement,
-    Pairing,
-    Passed,
-    ProblemStatus,
-    Verdict,
-)
+from kernelwright.sandbox.verdict import verdicts
 
 FREE = frozenset({"", "what limits it", "another design"})
 """Ideas that leave the choice to the model."""
@@ -166,9 +156,11 @@ class Landscape:
         return random.Random(f"{self.seed}/{'/'.join(what)}")
 
 
-UNREAL = ProblemStatus(status="weak", why=("simulated: nothing was run",))
+UNREAL = verdicts.ProblemStatus(status="weak", why=("simulated: nothing was run",))
 """Keeps made-up speedups out of every ranking."""
-EVIDENCE = Evidence(jail=(), seconds={}, authenticity=Authenticity(label="unknown"), problem_status=UNREAL, versions={})
+EVIDENCE = verdicts.Evidence(
+    jail=(), seconds={}, authenticity=verdicts.Authenticity(label="unknown"), problem_status=UNREAL, versions={}
+)
 PAIRS = 4
 _KERNEL = re.compile(r"^KERNEL = '(.*)'$", re.MULTILINE)
 
@@ -239,8 +231,8 @@ class SimulatedEvaluator:
     _turn: asyncio.Semaphore | None = field(default=None, repr=False)
 
     async def evaluate(
-        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
-    ) -> Verdict:
+        self, problem: Problem, candidate: verdicts.Candidate, *, fresh: bool = False, beat: float | None = None
+    ) -> verdicts.Verdict:
         """The verdict; another one for the same candidate where `fresh`."""
         self._turn = self._turn or asyncio.Semaphore(self.slots)
         async with self._turn:
@@ -249,13 +241,13 @@ class SimulatedEvaluator:
         kernel = kernel_in(candidate.source)
         assert kernel is not None, "a simulated candidate says what it is"
         if kernel.mends is not None:
-            return Failed(stage="check", reason="output 0 differs", log="", evidence=EVIDENCE)
+            return verdicts.Failed(stage="check", reason="output 0 differs", log="", evidence=EVIDENCE)
         landscape = landscape_of(problem.name, self.seed, self.assumptions)
         rng = random.Random(f"{self.seed}/{candidate.digest}/{fresh}")
         speedup = landscape.measured(kernel, rng)
         samples = tuple(speedup * (1 + 0.01 * at) for at in range(PAIRS))
-        pairing = Pairing(baseline="eager", candidate_ms=(1.0,) * PAIRS, baseline_ms=samples)
-        return Passed(measurement=Measurement(pairings=(pairing,), threads=1), evidence=EVIDENCE)
+        pairing = verdicts.Pairing(baseline="eager", candidate_ms=(1.0,) * PAIRS, baseline_ms=samples)
+        return verdicts.Passed(measurement=verdicts.Measurement(pairings=(pairing,), threads=1), evidence=EVIDENCE)
 
     def release(self, problem: Problem) -> None:
         """Nothing is held for a problem."""
@@ -263,7 +255,7 @@ class SimulatedEvaluator:
     async def measure(self, problem: Problem) -> None:
         """See `Evaluator`: nothing is run, so there are no times."""
 
-    async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
+    async def screen(self, problem: Problem, candidates: list[verdicts.Candidate]) -> list[float | None]:
         """Simulated candidates declare no constants, so none is ever screened."""
         raise AssertionError("simulated candidates declare no constants")
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.exit_codes import DONE, MACHINE_LACKS
+from kernelwright.commands.options.terminal import DONE, MACHINE_LACKS
 
 
 def doctor(
@@ -16,10 +16,16 @@ def doctor(
     ] = False,
 ) -> None:
     """Look at the machine. Exit code 3 if candidates can not be judged on it at all."""
+    from kernelwright.sandbox.build import HeaderShelf, toolchain
     from kernelwright.sandbox.judge.doctor import examine
 
     if prepare:
-        _prepare()
+        tools = toolchain()
+        if tools is None:
+            print("kernelwright: no C++ compiler is found, so there is nothing to prepare", file=sys.stderr)
+            raise typer.Exit(MACHINE_LACKS)
+        done = HeaderShelf(tools).prepare()
+        print(f"the light torch/extension.h: {'ready' if done else 'could not be made'}", file=sys.stderr, flush=True)
     findings = examine()
     if as_json:
         print(json.dumps([finding.model_dump() for finding in findings]))
@@ -28,15 +34,3 @@ def doctor(
             mark = {"ok": "ok     ", "absent": "absent ", "missing": "MISSING"}[finding.state]
             print(f"{mark} {finding.name}: {finding.found}{'; ' + finding.remedy if finding.remedy else ''}")
     raise typer.Exit(MACHINE_LACKS if any(finding.state == "missing" for finding in findings) else DONE)
-
-
-def _prepare() -> None:
-    """Make the light header, with which builds of ordinary candidates take a fifth of the time."""
-    from kernelwright.sandbox.build import HeaderShelf, toolchain
-
-    tools = toolchain()
-    if tools is None:
-        print("kernelwright: no C++ compiler is found, so there is nothing to prepare", file=sys.stderr)
-        raise typer.Exit(MACHINE_LACKS)
-    done = HeaderShelf(tools).prepare()
-    print(f"the light torch/extension.h: {'ready' if done else 'could not be made'}", file=sys.stderr, flush=True)

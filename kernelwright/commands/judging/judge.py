@@ -10,29 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, UserMistake
-from kernelwright.commands.options.judging_options import (
-    BaselinesOption,
-    CompileOption,
-    DeviceOption,
-    DtypeOption,
-    EffortOption,
-    JailOption,
-    JudgingOptions,
-    MemoryOption,
-    ProfileOption,
-    SanitizeOption,
-    ServerOption,
-    ThreadsOption,
-    WeightsOption,
-    check_threads,
-    check_tools,
-    device_for,
-    place_words,
-    size_for,
-    size_option,
-)
-from kernelwright.commands.options.terminal import read_text
+from kernelwright.commands.options import judging_options as options
+from kernelwright.commands.options.terminal import DONE, FELL_SHORT, UserMistake, read_text
 from kernelwright.problems.record.source import parse_module
 
 if TYPE_CHECKING:
@@ -50,21 +29,21 @@ def judge(
         str | None,
         typer.Argument(help="File that defines ModelNew, or a model's reply with one; - for standard input."),
     ] = None,
-    size: Annotated[str | None, size_option("what fits the candidate")] = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    memory: MemoryOption = None,
-    threads: ThreadsOption = None,
-    compiled: CompileOption = None,
-    baselines: BaselinesOption = None,
-    weights: WeightsOption = "auto",
-    effort: EffortOption = "rank",
+    size: Annotated[str | None, options.size_option("what fits the candidate")] = None,
+    device: options.DeviceOption = None,
+    dtype: options.DtypeOption = None,
+    memory: options.MemoryOption = None,
+    threads: options.ThreadsOption = None,
+    compiled: options.CompileOption = None,
+    baselines: options.BaselinesOption = None,
+    weights: options.WeightsOption = "auto",
+    effort: options.EffortOption = "rank",
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
-    sanitize: SanitizeOption = False,
-    profile: ProfileOption = False,
-    jail: JailOption = "auto",
-    server: ServerOption = None,
+    sanitize: options.SanitizeOption = False,
+    profile: options.ProfileOption = False,
+    jail: options.JailOption = "auto",
+    server: options.ServerOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys, nothing else.")] = False,
     record: Annotated[
         str | None,
@@ -82,7 +61,7 @@ def judge(
     from kernelwright_child.gpu import driver
 
     if server is None:
-        check_threads(threads)
+        options.check_threads(threads)
         become_a_judge(threads)  # first of all: the process that it starts imports torch, which takes longest
     from kernelwright.problems import load_problem
     from kernelwright.sandbox.authenticity.languages import candidate_of
@@ -90,15 +69,17 @@ def judge(
 
     source = _source_in(read_text(candidate, "candidate file"), candidate)
     asked = candidate_of(source)
-    where = device_for(device, asked.language, load_problem(problem, size).size, local=server is None)
-    found = load_problem(problem, size_for(problem, size, where), dtype)
+    where = options.device_for(device, asked.language, load_problem(problem, size).size, local=server is None)
+    found = load_problem(problem, options.size_for(problem, size, where), dtype)
     if backward:
         found = found.model_copy(update={"direction": "both"})
     given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     chosen = {key: value for key, value in given.items() if value is not None}
-    options = JudgingOptions(where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights)
-    settings = options.settings(**chosen)
-    check_tools(sanitize, profile, settings.gpu, local=False)
+    judged_by = options.JudgingOptions(
+        where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights
+    )
+    settings = judged_by.settings(**chosen)
+    options.check_tools(sanitize, profile, settings.gpu, local=False)
     if server is not None:
         place = None if device is None and where == "cpu" else where.partition(":")[0]
         _tell(asyncio.run(_served(server, found, source, settings, place)), found.dtype, as_json)
@@ -109,7 +90,7 @@ def judge(
         from kernelwright.sandbox.verdict.report import report
 
     require_tools(asked.language)
-    check_tools(sanitize, profile, settings.gpu)
+    options.check_tools(sanitize, profile, settings.gpu)
     with stages_shown(), Judges(settings, is_lasting=False) as judges:
         verdict = judges.judge(found, asked)
     _tell(report(verdict), found.dtype, as_json)
@@ -201,6 +182,8 @@ def _source_in(text: str, name: str) -> str:
 
 
 def words(found: dict[str, Any], dtype: str | None = None) -> str:
+    from kernelwright.sandbox.verdict.findings import Look
+
     failure = f"failed at {found['stage']}: {found['reason']}" + (f"\n{found['log']}" if found["log"] else "")
     lines = [failure if found["outcome"] == "failed" else _success(found), *_three_times(found)]
     status = found["problem_status"]
@@ -209,22 +192,16 @@ def words(found: dict[str, Any], dtype: str | None = None) -> str:
     authenticity = found["authenticity"]
     lines.append(f"kernel: {authenticity['label']} ({'; '.join(authenticity['evidence'])})")
     lines += [f"a build failed and was hidden: {line}" for line in found["hidden_builds"]]
-    lines += _look(found["look"])
+    seen = Look.model_validate_json(json.dumps(found["look"])) if found["look"] else Look()
+    lines += [f"memcheck: {seen.memcheck}"] if seen.memcheck else []
+    lines += seen.lines() if seen.counters or seen.obstacle else ()
     if found["effort"] != "rank":
         left = f"; left out: {', '.join(found['not_met'])}" if found["not_met"] else ""
         lines.append(f"effort: {found['effort']}{left}")
-    lines.append(f"device: {place_words(found['device'], dtype)}")
+    lines.append(f"device: {options.place_words(found['device'], dtype)}")
     lines.append("jail: " + (", ".join(found["jail"]) or "nothing was run"))
     lines.append("seconds: " + ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in found["seconds"].items()))
     return "\n".join(lines)
-
-
-def _look(look: dict[str, Any] | None) -> list[str]:
-    from kernelwright.sandbox.verdict.findings import Look
-
-    seen = Look.model_validate_json(json.dumps(look)) if look else Look()
-    lines = [f"memcheck: {seen.memcheck}"] if seen.memcheck else []
-    return [*lines, *(seen.lines() if seen.counters or seen.obstacle else ())]
 
 
 def _success(found: dict[str, Any]) -> str:
@@ -247,7 +224,6 @@ def _success(found: dict[str, Any]) -> str:
 
 
 def _three_times(found: dict[str, Any]) -> list[str]:
-    """A line for each time on a GPU: the candidate's, and that of the baseline that counts."""
     from kernelwright.sandbox.verdict.in_words import LAUNCH_BOUND
 
     times, lines = found.get("times") or {}, []

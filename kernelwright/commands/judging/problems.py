@@ -13,22 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, INTERRUPTED, UserMistake, exit_with
-from kernelwright.commands.options.judging_options import (
-    DeviceOption,
-    DtypeOption,
-    JailOption,
-    JudgingOptions,
-    MemoryOption,
-    ThreadsOption,
-    check_device,
-    check_threads,
-    device_count,
-    device_for,
-    place_words,
-    size_for,
-    size_option,
-)
+from kernelwright.commands.options import judging_options as options
+from kernelwright.commands.options.terminal import DONE, FELL_SHORT, INTERRUPTED, UserMistake, exit_with
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,16 +34,22 @@ class Wanted(NamedTuple):
     settings: "Settings"
 
 
+app = typer.Typer(
+    help="The catalog, and checks of problems from anywhere.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.command("check")
 def check(
     paths: Annotated[
         list[str] | None, typer.Argument(help="Catalog names, files, folders or PATH::ID; default: the catalog.")
     ] = None,
-    size: Annotated[str | None, size_option("cpu, on a --device cuda gpu", "catalog problems")] = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    memory: MemoryOption = None,
-    threads: ThreadsOption = None,
-    jail: JailOption = "auto",
+    size: Annotated[str | None, options.size_option("cpu, on a --device cuda gpu", "catalog problems")] = None,
+    device: options.DeviceOption = None,
+    dtype: options.DtypeOption = None,
+    memory: options.MemoryOption = None,
+    threads: options.ThreadsOption = None,
+    jail: options.JailOption = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="File of JSON lines to add to; what it has for the same problem and device stands."),
@@ -69,15 +61,16 @@ def check(
     from kernelwright.problems.loading import dtype_named
 
     if device is not None:
-        check_device(device, device_count())
+        options.check_device(device, options.device_count())
     if dtype is not None:
         dtype = dtype_named(dtype)
-    check_threads(threads)
+    options.check_threads(threads)
     named = paths or list(catalog_names())
     _require_named(named, size)
-    where = {place: JudgingOptions(place, memory, threads, jail=jail).settings() for place in {device or "cuda", "cpu"}}
+    places = {device or "cuda", "cpu"}
+    where = {place: options.JudgingOptions(place, memory, threads, jail=jail).settings() for place in places}
     wanted = [
-        Wanted(entry, where[device_for(device, "python", entry.problem.size if entry.problem else "cpu")])
+        Wanted(entry, where[options.device_for(device, "python", entry.problem.size if entry.problem else "cpu")])
         for entry in _entries(named, size, device, dtype)
     ]
     with closing(Checks(threads, apart=len(wanted) > 1)) as checks:
@@ -146,15 +139,10 @@ def _checked(wanted: Sequence[Wanted], checks: Checks, out: Path | None, as_json
                 progress.update(task, advance=1, description=line.problem)
         except KeyboardInterrupt:
             progress.stop()
-            exit_with(INTERRUPTED, f"stopped after {len(lines)} of {len(wanted)}; {_how_to_go_on(out)}")
+            again = "with --out FILE.jsonl the same command could go" if out is None else "the same command goes"
+            exit_with(INTERRUPTED, f"stopped after {len(lines)} of {len(wanted)}; {again} on from {out or 'there'}")
     console.print(Text(summary(lines)), soft_wrap=True)
     return lines
-
-
-def _how_to_go_on(out: Path | None) -> str:
-    if out is None:
-        return "with --out FILE.jsonl the same command could go on from there"
-    return f"the same command goes on from {out}"
 
 
 def _progress(console: "Console") -> "Progress":
@@ -171,23 +159,23 @@ def _tell_begin(console: "Console", wanted: Sequence[Wanted], known: int, out: P
     if len(wanted) == 1:
         return
     places = {one.settings.device: one.entry.problem.dtype for one in wanted if one.entry.problem}
-    where = "; ".join(place_words(place, dtype) for place, dtype in sorted(places.items()))
+    where = "; ".join(options.place_words(place, dtype) for place, dtype in sorted(places.items()))
     there = f"; {known} are in {out} already" if known else ""
     console.print(f"checking {len(wanted)} problems on {where}{there}", highlight=False, soft_wrap=True)
 
 
 def _entries(paths: Sequence[str], size: str | None, device: str | None, dtype: str | None) -> "Iterator[Entry]":
     from kernelwright.problems import ProblemError, load_problem
-    from kernelwright.problems.formats import Entry, read_collection
+    from kernelwright.problems.formats import Entry, format_of, read_collection
     from kernelwright.problems.loading import cast
 
-    collections, loose = _parted(paths)
-    for path in collections:
+    is_one = {path: (Path(path) / "problem.toml").is_file() or format_of(Path(path)) is None for path in paths}
+    for path in (path for path in paths if not is_one[path]):
         for entry in read_collection(Path(path)).entries:
             yield entry if entry.problem is None else entry.model_copy(update={"problem": cast(entry.problem, dtype)})
-    for path in _each(loose):
+    for path in _each([path for path in paths if is_one[path]]):
         try:
-            yield Entry(id=path, problem=load_problem(path, size_for(path, size, device or "cpu"), dtype))
+            yield Entry(id=path, problem=load_problem(path, options.size_for(path, size, device or "cpu"), dtype))
         except ProblemError as error:
             yield Entry(id=path, status="broken", why=str(error))
 
@@ -220,16 +208,6 @@ def _is_there(path: str) -> bool:
     return any(wanted in (entry.id, entry.problem and entry.problem.name) for entry in entries)
 
 
-def _parted(paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    from kernelwright.problems.formats import format_of
-
-    def is_collection(path: str) -> bool:
-        return not (Path(path) / "problem.toml").is_file() and format_of(Path(path)) is not None
-
-    collections = [path for path in paths if is_collection(path)]
-    return collections, [path for path in paths if path not in collections]
-
-
 def _each(paths: list[str]) -> list[str]:
     """Folders of problems, such as a capture's, give what they hold; a catalog-like folder is one problem."""
     from kernelwright.evals.scores.scoring import problem_paths
@@ -244,11 +222,6 @@ def _each(paths: list[str]) -> list[str]:
         else:
             found.append(path)
     return found
-
-
-app = typer.Typer(
-    help="The catalog, and checks of problems from anywhere.", no_args_is_help=True, rich_markup_mode=None
-)
 
 
 @app.command("list")
@@ -275,8 +248,8 @@ def list_problems(
 @app.command("show")
 def show(
     problem: Annotated[str, typer.Argument(help="Catalog name, path of a .py file, or PATH::ID.")],
-    size: Annotated[str | None, size_option("cpu")] = None,
-    dtype: DtypeOption = None,
+    size: Annotated[str | None, options.size_option("cpu")] = None,
+    dtype: options.DtypeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole record as one JSON object.")] = False,
 ) -> None:
     """Print a problem's reference with its sizes put in. Before it, policies and what PyTorch took for it here."""
@@ -300,6 +273,3 @@ def show(
     for line in in_words(times):
         print(f"# baselines on {line}")
     print(f"\n{found.source}")
-
-
-app.command("check")(check)

@@ -8,42 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.exit_codes import (
+from kernelwright.commands.options import judging_options as options
+from kernelwright.commands.options.terminal import (
     DONE,
     FELL_SHORT,
     INTERRUPTED,
     MACHINE_LACKS,
     UserMistake,
     exit_with,
+    table_console,
 )
-from kernelwright.commands.options.judging_options import (
-    AddressOption,
-    BaselinesOption,
-    CompileOption,
-    DeviceOption,
-    DtypeOption,
-    EffortOption,
-    ExecutorOption,
-    JailOption,
-    JudgingOptions,
-    KindOption,
-    MemoryOption,
-    ProfileOption,
-    SanitizeOption,
-    ServerOption,
-    ThreadsOption,
-    WeightsOption,
-    check_threads,
-    check_together,
-    check_tools,
-    device_for,
-    devices_option,
-    executor_choice,
-    place_words,
-    size_for,
-    size_option,
-)
-from kernelwright.commands.options.terminal import table_console
 
 if TYPE_CHECKING:
     from kernelwright.evals.scores.batch_tables import BatchProgress
@@ -59,26 +33,26 @@ def score(
     shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts of the files; default: all.")] = None,
     merge: Annotated[list[Path] | None, typer.Option(help="--out folder of another shard; may be repeated.")] = None,
     builders: Annotated[int | None, typer.Option(min=1, help="Builds side by side; default: one a core.")] = None,
-    size: Annotated[str | None, size_option("what fits the candidates", "catalog problems")] = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    memory: MemoryOption = None,
-    threads: ThreadsOption = None,
-    compiled: CompileOption = None,
-    baselines: BaselinesOption = None,
-    weights: WeightsOption = "auto",
-    effort: EffortOption = "rank",
-    executor: ExecutorOption = "local",
-    address: AddressOption = None,
-    devices: Annotated[int | None, devices_option("all GPUs, or 1 part")] = None,
-    kind: KindOption = None,
-    server: ServerOption = None,
+    size: Annotated[str | None, options.size_option("what fits the candidates", "catalog problems")] = None,
+    device: options.DeviceOption = None,
+    dtype: options.DtypeOption = None,
+    memory: options.MemoryOption = None,
+    threads: options.ThreadsOption = None,
+    compiled: options.CompileOption = None,
+    baselines: options.BaselinesOption = None,
+    weights: options.WeightsOption = "auto",
+    effort: options.EffortOption = "rank",
+    executor: options.ExecutorOption = "local",
+    address: options.AddressOption = None,
+    devices: Annotated[int | None, options.devices_option("all GPUs, or 1 part")] = None,
+    kind: options.KindOption = None,
+    server: options.ServerOption = None,
     judging: Annotated[
         bool, typer.Option("--judge/--no-judge", help="--no-judge: tell what is on record, judge nothing.")
     ] = True,
-    sanitize: SanitizeOption = False,
-    profile: ProfileOption = False,
-    jail: JailOption = "auto",
+    sanitize: options.SanitizeOption = False,
+    profile: options.ProfileOption = False,
+    jail: options.JailOption = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a file: judge's report, problem, candidate.")
     ] = False,
@@ -94,8 +68,8 @@ def score(
     from kernelwright.evals.scores.scoring import DATABASE, Batch, Scored, collect_candidates, collect_problems
     from kernelwright.sandbox.pool import executor_for
 
-    check_together(device, devices, executor)
-    where = executor_choice(executor, address, devices, kind, builders, server)
+    options.check_together(device, devices, executor)
+    where = options.executor_choice(executor, address, devices, kind, builders, server)
     here = where.is_here and judging
     part = shard_of(shard)
     collected = collect_problems(problems, size, dtype)
@@ -104,14 +78,15 @@ def score(
     _tell_strangers(candidates, files, strangers)
     _tell_unread(collected, files)
     place = place_of(chosen, size, device, local=here)
-    settings = JudgingOptions(
+    asked = options.JudgingOptions(
         place, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights
-    ).settings()
+    )
+    settings = asked.settings()
     if settings.gpu and size is None:
-        collected = collect_problems(problems, size_for(problems, size, settings.device), dtype)
+        collected = collect_problems(problems, options.size_for(problems, size, settings.device), dtype)
     if here:
-        check_threads(threads, None if settings.gpu else devices)
-    check_tools(sanitize, profile, settings.gpu, local=here)
+        options.check_threads(threads, None if settings.gpu else devices)
+    options.check_tools(sanitize, profile, settings.gpu, local=here)
     console = Console(stderr=as_json)
     with Judgements(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
         store.merge(folder / DATABASE for folder in merge or ())
@@ -131,7 +106,7 @@ def score(
             exit_with(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
     if not as_json:
         _tell(progress, collected, out)
-        print(f"Judged {f'by {server}' if server else f'on {place_words(settings.device, dtype)}'}.")
+        print(f"Judged {f'by {server}' if server else f'on {options.place_words(settings.device, dtype)}'}.")
     lacking = [one for one in progress.done if one.machine_lacks]
     if lacking and len(lacking) == len(progress.done):
         exit_with(MACHINE_LACKS, f"no file could be judged on this machine: {lacking[0].report['reason']}")
@@ -143,9 +118,9 @@ def place_of(files: "list[CandidateFile]", size: str | None, asked: str | None, 
     examples = _examples(files)
     if asked is not None:
         for language in sorted(examples) or ["python"]:
-            device_for(asked, language, size or "", local)
+            options.device_for(asked, language, size or "", local)
         return asked
-    wanted = sorted(language for language in examples if device_for(None, language, size or "") != "cpu")
+    wanted = sorted(language for language in examples if options.device_for(None, language, size or "") != "cpu")
     if wanted and "cpp" in examples:
         raise UserMistake(
             f"{examples['cpp']} is in cpp, which runs on the processor, and {examples[wanted[0]]} in {wanted[0]}, "

@@ -7,25 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.exit_codes import UserMistake
-from kernelwright.commands.options.judging_options import (
-    AddressOption,
-    DeviceOption,
-    EffortOption,
-    ExecutorOption,
-    JailOption,
-    JudgingOptions,
-    KindOption,
-    MemoryOption,
-    ServerOption,
-    ThreadsOption,
-    check_device,
-    check_threads,
-    device_count,
-    devices_option,
-    executor_choice,
-    judging_effort,
-)
+from kernelwright.commands.options import judging_options as options
+from kernelwright.commands.options.terminal import UserMistake
 from kernelwright.problems.texts.libraries import LibraryMissing
 
 if TYPE_CHECKING:
@@ -54,13 +37,13 @@ def serve(
     device: Annotated[
         str | None, typer.Option(help="Judge there alone: cpu or cuda; default: both, where there is a GPU.")
     ] = None,
-    memory: MemoryOption = None,
-    threads: ThreadsOption = None,
-    executor: ExecutorOption = "local",
-    address: AddressOption = None,
-    devices: Annotated[int | None, devices_option("all GPUs, and the processor as 1 part")] = None,
-    kind: KindOption = None,
-    jail: JailOption = "auto",
+    memory: options.MemoryOption = None,
+    threads: options.ThreadsOption = None,
+    executor: options.ExecutorOption = "local",
+    address: options.AddressOption = None,
+    devices: Annotated[int | None, options.devices_option("all GPUs, and the processor as 1 part")] = None,
+    kind: options.KindOption = None,
+    jail: options.JailOption = "auto",
 ) -> None:
     """Judge candidates for programs that ask over HTTP, on a Unix socket or a port of this machine.
 
@@ -78,10 +61,10 @@ def serve(
     if port is None and host != "127.0.0.1":
         raise UserMistake(f"--host {host} needs a --port")
     places = _places(device, executor)
-    choice = executor_choice(executor, address, devices, kind, builders)
+    choice = options.executor_choice(executor, address, devices, kind, builders)
     if executor == "local":
-        check_threads(threads, None if "cuda" in places else devices)
-    settings = {name: JudgingOptions(name, memory, threads, None, jail).settings() for name in places}
+        options.check_threads(threads, None if "cuda" in places else devices)
+    settings = {name: options.JudgingOptions(name, memory, threads, None, jail).settings() for name in places}
     listen(
         ServiceOptions(
             listening=Listening(socket=socket, host=host, port=port, token=read_token(token_file)),
@@ -100,10 +83,10 @@ def _places(device: str | None, executor: str) -> "tuple[PlaceName, ...]":
     if executor != "local" and device is None:
         raise UserMistake(f"--executor {executor} needs to be told where its devices are; add --device cpu or cuda")
     if executor == "local" and device is not None:
-        check_device(device, device_count())
+        options.check_device(device, options.device_count())
     if device is not None:
         return ("cpu",) if device == "cpu" else ("cuda",)
-    return ("cpu", "cuda") if device_count() else ("cpu",)
+    return ("cpu", "cuda") if options.device_count() else ("cpu",)
 
 
 def read_token(path: Path | None) -> str | None:
@@ -129,9 +112,9 @@ def read_token(path: Path | None) -> str | None:
 def mcp(
     folder: Annotated[Path, typer.Option(help="Files below it may be read, and no others.")] = Path(),
     run: Annotated[Path | None, typer.Option(help="A run whose best kernels are shown too.")] = None,
-    device: DeviceOption = None,
-    effort: EffortOption = "search",
-    server: ServerOption = None,
+    device: options.DeviceOption = None,
+    effort: options.EffortOption = "search",
+    server: options.ServerOption = None,
 ) -> None:
     """Serve a coding agent over the Model Context Protocol, on standard input and output."""
     try:
@@ -145,6 +128,6 @@ def mcp(
     if run is not None and not (run / "header.json").is_file():
         raise UserMistake(f"--run {run} is no run; name a folder that `kernelwright run` has written")
     if device is not None:
-        check_device(device, None if server else device_count())
-    chosen = {"effort": judging_effort(effort)} | ({"device": device} if device else {})
+        options.check_device(device, None if server else options.device_count())
+    chosen = {"effort": options.judging_effort(effort)} | ({"device": device} if device else {})
     server_of(AgentTools(folder, run, server, **chosen)).run("stdio")

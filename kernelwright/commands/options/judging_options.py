@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 import typer
 
-from kernelwright.commands.options.exit_codes import UserMistake
+from kernelwright.commands.options.terminal import UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool import ExecutorChoice
@@ -176,7 +176,6 @@ def checked(kind: str, names: Sequence[str], choices: Any) -> tuple[Any, ...]:
 
 
 def judging_effort(name: str) -> "JudgingEffort":
-    """The effort of that name; `UserMistake` for any other."""
     from kernelwright.sandbox.verdict.settings import JudgingEffort
 
     effort: JudgingEffort = checked("effort", [name], JudgingEffort)[0]
@@ -290,11 +289,8 @@ def check_threads(threads: int | None, devices: int | None = None) -> None:
     share = max(1, cores // (devices or 1))
     if threads is not None and threads > share:
         where = "this machine" if share == cores else f"each of the {devices} devices of this machine"
-        raise UserMistake(f"--threads is {threads} and {where} has {cores_words(share)}; give at most {share}")
-
-
-def cores_words(count: int) -> str:
-    return "1 core" if count == 1 else f"{count} cores"
+        there = "1 core" if share == 1 else f"{share} cores"
+        raise UserMistake(f"--threads is {threads} and {where} has {there}; give at most {share}")
 
 
 def executor_choice(

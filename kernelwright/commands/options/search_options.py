@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from kernelwright.commands.options.exit_codes import FELL_SHORT, INTERRUPTED, UserMistake, exit_with, own_command
-from kernelwright.commands.options.terminal import table_console
+from kernelwright.commands.options.terminal import (
+    FELL_SHORT,
+    INTERRUPTED,
+    UserMistake,
+    exit_with,
+    own_command,
+    table_console,
+)
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.view import View
@@ -56,12 +62,13 @@ def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
     model = typed.model or OWN_NAMES.get(kind)
     if model is None and kind != "recorded":
         raise UserMistake(f"--provider {typed.provider} needs the name of a model; add --model")
+    is_file = kind == "local" and typed.model is not None and typed.model.endswith(".gguf")
     options = ProviderOptions.model_validate(
         {
             "kind": kind,
             "server": _server(typed),
             "folder": None if typed.folder is None else str(typed.folder.resolve()),
-            "model_file": _model_file(typed) if kind == "local" else None,
+            "model_file": str(Path(str(typed.model)).resolve()) if is_file else None,
             "cache": None if typed.cache is None else str(typed.cache.resolve()),
         }
     )
@@ -102,13 +109,6 @@ def _server(typed: ProviderArguments) -> "dict[str, object]":
     return found | {name: value for name, value in given.items() if value is not None}
 
 
-def _model_file(typed: ProviderArguments) -> str | None:
-    """`--model path/to/file.gguf` names a file; any other name is only what the record calls the model."""
-    if typed.model is None or not typed.model.endswith(".gguf"):
-        return None
-    return str(Path(typed.model).resolve())
-
-
 def _who(kind: str) -> str:
     return "no model was given" if kind == "recorded" else f"{kind} answers"
 
@@ -146,11 +146,8 @@ def checked_config(fields: dict[str, Any]) -> Any:
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in fault["loc"])
-        raise UserMistake(f"search setting {key!r} can not be {fault['input']!r}: {_said(fault['msg'])}") from error
-
-
-def _said(message: str) -> str:
-    return message.partition(", ")[0].replace("Input", "it")
+        said = fault["msg"].partition(", ")[0].replace("Input", "it")
+        raise UserMistake(f"search setting {key!r} can not be {fault['input']!r}: {said}") from error
 
 
 def _value(text: str) -> Any:
@@ -223,7 +220,9 @@ def search_and_report(running: "Running", folder: Path, as_json: bool) -> None:
     names = tuple(problem.name for problem in running.problems)
     plan = running.plan.search
     count = "1 problem" if len(names) == 1 else f"{len(names)} problems"
-    intro = f"run {folder}: {count}, target {plan.target}, on {_place(running)}, answers from {plan.model}"
+    dtypes = sorted({problem.dtype for problem in running.problems if problem.dtype})
+    place = ", ".join([running.plan.judging.device, running.log.header.device, *dtypes])
+    intro = f"run {folder}: {count}, target {plan.target}, on {place}, answers from {plan.model}"
     console.print(intro, highlight=False, soft_wrap=True)
     left_out = running.left_out()
     for view in left_out:
@@ -243,12 +242,6 @@ def search_and_report(running: "Running", folder: Path, as_json: bool) -> None:
         raise
     _tell(running, views, folder, as_json)
     raise typer.Exit(0 if all(view.best for view in views) else FELL_SHORT)
-
-
-def _place(running: "Running") -> str:
-    """Where it is judged, as the header has it, and the dtype that the problems were cast to."""
-    dtypes = sorted({problem.dtype for problem in running.problems if problem.dtype})
-    return ", ".join([running.plan.judging.device, running.log.header.device, *dtypes])
 
 
 def _tell(running: "Running", views: "list[View]", folder: Path, as_json: bool) -> None:

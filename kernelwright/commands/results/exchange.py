@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.exit_codes import DONE, FELL_SHORT, UserMistake
-from kernelwright.commands.options.terminal import writing
+from kernelwright.commands.options.terminal import DONE, FELL_SHORT, UserMistake, writing
 
 if TYPE_CHECKING:
     from kernelwright.evals.formats.samples import Outcome, Samples
-    from kernelwright.problems.formats import Entry
 
 FORMATS = ("jsonl", "parquet", "huggingface", "plain", "kernelbench", "leaderboard", "flashinfer", "sol-execbench")
 
@@ -42,8 +40,13 @@ def export(
     outcomes, left = _gathered(run, problems, candidates)
     fitted = True
     if best is not None:
+        from kernelwright.evals.formats.folders import write_best
+
         with writing(best):
-            fitted = _best(best, outcomes)
+            kept = write_best(best, outcomes)
+        for path in kept:
+            print(path)
+        fitted = bool(kept)
     if out is not None:
         with writing(out):
             said = _write(to, out, outcomes, name)
@@ -76,15 +79,6 @@ def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tupl
             f"{run} is not the folder of a run; for the --out of a score give its --problems and --candidates too"
         )
     return score_outcomes(run, collect_problems(problems), candidates)
-
-
-def _best(folder: Path, outcomes: "list[Outcome]") -> bool:
-    from kernelwright.evals.formats.folders import write_best
-
-    found = write_best(folder, outcomes)
-    for kept in found:
-        print(kept)
-    return bool(found)
 
 
 def _write(to: str, out: Path, outcomes: "list[Outcome]", name: str) -> list[str]:
@@ -180,14 +174,11 @@ def _problems(source: Path, out: Path, only: str) -> list[dict[str, object]]:
         places = write_collection(out / PROBLEMS, entries)
     for note in reading.notes:
         typer.echo(f"kernelwright: {note}", err=True)
-    return [_line("problem", entry, places) for entry in entries]
-
-
-def _line(kind: str, entry: "Entry", places: dict[str, str]) -> dict[str, object]:
-    place = places.get(entry.id)
-    path = f"{PROBLEMS}/{place}" if place else None
-    found = {"kind": kind, "id": entry.id, "status": entry.status, "why": entry.why, "notes": list(entry.notes)}
-    return {**found, "path": path}
+    return [
+        {"kind": "problem", "id": entry.id, "status": entry.status, "why": entry.why, "notes": list(entry.notes)}
+        | {"path": f"{PROBLEMS}/{places[entry.id]}" if places.get(entry.id) else None}
+        for entry in entries
+    ]
 
 
 def _candidates(source: Path, out: Path, problems: Path) -> list[dict[str, object]]:

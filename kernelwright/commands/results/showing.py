@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.exit_codes import FELL_SHORT, UserMistake
 from kernelwright.commands.options.judging_options import judging_effort
-from kernelwright.commands.options.terminal import fit_for, read_text, table_console
+from kernelwright.commands.options.terminal import FELL_SHORT, UserMistake, fit_for, read_text, table_console, writing
 from kernelwright.problems.texts.libraries import LibraryMissing
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
-    from kernelwright.evals.boards.comparing import RunComparison
     from kernelwright.evals.boards.leaderboard import Board
-    from kernelwright.evals.inspector.model import ProblemText, RunModel
+    from kernelwright.evals.inspector.model import ProblemText
     from kernelwright.evals.runs.facts import RunFacts
     from kernelwright.sandbox.verdict.settings import JudgingEffort
 
@@ -37,6 +35,7 @@ def show(
     """Print a run as a tree of its attempts. Or the source of one of them, named behind the run."""
     from kernelwright.agent.log.run_log import RunLog
     from kernelwright.evals.inspector.model import RunModel, find_attempt
+    from kernelwright.evals.report import run_tree
 
     with RunLog.open(run) as log:
         found = None if what is None else find_attempt(what)
@@ -52,7 +51,8 @@ def show(
         if as_json:
             print(json.dumps(model.detail(found[0], attempt or 0) if found else model.index()))
         else:
-            _print_tree(model)
+            tree = run_tree(f"{log.header.run_id} on {log.header.device}", model.views)
+            table_console(highlight=False).print(tree)
 
 
 def _print_source(log: "RunLog", problem: str, what: "int | ProblemText", as_json: bool) -> None:
@@ -66,13 +66,6 @@ def _print_source(log: "RunLog", problem: str, what: "int | ProblemText", as_jso
         print(json.dumps({"problem": problem, "source": source}))
     else:
         print(fit_for(sys.stdout, source), end="")
-
-
-def _print_tree(model: "RunModel") -> None:
-    from kernelwright.evals.report import run_tree
-
-    header = model.log.header
-    table_console(highlight=False).print(run_tree(f"{header.run_id} on {header.device}", model.views))
 
 
 def inspect(
@@ -104,17 +97,15 @@ def inspect(
 
 
 def _export(found: list[Path], out: Path) -> None:
-    from kernelwright.evals.inspector.export import export, export_picture
+    from kernelwright.evals.inspector.export import export
 
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:5])
         raise UserMistake(f"a file shows one run and there are {len(found)} ({names}); name one of them")
     if out.suffix not in (".html", ".htm", ".svg"):
         raise UserMistake(f"{out} would be a page or a picture under another name; give report.html or picture.svg")
-    try:
-        size = (export_picture if out.suffix == ".svg" else export)(found[0], out)
-    except OSError as error:
-        raise UserMistake(f"cannot write {out} ({error.strerror}); choose another file") from error
+    with writing(out):
+        size = export(found[0], out)
     print(f"{out}: {size / 1e6:.2g} MB; open it in a browser, it needs no network")
 
 
@@ -145,20 +136,15 @@ def leaderboard(
     if chosen is not None and chosen not in FORMATS:
         raise UserMistake(f"no format {chosen!r}; there are: {', '.join(FORMATS)}")
     own = load_metrics(metric or ())
-    found = with_metrics(_boards(list(all_facts(folders, _left_out)), verify, judging_effort(effort)), own)
+    facts = all_facts(folders, lambda error: print(f"kernelwright: left out: {error}", file=sys.stderr))
+    found = with_metrics(_boards(list(facts), verify, judging_effort(effort)), own)
     if chosen is None:
         _show(found)
     elif out is None:
         print(FORMATS[chosen](found))
     else:
-        try:
+        with writing(out):
             out.write_text(FORMATS[chosen](found), encoding="utf-8")
-        except OSError as error:
-            raise UserMistake(f"cannot write {out} ({error.strerror}); choose another file") from error
-
-
-def _left_out(error: Exception) -> None:
-    print(f"kernelwright: left out: {error}", file=sys.stderr)
 
 
 def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "list[Board]":
@@ -230,8 +216,13 @@ def _source(name: str) -> str:
 
 
 def _compare(first: Path, second: Path, as_json: bool) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
     from kernelwright.evals.boards.comparing import compare_runs
     from kernelwright.evals.runs.facts import run_facts
+    from kernelwright.sandbox.verdict.in_words import marks, ratio_words
 
     ours, theirs = run_facts(first), run_facts(second)
     try:
@@ -243,16 +234,6 @@ def _compare(first: Path, second: Path, as_json: bool) -> None:
         return
     if ours.device != theirs.device:
         print(f"Two devices, {ours.device} and {theirs.device}: each speedup is against a baseline on its own one.")
-    _print(found)
-
-
-def _print(found: "RunComparison") -> None:
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
-    from kernelwright.sandbox.verdict.in_words import marks, ratio_words
-
     table = Table("problem", found.first, found.second, "ratio", "better", box=SIMPLE)
     for column in table.columns:
         column.overflow = "fold"

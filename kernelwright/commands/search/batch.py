@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.exit_codes import FELL_SHORT, UserMistake, own_command
 from kernelwright.commands.options.judging_options import RunArgument
-from kernelwright.commands.options.terminal import opened
+from kernelwright.commands.options.terminal import FELL_SHORT, UserMistake, opened, own_command, writing
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
@@ -40,10 +39,8 @@ def export(
         lines = {one.request.digest: batch_line(one.request) for one in open_requests(log)}
     if not lines:
         raise UserMistake(f"no ask of {folder} waits for an answer; go on with `{own_command()} resume {folder}`")
-    try:
+    with writing(file):
         write_atomically(file, "".join(f"{line}\n" for line in lines.values()))
-    except OSError as error:
-        raise UserMistake(f"cannot write {file} ({error.strerror}); choose another place") from error
     print(json.dumps({"file": str(file), "requests": len(lines)}) if as_json else f"{file}: {len(lines)} requests")
 
 

@@ -7,36 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.exit_codes import UserMistake
-from kernelwright.commands.options.judging_options import (
-    AddressOption,
-    BaselinesOption,
-    CompileOption,
-    DeviceOption,
-    DtypeOption,
-    EffortOption,
-    ExecutorOption,
-    JailOption,
-    JudgingOptions,
-    KindOption,
-    MemoryOption,
-    PresetsOption,
-    ProfileOption,
-    RunArgument,
-    SanitizeOption,
-    ServerOption,
-    ThreadsOption,
-    WeightsOption,
-    WithoutOption,
-    check_threads,
-    check_together,
-    check_tools,
-    device_for,
-    devices_option,
-    executor_choice,
-    size_for,
-    size_option,
-)
+from kernelwright.commands.options import judging_options as options
 from kernelwright.commands.options.search_options import (
     ProviderArguments,
     checked_config,
@@ -47,6 +18,7 @@ from kernelwright.commands.options.search_options import (
     search_options,
     with_parts,
 )
+from kernelwright.commands.options.terminal import UserMistake
 
 
 def run(
@@ -75,7 +47,7 @@ def run(
     api: Annotated[
         str | None, typer.Option(help="Form of the requests: chat or responses; default: that of --provider, or chat.")
     ] = None,
-    presets: PresetsOption = None,
+    presets: options.PresetsOption = None,
     folder: Annotated[
         Path | None,
         typer.Option(help="Where tasks lie for --provider files, or stories for recorded."),
@@ -86,15 +58,15 @@ def run(
     target: Annotated[
         str, typer.Option(help="What candidates are written in: cpp, cuda, cutlass, triton, tilelang, helion or cute.")
     ] = "cpp",
-    size: Annotated[str | None, size_option("what fits the target", "catalog problems")] = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    memory: MemoryOption = None,
-    threads: ThreadsOption = None,
-    compiled: CompileOption = None,
-    baselines: BaselinesOption = None,
-    weights: WeightsOption = "auto",
-    effort: EffortOption = "search",
+    size: Annotated[str | None, options.size_option("what fits the target", "catalog problems")] = None,
+    device: options.DeviceOption = None,
+    dtype: options.DtypeOption = None,
+    memory: options.MemoryOption = None,
+    threads: options.ThreadsOption = None,
+    compiled: options.CompileOption = None,
+    baselines: options.BaselinesOption = None,
+    weights: options.WeightsOption = "auto",
+    effort: options.EffortOption = "search",
     strategy: Annotated[
         str,
         typer.Option(
@@ -108,7 +80,7 @@ def run(
         typer.Option(min=1, help="Attempts in flight at once for a problem; default: 1, or all for a batch."),
     ] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Problems in work at once.")] = 1,
-    without: WithoutOption = None,
+    without: options.WithoutOption = None,
     prices: Annotated[
         Path | None, typer.Option(help="Price table (TOML), for budgets in USD; default: the one that ships.")
     ] = None,
@@ -118,14 +90,14 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="New folder for the run; default: runs/TIME.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search's own choices.")] = 0,
-    executor: ExecutorOption = "local",
-    address: AddressOption = None,
-    devices: Annotated[int | None, devices_option("1, or all with --kind")] = None,
-    kind: KindOption = None,
-    server: ServerOption = None,
-    sanitize: SanitizeOption = False,
-    profile: ProfileOption = False,
-    jail: JailOption = "auto",
+    executor: options.ExecutorOption = "local",
+    address: options.AddressOption = None,
+    devices: Annotated[int | None, options.devices_option("1, or all with --kind")] = None,
+    kind: options.KindOption = None,
+    server: options.ServerOption = None,
+    sanitize: options.SanitizeOption = False,
+    profile: options.ProfileOption = False,
+    jail: options.JailOption = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
     ] = False,
@@ -149,10 +121,12 @@ def run(
     names, attempts_of = with_parts(named, top, attempts)
     if not names:
         raise UserMistake(f"suite {suite!r} has no problem for target {target!r}; try --target cpp")
-    choice = executor_choice(executor, address, devices, kind, server=server)
-    where = _device(device, target, choice.is_here)
-    check_together(device, devices, executor)
-    found = [load_problem(name, size_for(name, size, where), dtype) for name in names]
+    choice = options.executor_choice(executor, address, devices, kind, server=server)
+    if device not in (None, "cpu") and target == "cpp":
+        raise UserMistake(f"--device {device}: target cpp asks for kernels that run on a processor; add --target cuda")
+    where = options.device_for(device, target, "", choice.is_here)
+    options.check_together(device, devices, executor)
+    found = [load_problem(name, options.size_for(name, size, where), dtype) for name in names]
     unknown = sorted(set(without or ()) - set(SECTION_NAMES))
     if unknown:
         raise UserMistake(f"no section {unknown[0]!r} to leave out; there are: {', '.join(SECTION_NAMES)}")
@@ -165,12 +139,13 @@ def run(
     slots = slots or (attempts if answers.kind == "batch" else 1)
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
-    judging = JudgingOptions(
+    asked = options.JudgingOptions(
         where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights
-    ).settings()
-    check_tools(sanitize, profile, judging.gpu, local=choice.is_here)
+    )
+    judging = asked.settings()
+    options.check_tools(sanitize, profile, judging.gpu, local=choice.is_here)
     if choice.is_here:
-        check_threads(threads, None if judging.gpu else devices)
+        options.check_threads(threads, None if judging.gpu else devices)
     plan = Plan(
         judging=judging,
         executor=choice,
@@ -186,15 +161,8 @@ def run(
         search_and_report(running, place, as_json)
 
 
-def _device(asked: str | None, target: str, local: bool) -> str:
-    """Where candidates of a target are judged. `UserMistake` for C++, which is asked for processors, on a GPU."""
-    if asked not in (None, "cpu") and target == "cpp":
-        raise UserMistake(f"--device {asked}: target cpp asks for kernels that run on a processor; add --target cuda")
-    return device_for(asked, target, "", local)
-
-
 def resume(
-    folder: RunArgument,
+    folder: options.RunArgument,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
     ] = False,
@@ -211,7 +179,7 @@ def resume(
 
 
 def replay(
-    folder: RunArgument,
+    folder: options.RunArgument,
     out: Annotated[Path | None, typer.Option(help="New folder for the replayed run; default: none is kept.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with events and digest.")] = False,
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 import kernelwright.agent.strategies
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.view import View
-from kernelwright.agent.strategies import SHIPPED, Stop, StrategyError, load_strategy, strategy
+from kernelwright.agent.strategies import GROUP, SHIPPED, Stop, StrategyError, load_strategy, strategies
 from tests.agent.strategies.test_refine import attempt, view_of
 
 CONFIG = SearchConfig(model="m", attempts=40, drafts=2, repairs=2, patience=5)
@@ -137,12 +137,10 @@ def test_a_strategy_of_an_installed_package_is_found(tmp_path, monkeypatch):
     package = tmp_path / "other-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(
-        f"[{strategy.GROUP}]\nother = kernelwright.agent.strategies.shipped:Race\n"
-    )
+    (package / "entry_points.txt").write_text(f"[{GROUP}]\nother = kernelwright.agent.strategies.shipped:Race\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = strategy.strategies()["other"]
-    assert (found.name, found.group, found.attr) == ("other", strategy.GROUP, "Race")
+    found = strategies()["other"]
+    assert (found.name, found.group, found.attr) == ("other", GROUP, "Race")
     assert proposal("other", VIEWS["a right draft"]) == Stop(reason="attempt 1 is right")
 
 

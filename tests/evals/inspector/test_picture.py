@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.evals.inspector.export import axis_for, export_picture, picture
+from kernelwright.evals.inspector.export import axis_for, export, picture
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.runs.running import suite
 from tests.support.runs import ended, failed, made_run, passed, problem, setting
@@ -41,7 +41,7 @@ def test_each_right_attempt_is_a_point_in_its_problem_s_row(made):
 
 def test_the_same_run_gives_the_same_picture(made, tmp_path):
     for name in ("one.svg", "two.svg"):
-        export_picture(made, tmp_path / name)
+        export(made, tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 

@@ -3,9 +3,7 @@
 import json
 from xml.etree import ElementTree
 
-from kernelwright.programs.compare.child import Order, Times
-from kernelwright.programs.compare.comparing import folded
-from kernelwright.programs.compare.comparison import StageError, drawn, headline, words
+from kernelwright.programs.compare.comparison import Order, StageError, Times, drawn, folded, headline, words
 
 
 def times(kernels, eager, **more):

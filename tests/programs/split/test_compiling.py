@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from kernelwright import capture
-from kernelwright.programs.compiling import speedup_of_compile
 from kernelwright.programs.record import read_capture
+from kernelwright.programs.split import speedup_of_compile
 from kernelwright.sandbox.verdict.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from kernelwright.commands.options.exit_codes import MACHINE_LACKS
+from kernelwright.commands.options.terminal import MACHINE_LACKS
 from kernelwright.sandbox.service.job_store import REMEDIES, TRIM_EVERY, DiskError, JobStore, StoreError
 from kernelwright.sandbox.service.text_process import read_request
 from tests.support.service import ROOT, job
