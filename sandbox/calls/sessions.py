@@ -85,6 +85,7 @@ class Session:
         """A result may take so much of the judge's memory; set lower where its size is known."""
         self.returns_inputs = False
         """Whether the reference's results lie in the memory of inputs, so that a candidate's may; a worker is told."""
+        self._is_called = False
         self._is_read = False
         """Whether a result of a call was read before."""
         self._reserved = False
@@ -177,7 +178,8 @@ class Session:
         self.refuse_work_done_meanwhile()
         self._lent.write(values.tensors)
         before = self._cpu_ms()
-        answer, milliseconds = self._exchange(question(op, values), self._call_limit(timeout_s))
+        answer, milliseconds = self._exchange(question(op, values), self._next_limit(timeout_s))
+        self._is_called = True
         cpu_ms = self._cpu_ms() - before
         excess = beyond_threads(self._settings, milliseconds, cpu_ms)
         if excess and self._kind == "worker" and self._watches("threads"):
@@ -205,6 +207,12 @@ class Session:
         """What a trusted child finds that a call on `values` must do; nothing is timed here."""
         self._show(values)
         return self._exchange(question("trace", values), timeout_s)[0]
+
+    def _next_limit(self, timeout_s: float) -> Timeout:
+        """How long the next call may take: a candidate's first one, which is not timed, compiles."""
+        if self._is_called or self._kind != "worker":
+            return self._call_limit(timeout_s)
+        return CallTimeout(self._settings.call_timeout_s, compiling_s=self._settings.build_timeout_s)
 
     def _call_limit(self, timeout_s: float) -> Timeout:
         """How long a call may take."""

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -21,7 +22,9 @@ from kernelwright.sandbox.verdict.settings import Settings
 LOOK_S = 0.25
 """How often it is looked for compilers."""
 WALL = 10
-"""A call may take so many times its limit where the machine is too busy to run it."""
+"""A call or a build may take so many times its limit where the machine is too busy to run it."""
+LATE = 4
+"""Of the time since the last look at a child, so many intervals are counted at most."""
 LEAST_SHARE = 0.2
 """Of a core, over the time since the last look: a compiler that takes less, and does not want more, waits."""
 PROGRAM = re.compile(
@@ -46,59 +49,106 @@ class Watched(Protocol):
         """All processes of its tree."""
 
 
-class ImportTimeout(NamedTuple):
-    """Seconds for what the candidate does by itself, and for all of it with the compilers that it starts."""
+@dataclass
+class ImportTimeout:
+    """Seconds for what the candidate does by itself, and for all of it with the compilers that it starts.
+
+    Time in which it waits for a core, or for what the judge makes for it, is not counted: `wall` times the limit is the
+    end in any case.
+    """
 
     alone_s: float
     in_all_s: float
+    wall: int = WALL
+    cores: int = 1
+    """What computes on so many at once takes the processor time of one."""
+    is_made_for_it: Callable[[], bool] = lambda: False
+    """Whether the judge, or another one, is making what it may wait for."""
+    used_s: float = 0.0
+    """What has been counted."""
 
     @classmethod
-    def of(cls, settings: Settings) -> "ImportTimeout":
-        """What one import and construction may take."""
-        return cls(settings.import_timeout_s, settings.build_timeout_s)
+    def of(cls, settings: Settings, used_s: float = 0.0, wall: int = WALL) -> "ImportTimeout":
+        """What one import and construction may take, where so much of the build's time is used."""
+        return cls(settings.import_timeout_s, settings.build_timeout_s - used_s, wall, len(settings.cores))
 
     def wait(self, child: Watched) -> None:
         """Return when the child has something to say. Raises `CandidateLate`, and `ChildLate` over all of it."""
-        compilers, start = Compilers(), time.monotonic()
-        alone, last, were_at_work = 0.0, start, False
-        while not child.has_spoken(LOOK_S):
-            now = time.monotonic()
-            are_at_work = compilers.are_at_work(child.processes())
-            # One look between two compilers finds neither.
-            alone += 0.0 if are_at_work or were_at_work else now - last
-            last, were_at_work = now, are_at_work
-            if alone >= self.alone_s:
-                raise CandidateLate(
-                    f"importing and constructing it was not done within {self.alone_s:g} s, and no compiler was at work"
-                )
-            if now - start >= self.in_all_s:
-                raise ChildLate
+        clock = WorkClock(child, time.monotonic(), self.cores)
+        try:
+            while not child.has_spoken(LOOK_S):
+                clock.look(is_counted=not self.is_made_for_it())
+                if clock.used_s - clock.compiling_s >= self.alone_s:
+                    raise CandidateLate(
+                        f"importing and constructing it was not done within {self.alone_s:g} s, and no compiler was at "
+                        "work"
+                    )
+                if clock.used_s >= self.in_all_s or clock.wall_s >= self.wall * self.in_all_s:
+                    raise ChildLate
+        finally:
+            self.used_s += clock.used_s
 
 
 class CallTimeout(NamedTuple):
     """The limit of one call on a processor: time in which a thread waits for a core is the machine's and not counted.
 
-    `WALL` times the limit is the end in any case.
+    Compilers that the call starts have a limit of their own, which is none where it is not given. `WALL` times both is
+    the end in any case.
     """
 
     limit_s: float
+    compiling_s: float = 0.0
 
     def wait(self, child: Watched) -> None:
         """Return when the child has something to say. Raises `ChildLate`."""
         start = time.monotonic()
         if child.has_spoken(min(LOOK_S, self.limit_s / WALL)):
             return
-        queued_s, before = 0.0, _queued_s(child.processes())
-        while True:
-            passed = time.monotonic() - start
-            left = min(self.limit_s + queued_s, WALL * self.limit_s) - passed
-            if left <= 0:
-                raise ChildLate
+        clock = WorkClock(child, start)
+        while (left := self.limit_s + min(clock.compiling_s, self.compiling_s) - clock.used_s) > 0:
+            if clock.wall_s >= WALL * (self.limit_s + self.compiling_s):
+                break
             if child.has_spoken(min(left, LOOK_S)):
                 return
-            now = _queued_s(child.processes())
-            queued_s += max((waited - before.get(task, 0.0) for task, waited in now.items()), default=0.0)
-            before = now
+            clock.look()
+        raise ChildLate
+
+
+class WorkClock:
+    """Seconds that the tree of a child has had since `start`, without those in which it waited for a core.
+
+    Where `cores` are given, they are at least the processor time that it used, divided by them.
+    """
+
+    def __init__(self, child: Watched, start: float, cores: int | None = None) -> None:
+        self._child, self._cores, self._compilers = child, cores, Compilers()
+        self._last, self._were_at_work = time.monotonic(), False
+        pids = child.processes()
+        self._queued, self._computed_s = _queued_s(pids), _computed_s(pids)
+        self.wall_s = self._running_s = self.used_s = self._last - start
+        self._cores_s = 0.0
+        self.compiling_s = 0.0
+        """Of those used, while a compiler was at work."""
+
+    def look(self, is_counted: bool = True) -> None:
+        """Count what has passed since the last look."""
+        pids, now = self._child.processes(), time.monotonic()
+        queued, computed_s = _queued_s(pids), _computed_s(pids)
+        are_at_work = self._compilers.are_at_work(pids)
+        if is_counted:
+            passed_s, before_s = now - self._last, self.used_s
+            self.wall_s += passed_s
+            # A judge that was stopped itself, or had no core, comes late to its look. The kernel counts the time of a
+            # thread that waits for a core once it has got one: that of several looks comes together.
+            self._running_s += min(passed_s, LATE * LOOK_S)
+            self._running_s -= max(
+                (waited - self._queued.get(task, 0.0) for task, waited in queued.items()), default=0.0
+            )
+            self._cores_s += (computed_s - self._computed_s) / self._cores if self._cores else 0.0
+            self.used_s = max(self._running_s, self._cores_s)
+            # One look between two compilers finds neither.
+            self.compiling_s += self.used_s - before_s if are_at_work or self._were_at_work else 0.0
+        self._queued, self._computed_s, self._last, self._were_at_work = queued, computed_s, now, are_at_work
 
 
 class FirstCallTimeout(NamedTuple):
@@ -165,10 +215,20 @@ def is_compiler(pid: int) -> bool:
         return False
 
 
+def _computed_s(pids: list[int]) -> float:
+    """Processor time of these processes, and of those that they have started and collected."""
+    return sum(sum(map(int, _stat(pid)[11:15])) for pid in pids) / TICKS
+
+
 def _state(pid: int) -> tuple[str, float]:
     """The letter of a process's state, and its processor time in seconds; of none where it has gone."""
+    fields = _stat(pid)
+    return (fields[0], (int(fields[11]) + int(fields[12])) / TICKS) if fields else ("", 0.0)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; none where it has gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return fields[0].decode(), (int(fields[11]) + int(fields[12])) / TICKS
-    except (OSError, IndexError):
-        return "", 0.0
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []

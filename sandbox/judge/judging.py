@@ -13,7 +13,7 @@ from kernelwright.sandbox.build.build_store import read_failures
 from kernelwright.sandbox.calls.backend import build_turn, device_held, timing_turn
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.calls.timeouts import ImportTimeout
+from kernelwright.sandbox.calls.timeouts import WALL, ImportTimeout
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
 from kernelwright.sandbox.judge.stages import Built, Spare, build_key, built_by, shortcuts_for, with_late_builds
@@ -386,7 +386,8 @@ class Judge:
         limit = self.settings.start_timeout_s
         message = self._load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
         reference.admit(session)
-        session.ask(message, ImportTimeout.of(self.settings), reference.arguments)
+        wall = 1 if self.settings.gpu else WALL  # others wait for the device
+        session.ask(message, ImportTimeout.of(self.settings, wall=wall), reference.arguments)
         if reference.weights.tensors:
             built.weights = "copied" if built.weight_seed is None else "seeded"
         if built.weights == "copied":

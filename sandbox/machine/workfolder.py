@@ -33,6 +33,8 @@ STEADY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
     "CUDA_SCALE_LAUNCH_QUEUES": "4x",  # calls of up to 4,000 kernels can be issued ahead
 }
+COMPILING = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+"""For torch.compile: no pool of processes, which would outlive the call, and no headers that only one folder has."""
 LEAST_FREE_BYTES = 512 * 2**20
 """With less a build would fill the disk, and the candidate would be blamed."""
 GONE_S, AGAIN_S = 3.0, 0.02
@@ -167,6 +169,7 @@ class WorkFolder:
             "TMPDIR": str(self.path / "tmp"),
             "TORCH_EXTENSIONS_DIR": str(self.path / "build"),
             "TRITON_CACHE_DIR": str(self.path / "triton"),
+            **COMPILING,
             **dict(language_environment(self.path / "triton")),
         }
 
