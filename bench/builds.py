@@ -144,7 +144,7 @@ def build(source: str, settings: Settings) -> Built:
                 session.ask(message | {"arguments": wire.pack([], []), "shortcuts": plan}, LIMIT_S)
             except Refused as error:
                 refused = error.reason
-        seconds = time.perf_counter() - start
+            seconds = time.perf_counter() - start
         BuildStore().keep(BuildStore.key(source, found), folder.path / "build")
         return Built(seconds, making.seconds, refused, read_record(folder.path).ways)
     finally:

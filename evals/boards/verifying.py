@@ -82,7 +82,7 @@ class Verifier:
             settings = _settings(log.header.config)
         if "device" not in settings.model_fields_set:
             device = "cuda" if needs_device(candidate.language, problem.size) else "cpu"
-            settings = settings.model_copy(update={"device": device})
+            settings = settings.on(device)
         judgement = judged_here(problem, candidate, settings, self.device, f"{cell.run} attempt {cell.attempt}")
         with Judgements(folder / VERIFIED) as store:
             store.add(judgement)

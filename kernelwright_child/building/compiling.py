@@ -11,6 +11,7 @@ the stock one. Where one file does not compile, the others of its build are ende
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -25,7 +26,9 @@ GLUE = ".glue"
 """Ends the name of a file beside an object file, with the paths of what that has to be linked with."""
 MAKING = "making-"
 """Begins the name of a file that lies beside what is being made."""
-GLUE_WAIT_S = 120.0
+GLUE_WAIT_S = 600.0
+"""From the start of this process on; then the stock header serves, which takes longer."""
+STARTED = time.monotonic()
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """For the compilers, which take hundreds of megabytes: a fifth of their page faults fewer."""
 OUTPUTS = ("-o", "-MF", "-MT", "-MQ", "--dependency-output")
@@ -85,11 +88,22 @@ def _level(words: list[str]) -> str:
 
 def _is_there(path: str) -> bool:
     """Whether the judge has made it; waits while it is being made."""
-    making = os.path.join(os.path.dirname(path), MAKING + os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
-    end = time.monotonic() + GLUE_WAIT_S
-    while not os.path.exists(path) and os.path.exists(making) and time.monotonic() < end:  # noqa: PTH110
+    while not os.path.exists(path) and time.monotonic() < STARTED + GLUE_WAIT_S and is_being_made(path):  # noqa: PTH110
         time.sleep(0.02)
     return os.path.exists(path)  # noqa: PTH110
+
+
+def is_being_made(path: str) -> bool:
+    """Whether a living process holds the lock on the mark beside the path."""
+    making = os.path.join(os.path.dirname(path), MAKING + os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
+    try:
+        with open(making, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _first(folder: str, plan: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ The stock header brings g++ and nvcc two thousand operators, pybind11, torch::nn
 five. The light one (`light`) has what nearly all of them use; the compiler's stand-in adds the operators that a source
 names (`kernelwright_child.building.light`). It is text: whatever the flags, there is nothing to precompile. What it
 replaces by plain functions (`glue`) is compiled from torch's own headers: one set for sources that are optimised, one
-for those that are not. What is missing is made beside a build, by compilers that are ended when nobody waits for them.
+for those that are not. What is missing is made beside a build, and whatever becomes of that it is made to its end.
 """
 
 import contextlib
@@ -19,16 +19,20 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Self
 
 from kernelwright.sandbox.build.build_store import BuildStore
 from kernelwright.sandbox.build.diagnose import build_reason
 from kernelwright.sandbox.build.toolchain import GLUE, LIGHT, Toolchain, toolchain
 from kernelwright.sandbox.machine.cache import LIMIT_VARIABLE, MARK, all_entries, cache_root, is_there
-from kernelwright_child.building.compiling import MAKING
+from kernelwright.sandbox.machine.workfolder import HeldFolder
+from kernelwright_child.building.compiling import MAKING, is_being_made
 from kernelwright_child.building.flags import are_optimised
 
 LOG = logging.getLogger("kernelwright.sandbox.build")
-TIMEOUT_S = 300
+TIMEOUT_S = 3000
+"""By the wall clock, of one compiler of ours: the machine may be busy."""
+POLL_S = 0.05
 LEVELS = {"plain": "-O0", "optimised": "-O2"}
 STANDARD = re.compile(r"/c\+\+/[\w.]+/(\w+)$")
 
@@ -43,41 +47,44 @@ class Making:
         self._running: set[subprocess.Popen[str]] = set()
         self._lock, self._stopped = threading.Lock(), False
         self._began = self._ended = 0.0
+        self._held = contextlib.ExitStack()
 
     @property
     def seconds(self) -> float:
         """How long it took until all was there or given up; 0 where nothing was missing."""
         return self._ended - self._began
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._began = self._ended = time.perf_counter()
-        held = contextlib.ExitStack()
-        for name in self._names:
-            try:
-                mark = held.enter_context(self._marked(name))
-            except OSError as error:
-                LOG.info("%s is not made: %s", name, error)
-                continue
-            if mark is not None:
-                thread = threading.Thread(target=self._make, args=(name, mark), daemon=True)
-                self._threads.append(thread)
+        try:  # a compiler that is killed leaves its files there
+            self._temporary = self._held.enter_context(HeldFolder("making")) if self._names else Path()
+            for name in self._names:
+                if mark := self._held.enter_context(self._marked(name)):
+                    self._threads.append(threading.Thread(target=self._make, args=(name, mark), daemon=True))
+        except OSError as error:
+            LOG.info("not all is made for torch's header: %s", error)
         for thread in self._threads:
             thread.start()
-        self._held = held
+        return self
 
-    def wait(self) -> None:
-        for thread in self._threads:
-            thread.join()
+    def is_going_on(self) -> bool:
+        """Whether any of it is being made, here or by another process."""
+        return any(is_being_made(str(self._folder / name)) for name in self._names)
 
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            for process in self._running:
-                _end(process)
-        self.wait()
-        self._held.close()
-        if self._threads:
-            all_entries().trim(keep=self._folder)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            while (kind is None or issubclass(kind, Exception)) and any(one.is_alive() for one in self._threads):
+                time.sleep(POLL_S)
+        finally:
+            with self._lock:
+                self._stopped = True
+                for process in self._running:
+                    _end(process)
+            for thread in self._threads:
+                thread.join()
+            self._held.close()
+            if self._threads:
+                all_entries().trim(keep=self._folder)
 
     @contextlib.contextmanager
     def _marked(self, name: str) -> Iterator[Path | None]:
@@ -145,7 +152,7 @@ class Making:
         return [self._toolchain.compiler, *before, *includes, *self._toolchain.own_flags, *words]
 
     def _run(self, command: list[str]) -> str:
-        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
+        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", "TMPDIR": str(self._temporary)}
         with self._lock:
             if self._stopped:
                 raise subprocess.SubprocessError("it was given up")
@@ -241,25 +248,19 @@ class HeaderShelf:
 
     def prepare(self) -> bool:
         """Make all of it, which takes about 40 s of one core and 4 MB; whether it is there afterwards."""
-        with self.making(self._not_there(EVERYTHING)) as making:
-            making.wait()
+        with self.making(self._not_there(EVERYTHING)):
+            pass
         return self.is_ready()
 
     def _not_there(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if not is_there(self._folder / name)]
 
-    @contextlib.contextmanager
-    def making(self, names: list[str]) -> Iterator["Making"]:
-        """Have these made beside the block: what is not done when the block ends is given up, for nobody needs it yet.
+    def making(self, names: list[str]) -> Making:
+        """Have these made beside a block, which ends when they are there, also where it fails; not where it is ended.
 
         When the block begins, each either is marked as being made, or is none of this process's affair.
         """
-        making = Making(self._toolchain, names)
-        making.start()
-        try:
-            yield making
-        finally:
-            making.stop()
+        return Making(self._toolchain, names)
 
 
 GIB = 2**30

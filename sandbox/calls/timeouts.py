@@ -131,13 +131,13 @@ class WorkClock:
         """Of those used, while a compiler was at work."""
 
     def look(self, is_counted: bool = True) -> None:
-        """Count what has passed since the last look."""
+        """Count what has passed since the last look; otherwise only by the wall clock."""
         pids, now = self._child.processes(), time.monotonic()
         queued, computed_s = _queued_s(pids), _computed_s(pids)
         are_at_work = self._compilers.are_at_work(pids)
+        passed_s, before_s = now - self._last, self.used_s
+        self.wall_s += passed_s
         if is_counted:
-            passed_s, before_s = now - self._last, self.used_s
-            self.wall_s += passed_s
             # A judge that was stopped itself, or had no core, comes late to its look. The kernel counts the time of a
             # thread that waits for a core once it has got one: that of several looks comes together.
             self._running_s += min(passed_s, LATE * LOOK_S)
@@ -194,10 +194,10 @@ class Compilers:
         passed, self._looked = now - self._looked, now
         used, found = {}, False
         for pid in pids:
-            if is_compiler(pid):
-                state, used[pid] = _state(pid)
+            if is_compiler(pid) and (fields := _stat(pid)):
+                used[pid] = (int(fields[11]) + int(fields[12])) / TICKS
                 since = used[pid] - self._used_s.get(pid, 0.0)
-                found = found or state in ("R", "D") or since >= LEAST_SHARE * passed > 0
+                found = found or fields[0] in ("R", "D") or since >= LEAST_SHARE * passed > 0
         self._used_s = used
         return found
 
@@ -218,12 +218,6 @@ def is_compiler(pid: int) -> bool:
 def _computed_s(pids: list[int]) -> float:
     """Processor time of these processes, and of those that they have started and collected."""
     return sum(sum(map(int, _stat(pid)[11:15])) for pid in pids) / TICKS
-
-
-def _state(pid: int) -> tuple[str, float]:
-    """The letter of a process's state, and its processor time in seconds; of none where it has gone."""
-    fields = _stat(pid)
-    return (fields[0], (int(fields[11]) + int(fields[12])) / TICKS) if fields else ("", 0.0)
 
 
 def _stat(pid: int) -> list[str]:

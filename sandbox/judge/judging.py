@@ -18,7 +18,7 @@ from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
 from kernelwright.sandbox.judge.stages import Built, Spare, build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.machine.identity import needs_device, versions, versions_used
-from kernelwright.sandbox.machine.timing_locks import WaitLimit
+from kernelwright.sandbox.machine.timing_locks import WaitLimit, meet_load
 from kernelwright.sandbox.timing.background import in_background
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.paired import DrawingReference, Timing, weight_seed
@@ -29,6 +29,8 @@ from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Measurement, Passed, Verdict
 
+DEVICE_THREADS = 2
+"""What a timing on a device keeps busy: the judge and the child that issues work."""
 STORED = "taken from the store of finished builds"
 UNOBSERVED = "which kernels and operators run in a call"
 
@@ -117,12 +119,12 @@ class Judge:
                 self._greet_ahead(built)
                 built.ways, built.failed_builds = (STORED,), read_failures(built.folder.path / "build")
                 return
-        with built_by(built, tools, self.settings) as session:
+        with built_by(built, tools, self.settings) as (session, limit):
             self._layers = session.layers
             # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
             self._greet_ahead(built)
             session.greet()
-            self._ask_to_build(built, session, tools)
+            self._ask_to_build(built, session, limit, tools)
 
     def _greet_ahead(self, built: Built) -> None:
         built.stand.come_up()
@@ -130,12 +132,12 @@ class Judge:
             built.worker = built.stand.sessions.pop(0)
             self._layers = built.worker.layers
 
-    def _ask_to_build(self, built: Built, session: Session, tools: Toolchain | None) -> None:
+    def _ask_to_build(self, built: Built, session: Session, limit: ImportTimeout, tools: Toolchain | None) -> None:
         arguments = self._baselines.arguments
         shortcuts = shortcuts_for(tools, self.settings)
         message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
         try:
-            session.ask(message, ImportTimeout.of(self.settings), arguments)
+            session.ask(message, limit, arguments)
         except Refused as error:
             if error.compiling:
                 log = error.log
@@ -156,6 +158,8 @@ class Judge:
                 if self.settings.gpu:  # elsewhere only what is right has need of it
                     self._floor()  # what it may measure takes all processors
                 turn.enter_context(timing_turn(self.settings, self._waiting))
+                threads = DEVICE_THREADS if self.settings.gpu else self.settings.threads
+                meet_load(self.settings.cores, threads, self.settings.wait_quiet, self._waiting)
                 with self._looking(built), self._memory_watched(built):
                     measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn, beat))
             except StageFailed as stop:
@@ -432,6 +436,6 @@ def judge(problem: GivenProblem, candidate: GivenSource, settings: Settings | No
     chosen = settings or Settings()
     if "device" not in chosen.model_fields_set:
         device = "cuda" if needs_device(candidate.language, problem.size) else "cpu"
-        chosen = chosen.model_copy(update={"device": device})
+        chosen = chosen.on(device)
     with Judge(problem, chosen) as keeper:
         return keeper.judge(candidate)

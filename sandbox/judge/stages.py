@@ -38,7 +38,7 @@ needs but one.
 """
 MEASURING = {
     *("effort", "warm_up", "worker_pairs", "min_pairs", "max_pairs", "time_budget_s", "interval_target"),
-    *("compiled", "baselines", "sanitize", "profile"),
+    *("compiled", "baselines", "sanitize", "profile", "wait_quiet"),
 }
 """Settings that no worker knows of."""
 
@@ -200,6 +200,8 @@ class Built:
         """As in the evidence."""
         self.refuses_weights = False
         """Whether they could not be copied."""
+        self.build_s = 0.0
+        """What counts of the limit on all builds."""
         self.late_builds = 0
         """Extensions that were asked for only in a worker."""
         self.deterministic: bool | None = None
@@ -268,23 +270,25 @@ def build_key(source: str, tools: Toolchain | None, arguments: Values, settings:
 
 
 @contextmanager
-def built_by(built: Built, tools: Toolchain | None, settings: Settings) -> Iterator[Session]:
-    """A builder, not yet greeted. What it has made is kept and what it tells is noted when the context ends.
+def built_by(built: Built, tools: Toolchain | None, settings: Settings) -> Iterator[tuple[Session, ImportTimeout]]:
+    """A builder, not yet greeted, and its limit. What it has made is kept, and what it tells is noted, in the end.
 
-    What its extensions need of the light header and is not there yet is made beside it, and no longer than it takes.
+    What its extensions need of the light header and is not there yet is made beside it, at no cost of the limit.
     """
     folder = built.folder.path
     before, printed = len(read_record(folder).compilations), ""
+    limit = ImportTimeout.of(settings, built.build_s)
     try:
-        with built.stage("build"), header_made(built, tools):
+        with header_made(built, tools) as limit.is_made_for_it, built.stage("build"):
             with Session("builder", built.folder, settings) as session:
-                yield session
+                yield session, limit
                 starved = session.ran_out_of_memory
             printed = session.close()
             if tools is not None and not starved:  # with more memory it might have been built
                 store = BuildStore()
                 (store.keep_more if built.late_builds else store.keep)(built.key, folder / "build")
     finally:
+        built.build_s += limit.used_s
         built.failed_builds = read_failures(folder / "build", printed)
         if tools is not None:
             built.ways = (*built.ways, *read_record(folder).ways[before:])
@@ -302,8 +306,7 @@ def with_late_builds(built: Built, settings: Settings, measure: Callable[[], T])
 
 def _build_late(built: Built, settings: Settings) -> None:
     """Have a builder make the call that a worker has noted. All builds of a candidate share one limit."""
-    left_s = settings.build_timeout_s - built.seconds.get("build", 0.0)
-    if left_s <= 0 or built.late_builds >= MOST_LATE_BUILDS:
+    if built.build_s >= settings.build_timeout_s or built.late_builds >= MOST_LATE_BUILDS:
         raise StageFailed(
             "build", f"there is no end to what it builds: {built.late_builds} extensions in calls, and more"
         )
@@ -314,9 +317,9 @@ def _build_late(built: Built, settings: Settings) -> None:
         "built": str(built.folder.path / "build"),
         "shortcuts": shortcuts_for(tools, settings),
     }
-    with built_by(built, tools, settings) as session:
+    with built_by(built, tools, settings) as (session, limit):
         session.greet()
-        session.ask(message, ImportTimeout(settings.import_timeout_s, left_s))
+        session.ask(message, limit)
 
 
 def shortcuts_for(tools: Toolchain | None, settings: Settings) -> dict[str, Any]:
@@ -324,15 +327,21 @@ def shortcuts_for(tools: Toolchain | None, settings: Settings) -> dict[str, Any]
 
 
 @contextmanager
-def header_made(built: Built, tools: Toolchain | None) -> Iterator[None]:
-    """Make what of the light header is missing, beside the block; its time stands apart in `seconds`."""
-    with ExitStack() as stack:
-        if tools is not None:
-            shelf = HeaderShelf(tools)
-            missing = shelf.missing(built.candidate.source)
-            if missing:
-                announce("build, and torch's header once on this machine")
-            making = stack.enter_context(shelf.making(missing))
-        yield
-    if tools is not None and making.seconds:
-        built.seconds["headers"] = built.seconds.get("headers", 0.0) + making.seconds
+def header_made(built: Built, tools: Toolchain | None) -> Iterator[Callable[[], bool]]:
+    """Make what of the light header is missing, beside the block, which is told whether that is going on.
+
+    It is made to its end where the candidate fails; its time stands apart in `seconds`.
+    """
+    if tools is None:
+        yield lambda: False
+        return
+    shelf, making = HeaderShelf(tools), None
+    missing = shelf.missing(built.candidate.source)
+    if missing:
+        announce("build, and torch's header once on this machine")
+    try:
+        with shelf.making(missing) as making:
+            yield making.is_going_on
+    finally:
+        if making is not None and making.seconds:
+            built.seconds["headers"] = built.seconds.get("headers", 0.0) + making.seconds

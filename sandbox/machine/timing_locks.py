@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright_child.jail.keeper import descendants
 
 OWN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 EVERYBODYS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -110,6 +111,10 @@ TOLD_AFTER_S = 1.0
 """Who waits for longer says so."""
 MEASURING_S = 600.0
 """The longest that anybody waits to measure the processors."""
+LOOKS, LOOK_S, REPORT_S = 5, 0.1, 10.0
+"""So many looks at the load, so far apart, are one; how often it is reported that it is waited for."""
+RAN_ON = 36
+"""The core that a thread was last on, among the fields of its `stat` from the state on."""
 DOORS = 2**20
 """The byte of the first place's door."""
 NAME_BYTES = 16
@@ -146,6 +151,52 @@ def measuring(wait_s: float = MEASURING_S) -> Iterator[None]:
     with _lock(processor_path(), "the processor", WaitLimit(wait_s)) as lock:
         lock.take(WHOLE)
         yield
+
+
+def meet_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitLimit = PATIENT) -> None:
+    """Report others that compute on these cores where so many threads are timed, once; with `wait`, until they end.
+
+    Hold the turn meanwhile: nothing of ours runs then. Raises `MachineError` where the waiting is stopped.
+    """
+    start, reported_s = time.monotonic(), -REPORT_S
+    while found := _disturbance(cores, threads):
+        waited_s = time.monotonic() - start
+        load = f"load {found} on {len(cores)} core{'s' if len(cores) > 1 else ''}"
+        if not wait:
+            _report_once("load", f"{load}: times will be noisy; --wait-quiet waits until it has gone")
+            return
+        if waited_s - reported_s >= REPORT_S:
+            reported_s = waited_s
+            words = f"{load}: waiting until it has gone, for {waited_s:.0f} s so far; Ctrl-C ends it"
+            print(f"kernelwright: {words}", file=sys.stderr, flush=True)
+        if waiting.stopped():
+            raise MachineError("the judging was stopped before the load on its cores had gone")
+        time.sleep(LOOK_S)
+
+
+def _disturbance(cores: tuple[int, ...], threads: int) -> int:
+    """The median of some looks at the load; 0 where what is timed has cores enough beside it."""
+    loads: list[int] = []
+    while len(loads) < LOOKS:
+        loads.append(foreign_load(cores))
+        if loads == [0]:
+            return 0
+        time.sleep(LOOK_S)
+    median = sorted(loads)[LOOKS // 2]
+    return median if median + threads > len(cores) else 0
+
+
+def foreign_load(cores: tuple[int, ...]) -> int:
+    """How many threads compute on these cores, or wait for one, beside this process and all that it has started."""
+    if int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) <= 1:  # this thread
+        return 0
+    own, count = {os.getpid(), *descendants(os.getpid())}, 0
+    for path in Path("/proc").glob("[0-9]*/task/*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.parts[2]) not in own:
+                fields = path.read_bytes().rpartition(b")")[2].split()
+                count += fields[0] == b"R" and int(fields[RAN_ON]) in cores
+    return count
 
 
 def processor_path() -> Path:
@@ -250,11 +301,16 @@ def _own_name() -> str:
 
 def _tell(who: str, what: str) -> None:
     """Once for each that is waited for. Threads of one process wait for each other without a word."""
+    if who != _own_name():
+        _report_once((who, what), f"{who} is judging on {what}; this one waits for its turn")
+
+
+def _report_once(about: object, line: str) -> None:
     with _TELLING:
-        if who == _own_name() or (who, what) in _TOLD:
+        if about in _TOLD:
             return
-        _TOLD.add((who, what))
-    print(f"kernelwright: {who} is judging on {what}; this one waits for its turn", file=sys.stderr, flush=True)
+        _TOLD.add(about)
+    print(f"kernelwright: {line}", file=sys.stderr, flush=True)
 
 
 @cache
@@ -272,5 +328,5 @@ def _close_all() -> None:
 
 _OPEN: set[int] = set()
 """Lock files that this process has open."""
-_TOLD: set[tuple[str, str]] = set()
+_TOLD: set[object] = set()
 _TELLING = threading.Lock()

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from kernelwright.sandbox.machine.identity import language_environment
 from kernelwright.sandbox.machine.timing_locks import try_lock
@@ -276,74 +275,40 @@ def _empty_and_remove(name: str, top: int, names: Iterator[str]) -> None:
 
 IDLE_S = 600.0
 """How long a folder has to be as it is: it is made a moment before it is locked."""
-UNLOCKED_IDLE_S = 6 * 3600.0
-"""The same for work folders without a lock, as older versions made them: their owner may live and not be seen."""
-UNLOCKED = re.compile(r"kernelwright-[a-z0-9_]{8}")
-TELLING = ("cmdline", "environ", "mountinfo")
-"""Files of a process in /proc that name the folder which it works in."""
 
 
-def sweep(place: str | None = None, idle_s: float = IDLE_S, unlocked_idle_s: float = UNLOCKED_IDLE_S) -> list[Path]:
+def sweep(place: str | None = None, idle_s: float = IDLE_S) -> list[Path]:
     """Remove what killed processes of this user have left in a folder, that for temporary files; what was removed.
 
-    Links are not followed; what another user owns, what a living process holds or names and what something is mounted
-    in is left alone. Never raises for what the disk refuses.
+    Links are not followed; what another user owns, what a living process holds and what something is mounted in is
+    left alone. Never raises for what the disk refuses.
     """
     with contextlib.suppress(OSError):
         ours = _own_folders(Path(place or tempfile.gettempdir()).resolve())
-        found = [path for path in ours if is_held_kind(path.name) and _look(path).idle_s > idle_s]
-        found += _abandoned([path for path in ours if UNLOCKED.fullmatch(path.name)], unlocked_idle_s)
+        found = [path for path in ours if _idle_s(path) > idle_s]
         mounts = _mounts() if found else ()
         return [path for path in found if not _is_mounted(path, mounts) and _removed(path)]
     return []
 
 
 def _own_folders(top: Path) -> list[Path]:
-    """Folders of this user with names of ours. A link is none, wherever it points to."""
+    """Held folders of this user and machine. A link is none, wherever it points to."""
+    found = []
     with os.scandir(top) as entries:
-        ours = [entry for entry in entries if entry.name.startswith("kernelwright-")]
-    return [Path(entry.path) for entry in ours if _is_own_folder(entry)]
+        for entry in entries:
+            with contextlib.suppress(OSError):  # those of living judges go meanwhile
+                if is_held_kind(entry.name) and entry.is_dir(follow_symlinks=False):
+                    found += [Path(entry.path)] if entry.stat(follow_symlinks=False).st_uid == os.geteuid() else []
+    return found
 
 
-def _is_own_folder(entry: os.DirEntry[str]) -> bool:
-    """False too where it has gone meanwhile, as those of living judges do."""
-    try:
-        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-    except OSError:
-        return False
-
-
-class FolderState(NamedTuple):
-    names: frozenset[str]
-    idle_s: float
-
-
-def _look(path: Path) -> FolderState:
+def _idle_s(path: Path) -> float:
     try:
         with os.scandir(path) as entries:
-            changed = {entry.name: entry.stat(follow_symlinks=False).st_mtime for entry in entries}
-        return FolderState(frozenset(changed), time.time() - max((path.stat().st_mtime, *changed.values())))
+            changed = [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
+        return time.time() - max(path.stat().st_mtime, *changed, 0.0)
     except OSError:
-        return FolderState(frozenset(), 0.0)
-
-
-def _abandoned(paths: list[Path], idle_s: float) -> list[Path]:
-    """Those of folders without a lock that are old, are work folders, and are named by no process."""
-    looks = {path: _look(path) for path in paths}
-    old = [path for path, look in looks.items() if look.idle_s > idle_s and look.names >= frozenset(PLACES)]
-    named = _named_by_processes() if old else set()
-    return [path for path in old if path.name not in named]
-
-
-def _named_by_processes() -> set[str]:
-    """Names of unlocked folders that a process of this machine has in its command line, environment or mounts."""
-    pattern = re.compile(UNLOCKED.pattern.encode())
-    found: set[str] = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        for file in TELLING:
-            with contextlib.suppress(OSError):
-                found.update(name.decode() for name in pattern.findall((process / file).read_bytes()))
-    return found
+        return 0.0
 
 
 def _mounts() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSIO
 from kernelwright.sandbox.verdict.settings import JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 
-NO_CONDITION = frozenset({"memory_bytes", "device_memory_bytes"})
+NO_CONDITION = frozenset({"memory_bytes", "device_memory_bytes", "wait_quiet"})
 """Settings that decide whether something can be judged, and never what the verdict is."""
 
 

@@ -56,8 +56,9 @@ class Settings(Record):
     """The processor cores that both sides may use."""
     shortcuts: bool = True
     """Whether builds may use the light header, and finished builds of the same source."""
-    build_timeout_s: float = 300
-    """All compilation of the candidate, with the imports and the constructor around it."""
+    build_timeout_s: float = Field(default_factory=lambda given: 90 if given.get("device") == "cpu" else 300)
+    """All compilation of the candidate, with the imports and the constructor around it, while it has a core; by default
+    90 for processors and 300 for devices."""
     import_timeout_s: float = Field(default=30, gt=0)
     """The candidate's imports and its constructor, in one process, without the time that compilers are at work."""
     start_timeout_s: float = 120
@@ -103,6 +104,8 @@ class Settings(Record):
     `seed`: both models are constructed under one seed, KernelBench's convention, so that a candidate may rename, fuse
     or precompute them. `auto`: `copy`, and `seed` where they do not fit or the result is wrong.
     """
+    wait_quiet: bool = False
+    """Whether a judging waits, before it times, until no other program loads its cores."""
     sanitize: bool = False
     """Whether what runs on a device is looked at by compute-sanitizer's memcheck too; a faulty access fails it."""
     profile: bool = False
@@ -122,6 +125,10 @@ class Settings(Record):
     def at(self, effort: JudgingEffort) -> Self:
         """The settings for a judging of this effort."""
         return self.model_copy(update={"effort": effort} | AT_EFFORT[effort])
+
+    def on(self, device: str) -> Self:
+        """The settings for another device, with that one's defaults."""
+        return type(self).model_validate(self.model_dump(exclude_unset=True) | {"device": device})
 
     @property
     def gpu(self) -> bool:

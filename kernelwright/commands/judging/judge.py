@@ -42,6 +42,7 @@ def judge(
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
     sanitize: options.SanitizeOption = False,
     profile: options.ProfileOption = False,
+    wait_quiet: options.QuietOption = False,
     jail: options.JailOption = "auto",
     server: options.ServerOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys, nothing else.")] = False,
@@ -76,7 +77,7 @@ def judge(
     given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     chosen = {key: value for key, value in given.items() if value is not None}
     judged_by = options.JudgingOptions(
-        where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights
+        where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights, wait_quiet
     )
     settings = judged_by.settings(**chosen)
     options.check_tools(sanitize, profile, settings.gpu, local=False)

@@ -52,6 +52,7 @@ def score(
     ] = True,
     sanitize: options.SanitizeOption = False,
     profile: options.ProfileOption = False,
+    wait_quiet: options.QuietOption = False,
     jail: options.JailOption = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a file: judge's report, problem, candidate.")
@@ -79,7 +80,7 @@ def score(
     _tell_unread(collected, files)
     place = place_of(chosen, size, device, local=here)
     asked = options.JudgingOptions(
-        place, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights
+        place, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights, wait_quiet
     )
     settings = asked.settings()
     if settings.gpu and size is None:

@@ -69,6 +69,9 @@ EffortOption = Annotated[
         help="What a verdict may cost: screen (right or wrong), search (enough to choose) or rank (to be published).",
     ),
 ]
+QuietOption = Annotated[
+    bool, typer.Option("--wait-quiet", help="Before timing, wait until no other program loads the cores.")
+]
 JailOption = Annotated[str, typer.Option("--jail", help="Layers around what is judged: auto, strict or off.")]
 SanitizeOption = Annotated[
     bool,
@@ -131,6 +134,7 @@ class JudgingOptions(NamedTuple):
     effort: str = "rank"
     baselines: str | None = None
     weights: str = "auto"
+    wait_quiet: bool = False
 
     def settings(self, **more: Any) -> "Settings":
         """Settings with all that was said and nothing else; `UserMistake` for what can not be."""
@@ -138,7 +142,7 @@ class JudgingOptions(NamedTuple):
 
         given: dict[str, Any] = {"device": self.device, "jail": self.jail} | more
         checked("jail policy", [self.jail], Settings.model_fields["jail"].annotation)
-        given |= {tool: True for tool in ("sanitize", "profile") if getattr(self, tool)}
+        given |= {tool: True for tool in ("sanitize", "profile", "wait_quiet") if getattr(self, tool)}
         given["compiled"] = compile_modes(self.compiled or ())
         if self.baselines is not None:
             listed = [] if self.baselines == "none" else [name.strip() for name in self.baselines.split(",")]

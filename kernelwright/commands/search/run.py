@@ -97,6 +97,7 @@ def run(
     server: options.ServerOption = None,
     sanitize: options.SanitizeOption = False,
     profile: options.ProfileOption = False,
+    wait_quiet: options.QuietOption = False,
     jail: options.JailOption = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a problem at the end, nothing else.")
@@ -140,7 +141,7 @@ def run(
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
     asked = options.JudgingOptions(
-        where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights
+        where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights, wait_quiet
     )
     judging = asked.settings()
     options.check_tools(sanitize, profile, judging.gpu, local=choice.is_here)

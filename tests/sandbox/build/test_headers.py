@@ -13,6 +13,7 @@ from kernelwright.sandbox.build.making import EVERYTHING
 from kernelwright.sandbox.build.toolchain import Toolchain
 from kernelwright.sandbox.judge.stages import Built, header_made
 from kernelwright.sandbox.machine.cache import VARIABLE, all_entries
+from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child.building.compiling import MAKING
 from tests.support.processes import ordinary_user
@@ -86,24 +87,36 @@ def test_once_it_is_made_nothing_is_missing_whatever_the_flags(tools):
     assert shelf.missing(PLAIN) == shelf.missing(PLAIN + ' extra_cflags=["-O3", "-march=native"]') == []
 
 
-def test_what_is_made_beside_a_build_is_marked_before_it_and_its_time_is_booked_apart(tools):
-    built = Built(Candidate(source=PLAIN))
-    Path(tools.compiler).write_text("#!/bin/sh\nsleep 600\n")
+def test_what_is_made_beside_a_build_that_fails_is_made_to_its_end_and_its_time_is_booked_apart(tools):
+    built, compiler = Built(Candidate(source=PLAIN)), Path(tools.compiler)
+    gate = compiler.with_name("gate")
+    compiler.write_text(f"{COMPILER}while [ ! -e {gate} ]; do sleep 0.05; done\n")
     try:
-        with header_made(built, tools):
-            assert (tools.light / "plain" / f"{MAKING}binding.o").exists()
-        assert list(built.seconds) == ["headers"]
+        with pytest.raises(StageFailed), header_made(built, tools) as is_going_on:
+            assert (tools.light / "plain" / f"{MAKING}binding.o").exists() and is_going_on()
+            gate.touch()
+            raise StageFailed("build", "no answer")
+        assert list(built.seconds) == ["headers"] and not is_going_on()
+        assert HeaderShelf(tools).missing(PLAIN) == []
     finally:
         built.close()
 
 
-def test_what_no_build_waits_for_any_more_is_given_up_with_all_that_the_compiler_has_started(tools):
-    Path(tools.compiler).write_text("#!/bin/sh\nsleep 600\n")
+def test_what_is_made_when_the_user_ends_it_is_given_up_with_all_that_the_compiler_has_started(
+    tools, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    Path(tools.compiler).write_text(f'#!/bin/sh\necho > "$TMPDIR/cc1.s"\ntouch {tmp_path}/begun\nsleep 600\n')
     start = time.perf_counter()
-    with HeaderShelf(tools).making(["plain/binding.o"]):
-        pass
+    with pytest.raises(KeyboardInterrupt), HeaderShelf(tools).making(["plain/binding.o"]):
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.02)
+        assert [path.name for path in (tmp_path / "temporary").rglob("*.s")] == ["cc1.s"]
+        raise KeyboardInterrupt
     assert time.perf_counter() - start < 200
     assert [path.name for path in (tools.light / "plain").iterdir()] == []
+    assert not any((tmp_path / "temporary").iterdir())
 
 
 def test_a_build_for_which_nothing_is_missing_books_nothing(tools):

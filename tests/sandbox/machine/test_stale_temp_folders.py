@@ -10,7 +10,7 @@ import pytest
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.jail import bubblewrap
-from kernelwright.sandbox.machine.workfolder import PLACES, HeldFolder, WorkFolder, sweep
+from kernelwright.sandbox.machine.workfolder import HeldFolder, WorkFolder, sweep
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -20,7 +20,7 @@ HOLDING = (
     "import time; from kernelwright.sandbox.machine.workfolder import WorkFolder; "
     "print(WorkFolder().path, flush=True); time.sleep(600)"
 )
-NOW = {"idle_s": -1, "unlocked_idle_s": -1}
+NOW = {"idle_s": -1}
 
 
 class Owner:
@@ -52,15 +52,6 @@ def left(owner):
     owner.kill()
     assert owner.folder.is_dir()
     return owner.folder
-
-
-@pytest.fixture
-def unlocked(tmp_path):
-    """A folder as older versions made it."""
-    folder = tmp_path / "kernelwright-ab12_xyz"
-    for name in PLACES:
-        (folder / name).mkdir(parents=True)
-    return folder
 
 
 @pytest.mark.parametrize("empty", [False, True])
@@ -117,7 +108,7 @@ def test_a_folder_in_which_something_is_mounted_stays(left, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "file").write_text("kept")
-    sweeping = f"from kernelwright.sandbox.machine.workfolder import sweep; print(sweep({str(tmp_path)!r}, -1, -1))"
+    sweeping = f"from kernelwright.sandbox.machine.workfolder import sweep; print(sweep({str(tmp_path)!r}, -1))"
     done = subprocess.run(
         [bubblewrap.program(), "--dev-bind", "/", "/", "--bind", str(mine), str(left / "build"),
          sys.executable, "-B", "-c", sweeping],
@@ -125,25 +116,6 @@ def test_a_folder_in_which_something_is_mounted_stays(left, tmp_path):
     )  # fmt: skip
     assert done.stdout == "[]\n", done.stderr
     assert (mine / "file").read_text() == "kept"
-
-
-def test_a_folder_without_a_lock_that_nobody_names_is_removed_after_some_hours(unlocked, tmp_path):
-    assert sweep(str(tmp_path), idle_s=-1) == []
-    assert sweep(str(tmp_path), **NOW) == [unlocked]
-
-
-def test_a_folder_without_a_lock_stays_while_a_process_names_it(unlocked, tmp_path):
-    user = subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], "HOME": str(unlocked / "home")})
-    try:
-        assert sweep(str(tmp_path), **NOW) == []
-    finally:
-        user.kill()
-        user.wait()
-
-
-def test_a_folder_that_only_bears_such_a_name_stays(unlocked, tmp_path):
-    (unlocked / "triton").rmdir()
-    assert sweep(str(tmp_path), **NOW) == []
 
 
 def test_a_process_that_judges_removes_at_its_start_what_is_old_enough(left, tmp_path):

@@ -9,11 +9,20 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from kernelwright.commands.options.exit_codes import INTERRUPTED
 
-from kernelwright.sandbox.machine.timing_locks import WaitLimit, measuring, processor_path, processor_turn
+from kernelwright.sandbox.machine.timing_locks import (
+    WaitLimit,
+    foreign_load,
+    measuring,
+    processor_path,
+    processor_turn,
+)
 from kernelwright.sandbox.verdict.errors import MachineError
+from tests.sandbox.conftest import SCALED_ROWS
 from tests.support.processes import holders, locked_bytes, waiters
 
 ROOT = Path(__file__).parents[3]
@@ -219,3 +228,58 @@ def test_of_two_processes_that_want_the_peaks_one_measures(tmp_path):
     first, second = (process.communicate()[0] for process in both)
     assert first == second != ""
     assert sum("measure.cpp" in line for line in log.read_text().splitlines()) == 1
+
+
+MANY, SOME = 20, 10
+
+
+@pytest.fixture
+def load():
+    """Processes that all compute on one core, which is none of this process's beside them."""
+    core = min(os.sched_getaffinity(0))
+    words = ["nice", "-n", "19", "taskset", "-c", str(core), "sh", "-c", "while :; do :; done"]
+    busy = [subprocess.Popen(words) for _ in range(MANY)]
+
+    def end():
+        for process in busy:
+            process.kill()
+            process.wait()
+
+    yield SimpleNamespace(core=core, end=end)
+    end()
+
+
+def meeting(core, wait, times=1):
+    """A process that meets the load where all but `SOME` of many cores are timed on."""
+    call = f"meet_load({(core, *range(1000, 1000 + MANY))}, {MANY + 1 - SOME}, {wait})"
+    code = f"from kernelwright.sandbox.machine.timing_locks import meet_load\nfor _ in range({times}): {call}"
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_load_is_reported_once_and_what_a_process_has_started_itself_is_none(load):
+    assert foreign_load((load.core,)) < SOME
+    _, words = meeting(load.core, wait=False, times=3).communicate()
+    assert words.count("\n") == 1 and f"on {MANY + 1} cores" in words
+
+
+@pytest.mark.slow
+def test_a_judge_that_waits_goes_on_when_the_load_has_gone(load):
+    waiting = meeting(load.core, wait=True)
+    assert "waiting" in waiting.stderr.readline() and waiting.poll() is None
+    load.end()
+    waiting.communicate()
+    assert waiting.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_judge_that_waits_for_the_load_to_go_ends_with_an_interrupt(load, tmp_path):
+    (tmp_path / "problem.py").write_text(SCALED_ROWS.source)
+    (tmp_path / "candidate.py").write_text(SCALED_ROWS.source.replace("Model(", "ModelNew("))
+    words = ["judge", "problem.py", "candidate.py", "--wait-quiet", "--effort", "screen"]
+    command = ["taskset", "-c", str(load.core), sys.executable, "-P", "-m", "kernelwright", *words]
+    judging = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert any("Ctrl-C" in line for line in judging.stderr)
+    judging.send_signal(signal.SIGINT)
+    judging.communicate()
+    assert judging.returncode == INTERRUPTED
