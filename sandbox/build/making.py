@@ -134,7 +134,8 @@ class Making:
             module = light / "kernelwright" / "module.h"
             first = self._command("-E", "-dM", "-x", "c++", before=("-isystem", str(light)))
             have = _defined(self._run([*first, "-include", str(core), str(module)]))
-            _readable(light)
+            for made in (light, *light.rglob("*")):  # a child may be another user
+                made.chmod(0o755 if made.is_dir() else 0o644)
         with _aside(path) as made:
             made.write_text("\n".join(sorted(macros - have)))
             made.chmod(0o644)
@@ -197,12 +198,6 @@ def _aside(path: Path) -> Iterator[Path]:
         if new.is_dir():
             shutil.rmtree(new)
         new.unlink(missing_ok=True)
-
-
-def _readable(folder: Path) -> None:
-    """A child may be another user."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _defined(listing: str) -> set[str]:

@@ -79,10 +79,8 @@ class ImportTimeout:
             while not child.has_spoken(LOOK_S):
                 clock.look(is_counted=not self.is_made_for_it())
                 if clock.used_s - clock.compiling_s >= self.alone_s:
-                    raise CandidateLate(
-                        f"importing and constructing it was not done within {self.alone_s:g} s, and no compiler was at "
-                        "work"
-                    )
+                    words = f"importing and constructing it was not done within {self.alone_s:g} s"
+                    raise CandidateLate(f"{words}, and no compiler was at work")
                 if clock.used_s >= self.in_all_s or clock.wall_s >= self.wall * self.in_all_s:
                     raise ChildLate
         finally:
@@ -92,8 +90,7 @@ class ImportTimeout:
 class CallTimeout(NamedTuple):
     """The limit of one call on a processor: time in which a thread waits for a core is the machine's and not counted.
 
-    Compilers that the call starts have a limit of their own, which is none where it is not given. `WALL` times both is
-    the end in any case.
+    Compilers that it starts have `compiling_s` beside it. `WALL` times the limit, and that, is the end in any case.
     """
 
     limit_s: float
@@ -106,7 +103,7 @@ class CallTimeout(NamedTuple):
             return
         clock = WorkClock(child, start)
         while (left := self.limit_s + min(clock.compiling_s, self.compiling_s) - clock.used_s) > 0:
-            if clock.wall_s >= WALL * (self.limit_s + self.compiling_s):
+            if clock.wall_s >= WALL * self.limit_s + self.compiling_s:
                 break
             if child.has_spoken(min(left, LOOK_S)):
                 return

@@ -29,8 +29,6 @@ from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Measurement, Passed, Verdict
 
-DEVICE_THREADS = 2
-"""What a timing on a device keeps busy: the judge and the child that issues work."""
 STORED = "taken from the store of finished builds"
 UNOBSERVED = "which kernels and operators run in a call"
 
@@ -158,7 +156,7 @@ class Judge:
                 if self.settings.gpu:  # elsewhere only what is right has need of it
                     self._floor()  # what it may measure takes all processors
                 turn.enter_context(timing_turn(self.settings, self._waiting))
-                threads = DEVICE_THREADS if self.settings.gpu else self.settings.threads
+                threads = 2 if self.settings.gpu else self.settings.threads  # the judge, and a child that issues work
                 meet_load(self.settings.cores, threads, self.settings.wait_quiet, self._waiting)
                 with self._looking(built), self._memory_watched(built):
                     measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn, beat))

@@ -328,20 +328,18 @@ def shortcuts_for(tools: Toolchain | None, settings: Settings) -> dict[str, Any]
 
 @contextmanager
 def header_made(built: Built, tools: Toolchain | None) -> Iterator[Callable[[], bool]]:
-    """Make what of the light header is missing, beside the block, which is told whether that is going on.
-
-    It is made to its end where the candidate fails; its time stands apart in `seconds`.
-    """
+    """Make what of the light header is missing, beside the block, which is told whether that is going on."""
     if tools is None:
         yield lambda: False
         return
-    shelf, making = HeaderShelf(tools), None
+    shelf = HeaderShelf(tools)
     missing = shelf.missing(built.candidate.source)
     if missing:
         announce("build, and torch's header once on this machine")
+    making = shelf.making(missing)
     try:
-        with shelf.making(missing) as making:
+        with making:
             yield making.is_going_on
     finally:
-        if making is not None and making.seconds:
+        if making.seconds:
             built.seconds["headers"] = built.seconds.get("headers", 0.0) + making.seconds

@@ -163,7 +163,7 @@ def meet_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitLim
         waited_s = time.monotonic() - start
         load = f"load {found} on {len(cores)} core{'s' if len(cores) > 1 else ''}"
         if not wait:
-            _report_once("load", f"{load}: times will be noisy; --wait-quiet waits until it has gone")
+            _report_once("load", f"{load}: times will be noisy; --wait-quiet lets it pass first")
             return
         if waited_s - reported_s >= REPORT_S:
             reported_s = waited_s
@@ -175,15 +175,13 @@ def meet_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitLim
 
 
 def _disturbance(cores: tuple[int, ...], threads: int) -> int:
-    """The median of some looks at the load; 0 where what is timed has cores enough beside it."""
-    loads: list[int] = []
-    while len(loads) < LOOKS:
-        loads.append(foreign_load(cores))
-        if loads == [0]:
+    """The load, where each of some looks finds too much of it for so many threads beside; else 0."""
+    for _ in range(LOOKS):
+        found = foreign_load(cores)
+        if not found or found + threads <= len(cores):
             return 0
         time.sleep(LOOK_S)
-    median = sorted(loads)[LOOKS // 2]
-    return median if median + threads > len(cores) else 0
+    return found
 
 
 def foreign_load(cores: tuple[int, ...]) -> int:

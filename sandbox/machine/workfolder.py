@@ -85,14 +85,6 @@ def close_all() -> None:
         folder.close()
 
 
-def is_held_kind(name: str) -> bool:
-    """Whether this is the name of a `HeldFolder` of this machine.
-
-    Of no other machine: on a disk that several share, locks may be known to each machine alone.
-    """
-    return re.fullmatch(rf"kernelwright-[a-z]+-{_host()}-[a-z0-9_]{{8}}", name) is not None
-
-
 def _host() -> str:
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
 
@@ -292,12 +284,15 @@ def sweep(place: str | None = None, idle_s: float = IDLE_S) -> list[Path]:
 
 
 def _own_folders(top: Path) -> list[Path]:
-    """Held folders of this user and machine. A link is none, wherever it points to."""
-    found = []
+    """Held folders of this user and machine. On a disk that several share, locks may be known to each machine alone.
+
+    A link is none, wherever it points to.
+    """
+    held, found = re.compile(rf"kernelwright-[a-z]+-{_host()}-[a-z0-9_]{{8}}"), []
     with os.scandir(top) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # those of living judges go meanwhile
-                if is_held_kind(entry.name) and entry.is_dir(follow_symlinks=False):
+                if held.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                     found += [Path(entry.path)] if entry.stat(follow_symlinks=False).st_uid == os.geteuid() else []
     return found
 

@@ -1,5 +1,6 @@
 """The stand-in for the compiler, with headers of one line in place of torch's."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -157,11 +158,19 @@ def test_what_is_being_made_is_waited_for(plan, tmp_path):
     made, later = Path(plan["light"], "plain", "factories.o"), tmp_path / "later.o"
     mark = made.with_name(f"{compiling.MAKING}factories.o")
     made.rename(later)
-    mark.touch()
-    maker = subprocess.Popen(["sh", "-c", 'while [ ! -s "$0" ]; do sleep 0.1; done; sleep 0.5; mv "$1" "$2"; rm "$3"',
-                              tmp_path / "main.o", later, made, mark])  # fmt: skip
-    assert compile_text(plan, tmp_path, USES_LIGHT).returncode == 0
+    with mark.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        words = 'while [ ! -s "$0" ]; do sleep 0.1; done; sleep 0.5; mv "$1" "$2"; rm "$3"'
+        maker = subprocess.Popen(["sh", "-c", words, tmp_path / "main.o", later, made, mark])
+        assert compile_text(plan, tmp_path, USES_LIGHT).returncode == 0
     assert (maker.wait(), ways(plan)) == (0, [("light", [], True)])
+
+
+def test_what_a_process_was_making_that_has_ended_is_not_waited_for(plan, tmp_path):
+    made = Path(plan["light"], "plain", "factories.o")
+    made.rename(made.with_name(f"{compiling.MAKING}factories.o"))
+    assert compile_text(plan, tmp_path, USES_LIGHT).returncode == 0
+    assert ways(plan) == [("stock", ["light"], True)]
 
 
 def test_a_plan_without_a_light_header_takes_the_stock_one_at_once(plan, tmp_path):

@@ -257,14 +257,10 @@ def meeting(core, wait, times=1):
 
 
 @pytest.mark.slow
-def test_a_load_is_reported_once_and_what_a_process_has_started_itself_is_none(load):
+def test_a_load_is_reported_once_or_waited_for_and_what_a_process_has_started_itself_is_none(load):
     assert foreign_load((load.core,)) < SOME
     _, words = meeting(load.core, wait=False, times=3).communicate()
     assert words.count("\n") == 1 and f"on {MANY + 1} cores" in words
-
-
-@pytest.mark.slow
-def test_a_judge_that_waits_goes_on_when_the_load_has_gone(load):
     waiting = meeting(load.core, wait=True)
     assert "waiting" in waiting.stderr.readline() and waiting.poll() is None
     load.end()
