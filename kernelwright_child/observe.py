@@ -48,8 +48,10 @@ class ExecutionTrace:
             self.natives.add(f"{owner}.{getattr(argument, '__name__', '?')}"[:LONGEST_NAME])
 
 
-def observe(call: Callable[[], object]) -> dict[str, Any]:
+def observe(call: Callable[[], object], restore: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Call three times: once as it is, once traced, once profiled. What was seen, as plain JSON of bounded size.
+
+    `restore` puts back what a call has changed.
 
     Keys: `operators` and `kernels`, each a list of `[name, calls, microseconds of its own]`, longest first; `wall_us`
     of the profiled call; `lines`, `natives` and `dynamic` of `ExecutionTrace`; `error`, why something could not be
@@ -59,7 +61,9 @@ def observe(call: Callable[[], object]) -> dict[str, Any]:
     trace = ExecutionTrace()
     call()
     try:
+        restore()
         _traced(call, trace)
+        restore()
         found |= _profiled(call)
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"[:LONGEST_NAME]

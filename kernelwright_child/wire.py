@@ -13,6 +13,9 @@ import torch
 PACKET_BYTES = 160 * 1024
 """The largest message; a longer one is refused by whoever would send it."""
 
+RESULT, CHANGED_INPUT = "the result", "input {} after the call"
+"""Keys of the tree that a reference's result has where calls change inputs in place."""
+
 Tree = dict[str, Any]
 
 _resolved: list[torch.Tensor] = []

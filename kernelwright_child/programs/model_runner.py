@@ -122,8 +122,14 @@ class ModelRunner:
         if message["gradients"]:
             weights = weights_of(self.model, self.order)
             return {"observed": observe(lambda: differentiate(run, weights, values))}
+        given = [(place, place.clone()) for place in map(self.lent.__getitem__, message.get("changes", ()))]
+
+        def restore() -> None:
+            for place, value in given:
+                place.copy_(value)
+
         with torch.no_grad():
-            return {"observed": observe(lambda: run(*values))}
+            return {"observed": observe(lambda: run(*values), restore)}
 
     def reserve(self, message: Message, fds: list[int]) -> Message:
         """Have so many bytes of free memory that was used before: fresh pages cost a fault for every 4 KiB.

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from kernelwright_child import wire
 from kernelwright_child.casting import cast_inputs, differentiate, weights_of
 from kernelwright_child.exact import widened, widened_value
-from kernelwright_child.programs.model_runner import ModelRunner, construct, on_cores, place, run_source
+from kernelwright_child.programs.model_runner import ModelRunner, construct, on_cores, place, run_source, seed_draws
 from kernelwright_child.programs.serving import Handler, Message, serve
 from kernelwright_child.programs.worker import with_device
 
@@ -57,6 +57,7 @@ class Reference(ModelRunner):
             "construct again": self.construct_again,
             "draw": self.draw,
             "trace": self.trace,
+            "changes": self.changes,
             "compile": self.compile,
             "channels last": self.channels_last,
             "compilations": self.compilations,
@@ -187,6 +188,15 @@ class Reference(ModelRunner):
         work = trace(self.model, values, call)
         return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")}}
 
+    def changes(self, message: Message, fds: list[int]) -> Message:
+        """Which of the lent inputs torch's operators write to in a call, whatever they write."""
+        assert self.model is not None
+        before = [tensor._version for tensor in self.lent]
+        seed_draws(message)
+        with torch.no_grad():
+            self.model(*wire.unpack(message["arguments"], self.lent))
+        return {"changes": [index for index, tensor in enumerate(self.lent) if tensor._version != before[index]]}
+
     def _differentiated(self, model: torch.nn.Module, values: Any) -> Any:
         return differentiate(model, weights_of(model, self.order), values)
 
@@ -195,7 +205,7 @@ class Reference(ModelRunner):
         assert self.model is not None
         self.results = None
         with torch.no_grad(), widened(self.model) as own:
-            self.results = own(self.model(*self._widened(message)))
+            self.results = own(called(self.model, [widened_value(tensor) for tensor in self.lent], message))
         return place(self.results)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
@@ -207,6 +217,13 @@ class Reference(ModelRunner):
 
     def _widened(self, message: Message) -> Any:
         return wire.unpack(message["arguments"], [widened_value(tensor) for tensor in self.lent])
+
+
+def called(model: torch.nn.Module, tensors: list[torch.Tensor], message: Message) -> Any:
+    """The result of a call on these inputs, with those that it changes where the message names any."""
+    result = model(*wire.unpack(message["arguments"], tensors))
+    changes = {wire.CHANGED_INPUT.format(index): tensors[index] for index in message.get("changes", ())}
+    return {wire.RESULT: result} | changes if changes else result
 
 
 def _channels_last(value: Any) -> Any:

@@ -17,8 +17,9 @@ from kernelwright.sandbox.correctness.compare import tolerance_of
 from kernelwright.sandbox.correctness.families import changed
 from kernelwright.sandbox.correctness.lint import draws, quick_status
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
+from kernelwright.sandbox.machine.fact_store import Store, status_key
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.merging import alone
+from kernelwright.sandbox.tensors.merging import alone, poisoned
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
@@ -116,6 +117,8 @@ class ReferenceSession:
         """On a processor: inputs as they are drawn."""
         self._shared = None if isinstance(inputs, Values) else inputs
         self._own_inputs = inputs is None
+        self._only_written: tuple[int, ...] = ()
+        """Of the inputs that calls change, those that they do not read."""
         self._forget: Callable[[], None] = lambda: None
         self._shows_exact, self._seed = False, _seed()
         self.switches_under: dict[Precision, dict[str, Any]] = {}
@@ -135,6 +138,7 @@ class ReferenceSession:
                     if form.channels_last:
                         self._session.ask({"op": "channels last"}, settings.start_timeout_s)
                     self._lend()
+                self._learn_changes()
         except BaseException:
             self.close()
             raise
@@ -262,6 +266,39 @@ class ReferenceSession:
             session.lend_outputs(self.needs.exact)
         self._forget = register(self.rest, self.settings.ordinal)
 
+    def _learn_changes(self) -> None:
+        """Know which inputs a call changes in place, and of these which it only writes; found once a problem."""
+        if self.problem.direction != "forward":
+            return
+        store, key = Store("changes"), status_key(self.problem.digest, "cuda" if self.settings.gpu else "cpu")
+        found = store.get(key)
+        if found is None:
+            found = self._found_changes()
+            store.put(key, found)
+        self._session.changes, self._only_written = (tuple(found[name]) for name in ("changed", "only written"))
+
+    def _found_changes(self) -> dict[str, list[int]]:
+        session, drawn = self._session, [self.draw() for _ in range(2)]
+        with self._translated():
+            made = [session.changes_made(values, self._patience_s) for values in drawn]
+        session.changes = tuple(sorted(made[0] | made[1]))
+        values = drawn[0]._replace(seed=_seed())
+        written = [index for index in session.changes if self._writes_only(values, index)]
+        return {"changed": list(session.changes), "only written": written}
+
+    def _writes_only(self, values: Values, index: int) -> bool:
+        """Whether a call gives the same, bit by bit, whatever an input held."""
+        want = self.call(values).output
+        try:
+            return self.call(poisoned(values, index)).output == want
+        except BrokenProblem:  # as an index it is out of range
+            return False
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The inputs that calls change in place."""
+        return self._session.changes
+
     @cached_property
     def plan(self) -> Needs | None:
         """What a call takes of memory, by its shapes; None where that can not be told. The first time takes seconds."""
@@ -337,10 +374,16 @@ class ReferenceSession:
             return work if isinstance(work, dict) else {}
 
     def draw(self, cores: Sequence[int] = ()) -> Values:
-        """Fresh inputs under a seed from the operating system that nobody else learns.
+        """Fresh inputs under a seed from the operating system that nobody else learns; NaN in what is only written.
 
         On a processor on these cores, where they are given; else on the one that calls begin on.
         """
+        values = self._drawn(cores)
+        for index in self._only_written:
+            values = poisoned(values, index)
+        return values
+
+    def _drawn(self, cores: Sequence[int]) -> Values:
         with self._translated():
             if self._on_device is not None:
                 drawn = self._on_device.draw(_seed(), self._patience_s)
@@ -358,6 +401,7 @@ class ReferenceSession:
 
     def equip(self, worker: Session) -> None:
         """Prepare it once its model stands and has its weights: lend it memory, or move the model to the device."""
+        worker.changes = self.changes
         if self._on_device is None:
             assert self.sample is not None
             worker.lend(self.sample)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, Self
 
 from kernelwright.sandbox.calls.timed_call import Timed, beyond_threads
@@ -10,6 +11,7 @@ from kernelwright.sandbox.jail.children import TELLS_REST, Child, ChildGone, Chi
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.machine.logs import escaped, one_line
 from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.tensors.merging import with_changed
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_tensors
 from kernelwright.sandbox.tensors.shared_memory import SharedMemory
 from kernelwright.sandbox.tensors.trees import is_sound
@@ -65,9 +67,10 @@ thread may still be leaving its core when the clock stops.
 """
 
 
-def question(op: str, values: Values) -> dict[str, Any]:
-    """The message that asks for a call on values that were put in place."""
-    return {"op": op, "arguments": values.tree} | ({} if values.seed is None else {"seed": values.seed})
+def question(op: str, values: Values, changes: Sequence[int] = ()) -> dict[str, Any]:
+    """The message that asks for a call on values that were put in place; `changes` are inputs that it may change."""
+    seed = {} if values.seed is None else {"seed": values.seed}
+    return {"op": op, "arguments": values.tree} | seed | ({"changes": list(changes)} if changes else {})
 
 
 class Session:
@@ -86,6 +89,8 @@ class Session:
         self.returns_inputs = False
         """Whether the reference's results lie in the memory of inputs, so that a candidate's may; a worker is told."""
         self._is_called = False
+        self.changes: tuple[int, ...] = ()
+        """Inputs that the reference changes in place: what a call makes of them is part of its result."""
         self._is_read = False
         """Whether a result of a call was read before."""
         self._reserved = False
@@ -145,7 +150,12 @@ class Session:
         only then, at no cost in the time.
         """
         answer, milliseconds, cpu_ms = self._call(values, timeout_s, op)
-        output = self.fetch(answer) if op.startswith("exact") else self._apart(answer)
+        if op.startswith("exact"):
+            output = self.fetch(answer)
+        else:
+            assert self._lent is not None
+            inputs = {index: self._lent.taken(index) for index in self.changes}
+            output = with_changed(self._apart(answer), inputs)
         self.refuse_work_done_meanwhile()
         return Timed(output, milliseconds, cpu_ms)
 
@@ -178,7 +188,7 @@ class Session:
         self.refuse_work_done_meanwhile()
         self._lent.write(values.tensors)
         before = self._cpu_ms()
-        answer, milliseconds = self._exchange(question(op, values), self._next_limit(timeout_s))
+        answer, milliseconds = self._exchange(question(op, values, self.changes), self._next_limit(timeout_s))
         self._is_called = True
         cpu_ms = self._cpu_ms() - before
         excess = beyond_threads(self._settings, milliseconds, cpu_ms)
@@ -186,10 +196,30 @@ class Session:
             raise Misbehaved(excess)
         if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
             raise Misbehaved("the candidate keeps processes of its own running after a call")
-        changed = self._lent.changed(values.tensors) if self._watches("input_check") else None
-        if changed is not None:
-            raise Misbehaved(f"the call changed input {changed} in place")
+        self._refuse_changes(self._lent.changed(values.tensors))
         return answer, milliseconds, cpu_ms
+
+    def _refuse_changes(self, changed: Sequence[int]) -> None:
+        """Raise `Misbehaved` where an input was changed that the reference leaves as it is."""
+        first = next((index for index in changed if index not in self.changes), None)
+        if first is None or not self._watches("input_check"):
+            return
+        if self._kind == "worker":
+            raise Misbehaved(f"the call changed input {first} in place, which the reference leaves as it is")
+        raise Misbehaved(
+            f"a call changed input {first} in place; let each call change the same inputs, and none with gradients"
+        )
+
+    def changes_made(self, values: Values, timeout_s: float) -> set[int]:
+        """The inputs that a call of a trusted child changes in place, or writes what they held."""
+        self._show(values)
+        answer = self._exchange(question("changes", values), timeout_s)[0]
+        return {int(index) for index in answer["changes"]} | set(self._left_of(values))
+
+    def _left_of(self, values: Values) -> list[int]:
+        """The inputs that differ from what was shown last."""
+        assert self._lent is not None
+        return self._lent.changed(values.tensors)
 
     @property
     def lent_bytes(self) -> int:
@@ -199,7 +229,7 @@ class Session:
     def observe(self, values: Values, gradients: bool) -> Any:
         """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
         self._show(values)
-        asked = question("observe", values) | {"gradients": gradients}
+        asked = question("observe", values, self.changes) | {"gradients": gradients}
         limit = self._call_limit(OBSERVING * self._settings.call_timeout_s)
         return self._exchange(asked, limit)[0].get("observed")
 

@@ -13,6 +13,7 @@ from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import LOWER_PRECISION_ULP, PLAIN, mismatch
 from kernelwright.sandbox.correctness.distance import measure
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, is_nan_only, vary
+from kernelwright.sandbox.tensors.merging import changed_inputs
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 
@@ -49,6 +50,11 @@ def lazy_answers(case: Case, other: OtherCase, lower_precision: bool) -> Iterato
     yield "the result for other inputs", lambda: other.result
     if lower_precision and any(tensor.dtype in LOWER for tensor in result.tensors):
         yield f"the result rounded to {_lower(result)}", partial(_each, result, rounded)
+    after = changed_inputs(result)
+    if after:
+        kept = {number: case.inputs.tensors[index] for index, number in after.items()}
+        left = tuple(kept.get(number, raw) for number, raw in enumerate(result.tensors))
+        yield "the inputs left as they were", lambda: result._replace(tensors=left)
     for index, tensor in enumerate(case.inputs.tensors):
         if len(result.tensors) == 1 and tensor[:2] == result.tensors[0][:2]:
             yield f"input {index} passed through", partial(Values, result.tree, (tensor,))
@@ -56,12 +62,13 @@ def lazy_answers(case: Case, other: OtherCase, lower_precision: bool) -> Iterato
 
 def lazy_inputs(case: Case, other: OtherCase, lower_precision: bool) -> Iterator[tuple[str, Make]]:
     """By name, other inputs than those that were given, for which a lazy candidate might compute."""
-    tensors = case.inputs.tensors
+    tensors, changed = case.inputs.tensors, changed_inputs(case.result)
     for index, (mine, theirs) in enumerate(zip(tensors, other.inputs.tensors, strict=True)):
         if mine[:2] == theirs[:2] and mine.data != theirs.data:
             yield f"the result for another input {index}", partial(_with, case.inputs, index, theirs)
     for index, raw in enumerate(tensors):
-        if _can_be_cut(raw.tensor()):
+        is_constant = index in changed and raw == other.inputs.tensors[index]  # as what is only written
+        if _can_be_cut(raw.tensor()) and not is_constant:
             yield f"the result without the last eighth of input {index}", partial(_cut, case.inputs, index)
     if lower_precision and any(tensor.dtype in LOWER for tensor in tensors):
         yield f"the result for inputs rounded to {_lower(case.inputs)}", partial(_each, case.inputs, rounded)
@@ -345,7 +352,8 @@ def _constant(prober: _Prober) -> list[Finding]:
     tensors, others = prober.case.inputs.tensors, prober.other.inputs.tensors
     if tensors and tensors == others:
         return [Finding("constant", "get_inputs gives the same values under every seed")]
-    still = [number for number, pair in enumerate(zip(tensors, others, strict=False)) if pair[0] == pair[1]]
+    still = [number for number, (one, other) in enumerate(zip(tensors, others, strict=False)) if one == other]
+    still = [number for number in still if number not in changed_inputs(prober.case.result)]
     said = "tensor {} of the inputs has the same values under every seed, so an answer may leave it out"
     return [Finding("still", said.format(number), weak=False) for number in still]
 

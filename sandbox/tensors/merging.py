@@ -1,9 +1,39 @@
-"""Parts of values by themselves. Pure."""
+"""Parts of values by themselves, and results together with what calls make of inputs. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright_child.wire import CHANGED_INPUT, RESULT
+
+
+def with_changed(result: Values, inputs: Mapping[int, RawTensor]) -> Values:
+    """A result, with what the call has made of these inputs as further outputs; the result alone without any."""
+    if not inputs:
+        return result
+    first = len(result.tensors)
+    entries = [[CHANGED_INPUT.format(index), {"t": number}] for number, index in enumerate(inputs, first)]
+    return Values({"d": [[RESULT, result.tree], *entries]}, (*result.tensors, *inputs.values()))
+
+
+def poisoned(values: Values, index: int) -> Values:
+    """The values with NaN in one tensor, or where it has none with 1 in place of 0 and 0 in place of the others."""
+    raw = values.tensors[index]
+    tensor = raw.tensor()
+    if tensor.is_floating_point() or tensor.is_complex():
+        other = RawTensor.of(torch.full_like(tensor.reshape(-1).view(torch.uint8), 0xFF))
+        raw = raw._replace(data=other.data)
+    else:
+        raw = RawTensor.of((tensor == 0).to(tensor.dtype))
+    return values._replace(tensors=(*values.tensors[:index], raw, *values.tensors[index + 1 :]))
+
+
+def changed_inputs(result: Values) -> dict[int, int]:
+    """By input, the number of the tensor that `with_changed` has added for it. For results of a reference."""
+    entries = result.tree.get("d") or [[None]]
+    return {int(key.split()[1]): body["t"] for key, body in entries[1:]} if entries[0][0] == RESULT else {}
 
 
 def alone(tree: dict[str, Any], made: Values) -> Values:

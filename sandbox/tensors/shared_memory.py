@@ -51,13 +51,16 @@ class SharedMemory:
         first = ctypes.c_char.from_buffer(self._memory)
         _libc.memset(ctypes.byref(first), 0xFF, ctypes.c_size_t(len(self._memory)))
 
-    def changed(self, tensors: Sequence[RawTensor]) -> int | None:
-        """The index of the first tensor whose bytes are no longer those given, or None."""
-        places = zip(tensors, self._offsets, self._sizes, strict=True)
-        for index, (raw, offset, size) in enumerate(places):
-            if _differs(self._memory, offset, raw.on_host, size):
-                return index
-        return None
+    def changed(self, tensors: Sequence[RawTensor]) -> list[int]:
+        """The indices of tensors whose bytes are no longer those given."""
+        places = enumerate(zip(tensors, self._offsets, self._sizes, strict=True))
+        return [index for index, (raw, *place) in places if _differs(self._memory, raw.on_host, *place)]
+
+    def taken(self, index: int) -> RawTensor:
+        """A copy of what lies in the place of a tensor now."""
+        spec, start = self.specs[index], self._offsets[index]
+        data = bytearray(self._memory[start : start + self._sizes[index]])
+        return RawTensor(spec["dtype"], tuple(spec["shape"]), data)
 
     def close(self) -> None:
         """Give the memory back; children that still map it keep their own reference until they end."""
@@ -65,7 +68,7 @@ class SharedMemory:
         os.close(self.fd)
 
 
-def _differs(memory: mmap.mmap, offset: int, data: bytearray, size: int) -> bool:
+def _differs(memory: mmap.mmap, data: bytearray, offset: int, size: int) -> bool:
     """Compared where they lie: a slice of a mapping would be a copy of it."""
     if not size:
         return False

@@ -7,6 +7,7 @@ import torch
 
 from kernelwright.sandbox.machine.logs import one_line
 from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright_child.wire import RESULT
 
 NUMBER = "a number"
 DEEPEST = 32
@@ -72,21 +73,23 @@ class _Walk:
         ((kind, body),) = node.items()
         if kind == "t":
             self.tensors.append(self._given[body])
-            self.labels.append(f"output {path}" if path else "the output")
+            is_input = path.startswith("input ")  # keys of a dict stand in quotes
+            self.labels.append(path if is_input else f"output {path}" if path else "the output")
             return "a tensor"
         if kind == "v" and isinstance(body, float):
             self.tensors.append(RawTensor.of(torch.tensor(body, dtype=torch.float32)))
             self.labels.append(f"number {path}" if path else "the number")
             return NUMBER
         if kind in ("l", "p"):
-            named = ((f"{path}[{index}]" if path else str(index), item) for index, item in enumerate(body))
-            return ("list" if kind == "l" else "tuple", tuple(self.over(item, name) for name, item in named))
+            items = ((f"{path}[{index}]" if path else str(index), item) for index, item in enumerate(body))
+            return ("list" if kind == "l" else "tuple", tuple(self.over(item, name) for name, item in items))
         if kind == "d":
             entries = sorted(body, key=lambda entry: str(entry[0]))
-            items = tuple(
-                (key, self.over(item, f"{path}[{_named(key)}]" if path else _named(key))) for key, item in entries
-            )
-            return ("dict", items)
+            if not path and RESULT in [key for key, _ in entries]:
+                named = (("" if key == RESULT else one_line(key, LONGEST_KEY), key, item) for key, item in entries)
+            else:
+                named = ((f"{path}[{_named(key)}]" if path else _named(key), key, item) for key, item in entries)
+            return ("dict", tuple((key, self.over(item, name)) for name, key, item in named))
         return (type(body).__name__, body)
 
 
