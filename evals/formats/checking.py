@@ -19,7 +19,7 @@ from kernelwright.sandbox.calls.memory_planning import refusal_by_text
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.reference_part import PartOfReference
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch, tolerance_of
-from kernelwright.sandbox.correctness.lint import Finding, TimedResult, examine, status_of
+from kernelwright.sandbox.correctness.lint import SEED, Finding, TimedResult, examine, status_of
 from kernelwright.sandbox.jail.own_process import give_back_freed_memory
 from kernelwright.sandbox.machine.identity import device_name
 from kernelwright.sandbox.pool.judges import within_memory
@@ -220,10 +220,10 @@ def _findings(problem: Problem, settings: Settings) -> list[Finding]:
     with closing(_Planned(problem, settings)) as reference:
         reference.sample = None  # no candidate comes that is equipped like it
         with reference.subject() as subject:
-            reweighted = _Reweighted(subject) if reference.weights.tensors else None
+            reweighted = _Reweighted(subject) if reference.has_other_weights else None
             findings = examine(subject, tolerance_of(problem), reweighted)
-        if "random" in {finding.kind for finding in findings}:
-            return findings
+        if {"random", "dropout"} & {finding.kind for finding in findings}:
+            _ = reference.is_random  # raises where no seed has it draw alike
         return findings + _handed_over(reference, problem)
 
 
@@ -233,7 +233,7 @@ def _handed_over(reference: ReferenceSession, problem: Problem) -> list[Finding]
     Such a one is all that a candidate can be. Where there is no room for a second model that is told.
     """
     try:
-        values = reference.draw()
+        values = reference.draw()._replace(seed=SEED)
         first = reference.keep(reference.call(values).output)
         reference.construct_again()
         again = reference.call(values).output

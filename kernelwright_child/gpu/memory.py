@@ -46,7 +46,7 @@ class Borrowed:
         if count == 0:
             return torch.empty(spec["shape"], dtype=dtype, device="cuda")
         data = self._whole[spec["offset"] : spec["offset"] + count * dtype.itemsize]
-        return data.view(dtype).view(spec["shape"])
+        return data.view(dtype).view(spec["shape"]).data  # what is written to one is no change of the others
 
 
 class Spill:

@@ -377,7 +377,7 @@ class Drawing:
     def exact_call(self, message: Message, fds: list[int]) -> Message:
         """One call of the model in float64, floating inputs widened."""
         with torch.no_grad():
-            return self._exact(lambda model, arguments: model(*arguments), message)
+            return self._exact(lambda model, arguments: self._reference.called(arguments, message), message)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
         """The same forward and backward."""

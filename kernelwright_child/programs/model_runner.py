@@ -32,6 +32,11 @@ class ModelRunner:
         self.dtype: str | None = None
         self.earlier: list[torch.nn.Module | None] = []
         """Models that others have replaced, alive so that no other one takes their place in memory."""
+        self.follows: list[tuple[str, int]] = []
+        """Weights that the reference changes in calls: the number in the judge's order, and before it a name for
+        results; without one `restore` puts the weight back and no result holds it."""
+        self.followed: list[tuple[str, torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
+        """The same in the model: module, name there, the tensor, and its value before a call."""
         self.lent: list[torch.Tensor] = []
         self.results: Any = None
 
@@ -46,6 +51,8 @@ class ModelRunner:
             "backward": self.backward,
             "reserve": self.reserve,
             "state": self.state,
+            "follow": self.follow,
+            "restore": self.restore,
             "observe": self.observe,
             "nothing": lambda message, fds: {},
         }
@@ -102,6 +109,7 @@ class ModelRunner:
     def weights(self, message: Message, fds: list[int]) -> Message:
         """Copy the reference's parameters and buffers in, by name where all names match, else by order and shape."""
         assert self.model is not None
+        self.restore({}, [])
         given = dict(zip(message["names"], lent_tensors(fds[0], message["specs"]), strict=True))
         own = self.model.state_dict()
         by_name = own.keys() == given.keys() and all(own[name].shape == given[name].shape for name in own)
@@ -109,6 +117,7 @@ class ModelRunner:
         values = zip(names, given.values(), strict=True)
         self.model.load_state_dict({name: value.view(own[name].shape).clone() for name, value in values})
         self.order = [(name, value.shape) for name, value in zip(names, given.values(), strict=True)]
+        self.follow({"follow": self.follows}, [])
         return {"how": "by name" if by_name else "by order"}
 
     def lend(self, message: Message, fds: list[int]) -> Message:
@@ -125,6 +134,7 @@ class ModelRunner:
         given = [(place, place.clone()) for place in map(self.lent.__getitem__, message.get("changes", ()))]
 
         def restore() -> None:
+            self.restore({}, [])
             for place, value in given:
                 place.copy_(value)
 
@@ -147,13 +157,39 @@ class ModelRunner:
         self.results = None
         seed_draws(message)
         with torch.no_grad():
-            self.results = self.run(*arguments)
+            self.results = self.with_state(self.run(*arguments))
         return place(self.results)
 
-    def state(self, message: Message, fds: list[int]) -> Message:
-        """The model's buffers as they are now, in the judge's order of weights: what calls have made of them."""
+    def follow(self, message: Message, fds: list[int]) -> Message:
+        """From now on results hold what calls make of these weights, and `restore` puts their present values back."""
         assert self.model is not None
-        own = dict(self.model.named_buffers(remove_duplicate=False))
+        self.follows, self.followed = message["follow"], []
+        for label, number in self.follows:
+            path, _, name = self.order[number][0].rpartition(".")
+            module = self.model.get_submodule(path)
+            tensor = getattr(module, name)
+            self.followed.append((label, module, name, tensor, tensor.detach().clone()))
+        return {}
+
+    def restore(self, message: Message, fds: list[int]) -> Message:
+        """Have the followed weights be what they were, in the same tensors."""
+        for _, module, name, tensor, value in self.followed:
+            tensor.detach().copy_(value)
+            setattr(module, name, tensor)
+        return {}
+
+    def with_state(self, result: Any) -> Any:
+        """A result together with the followed weights."""
+        state = {label: getattr(module, name) for label, module, name, *_ in self.followed if label}
+        return {wire.RESULT: result} | state if state else result
+
+    def state(self, message: Message, fds: list[int]) -> Message:
+        """The model's buffers as they are now, in the judge's order of weights: what calls have made of them.
+
+        All weights where some are followed.
+        """
+        assert self.model is not None
+        own = self.model.state_dict() if self.follows else dict(self.model.named_buffers(remove_duplicate=False))
         self.results = [own[name] for name, _ in self.order if name in own]
         return place(self.results)
 

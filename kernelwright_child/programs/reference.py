@@ -104,10 +104,11 @@ class Reference(ModelRunner):
     def construct_again(self, message: Message, fds: list[int]) -> Message:
         """From now on another `Model` answers, constructed under another seed, with the state of the first one."""
         assert self.model is not None
+        self.restore({}, [])
         state = self.model.state_dict()
         self._constructed(message["seed"])
         self.model.load_state_dict(state)
-        return {}
+        return self.follow({"follow": self.follows}, [])
 
     def compile(self, message: Message, fds: list[int]) -> Message:
         """Have calls go through torch.compile in the given mode; it compiles when it is called."""
@@ -189,23 +190,52 @@ class Reference(ModelRunner):
         return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")}}
 
     def changes(self, message: Message, fds: list[int]) -> Message:
-        """Which of the lent inputs torch's operators write to in a call, whatever they write."""
-        assert self.model is not None
-        before = [tensor._version for tensor in self.lent]
+        """Which of the lent inputs torch's operators write to in a call, and which weights it leaves with other values.
+
+        `parameters` and `buffers` are numbers in the judge's order of weights, which are put back.
+        """
+        model, before = self.model, [tensor._version for tensor in self.lent]
+        assert model is not None
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        own = parameters | dict(model.named_buffers(remove_duplicate=False))
+        state = [torch.empty_like(own[name], device="cpu").copy_(own[name].detach()) for name, _ in self.order]
         seed_draws(message)
         with torch.no_grad():
-            self.model(*wire.unpack(message["arguments"], self.lent))
-        return {"changes": [index for index, tensor in enumerate(self.lent) if tensor._version != before[index]]}
+            model(*wire.unpack(message["arguments"], self.lent))
+        found: Message = {"parameters": [], "buffers": []}
+        for number, ((name, _), value) in enumerate(zip(self.order, state, strict=True)):
+            path, _, last = name.rpartition(".")
+            module = model.get_submodule(path)
+            now = getattr(module, last)
+            if now.shape != value.shape:
+                raise wire.WireError(f"a call gives {name} of the model another shape; let it keep the one it has")
+            if _differ(now.detach(), value):
+                found["parameters" if name in parameters else "buffers"].append(number)
+                setattr(module, last, own[name])
+                own[name].detach().copy_(value)
+        written = [index for index, tensor in enumerate(self.lent) if tensor._version != before[index]]
+        if any(tensor.is_cuda for tensor in self.lent):
+            torch.cuda.synchronize()
+        return found | {"changes": written}
 
     def _differentiated(self, model: torch.nn.Module, values: Any) -> Any:
         return differentiate(model, weights_of(model, self.order), values)
+
+    def called(self, arguments: Any, message: Message) -> Any:
+        """The result of a call, with what it changes: weights that are followed, and inputs that the message names."""
+        assert self.model is not None
+        inputs: list[torch.Tensor] = []
+        wire.pack(arguments, inputs)
+        result = self.with_state(self.model(*arguments))
+        changes = {wire.CHANGED_INPUT.format(index): inputs[index] for index in message.get("changes", ())}
+        return {wire.RESULT: result} | changes if changes else result
 
     def exact_call(self, message: Message, fds: list[int]) -> Message:
         """Call the model in float64 on the lent inputs, floating ones widened."""
         assert self.model is not None
         self.results = None
         with torch.no_grad(), widened(self.model) as own:
-            self.results = own(called(self.model, [widened_value(tensor) for tensor in self.lent], message))
+            self.results = own(self.called(self._widened(message), message))
         return place(self.results)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
@@ -219,11 +249,10 @@ class Reference(ModelRunner):
         return wire.unpack(message["arguments"], [widened_value(tensor) for tensor in self.lent])
 
 
-def called(model: torch.nn.Module, tensors: list[torch.Tensor], message: Message) -> Any:
-    """The result of a call on these inputs, with those that it changes where the message names any."""
-    result = model(*wire.unpack(message["arguments"], tensors))
-    changes = {wire.CHANGED_INPUT.format(index): tensors[index] for index in message.get("changes", ())}
-    return {wire.RESULT: result} | changes if changes else result
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether any bit of two tensors of one shape and dtype does."""
+    mine, theirs = (value.cpu().contiguous().reshape(-1).view(torch.uint8) for value in (one, other))
+    return not torch.equal(mine, theirs)
 
 
 def _channels_last(value: Any) -> Any:

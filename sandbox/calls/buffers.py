@@ -106,10 +106,20 @@ class Lent:
             for (dtype, shape), offset, size in places
         )
 
-    def changed(self) -> bool:
-        """Whether what the child sees differs from what was staged."""
-        places = zip(self._staged, self._offsets, strict=False)
-        return not all(same_bytes(seen(self._shared.address + offset, len(own)), own) for own, offset in places)
+    def shown(self, indices: Iterable[int]) -> list["Shown"]:
+        """Where the child sees these inputs, as outputs."""
+        found = []
+        for index in indices:
+            (dtype, shape), size = self._layout[index], self._sizes[index]
+            stride = torch.empty(shape, device="meta").stride()
+            found.append(Shown(dtype, shape, stride, self._shared.address + self._offsets[index], size))
+        return found
+
+    def changed(self) -> list[int]:
+        """The indices of inputs in which what the child sees differs from what was staged."""
+        places = enumerate(zip(self._staged, self._offsets, strict=False))
+        there = self._shared.address
+        return [index for index, (own, offset) in places if not same_bytes(seen(there + offset, len(own)), own)]
 
     def close(self) -> None:
         """Give both copies back; a child that still maps the lent one keeps it until it ends."""

@@ -9,7 +9,7 @@ written by a kernel: while it runs no kernel of another process does. See docs/d
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -124,9 +124,10 @@ class Turn:
         self._seen = [seen(output.address, output.bytes) for output in shown]
         self._same: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
-    def watch(self, places: Sequence[torch.Tensor]) -> None:
-        """Compare what lies in these places with the inputs of the call before."""
-        for place, raw in zip(places, self._before.tensors if self._before else (), strict=False):
+    def watch(self, places: Sequence[torch.Tensor], changes: Collection[int] = ()) -> None:
+        """Compare what lies in these places with the inputs of the call before, but for those that it may change."""
+        pairs = zip(places, self._before.tensors if self._before else (), strict=False)
+        for place, raw in (pair for index, pair in enumerate(pairs) if index not in changes):
             assert isinstance(raw.data, DeviceBytes)
             room = torch.empty(place.numel() // 8 + 8, dtype=torch.bool, device="cuda")
             self._same.append((place, raw.data.tensor, room, torch.ones(2, dtype=torch.bool, device="cuda")))

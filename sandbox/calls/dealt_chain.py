@@ -12,7 +12,7 @@ from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.memory_relief import with_relief
 from kernelwright.sandbox.jail.children import ChildLate
 from kernelwright.sandbox.machine.clocks import ClockSample
-from kernelwright.sandbox.tensors.merging import alone
+from kernelwright.sandbox.tensors.merging import alone, with_changed
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.trees import is_sound
 from kernelwright.sandbox.tensors.values import Values
@@ -93,14 +93,14 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
         session.drain()
         raise CannotIssueAhead("it waits for the device itself" if answer is None else str(answer.get("error"))[:200])
     shown = _shown_by_link(session, answer, len(values)) if keep else [[] for _ in values]
-    watches = session.watches_inputs
+    watches, changed = session.watches_inputs, lent.shown(session.changes) if keep else []
 
     def made() -> list[Turn]:
         turns = [Turn(values[0])]
         for number, outputs in enumerate(shown):
             following = values[min(number + 1, len(values) - 1)]
-            turns.append(Turn(following, values[number] if watches else None, outputs))
-            turns[-1].watch(lent.places)
+            turns.append(Turn(following, values[number] if watches else None, [*outputs, *changed]))
+            turns[-1].watch(lent.places, session.changes)
         return turns
 
     try:
@@ -117,7 +117,7 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
     device_ms = _numbers(session.told({"op": "times"}), "device_ms", len(values))
     host_ms = _numbers(answer, "host_ms", len(values))
     session.look_after()
-    outputs = _outputs(answer, turns) if keep else [None] * len(values)
+    outputs = _outputs(answer, turns[1:], session.changes) if keep else [None] * len(values)
     links = [
         Link(said or None, judge, host or 0.0, output)
         for said, judge, host, output in zip(device_ms, judge_ms, host_ms, outputs, strict=True)
@@ -183,9 +183,16 @@ def _shown_by_link(session: GpuSession, answer: dict[str, Any], count: int) -> l
     return [shown[number * per_call : (number + 1) * per_call] for number in range(count)]
 
 
-def _outputs(answer: dict[str, Any], turns: list[Turn]) -> list[Values | None]:
-    made = Values(answer["tree"], tuple(raw for turn in turns for raw in turn.values()))
-    return [alone(tree, made) for tree in answer["tree"]["l"]]
+def _outputs(answer: dict[str, Any], turns: list[Turn], changes: Sequence[int]) -> list[Values | None]:
+    """The results of all calls, each with the inputs that it changes, which were taken behind its own outputs."""
+    taken = [turn.values() for turn in turns]
+    own = [raws[: len(raws) - len(changes)] for raws in taken]
+    made = Values(answer["tree"], tuple(raw for raws in own for raw in raws))
+    results = zip(answer["tree"]["l"], own, taken, strict=True)
+    return [
+        with_changed(alone(tree, made), dict(zip(changes, raws[len(mine) :], strict=True)))
+        for tree, mine, raws in results
+    ]
 
 
 def _numbers(answer: dict[str, Any] | None, key: str, count: int) -> list[float | None]:

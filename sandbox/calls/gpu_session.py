@@ -27,6 +27,7 @@ from kernelwright.sandbox.calls.timed_call import Timed, Witnessed
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.tensors.merging import with_changed
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.trees import is_sound
 from kernelwright.sandbox.tensors.values import RawTensor, Values
@@ -298,13 +299,18 @@ class GpuSession(Session):
             self._is_showing = False
             raise Refused(answer)
         cpu_ms = self._cpu_ms() - before
+        own = len(looked) - (len(self.changes) if op == "call" else 0)
+        looked, left = looked[:own], looked[own:]
         self._outputs = tuple(shown for shown, _ in looked)
         output = self._taken(answer, looked, in_place)
+        if left:
+            inputs = self._taken({"tree": {"l": [{"t": number} for number in range(len(left))]}}, left, in_place=False)
+            output = with_changed(output, dict(zip(self.changes, inputs.tensors, strict=True)))
         read_ns = time.perf_counter_ns()
         self._is_showing = in_place
         self.look_after()
-        if self.watches_inputs and self._inputs.changed():
-            raise Misbehaved(CHANGED_INPUT)
+        if self.watches_inputs:
+            self._refuse_changes(self._inputs.changed())
         if self._allocations.count > known:
             self._allocations.trim(len(looked))
         self._inputs.stage_nothing()
@@ -315,7 +321,7 @@ class GpuSession(Session):
         return Timed(output, milliseconds, cpu_ms, witnessed)
 
     def _question(self, op: str, values: Values) -> dict[str, Any]:
-        return question(op, values) | ({"wake": True} if self._device.wakes else {})
+        return question(op, values, self.changes) | ({"wake": True} if self._device.wakes else {})
 
     def flags(self) -> Flags:
         """The words by which calls are issued ahead; shared with the child when first needed."""
@@ -447,6 +453,13 @@ class GpuSession(Session):
         self._device.stream.wait()
         self._inputs.stage_nothing()
 
+    def _left_of(self, values: Values) -> list[int]:
+        assert self._inputs is not None
+        self._inputs.stage(values.tensors)
+        found = self._inputs.changed()
+        self._inputs.stage_nothing()
+        return found
+
     def _clocked(
         self, message: dict[str, Any], timeout_s: Timeout
     ) -> tuple[dict[str, Any], list[tuple[Shown, Glance]], float, tuple[float, ...]]:
@@ -458,6 +471,8 @@ class GpuSession(Session):
         answered = time.perf_counter_ns()
         claims = answer.get("tensors")
         shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
+        if self._inputs is not None and message["op"] == "call":
+            shown += self._inputs.shown(self.changes)
         looked = list(zip(shown, self._device.glancer.look(shown), strict=True))
         stop = time.perf_counter_ns()
         self._stop()

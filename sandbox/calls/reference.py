@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -13,9 +13,9 @@ from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, r
 from kernelwright.sandbox.calls.reference_part import PartOfReference
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.calls.timed_call import Timed
-from kernelwright.sandbox.correctness.compare import tolerance_of
+from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.families import changed
-from kernelwright.sandbox.correctness.lint import draws, quick_status
+from kernelwright.sandbox.correctness.lint import OVERALL, draws, quick_status
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.fact_store import Store, status_key
 from kernelwright.sandbox.machine.workfolder import WorkFolder
@@ -27,6 +27,7 @@ from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 from kernelwright_child.casting import constant_of
+from kernelwright_child.wire import RESULT
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.buffers import Layout
@@ -49,6 +50,14 @@ STATUS_BYTES = 2**28
 RANDOM = (
     "two calls on the same values differ by more than rounding (dropout, or another draw in forward), so both sides "
     "are seeded alike before each call and only what draws in the same way can be right"
+)
+UNFOLLOWED = (
+    "{name} can not be judged on a GPU: calls of its reference go on from weights or integers that they have changed, "
+    "and calls are issued ahead there; judge it with --device cpu"
+)
+NEVER_ALIKE = (
+    "{name} can not be judged: its reference answers otherwise on the same values under the same seed; let it draw by "
+    "torch's default generator, and keep what calls go on from in parameters or buffers that are part of the state"
 )
 UNTRIED = "whether lazy answers fail was not tried: the device has no room for them beside inputs and results"
 
@@ -119,6 +128,8 @@ class ReferenceSession:
         self._own_inputs = inputs is None
         self._only_written: tuple[int, ...] = ()
         """Of the inputs that calls change, those that they do not read."""
+        self._followed: dict[str, int] = {}
+        """Weights that each call begins with as they are and that its result holds, by their names there."""
         self._forget: Callable[[], None] = lambda: None
         self._shows_exact, self._seed = False, _seed()
         self.switches_under: dict[Precision, dict[str, Any]] = {}
@@ -168,6 +179,11 @@ class ReferenceSession:
     def _other_weights(self) -> Values:
         other = changed(self.weight_names, self.weights.tensors, self._changing, _seed())
         return Values(self.weights.tree, tuple(other))
+
+    @property
+    def has_other_weights(self) -> bool:
+        """Whether it has parameters, or buffers of which other values make sense."""
+        return bool(self._changing)
 
     def _take(self, weights: Values) -> dict[str, Any]:
         """Have the model take these weights; how it then holds them."""
@@ -267,7 +283,7 @@ class ReferenceSession:
         self._forget = register(self.rest, self.settings.ordinal)
 
     def _learn_changes(self) -> None:
-        """Know which inputs a call changes in place, and of these which it only writes; found once a problem."""
+        """Know which inputs and weights a call changes in place, and what it only writes; found once a problem."""
         if self.problem.direction != "forward":
             return
         store, key = Store("changes"), status_key(self.problem.digest, "cuda" if self.settings.gpu else "cpu")
@@ -276,15 +292,38 @@ class ReferenceSession:
             found = self._found_changes()
             store.put(key, found)
         self._session.changes, self._only_written = (tuple(found[name]) for name in ("changed", "only written"))
+        if self.settings.gpu and (found["weights"] or any("int" in self.layout[one][0] for one in found["changed"])):
+            raise UnsupportedProblem(UNFOLLOWED.format(name=self.problem.name))
+        self._followed = {f"{self.weight_names[number]} after the call": number for number in found["weights"]}
+        self._follow(self._session)
+
+    def _follow(self, session: Session) -> None:
+        if self._followed:
+            with self._translated() if session is self._session else nullcontext():
+                session.follow(self._followed)
 
     def _found_changes(self) -> dict[str, list[int]]:
         session, drawn = self._session, [self.draw() for _ in range(2)]
         with self._translated():
             made = [session.changes_made(values, self._patience_s) for values in drawn]
-        session.changes = tuple(sorted(made[0] | made[1]))
+        inputs, parameters, buffers = (sorted(made[0][it] | made[1][it]) for it in ("inputs", "parameters", "buffers"))
+        session.changes = tuple(inputs)
         values = drawn[0]._replace(seed=_seed())
-        written = [index for index in session.changes if self._writes_only(values, index)]
-        return {"changed": list(session.changes), "only written": written}
+        weights = sorted(parameters + buffers)
+        if not parameters and not (buffers and self._goes_on(values, buffers)):
+            weights = []
+        written = [index for index in inputs if self._writes_only(values, index)]
+        return {"changed": inputs, "only written": written, "weights": weights}
+
+    def _goes_on(self, values: Values, weights: Sequence[int]) -> bool:
+        """Whether a call answers otherwise after another, which has changed these weights."""
+        session, limit = self._session, self.settings.start_timeout_s
+        with self._translated():
+            session.ask({"op": "follow", "follow": [["", number] for number in weights]}, limit)
+            first, again = (self.call(values).output for _ in range(2))
+            session.ask({"op": "restore"}, limit)
+            session.ask({"op": "follow", "follow": []}, limit)
+        return mismatch(again, first, first, tolerance_of(self.problem), OVERALL) is not None
 
     def _writes_only(self, values: Values, index: int) -> bool:
         """Whether a call gives the same, bit by bit, whatever an input held."""
@@ -298,6 +337,11 @@ class ReferenceSession:
     def changes(self) -> tuple[int, ...]:
         """The inputs that calls change in place."""
         return self._session.changes
+
+    @property
+    def follows_weights(self) -> bool:
+        """Whether what calls make of weights is part of their results."""
+        return bool(self._followed)
 
     @cached_property
     def plan(self) -> Needs | None:
@@ -405,6 +449,7 @@ class ReferenceSession:
         if self._on_device is None:
             assert self.sample is not None
             worker.lend(self.sample)
+            self._follow(worker)
         else:
             assert isinstance(worker, type(self._on_device))
             worker.to_device(self.problem.precision)
@@ -494,7 +539,12 @@ class ReferenceSession:
         with self._translated():
             self._session.ask(question, limit, self.weights)
             self._session.call_ms(values, self._patience_s, operation(self.problem))
-            return theirs, self._session.state(self.weights.size)
+            ours = self._session.state(self.weights.size)
+        if not self._followed:
+            return theirs, ours
+        named = [[f"{name} after the call", {"t": number}] for number, name in enumerate(self.weight_names)]
+        tree = {"d": [[RESULT, {"v": None}], *named]}
+        return theirs._replace(tree=tree), ours._replace(tree=tree)
 
     def compile(self) -> None:
         """From now on calls are those of the compiled model; all compilation is done when this returns."""
@@ -581,7 +631,12 @@ class ReferenceSession:
 
     def _answers_otherwise(self, values: Values, once: Values) -> bool:
         again, alike = self.show(values).output, values._replace(seed=_seed())
-        found = draws(again, once, tolerance_of(self.problem), lambda: self.keep(self.show(alike).output))
+        tolerance = tolerance_of(self.problem)
+        found = draws(again, once, tolerance, lambda: self.keep(self.show(alike).output))
+        if found:
+            first = self.keep(self.show(alike).output)
+            if mismatch(self.show(alike).output, first, first, tolerance, OVERALL) is not None:
+                raise UnsupportedProblem(NEVER_ALIKE.format(name=self.problem.name))
         self.let_go()
         return found
 

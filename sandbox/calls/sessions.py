@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from kernelwright.sandbox.calls.timed_call import Timed, beyond_threads
@@ -91,6 +91,8 @@ class Session:
         self._is_called = False
         self.changes: tuple[int, ...] = ()
         """Inputs that the reference changes in place: what a call makes of them is part of its result."""
+        self._follows = False
+        """Whether the reference changes weights that the next call goes on from: each begins with the same ones."""
         self._is_read = False
         """Whether a result of a call was read before."""
         self._reserved = False
@@ -186,6 +188,8 @@ class Session:
     def _call(self, values: Values, timeout_s: float, op: str) -> tuple[dict[str, Any], float, float]:
         assert self._lent is not None, "lend memory before calling"
         self.refuse_work_done_meanwhile()
+        if self._follows:
+            self._exchange({"op": "restore"}, self._settings.call_timeout_s)
         self._lent.write(values.tensors)
         before = self._cpu_ms()
         answer, milliseconds = self._exchange(question(op, values, self.changes), self._next_limit(timeout_s))
@@ -210,11 +214,20 @@ class Session:
             f"a call changed input {first} in place; let each call change the same inputs, and none with gradients"
         )
 
-    def changes_made(self, values: Values, timeout_s: float) -> set[int]:
-        """The inputs that a call of a trusted child changes in place, or writes what they held."""
+    def follow(self, weights: Mapping[str, int]) -> None:
+        """From now on each call begins with these weights as they are now, and its result holds what it makes of them.
+
+        By name in the result, the number in the judge's order.
+        """
+        self._follows = bool(weights)
+        self._exchange({"op": "follow", "follow": list(weights.items())}, self._settings.start_timeout_s)
+
+    def changes_made(self, values: Values, timeout_s: float) -> dict[str, set[int]]:
+        """The `inputs`, `parameters` and `buffers` that a call of a trusted child changes, by number."""
         self._show(values)
         answer = self._exchange(question("changes", values), timeout_s)[0]
-        return {int(index) for index in answer["changes"]} | set(self._left_of(values))
+        written, parameters, buffers = ({int(one) for one in answer[it]} for it in ("changes", "parameters", "buffers"))
+        return {"inputs": written | set(self._left_of(values)), "parameters": parameters, "buffers": buffers}
 
     def _left_of(self, values: Values) -> list[int]:
         """The inputs that differ from what was shown last."""

@@ -32,8 +32,9 @@ def poisoned(values: Values, index: int) -> Values:
 
 def changed_inputs(result: Values) -> dict[int, int]:
     """By input, the number of the tensor that `with_changed` has added for it. For results of a reference."""
-    entries = result.tree.get("d") or [[None]]
-    return {int(key.split()[1]): body["t"] for key, body in entries[1:]} if entries[0][0] == RESULT else {}
+    (key, _), *entries = result.tree.get("d") or [(None, None)]
+    is_mixed = key == RESULT and all(name.startswith(CHANGED_INPUT[:6]) for name, _ in entries)
+    return {int(name.split()[1]): body["t"] for name, body in entries} if is_mixed else {}
 
 
 def alone(tree: dict[str, Any], made: Values) -> Values:

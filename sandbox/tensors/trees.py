@@ -73,8 +73,8 @@ class _Walk:
         ((kind, body),) = node.items()
         if kind == "t":
             self.tensors.append(self._given[body])
-            is_input = path.startswith("input ")  # keys of a dict stand in quotes
-            self.labels.append(path if is_input else f"output {path}" if path else "the output")
+            is_changed = path.endswith(" after the call")  # keys of a result's own stand in quotes
+            self.labels.append(path if is_changed else f"output {path}" if path else "the output")
             return "a tensor"
         if kind == "v" and isinstance(body, float):
             self.tensors.append(RawTensor.of(torch.tensor(body, dtype=torch.float32)))
