@@ -220,7 +220,7 @@ def _findings(problem: Problem, settings: Settings) -> list[Finding]:
     with closing(_Planned(problem, settings)) as reference:
         reference.sample = None  # no candidate comes that is equipped like it
         with reference.subject() as subject:
-            reweighted = _Reweighted(subject) if reference.has_other_weights else None
+            reweighted = _Reweighted(subject) if reference.changing else None
             findings = examine(subject, tolerance_of(problem), reweighted)
         if {"random", "dropout"} & {finding.kind for finding in findings}:
             _ = reference.is_random  # raises where no seed has it draw alike

@@ -33,10 +33,9 @@ class ModelRunner:
         self.earlier: list[torch.nn.Module | None] = []
         """Models that others have replaced, alive so that no other one takes their place in memory."""
         self.follows: list[tuple[str, int]] = []
-        """Weights that the reference changes in calls: the number in the judge's order, and before it a name for
-        results; without one `restore` puts the weight back and no result holds it."""
+        """Weights that `restore` puts back: a name in results, empty where none holds it, and the judge's number."""
         self.followed: list[tuple[str, torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
-        """The same in the model: module, name there, the tensor, and its value before a call."""
+        """The same in the model: that name, module, name in it, the tensor, and its value before a call."""
         self.lent: list[torch.Tensor] = []
         self.results: Any = None
 
@@ -117,7 +116,7 @@ class ModelRunner:
         values = zip(names, given.values(), strict=True)
         self.model.load_state_dict({name: value.view(own[name].shape).clone() for name, value in values})
         self.order = [(name, value.shape) for name, value in zip(names, given.values(), strict=True)]
-        self.follow({"follow": self.follows}, [])
+        self.follow({"weights": self.follows}, [])
         return {"how": "by name" if by_name else "by order"}
 
     def lend(self, message: Message, fds: list[int]) -> Message:
@@ -131,7 +130,7 @@ class ModelRunner:
         if message["gradients"]:
             weights = weights_of(self.model, self.order)
             return {"observed": observe(lambda: differentiate(run, weights, values))}
-        given = [(place, place.clone()) for place in map(self.lent.__getitem__, message.get("changes", ()))]
+        given = [(self.lent[index], self.lent[index].clone()) for index in message.get("changes", ())]
 
         def restore() -> None:
             self.restore({}, [])
@@ -163,12 +162,13 @@ class ModelRunner:
     def follow(self, message: Message, fds: list[int]) -> Message:
         """From now on results hold what calls make of these weights, and `restore` puts their present values back."""
         assert self.model is not None
-        self.follows, self.followed = message["follow"], []
+        self.follows, self.followed = message["weights"], []
         for label, number in self.follows:
             path, _, name = self.order[number][0].rpartition(".")
             module = self.model.get_submodule(path)
             tensor = getattr(module, name)
-            self.followed.append((label, module, name, tensor, tensor.detach().clone()))
+            value = torch.empty_like(tensor, device="cpu").copy_(tensor.detach())
+            self.followed.append((label, module, name, tensor, value))
         return {}
 
     def restore(self, message: Message, fds: list[int]) -> Message:

@@ -108,7 +108,7 @@ class Reference(ModelRunner):
         state = self.model.state_dict()
         self._constructed(message["seed"])
         self.model.load_state_dict(state)
-        return self.follow({"follow": self.follows}, [])
+        return self.follow({"weights": self.follows}, [])
 
     def compile(self, message: Message, fds: list[int]) -> Message:
         """Have calls go through torch.compile in the given mode; it compiles when it is called."""
@@ -190,33 +190,28 @@ class Reference(ModelRunner):
         return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")}}
 
     def changes(self, message: Message, fds: list[int]) -> Message:
-        """Which of the lent inputs torch's operators write to in a call, and which weights it leaves with other values.
+        """The `inputs` that torch's operators write to in a call, and the weights that it leaves with other values.
 
         `parameters` and `buffers` are numbers in the judge's order of weights, which are put back.
         """
-        model, before = self.model, [tensor._version for tensor in self.lent]
-        assert model is not None
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        own = parameters | dict(model.named_buffers(remove_duplicate=False))
-        state = [torch.empty_like(own[name], device="cpu").copy_(own[name].detach()) for name, _ in self.order]
+        self.follow({"weights": [("", number) for number in range(len(self.order))]}, [])
+        before = [tensor._version for tensor in self.lent]
         seed_draws(message)
+        assert self.model is not None
         with torch.no_grad():
-            model(*wire.unpack(message["arguments"], self.lent))
-        found: Message = {"parameters": [], "buffers": []}
-        for number, ((name, _), value) in enumerate(zip(self.order, state, strict=True)):
-            path, _, last = name.rpartition(".")
-            module = model.get_submodule(path)
-            now = getattr(module, last)
+            self.model(*wire.unpack(message["arguments"], self.lent))
+        found: dict[str, list[int]] = {"inputs": [], "parameters": [], "buffers": []}
+        for number, (_, module, name, tensor, value) in enumerate(self.followed):
+            now = getattr(module, name).detach().cpu()
             if now.shape != value.shape:
                 raise wire.WireError(f"a call gives {name} of the model another shape; let it keep the one it has")
-            if _differ(now.detach(), value):
-                found["parameters" if name in parameters else "buffers"].append(number)
-                setattr(module, last, own[name])
-                own[name].detach().copy_(value)
-        written = [index for index, tensor in enumerate(self.lent) if tensor._version != before[index]]
-        if any(tensor.is_cuda for tensor in self.lent):
+            if not torch.equal(*(one.contiguous().reshape(-1).view(torch.uint8) for one in (now, value))):
+                found["parameters" if isinstance(tensor, torch.nn.Parameter) else "buffers"].append(number)
+        found["inputs"] = [index for index, tensor in enumerate(self.lent) if tensor._version != before[index]]
+        self.restore({}, [])
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
-        return found | {"changes": written}
+        return self.follow({"weights": []}, []) | found
 
     def _differentiated(self, model: torch.nn.Module, values: Any) -> Any:
         return differentiate(model, weights_of(model, self.order), values)
@@ -247,12 +242,6 @@ class Reference(ModelRunner):
 
     def _widened(self, message: Message) -> Any:
         return wire.unpack(message["arguments"], [widened_value(tensor) for tensor in self.lent])
-
-
-def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether any bit of two tensors of one shape and dtype does."""
-    mine, theirs = (value.cpu().contiguous().reshape(-1).view(torch.uint8) for value in (one, other))
-    return not torch.equal(mine, theirs)
 
 
 def _channels_last(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -128,7 +128,7 @@ class ReferenceSession:
         self._own_inputs = inputs is None
         self._only_written: tuple[int, ...] = ()
         """Of the inputs that calls change, those that they do not read."""
-        self._followed: dict[str, int] = {}
+        self.followed: dict[str, int] = {}
         """Weights that each call begins with as they are and that its result holds, by their names there."""
         self._forget: Callable[[], None] = lambda: None
         self._shows_exact, self._seed = False, _seed()
@@ -169,7 +169,8 @@ class ReferenceSession:
         """Whether a layer convolves or normalises images or volumes, for which the memory format matters."""
         made = self._session.fetch(answer)
         arguments, weights, changing = made.tree["l"]
-        self._changing = {item["v"] for item in changing["l"]}
+        self.changing = {item["v"] for item in changing["l"]}
+        """Names of weights of which other values make sense."""
         self.arguments = alone(arguments, made)
         self.weight_names = [name for name, _ in weights["d"]]
         self.weights = alone(weights, made)
@@ -177,13 +178,8 @@ class ReferenceSession:
             self.weights = self._session.fetch(self._take(self._other_weights()))
 
     def _other_weights(self) -> Values:
-        other = changed(self.weight_names, self.weights.tensors, self._changing, _seed())
+        other = changed(self.weight_names, self.weights.tensors, self.changing, _seed())
         return Values(self.weights.tree, tuple(other))
-
-    @property
-    def has_other_weights(self) -> bool:
-        """Whether it has parameters, or buffers of which other values make sense."""
-        return bool(self._changing)
 
     def _take(self, weights: Values) -> dict[str, Any]:
         """Have the model take these weights; how it then holds them."""
@@ -291,38 +287,40 @@ class ReferenceSession:
         if found is None:
             found = self._found_changes()
             store.put(key, found)
-        self._session.changes, self._only_written = (tuple(found[name]) for name in ("changed", "only written"))
-        if self.settings.gpu and (found["weights"] or any("int" in self.layout[one][0] for one in found["changed"])):
+        self._session.changes, self._only_written = (tuple(found[name]) for name in ("inputs", "only written"))
+        if self.settings.gpu and (found["weights"] or any("int" in self.layout[one][0] for one in found["inputs"])):
             raise UnsupportedProblem(UNFOLLOWED.format(name=self.problem.name))
-        self._followed = {f"{self.weight_names[number]} after the call": number for number in found["weights"]}
-        self._follow(self._session)
+        self.followed = {f"{self.weight_names[number]} after the call": number for number in found["weights"]}
+        with self._translated():
+            self._follow(self._session)
 
     def _follow(self, session: Session) -> None:
-        if self._followed:
-            with self._translated() if session is self._session else nullcontext():
-                session.follow(self._followed)
+        """From now on each call begins with the weights as they are, and its result holds those that it changes."""
+        if self.followed:
+            session.ask({"op": "follow", "weights": list(self.followed.items())}, self.settings.start_timeout_s)
+            session.restores = True
 
     def _found_changes(self) -> dict[str, list[int]]:
         session, drawn = self._session, [self.draw() for _ in range(2)]
         with self._translated():
             made = [session.changes_made(values, self._patience_s) for values in drawn]
-        inputs, parameters, buffers = (sorted(made[0][it] | made[1][it]) for it in ("inputs", "parameters", "buffers"))
+        inputs, parameters, buffers = (
+            sorted({*made[0][it], *made[1][it]}) for it in ("inputs", "parameters", "buffers")
+        )
         session.changes = tuple(inputs)
         values = drawn[0]._replace(seed=_seed())
-        weights = sorted(parameters + buffers)
-        if not parameters and not (buffers and self._goes_on(values, buffers)):
-            weights = []
+        follows = bool(parameters) or (bool(buffers) and self._goes_on(values, buffers))
         written = [index for index in inputs if self._writes_only(values, index)]
-        return {"changed": inputs, "only written": written, "weights": weights}
+        return {"inputs": inputs, "only written": written, "weights": sorted(parameters + buffers) if follows else []}
 
     def _goes_on(self, values: Values, weights: Sequence[int]) -> bool:
         """Whether a call answers otherwise after another, which has changed these weights."""
         session, limit = self._session, self.settings.start_timeout_s
         with self._translated():
-            session.ask({"op": "follow", "follow": [["", number] for number in weights]}, limit)
+            session.ask({"op": "follow", "weights": [["", number] for number in weights]}, limit)
             first, again = (self.call(values).output for _ in range(2))
             session.ask({"op": "restore"}, limit)
-            session.ask({"op": "follow", "follow": []}, limit)
+            session.ask({"op": "follow", "weights": []}, limit)
         return mismatch(again, first, first, tolerance_of(self.problem), OVERALL) is not None
 
     def _writes_only(self, values: Values, index: int) -> bool:
@@ -337,11 +335,6 @@ class ReferenceSession:
     def changes(self) -> tuple[int, ...]:
         """The inputs that calls change in place."""
         return self._session.changes
-
-    @property
-    def follows_weights(self) -> bool:
-        """Whether what calls make of weights is part of their results."""
-        return bool(self._followed)
 
     @cached_property
     def plan(self) -> Needs | None:
@@ -540,7 +533,7 @@ class ReferenceSession:
             self._session.ask(question, limit, self.weights)
             self._session.call_ms(values, self._patience_s, operation(self.problem))
             ours = self._session.state(self.weights.size)
-        if not self._followed:
+        if not self.followed:
             return theirs, ours
         named = [[f"{name} after the call", {"t": number}] for number, name in enumerate(self.weight_names)]
         tree = {"d": [[RESULT, {"v": None}], *named]}

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from kernelwright.sandbox.calls.timed_call import Timed, beyond_threads
@@ -91,8 +91,8 @@ class Session:
         self._is_called = False
         self.changes: tuple[int, ...] = ()
         """Inputs that the reference changes in place: what a call makes of them is part of its result."""
-        self._follows = False
-        """Whether the reference changes weights that the next call goes on from: each begins with the same ones."""
+        self.restores = False
+        """Whether weights that calls change are put back before each."""
         self._is_read = False
         """Whether a result of a call was read before."""
         self._reserved = False
@@ -152,14 +152,11 @@ class Session:
         only then, at no cost in the time.
         """
         answer, milliseconds, cpu_ms = self._call(values, timeout_s, op)
-        if op.startswith("exact"):
-            output = self.fetch(answer)
-        else:
-            assert self._lent is not None
-            inputs = {index: self._lent.taken(index) for index in self.changes}
-            output = with_changed(self._apart(answer), inputs)
+        assert self._lent is not None
+        changed = {} if op.startswith("exact") else {index: self._lent.taken(index) for index in self.changes}
+        output = self.fetch(answer) if op.startswith("exact") else self._apart(answer)
         self.refuse_work_done_meanwhile()
-        return Timed(output, milliseconds, cpu_ms)
+        return Timed(with_changed(output, changed), milliseconds, cpu_ms)
 
     def _apart(self, answer: dict[str, Any]) -> Values:
         """The result, read once the inputs are overwritten: what was not written to memory of its own is gone then.
@@ -188,7 +185,7 @@ class Session:
     def _call(self, values: Values, timeout_s: float, op: str) -> tuple[dict[str, Any], float, float]:
         assert self._lent is not None, "lend memory before calling"
         self.refuse_work_done_meanwhile()
-        if self._follows:
+        if self.restores:
             self._exchange({"op": "restore"}, self._settings.call_timeout_s)
         self._lent.write(values.tensors)
         before = self._cpu_ms()
@@ -206,28 +203,15 @@ class Session:
     def _refuse_changes(self, changed: Sequence[int]) -> None:
         """Raise `Misbehaved` where an input was changed that the reference leaves as it is."""
         first = next((index for index in changed if index not in self.changes), None)
-        if first is None or not self._watches("input_check"):
-            return
-        if self._kind == "worker":
-            raise Misbehaved(f"the call changed input {first} in place, which the reference leaves as it is")
-        raise Misbehaved(
-            f"a call changed input {first} in place; let each call change the same inputs, and none with gradients"
-        )
+        if first is not None and self._watches("input_check"):
+            others = "which the reference leaves as it is" if self._kind == "worker" else "and others leave it as it is"
+            raise Misbehaved(f"the call changed input {first} in place, {others}")
 
-    def follow(self, weights: Mapping[str, int]) -> None:
-        """From now on each call begins with these weights as they are now, and its result holds what it makes of them.
-
-        By name in the result, the number in the judge's order.
-        """
-        self._follows = bool(weights)
-        self._exchange({"op": "follow", "follow": list(weights.items())}, self._settings.start_timeout_s)
-
-    def changes_made(self, values: Values, timeout_s: float) -> dict[str, set[int]]:
+    def changes_made(self, values: Values, timeout_s: float) -> dict[str, list[int]]:
         """The `inputs`, `parameters` and `buffers` that a call of a trusted child changes, by number."""
         self._show(values)
         answer = self._exchange(question("changes", values), timeout_s)[0]
-        written, parameters, buffers = ({int(one) for one in answer[it]} for it in ("changes", "parameters", "buffers"))
-        return {"inputs": written | set(self._left_of(values)), "parameters": parameters, "buffers": buffers}
+        return answer | {"inputs": answer["inputs"] + self._left_of(values)}
 
     def _left_of(self, values: Values) -> list[int]:
         """The inputs that differ from what was shown last."""

@@ -253,7 +253,7 @@ def status_of(findings: list[Finding]) -> ProblemStatus:
 
 
 def quick_status(subject: RunningReference, tolerance: Tolerance, without: Collection[str] = ()) -> ProblemStatus:
-    """`weak`, with a sentence for each lazy answer that passes on values as drawn and on the other families.
+    """`weak`, with a sentence for each lazy answer that would pass on values as drawn and on other families.
 
     `without` are those that the problem is not judged on.
     """

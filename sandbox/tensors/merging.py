@@ -20,13 +20,9 @@ def with_changed(result: Values, inputs: Mapping[int, RawTensor]) -> Values:
 
 def poisoned(values: Values, index: int) -> Values:
     """The values with NaN in one tensor, or where it has none with 1 in place of 0 and 0 in place of the others."""
-    raw = values.tensors[index]
-    tensor = raw.tensor()
-    if tensor.is_floating_point() or tensor.is_complex():
-        other = RawTensor.of(torch.full_like(tensor.reshape(-1).view(torch.uint8), 0xFF))
-        raw = raw._replace(data=other.data)
-    else:
-        raw = RawTensor.of((tensor == 0).to(tensor.dtype))
+    tensor = values.tensors[index].tensor()
+    has_nan = tensor.is_floating_point() or tensor.is_complex()
+    raw = RawTensor.of(torch.full_like(tensor, torch.nan) if has_nan else (tensor == 0).to(tensor.dtype))
     return values._replace(tensors=(*values.tensors[:index], raw, *values.tensors[index + 1 :]))
 
 

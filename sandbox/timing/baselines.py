@@ -257,12 +257,9 @@ class Baselines:
         """Forms with processes of their own that the problem has use of."""
         groups, modes = self._settings.baselines, dict.fromkeys(self._settings.compiled)
         found = [Form(mode, precision=one) for one in self.policies if f"compiled-{one}" in groups for mode in modes]
-        return found + ([Form(channels_last=True)] if self._converts else [])
-
-    @property
-    def _converts(self) -> bool:
-        """Whether channels_last is worth a try; what it changes in place would be the converted inputs."""
-        return "channels_last" in self._settings.baselines and self.first.is_spatial and not self.first.changes
+        # What a call changes in place would be the inputs that it has converted.
+        converts = "channels_last" in groups and self.first.is_spatial and not self.first.changes
+        return found + ([Form(channels_last=True)] if converts else [])
 
     def _available(self, forms: Iterable[Form]) -> list[OtherBaseline]:
         """Those that run; each of the others is tried once."""

@@ -123,7 +123,7 @@ class Timing:
 
     def _check_state(self, session: Session, values: Values) -> None:
         """Where the problem wants it, what a call makes of the model's buffers."""
-        followed = self.baseline.follows_weights
+        followed = bool(self.baseline.followed)
         if self._baselines.problem.state != "followed" and not followed:
             return
         got, want = self.baseline.state_after(session, values)
