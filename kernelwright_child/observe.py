@@ -49,9 +49,7 @@ class ExecutionTrace:
 
 
 def observe(call: Callable[[], object], restore: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Call three times: once as it is, once traced, once profiled. What was seen, as plain JSON of bounded size.
-
-    `restore` puts back what a call has changed.
+    """Call three times, `restore` in between: as it is, traced, profiled. What was seen, as plain JSON of bounded size.
 
     Keys: `operators` and `kernels`, each a list of `[name, calls, microseconds of its own]`, longest first; `wall_us`
     of the profiled call; `lines`, `natives` and `dynamic` of `ExecutionTrace`; `error`, why something could not be

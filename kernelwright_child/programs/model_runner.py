@@ -32,8 +32,8 @@ class ModelRunner:
         self.dtype: str | None = None
         self.earlier: list[torch.nn.Module | None] = []
         """Models that others have replaced, alive so that no other one takes their place in memory."""
-        self.follows: list[tuple[str, int]] = []
-        """Weights that `restore` puts back: a name in results, empty where none holds it, and the judge's number."""
+        self.follows: list[tuple[int, str]] = []
+        """Weights that `restore` puts back: the judge's number, and a name in results, empty where none holds it."""
         self.followed: list[tuple[str, torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
         """The same in the model: that name, module, name in it, the tensor, and its value before a call."""
         self.lent: list[torch.Tensor] = []
@@ -163,7 +163,7 @@ class ModelRunner:
         """From now on results hold what calls make of these weights, and `restore` puts their present values back."""
         assert self.model is not None
         self.follows, self.followed = message["weights"], []
-        for label, number in self.follows:
+        for number, label in self.follows:
             path, _, name = self.order[number][0].rpartition(".")
             module = self.model.get_submodule(path)
             tensor = getattr(module, name)
@@ -184,10 +184,7 @@ class ModelRunner:
         return {wire.RESULT: result} | state if state else result
 
     def state(self, message: Message, fds: list[int]) -> Message:
-        """The model's buffers as they are now, in the judge's order of weights: what calls have made of them.
-
-        All weights where some are followed.
-        """
+        """The model's buffers as calls have left them, all weights where some are followed, in the judge's order."""
         assert self.model is not None
         own = self.model.state_dict() if self.follows else dict(self.model.named_buffers(remove_duplicate=False))
         self.results = [own[name] for name, _ in self.order if name in own]

@@ -190,11 +190,8 @@ class Reference(ModelRunner):
         return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")}}
 
     def changes(self, message: Message, fds: list[int]) -> Message:
-        """The `inputs` that torch's operators write to in a call, and the weights that it leaves with other values.
-
-        `parameters` and `buffers` are numbers in the judge's order of weights, which are put back.
-        """
-        self.follow({"weights": [("", number) for number in range(len(self.order))]}, [])
+        """By number, `inputs` that operators write to in a call, and `parameters` and `buffers` that it changes."""
+        self.follow({"weights": [(number, "") for number in range(len(self.order))]}, [])
         before = [tensor._version for tensor in self.lent]
         seed_draws(message)
         assert self.model is not None

@@ -201,8 +201,8 @@ SEED = "sets the seed, so all inputs would be the same values; leave seeding to 
 FILES = "reads a file, which the sandbox does not show; write the values into the source"
 NETWORK = "uses the network, which the sandbox cuts off; write the values into the source"
 CLOCK = "reads the clock, so two runs would differ; leave it out"
-DROPOUT = "drops values at random, so no candidate can agree; call eval() in the constructor, or leave it out"
-DRAW = "draws random values in forward, so no candidate can agree; draw them in get_inputs"
+DROPOUT = "drops values at random: only what draws alike is right; call eval() in the constructor, or leave it out"
+DRAW = "draws random values in forward, so only what draws alike is right; draw them in get_inputs"
 
 GENERATOR = "draws with a generator that the judge does not seed, so a run can not be repeated; draw with torch"
 GENERATORS = ("np.random.", "numpy.random.", "random.", "os.urandom", "secrets.")

@@ -186,13 +186,9 @@ def _shown_by_link(session: GpuSession, answer: dict[str, Any], count: int) -> l
 def _outputs(answer: dict[str, Any], turns: list[Turn], changes: Sequence[int]) -> list[Values | None]:
     """The results of all calls, each with the inputs that it changes, which were taken behind its own outputs."""
     taken = [turn.values() for turn in turns]
-    own = [raws[: len(raws) - len(changes)] for raws in taken]
-    made = Values(answer["tree"], tuple(raw for raws in own for raw in raws))
-    results = zip(answer["tree"]["l"], own, taken, strict=True)
-    return [
-        with_changed(alone(tree, made), dict(zip(changes, raws[len(mine) :], strict=True)))
-        for tree, mine, raws in results
-    ]
+    made = Values(answer["tree"], tuple(raw for raws in taken for raw in raws[: len(raws) - len(changes)]))
+    inputs = [dict(zip(changes, raws[len(raws) - len(changes) :], strict=True)) for raws in taken]
+    return [with_changed(alone(tree, made), one) for tree, one in zip(answer["tree"]["l"], inputs, strict=True)]
 
 
 def _numbers(answer: dict[str, Any] | None, key: str, count: int) -> list[float | None]:

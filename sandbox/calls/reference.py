@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -128,8 +128,8 @@ class ReferenceSession:
         self._own_inputs = inputs is None
         self._only_written: tuple[int, ...] = ()
         """Of the inputs that calls change, those that they do not read."""
-        self.followed: dict[str, int] = {}
-        """Weights that each call begins with as they are and that its result holds, by their names there."""
+        self.followed: dict[int, str] = {}
+        """Weights that each call begins with as they are and that its result holds, with their names there."""
         self._forget: Callable[[], None] = lambda: None
         self._shows_exact, self._seed = False, _seed()
         self.switches_under: dict[Precision, dict[str, Any]] = {}
@@ -227,7 +227,7 @@ class ReferenceSession:
         """
         found: dict[tuple[float, int], RawTensor] = {}
         for name, raw in zip(self.weight_names, self.weights.tensors, strict=True):
-            constant = constant_of(raw.tensor()) if name in self._changing else None
+            constant = constant_of(raw.tensor()) if name in self.changing else None
             if constant is not None:
                 found[constant, raw.tensor().numel()] = raw
         if not found:
@@ -236,7 +236,7 @@ class ReferenceSession:
         values = Values({"l": []}, tuple(changed(names, list(found.values()), names, _seed())))
         question = {"op": "replace constants", "constants": [constant for constant, _ in found], "only": None}
         with self._translated():
-            own = question | {"only": sorted(self._changing)}
+            own = question | {"only": sorted(self.changing)}
             self._session.ask(own, self.settings.start_timeout_s, values)
         session.ask(question, self.settings.start_timeout_s, values)
         return True
@@ -290,38 +290,33 @@ class ReferenceSession:
         self._session.changes, self._only_written = (tuple(found[name]) for name in ("inputs", "only written"))
         if self.settings.gpu and (found["weights"] or any("int" in self.layout[one][0] for one in found["inputs"])):
             raise UnsupportedProblem(UNFOLLOWED.format(name=self.problem.name))
-        self.followed = {f"{self.weight_names[number]} after the call": number for number in found["weights"]}
-        with self._translated():
-            self._follow(self._session)
+        self.followed = {number: f"{self.weight_names[number]} after the call" for number in found["weights"]}
+        self._follow(self._session, self.followed)
 
-    def _follow(self, session: Session) -> None:
-        """From now on each call begins with the weights as they are, and its result holds those that it changes."""
-        if self.followed:
-            session.ask({"op": "follow", "weights": list(self.followed.items())}, self.settings.start_timeout_s)
-            session.restores = True
+    def _follow(self, session: Session, weights: dict[int, str]) -> None:
+        """Have each call begin with these weights as they are, and its result hold those that have a name there."""
+        with self._translated() if session is self._session else nullcontext():
+            session.ask({"op": "follow", "weights": list(weights.items())}, self.settings.start_timeout_s)
+        session.restores = bool(weights)
 
     def _found_changes(self) -> dict[str, list[int]]:
         session, drawn = self._session, [self.draw() for _ in range(2)]
         with self._translated():
-            made = [session.changes_made(values, self._patience_s) for values in drawn]
-        inputs, parameters, buffers = (
-            sorted({*made[0][it], *made[1][it]}) for it in ("inputs", "parameters", "buffers")
-        )
-        session.changes = tuple(inputs)
-        values = drawn[0]._replace(seed=_seed())
-        follows = bool(parameters) or (bool(buffers) and self._goes_on(values, buffers))
+            one, two = (session.changes_made(values, self._patience_s) for values in drawn)
+        inputs, parameters, buffers = (sorted({*one[it], *two[it]}) for it in ("inputs", "parameters", "buffers"))
+        session.changes, weights, values = tuple(inputs), sorted(parameters + buffers), drawn[0]._replace(seed=_seed())
+        if not inputs and not weights:
+            return {"inputs": [], "only written": [], "weights": []}
+        self._follow(session, dict.fromkeys(weights, ""))
+        session.restores = False
+        first, again = (self.call(values).output for _ in range(2))
+        goes_on = bool(parameters) or mismatch(again, first, first, tolerance_of(self.problem), OVERALL) is not None
+        session.restores = True
         written = [index for index in inputs if self._writes_only(values, index)]
-        return {"inputs": inputs, "only written": written, "weights": sorted(parameters + buffers) if follows else []}
-
-    def _goes_on(self, values: Values, weights: Sequence[int]) -> bool:
-        """Whether a call answers otherwise after another, which has changed these weights."""
-        session, limit = self._session, self.settings.start_timeout_s
         with self._translated():
-            session.ask({"op": "follow", "weights": [["", number] for number in weights]}, limit)
-            first, again = (self.call(values).output for _ in range(2))
-            session.ask({"op": "restore"}, limit)
-            session.ask({"op": "follow", "weights": []}, limit)
-        return mismatch(again, first, first, tolerance_of(self.problem), OVERALL) is not None
+            session.ask({"op": "restore"}, self._patience_s)
+        self._follow(session, {})
+        return {"inputs": inputs, "only written": written, "weights": weights if goes_on else []}
 
     def _writes_only(self, values: Values, index: int) -> bool:
         """Whether a call gives the same, bit by bit, whatever an input held."""
@@ -406,29 +401,25 @@ class ReferenceSession:
         """What `kernelwright_child.floor.trace` finds that the problem needs."""
         values = self.draw()
         with self._translated():
-            answer = self._session.trace(values, self._patience_s)
-            work = answer.get("work")
-            return work if isinstance(work, dict) else {}
+            found: dict[str, Any] = self._session.trace(values, self._patience_s)["work"]
+            return found
 
     def draw(self, cores: Sequence[int] = ()) -> Values:
         """Fresh inputs under a seed from the operating system that nobody else learns; NaN in what is only written.
 
         On a processor on these cores, where they are given; else on the one that calls begin on.
         """
-        values = self._drawn(cores)
+        with self._translated():
+            if self._on_device is not None:
+                values = self._on_device.draw(_seed(), self._patience_s)
+                if values.size > LARGE_BYTES:
+                    self._on_device.rest()
+            else:
+                question = {"op": "draw", "seed": _seed(), "cores": list(cores)}
+                values = self._session.fetch(self._session.ask(question, self.settings.call_timeout_s))
         for index in self._only_written:
             values = poisoned(values, index)
         return values
-
-    def _drawn(self, cores: Sequence[int]) -> Values:
-        with self._translated():
-            if self._on_device is not None:
-                drawn = self._on_device.draw(_seed(), self._patience_s)
-                if drawn.size > LARGE_BYTES:
-                    self._on_device.rest()
-                return drawn
-            question = {"op": "draw", "seed": _seed(), "cores": list(cores)}
-            return self._session.fetch(self._session.ask(question, self.settings.call_timeout_s))
 
     def admit(self, worker: Session) -> None:
         """Prepare a candidate's worker before its source runs: on a device, lend it memory like this child's."""
@@ -442,7 +433,7 @@ class ReferenceSession:
         if self._on_device is None:
             assert self.sample is not None
             worker.lend(self.sample)
-            self._follow(worker)
+            self._follow(worker, self.followed)
         else:
             assert isinstance(worker, type(self._on_device))
             worker.to_device(self.problem.precision)

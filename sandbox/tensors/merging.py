@@ -19,7 +19,7 @@ def with_changed(result: Values, inputs: Mapping[int, RawTensor]) -> Values:
 
 
 def poisoned(values: Values, index: int) -> Values:
-    """The values with NaN in one tensor, or where it has none with 1 in place of 0 and 0 in place of the others."""
+    """The values with NaN in one tensor; without NaN, 1 in place of 0 and 0 in place of all else."""
     tensor = values.tensors[index].tensor()
     has_nan = tensor.is_floating_point() or tensor.is_complex()
     raw = RawTensor.of(torch.full_like(tensor, torch.nan) if has_nan else (tensor == 0).to(tensor.dtype))

@@ -58,9 +58,8 @@ class SharedMemory:
 
     def taken(self, index: int) -> RawTensor:
         """A copy of what lies in the place of a tensor now."""
-        spec, start = self.specs[index], self._offsets[index]
-        data = bytearray(self._memory[start : start + self._sizes[index]])
-        return RawTensor(spec["dtype"], tuple(spec["shape"]), data)
+        spec, start, size = self.specs[index], self._offsets[index], self._sizes[index]
+        return RawTensor(spec["dtype"], tuple(spec["shape"]), bytearray(self._memory[start : start + size]))
 
     def close(self) -> None:
         """Give the memory back; children that still map it keep their own reference until they end."""

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
@@ -324,19 +325,10 @@ class Baselines:
     @property
     def status(self) -> ProblemStatus:
         """Whether trivial answers fail on this problem; found once, and kept for other judges too."""
-        if self._status is None:
-            self._status = self._kept_status() or self._found_status()
-        return self._status
-
-    def _kept_status(self) -> ProblemStatus | None:
-        try:
-            return ProblemStatus.model_validate(self._statuses.get(self._status_key))
-        except ValidationError:
-            return None
-
-    def _found_status(self) -> ProblemStatus:
-        found = self.first.status
-        self._statuses.put(self._status_key, found.model_dump(mode="json"))
+        found = self.known_status
+        if found is None:
+            found = self._status = self.first.status
+            self._statuses.put(self._status_key, found.model_dump(mode="json"))
         return found
 
     @property
@@ -346,7 +338,9 @@ class Baselines:
     @property
     def known_status(self) -> ProblemStatus | None:
         """The same where it was found before: what fails does not wait for it."""
-        self._status = self._status or self._kept_status()
+        if self._status is None:
+            with suppress(ValidationError):
+                self._status = ProblemStatus.model_validate(self._statuses.get(self._status_key))
         return self._status
 
     @cached_property

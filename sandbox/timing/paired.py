@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Self
 
 from kernelwright.sandbox.calls.reference import ReferenceSession, operation
@@ -97,7 +98,10 @@ class Timing:
         for turn in range(self._settings.warm_up):
             theirs = self.baseline.show(values)
             if turn == 0:
-                self._expect(session, theirs.output.size)
+                size = theirs.output.size
+                with in_background(partial(self.baseline.expect, size), beside=self._settings.side_by_side):
+                    session.expect(size)
+                session.returns_inputs = self.baseline.returns_inputs
             self.baseline.keep(theirs.output)  # before the candidate runs, who might find where it lies
             mine = self._call(session, values)
             if self.number == 0:
@@ -131,11 +135,6 @@ class Timing:
         if wrong:
             where = "in ModelNew" if followed else "a buffer of ModelNew after a call:"
             raise StageFailed("check", f"{where} {wrong.reason}", wrong.details)
-
-    def _expect(self, session: Session, result_bytes: int) -> None:
-        with in_background(lambda: self.baseline.expect(result_bytes), beside=self._settings.side_by_side):
-            session.expect(result_bytes)
-        session.returns_inputs = self.baseline.returns_inputs
 
     def retire(self, session: Session) -> None:
         """End a worker whose part is done, while the next one starts; it has ended before anything is timed again."""
