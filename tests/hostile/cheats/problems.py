@@ -96,6 +96,12 @@ def __init__(self, *arguments):
     super().__init__()
     self.layer = nn.ConvTranspose2d(*arguments, bias=False)
 """
+COUNTED = """
+def __init__(self):
+    super().__init__()
+    self.scale = nn.Parameter(torch.ones(24))
+    self.register_buffer("total", torch.zeros(48, 24))
+"""
 LINEAR = """
 def __init__(self, inner, columns):
     super().__init__()
@@ -255,6 +261,32 @@ TEXTS = {
         "[torch.rand(2, 8, 24, 24)]",
         "[]",
     ),
+    "updated": (
+        """
+        class Model(nn.Module):
+            def forward(self, cache, rows, out):
+                cache[:, 8:16] = torch.tanh(rows)
+                torch.cumsum(rows, 1, out=out)
+                return cache.mean(1)
+        """,
+        "[torch.randn(32, 64, 24), torch.randn(32, 8, 24), torch.zeros(32, 8, 24)]",
+        "[]",
+    ),
+    "counted": (
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(24))
+                self.register_buffer("total", torch.zeros(48, 24))
+
+            def forward(self, x):
+                self.total += x * self.scale
+                return torch.tanh(self.total)
+        """,
+        "[torch.randn(48, 24)]",
+        "[]",
+    ),
     "gradients": (
         """
         class Model(nn.Module):
@@ -305,6 +337,12 @@ SOLVED = {
     "scattered": (INIT, "x, rows", "y = x.clone(); y[rows] = y[rows] * 2 + 1; return y"),
     "handed on": (INIT, "x", "return x.reshape(-1).clone(), x + x"),
     "pooled": (INIT, "x", "return F.max_pool2d(x, 3)"),
+    "updated": (
+        INIT,
+        "cache, rows, out",
+        "cache[:, 8:16] = torch.tanh(rows); out.copy_(rows.cumsum(1)); return cache.mean(1)",
+    ),
+    "counted": (COUNTED, "x", "self.total.add_(x * self.scale); return torch.tanh(self.total)"),
     "gradients": (LINEAR, "x", "return F.gelu(self.layer(x))"),
     "softmax": (INIT, "x", "return torch.softmax(x, dim=-1)"),
     "product": (INIT, "a, b", "return a @ b"),

@@ -39,6 +39,24 @@ PATH = load_inline(name="lender", cpp_sources=[SOURCE], no_implicit_headers=True
 LEND = ctypes.CDLL(PATH).lend
 LEND.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]
 """
+OVER_THE_INPUT = """
+SOURCE = '''
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+extern "C" void over(char* place, long size) {
+    char* begin = (char*) ((long) place & ~4095L);
+    long whole = (place + size - begin + 4095) & ~4095L;
+    char* held = (char*) malloc(whole);
+    memcpy(held, begin, whole);
+    mmap(begin, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    memcpy(begin, held, whole);
+    free(held);
+}'''
+PATH = load_inline(name="over", cpp_sources=[SOURCE], no_implicit_headers=True, is_python_module=False)
+OVER = ctypes.CDLL(PATH).over
+OVER.argtypes = [ctypes.c_void_p, ctypes.c_long]
+"""
 LAZY_PAGES = """
 SOURCE = '''
 #include <signal.h>
@@ -253,6 +271,22 @@ REUSED_RESULTS = [
           "y = self.right(x); x.zero_(); return y"),
     Cheat("one bit of the second input changed", (33,), "product", "run", "changed input 1",
           "y = a @ b; b.view(torch.int32)[-1, -1] ^= 1; return y"),
+    Cheat("an update that is made in a copy", (33,), "updated", "check", "input 0 after the call",
+          "kept = cache.clone(); return self.right(kept, rows, out)"),
+    Cheat("an update of what the reference leaves as it is", (33,), "updated", "run", "changed input 1",
+          "y = self.right(cache, rows, out); rows.zero_(); return y"),
+    Cheat("a place for results left as it was found", (40,), "updated", "check", "input 2 after the call",
+          "return self.right(cache, rows, torch.empty_like(out))"),
+    Cheat("an update on pages of its own, mapped over those of the input", (33,), "updated", "check",
+          "input 0 after the call",
+          """
+          OVER(cache.data_ptr(), cache.numel() * 4)
+          return self.right(cache, rows, out)
+          """, OVER_THE_INPUT),
+    Cheat("a sum that goes on elsewhere", (13,), "counted", "check", "total after the call",
+          "return torch.tanh(self.total + x * self.scale)"),
+    Cheat("a scale of one that is put into place for the next call", (13,), "counted", "check", "scale after the call",
+          "y = self.right(x); self.scale.fill_(1); return y"),
     Cheat("the result put over the input", (33, 34), "norm", "run", "changed input 0",
           "x.copy_(self.right(x)); return x"),
     Cheat("targets changed to the easy class", (33,), "loss", "run", "changed input 1",

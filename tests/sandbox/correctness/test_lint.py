@@ -7,6 +7,7 @@ import torch
 
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.lint import examine, quick_status, status_of
+from kernelwright.sandbox.tensors.merging import with_changed
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 
@@ -33,6 +34,25 @@ def test_a_product_is_a_sound_problem_and_one_row_or_one_value_is_not_weak_for_t
 )
 def test_a_problem_is_weak_by_what_it_accepts(function, words):
     assert [why for why in status(function).why if words in why]
+
+
+def changing(kept):
+    """A reference that halves its input in place: all of it, or none where it is `kept`."""
+    changed = lambda x: Values({"t": 0}, (RawTensor.of(x.sum(1)),))  # noqa: E731
+
+    class Changing(Here):
+        def run(self, values, widen):
+            x = widen(values.tensors[0].tensor())
+            return with_changed(changed(x), {0: RawTensor.of(x if kept else x / 2)})
+
+    return Changing(torch.sum, lambda: [torch.randn(24, 64)])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_changed_in_place_must_not_be_what_it_was(kept):
+    torch.manual_seed(0)
+    why = quick_status(changing(kept), Tolerance()).why
+    assert ("it accepts the inputs left as they were" in why) == kept
 
 
 class Answered(NamedTuple):

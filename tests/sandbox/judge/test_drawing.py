@@ -2,8 +2,10 @@
 
 import pytest
 
+from kernelwright.evals.formats.checking import examine_problem
 from kernelwright.problems import Problem
 from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.errors import UnsupportedProblem
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK
 
@@ -83,6 +85,21 @@ def test_a_candidate_before_which_nobody_knew_that_it_draws_is_judged_alike():
         assert isinstance(found, Failed) and found.stage == "check", found
         found = verdict(judge, DROPPING)
         assert isinstance(found, Passed), found
+
+
+NUMPY = "import numpy; return x * torch.from_numpy(numpy.random.rand(64, 48) > 0.5)"
+
+
+def test_what_no_seed_has_answer_alike_is_refused():
+    with Judge(problem(NUMPY), QUICK) as judge, pytest.raises(UnsupportedProblem, match="under the same seed"):
+        verdict(judge, NUMPY)
+    with pytest.raises(UnsupportedProblem, match="under the same seed"):
+        examine_problem(problem(NUMPY), QUICK)
+
+
+def test_a_problem_that_drops_values_is_checked_as_weak_and_not_refused():
+    found = examine_problem(problem(DROPPING), QUICK)
+    assert found.status == "weak" and "dropout" in found.kinds
 
 
 def test_a_reference_that_does_not_draw_is_never_seeded(scaled_rows):

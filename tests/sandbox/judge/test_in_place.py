@@ -8,6 +8,7 @@ import torch
 from kernelwright.evals.formats.checking import examine_problem
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.correctness.families import vary
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedProblem
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
@@ -157,14 +158,15 @@ def test_a_place_that_is_only_written_is_never_shown_as_it_was_drawn():
         assert cache.changes == (0,) and not torch.isnan(cache.draw().tensors[0].tensor()).any()
 
 
-def test_a_change_that_some_calls_make_and_others_do_not_is_told():
-    changing = "if x[0, 0] > 50: y.zero_()\n        return torch.tanh(x)"
-    text = SOURCE.format(name="Model", init="pass", arguments="x, y", forward=changing)
+def test_a_change_that_no_draw_has_shown_is_told():
+    forward = "if x.max() > 50: y.zero_()\n        return torch.tanh(x)"
+    text = SOURCE.format(name="Model", init="pass", arguments="x, y", forward=forward)
     text += REST.format(inputs="torch.randn(8, 8), torch.randn(8, 8)")
-    with pytest.raises(BrokenProblem, match="changed input 1 in place"):
-        examine_problem(
-            Problem(name="now", title="", family="test", size="cpu", source=text.replace("> 50", "< 0")), QUICK
-        )
+    problem = Problem(name="rarely", title="", family="test", size="cpu", source=text)
+    with closing(ReferenceSession(problem, QUICK)) as reference:
+        values = vary(reference.draw(), "shifted by 100", in_place=True)
+        with pytest.raises(BrokenProblem, match="changed input 1 in place"):
+            reference.call(values)
 
 
 GROWING = (
