@@ -284,7 +284,7 @@ class ReferenceSession:
             return
         store, key = Store("changes"), status_key(self.problem.digest, "cuda" if self.settings.gpu else "cpu")
         found = store.get(key)
-        if found is None:
+        if set(found or ()) != {"inputs", "only written", "weights"}:
             found = self._found_changes()
             store.put(key, found)
         self._session.changes, self._only_written = (tuple(found[name]) for name in ("inputs", "only written"))
