@@ -48,15 +48,15 @@ def test_a_problems_status_is_found_once_for_all_judges(started):
 
 def test_a_status_stands_for_one_problem_and_one_kind_of_device():
     assert Known(PROBLEM, Settings()).status == WEAK
-    assert Baselines(PROBLEM, Settings())._kept_status() == WEAK
-    assert Baselines(PROBLEM, Settings(device="cuda"))._kept_status() is None
-    assert Baselines(load_problem("sum_rows", "cpu"), Settings())._kept_status() is None
+    assert Baselines(PROBLEM, Settings()).known_status == WEAK
+    assert Baselines(PROBLEM, Settings(device="cuda")).known_status is None
+    assert Baselines(load_problem("sum_rows", "cpu"), Settings()).known_status is None
 
 
 def test_a_status_of_other_rules_is_found_again(monkeypatch):
     assert Known(PROBLEM, Settings()).status == WEAK
     monkeypatch.setattr("kernelwright.sandbox.machine.fact_store.JUDGE_VERSION", JUDGE_VERSION + 1)
-    assert Baselines(PROBLEM, Settings())._kept_status() is None
+    assert Baselines(PROBLEM, Settings()).known_status is None
 
 
 @pytest.mark.slow
