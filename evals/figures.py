@@ -14,7 +14,7 @@ from pydantic import Field
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.in_words import DOUBTS, counted_speedup
 from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.settings import JudgingEffort
+from kernelwright.sandbox.verdict.settings import Accuracy, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Passed, TimingClock, Verdict
 
 THRESHOLDS = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0, 5.0)
@@ -211,6 +211,8 @@ class Measured(Record):
     """Defences of the judge that were off."""
     effort: JudgingEffort = "rank"
     """With how much effort it was judged."""
+    accuracy: Accuracy = "ieee"
+    """The errors that it was allowed."""
 
     @property
     def passed(self) -> bool:
@@ -276,6 +278,7 @@ def _of_report(found: dict[str, Any], verdict: Verdict) -> Measured:
         weights=found.get("weights"),
         without=tuple(getattr(verdict.evidence, "without", ())),
         effort=verdict.evidence.effort,
+        accuracy=verdict.evidence.accuracy,
     )
 
 

@@ -24,7 +24,9 @@ class ExecutionTrace:
     """Lines of the candidate's file that were executed, and native functions that its own code called."""
 
     def __init__(self) -> None:
-        self.lines: set[int] = set()
+        self.lines: dict[int, float] = {}
+        """Microseconds by line, with all that it calls outside of this file."""
+        self._line, self._since = 0, 0
         self.natives: set[str] = set()
         self.dynamic = False
         """Whether code that stands in no file was run by the candidate's own."""
@@ -38,8 +40,15 @@ class ExecutionTrace:
         return None
 
     def on_line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line" and len(self.lines) < MOST_LINES:
-            self.lines.add(frame.f_lineno)
+        if self._line in self.lines:
+            self.lines[self._line] += (time.perf_counter_ns() - self._since) / 1e3
+        if event == "line":
+            self._line = frame.f_lineno
+            if len(self.lines) < MOST_LINES:
+                self.lines.setdefault(self._line, 0.0)
+        elif event == "return":
+            self._line = frame.f_back.f_lineno if frame.f_back is not None and _is_own(frame.f_back) else 0
+        self._since = time.perf_counter_ns()
         return self.on_line
 
     def on_profile(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -52,8 +61,8 @@ def observe(call: Callable[[], object], restore: Callable[[], None] = lambda: No
     """Call three times, `restore` in between: as it is, traced, profiled. What was seen, as plain JSON of bounded size.
 
     Keys: `operators` and `kernels`, each a list of `[name, calls, microseconds of its own]`, longest first; `wall_us`
-    of the profiled call; `lines`, `natives` and `dynamic` of `ExecutionTrace`; `error`, why something could not be
-    observed.
+    of the profiled call; `lines` with their `line_us`, `natives` and `dynamic` of `ExecutionTrace`; `error`, why
+    something could not be observed.
     """
     found: dict[str, Any] = {"operators": [], "kernels": [], "wall_us": 0.0, "error": ""}
     trace = ExecutionTrace()
@@ -67,6 +76,7 @@ def observe(call: Callable[[], object], restore: Callable[[], None] = lambda: No
         found["error"] = f"{type(error).__name__}: {error}"[:LONGEST_NAME]
     return found | {
         "lines": sorted(trace.lines),
+        "line_us": [round(us, 1) for _, us in sorted(trace.lines.items())],
         "natives": sorted(trace.natives),
         "dynamic": trace.dynamic,
     }

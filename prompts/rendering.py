@@ -128,7 +128,7 @@ def _stable_context(brief: Brief) -> dict[str, Any]:
         "language": TARGETS[brief.target],
         "versions": brief.versions,
         "example": example_for(brief.target, brief.versions),
-        "value_families": VALUE_FAMILIES,
+        "value_families": {name: family for name, family in VALUE_FAMILIES.items() if family.told},
         "mode": mode_of(brief.problem.source),
         "narrow": narrow_of(brief.problem),
     }

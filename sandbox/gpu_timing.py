@@ -292,9 +292,9 @@ class DeviceTiming(Timing):
         """All that is timed beside each other, the candidate first."""
         what, samples = self._operation, self.samples
         sides = [Side(CANDIDATE, session, what), Side(EAGER, self.baseline, what)]
-        other = self._other()
+        other = self._baselines.placebo(self.number)
         sides += [Side(PLACEBO, other, what)] if other else []
-        samples.shipped_is_eager = not self._baselines.shipped_differs
+        samples.shipped_is_eager = "shipped" not in self._baselines.policies
         return sides + [Side(name, reference, what, precision) for name, reference, precision in self._sides_beside()]
 
     def _sides_beside(self) -> "list[OtherBaseline]":

@@ -279,6 +279,8 @@ def _status(
     efforts = list(AT_EFFORT)
     if efforts.index(counted.effort) < efforts.index(least):
         return "provisional", f"measured at effort {counted.effort}: enough to choose, not to be ranked"
+    if counted.accuracy != "ieee":
+        return "provisional", f"judged at accuracy {counted.accuracy}, and others here at ieee"
     if counted.timing_clock != clock:
         return "provisional", f"older clock ({counted.timing_clock}), and others here are timed by {clock}"
     return ("verified", "") if again else ("unverified", "")

@@ -26,7 +26,7 @@ from kernelwright.sandbox.pool.judges import within_memory
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import Accuracy, Settings
 
 Status = Literal["ok", "weak", "unsupported", "unsupported here", "broken", "failed"]
 ORDER: tuple[Status, ...] = ("ok", "weak", "unsupported", "unsupported here", "broken", "failed")
@@ -59,13 +59,14 @@ class Checked(Record):
     device: str = ""
     """The name of the processor or GPU; empty where nothing was run."""
     dtype: str | None = None
+    accuracy: Accuracy = "ieee"
     judge_version: Annotated[str, JUDGE_FIELD] = ""
     """Another judge may find something else."""
     seconds: float = 0.0
 
     @property
-    def key(self) -> tuple[str, str, str, str | None, str]:
-        return self.problem, self.digest, self.device, self.dtype, self.judge_version
+    def key(self) -> tuple[str, str, str, str | None, str, str]:
+        return self.problem, self.digest, self.device, self.dtype, self.accuracy, self.judge_version
 
     @property
     def words(self) -> str:
@@ -82,6 +83,7 @@ def begun(entry: Entry, settings: Settings) -> Checked:
         digest=entry.problem.digest,
         device=device_name(settings.device),
         dtype=entry.problem.dtype,
+        accuracy=settings.accuracy,
         judge_version=str(JUDGE_VERSION),
     )
 
@@ -221,7 +223,7 @@ def _findings(problem: Problem, settings: Settings) -> list[Finding]:
         reference.sample = None  # no candidate comes that is equipped like it
         with reference.subject() as subject:
             reweighted = _Reweighted(subject) if reference.changing else None
-            findings = examine(subject, tolerance_of(problem), reweighted)
+            findings = examine(subject, tolerance_of(problem, settings.accuracy), reweighted)
         if {"random", "dropout"} & {finding.kind for finding in findings}:
             _ = reference.is_random  # raises where no seed has it draw alike
         return findings + _handed_over(reference, problem)

@@ -6,6 +6,7 @@ tell of them, and the judge makes their values; so torch is imported where a cha
 """
 
 import math
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 ROW = 64
 """Elements at least of what is called a row."""
+BLOCK = 256
+"""Elements that have one outlier where few are."""
+SECRET = secrets.randbits(62)
+"""Of this process: the same values are changed alike in it, and a candidate's process does not know it."""
 LAST = 4
 """The last element of all is so many times as far out as the others."""
 
@@ -66,6 +71,25 @@ def end_far_out(x: "torch.Tensor", times: float) -> None:
             end[some] = (unit * far[some] if edge * sign > 0 else edge / far[some]).to(x.dtype)
 
 
+def few_far_out(x: "torch.Tensor", size: float) -> None:
+    """In the second half, one outlier in each `BLOCK` elements, at places that nobody can know beforehand.
+
+    A sum of them is wrong where a part is left out and the rest scaled up, as a sample of even values is not. The first
+    and the last element of a block are none, since these may be those of a row.
+    """
+    import torch
+
+    flat = x.view(-1)
+    width = min(BLOCK, len(flat))
+    starts = torch.arange(len(flat) // width // 2, len(flat) // width, device=x.device).mul_(width)
+    draw = torch.Generator(x.device).manual_seed(hash((SECRET, float(flat[0]), float(flat[-1]))) % 2**62)
+    inner = (1, width - 1) if width > 2 else (0, 1)
+    places = starts.add_(torch.randint(*inner, (len(starts),), generator=draw, device=x.device))
+    far = flat[places]
+    _set_magnitude(far, size)
+    flat[places] = far
+
+
 def _rows(x: "torch.Tensor") -> "torch.Tensor":
     """As a matrix whose rows are as many of the last axes as it takes for `ROW` elements."""
     width = 1
@@ -88,7 +112,7 @@ class ValueFamily(NamedTuple):
     """One kind of change to all floating-point inputs."""
 
     told: str
-    """The words of the prompt for it."""
+    """The words of the prompt for it; empty where prompts do not tell of it, as recorded ones do not."""
     change: Callable[["torch.Tensor"], object]
     """Made in place, on a copy of an input that has elements."""
 
@@ -128,9 +152,9 @@ def _zero_rows(x: "torch.Tensor") -> None:
         x[::3] = 0
 
 
-def _outliers(x: "torch.Tensor") -> None:
+def _outlier(x: "torch.Tensor") -> float:
     largest = largest_magnitude(x)
-    begin_far_out(x, min(OUTLIER * largest if 0 < largest < math.inf else OUTLIER, most(x.dtype)))
+    return min(OUTLIER * largest if 0 < largest < math.inf else OUTLIER, most(x.dtype))
 
 
 FAMILIES: dict[str, ValueFamily] = {
@@ -143,10 +167,13 @@ FAMILIES: dict[str, ValueFamily] = {
     "with ties": ValueFamily("rounded to halves, so with ties", lambda x: x.mul_(2).round_().div_(2)),
     "with rows of zeros": ValueFamily("every third index of axis 0 zero", _zero_rows),
     "of mixed magnitude": ValueFamily("axis 0 scaled from 1e-3 to 1e3 (fp16: 1e-2 to 1e2)", _mixed_magnitude),
-    "with outliers": ValueFamily("outliers of 50 to 100 times the largest magnitude where rows begin", _outliers),
+    "with outliers": ValueFamily(
+        "outliers of 50 to 100 times the largest magnitude where rows begin", lambda x: begin_far_out(x, _outlier(x))
+    ),
     "with heavy ends": ValueFamily(
         "rows that end 50 to 100 times above or below all other values", lambda x: end_far_out(x, OUTLIER)
     ),
+    "with few large values": ValueFamily("", lambda x: few_far_out(x, _outlier(x))),
 }
 """By name, which is what a problem calls it by, and a record."""
 GROWTH, OFFSET = 10**DECADES, LOWERED

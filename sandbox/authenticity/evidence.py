@@ -36,6 +36,17 @@ Label = Literal["custom", "mixed", "library_only", "unknown"]
 CAVEAT = "from the text alone; not observed at run time"
 LONGEST_NAME = 200
 OBSERVED_CAVEAT = "observed in the candidate's own process, which could lie"
+EXPLAINED = 0.8
+"""So much of the observed time must be that of known code, or nothing is said of who did the work."""
+GLUE_US = 50.0
+"""A line that takes no more counts for nothing: Python's own work beside a short kernel."""
+LIBRARY_KERNEL = re.compile(
+    r"^(void )?(at|at_cuda_detail|cub|thrust)::|cublas|cudnn|cusparse|cufft|cusolver|nvjet|xmma|splitKreduce|"
+    r"implicit_convolve|(ampere|volta|turing|hopper|maxwell|blackwell|cutlass|sm)_?\d*_\w*(gemm|tensorop|simt|wgmma|conv)|"
+    r"\bgem(v\w*(NSP|2[NT])|mk1|mSN_)\w*_kernel|pytorch_flash|\bfmha|\btriton_(poi|red|per|tem|mm)_"
+)
+"""Names of kernels that libraries bring along; what a candidate compiles has others."""
+MOVING_KERNEL = re.compile(r"Mem(cpy|set)\b")
 SMALL_SHARE = 0.05
 """Operators that take less of a call than this are not counted as its work."""
 PLUMBING = re.compile(
@@ -76,6 +87,8 @@ class Observed(Record):
     wall_us: float = 0.0
     lines: tuple[int, ...] = Field(default=(), max_length=4000)
     """Of the candidate's source, those that were executed."""
+    line_us: tuple[float, ...] = Field(default=(), max_length=4000)
+    """Microseconds of each of these, with all that it calls elsewhere."""
     natives: tuple[Name, ...] = Field(default=(), max_length=64)
     dynamic: bool = False
     error: Name = Field(default="", max_length=LONGEST_NAME)
@@ -87,6 +100,10 @@ class Observed(Record):
             return cls.model_validate(answer)
         except ValidationError:
             return cls(error="the candidate's process gave no account that can be read")
+
+    @property
+    def is_compiled(self) -> bool:
+        return any(COMPILED.search(name) for name, _, _ in self.operators)
 
     def share(self, pattern: re.Pattern[str] | None = None) -> tuple[float, list[str]]:
         """The part of the call that computing operators took, and their names; those of `pattern` only, if given."""
@@ -124,13 +141,21 @@ def judge_authenticity(source: str, observed: Observed) -> Authenticity:
     if observed.error or found is None:
         return read.model_copy(update={"evidence": (*read.evidence, *filter(None, [observed.error]))})
     own = _own_reached(found, observed)
-    share, names = observed.share()
-    compiled = _is_compiled(observed)
-    library = compiled or share >= SMALL_SHARE or (not own and (bool(names) or bool(_library(found, source))))
+    names = observed.share()[1]
     evidence = list(_observations(found, observed, own))
-    if compiled:
+    if observed.is_compiled:
         evidence.append("torch.compile computed")
-    return Authenticity(label=_label(own, library), evidence=(*evidence, *read.evidence[:-1], OBSERVED_CAVEAT))
+        label = _label(own, True)
+    elif not own:
+        label = _label(False, bool(names) or bool(_library(found, source)))
+    else:
+        mine, theirs, moving = _time_shares(found, observed)
+        is_explained = mine + theirs + moving >= EXPLAINED
+        label = _label(mine >= SMALL_SHARE, theirs >= SMALL_SHARE) if is_explained else "unknown"
+        evidence.append(
+            f"of the time, {100 * mine:.0f} % went to code of its own and {100 * theirs:.0f} % to a library's"
+        )
+    return Authenticity(label=label, evidence=(*evidence, *read.evidence[:-1], OBSERVED_CAVEAT))
 
 
 def refusal(problem: Problem, source: str, observed: Observed, symbols: frozenset[str] = frozenset()) -> str:
@@ -147,7 +172,7 @@ def refusal(problem: Problem, source: str, observed: Observed, symbols: frozense
     vendor = vendor_words(found) | vendor_symbols(set(symbols))
     if observed.error:
         fault = f"the call could not be observed: {observed.error}"
-    elif _is_compiled(observed):
+    elif observed.is_compiled:
         fault = "only own kernels count, and torch.compile computed the result"
     elif problem.operators == "no-library":
         fault = _library_fault(found, observed, vendor)
@@ -157,7 +182,8 @@ def refusal(problem: Problem, source: str, observed: Observed, symbols: frozense
 
 
 def _library_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:
-    names = observed.share(VENDOR)[1] or sorted(_numpy(found))
+    numpy = {"numpy", "np"} & {node.id for node in found.nodes if isinstance(node, ast.Name)}
+    names = observed.share(VENDOR)[1] or sorted(numpy)
     if names:
         return f"library operators do not count, and these ran: {_listed(names)}"
     return f"library operators do not count, and it names {_listed(vendor)}" if vendor else ""
@@ -190,10 +216,6 @@ def _is_seen(operator: str, observed: Observed) -> bool:
     return any(name.startswith((f"aten::{operator}", f"aten::_{operator}")) for name, _, _ in observed.operators)
 
 
-def _is_compiled(observed: Observed) -> bool:
-    return any(COMPILED.search(name) for name, _, _ in observed.operators)
-
-
 def _listed(names: Iterable[str], most: int = 4) -> str:
     """The first of them, in the order of a list and otherwise by name."""
     chosen = names if isinstance(names, list) else sorted(names)
@@ -204,6 +226,24 @@ def _label(own: bool, library: bool) -> Label:
     if own:
         return "mixed" if library else "custom"
     return "library_only" if library else "unknown"
+
+
+def _time_shares(found: Reach, observed: Observed) -> tuple[float, float, float]:
+    """Of the observed time, the parts of code of its own, of libraries, and of what only makes or moves tensors.
+
+    On a device those of its kernels' time. Elsewhere that of lines which lead to native code of its own, less what
+    operators took, which may be called from there.
+    """
+    if device_us := sum(us for _, _, us in observed.kernels):
+        library = sum(us for name, _, us in observed.kernels if LIBRARY_KERNEL.search(name)) / device_us
+        moving = sum(us for name, _, us in observed.kernels if MOVING_KERNEL.search(name)) / device_us
+        return 1 - library - moving, library, moving
+    timed = list(zip(observed.lines, observed.line_us, strict=False))
+    own_us = sum(us for line, us in timed if line in found.own_calls)
+    other_us = sum(max(0.0, us - GLUE_US) for line, us in timed if line not in found.own_calls)
+    own = own_us / (own_us + other_us or 1.0)
+    every, library = observed.share(re.compile("aten::"))[0], observed.share()[0]
+    return min(own, max(0.0, 1 - every)), library, max(0.0, every - library)
 
 
 def _own_reached(found: Reach, observed: Observed) -> bool:
@@ -233,8 +273,3 @@ def _observations(found: Reach, observed: Observed, own: bool) -> list[str]:
 
 def _library(found: Reach, source: str) -> set[str]:
     return {call.shown for call in library_calls(found)} | set(LIBRARY_IN_CPP.findall(source))
-
-
-def _numpy(found: Reach) -> set[str]:
-    names = {node.id for node in found.nodes if isinstance(node, ast.Name)}
-    return {"numpy"} & names | ({"np"} & names)

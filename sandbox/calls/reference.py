@@ -578,7 +578,8 @@ class ReferenceSession:
 
     def _status(self) -> ProblemStatus:
         with self.subject() as subject:
-            return quick_status(subject, tolerance_of(self.problem), self.problem.values.without)
+            tolerance = tolerance_of(self.problem, self.settings.accuracy)
+            return quick_status(subject, tolerance, self.problem.values.without)
 
     @contextmanager
     def subject(self) -> Iterator["ReferenceSession | PartOfReference"]:

@@ -14,7 +14,7 @@ is as right as its dtype allows: backward error, see Higham, Accuracy and Stabil
 import math
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -28,12 +28,14 @@ from kernelwright.sandbox.correctness.distance import (
     apart,
     finite,
     measure,
+    share_of_rule,
     worst,
 )
 from kernelwright.sandbox.correctness.patterns import describe_pattern, where
 from kernelwright.sandbox.tensors.trees import flatten, show
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem
+from kernelwright.sandbox.verdict.settings import Accuracy
 
 
 class Wrong(NamedTuple):
@@ -71,6 +73,8 @@ class Checks(NamedTuple):
     """Whether the rounding of inputs excuses far more than it should: what is wrong even then is so beyond doubt."""
     shares: Shares | None = None
     """Filled with the errors of all outputs, where it is given."""
+    moved: tuple[Moved, ...] = ()
+    """By output, how far it moves with inputs that are off by what the tolerance allows: as far off is right too."""
 
 
 SHORT_FLOOR_ULP = 2.0
@@ -80,14 +84,28 @@ MANY, SHORT_SHARE = 64, 0.5
 bfloat16 it is three bits, no more than the factor; and sums in 16 bits are off by the root of their length only."""
 SURE_FACTOR, LARGEST_UNIT, USUAL_SHARE = 8.0, 0.5, 4.0
 """Within these, an output may be told right by the same-dtype reference alone; a little less would do."""
+UNASKED: Shares = {"largest": 0.76, "l2": 0.76, "usual": 0.96, "slice": 0.76}
+"""Limits of the errors of what is told right so; see `is_right_anyhow`."""
+IEEE: Shares = dict.fromkeys(UNASKED, 1.0)
+BEYOND = 1e30
+KERNELBENCH: Final = "kernelbench"
 LOOKED_AT = 2**26
 """Elements of an output that are looked at together for where and how they are wrong."""
 LOWER_PRECISION_ULP = {"strict": 0.0, "tf32": 2.0**13, "half": 2.0**16}
 """Units in the last place of float32 that one unit of TF32 (10 bits of fraction) or bf16 (7 bits) spans."""
 
 
-def tolerance_of(problem: Problem) -> Tolerance:
+class Rule(Tolerance):
+    """KernelBench's, which takes the place of a problem's own: `torch.allclose` with the reference's result."""
+
+    most: float
+    """Both atol and rtol, by its `get_tolerance_for_precision`."""
+
+
+def tolerance_of(problem: Problem, accuracy: Accuracy = "ieee") -> Tolerance:
     """The problem's tolerance, widened where its precision policy allows a lower precision inside float32."""
+    if accuracy == KERNELBENCH:
+        return Rule(most=1e-2 if problem.dtype in ("float16", "bfloat16") else 1e-4)
     floor = max(problem.tolerance.floor_ulp, LOWER_PRECISION_ULP[problem.precision])
     return problem.tolerance.model_copy(update={"floor_ulp": floor})
 
@@ -96,52 +114,37 @@ ALL = Checks()
 PLAIN = Checks(pattern=False)
 
 
-class Truth(NamedTuple):
-    """What the reference gives on the same inputs."""
-
-    exact: Values
-    """In float64."""
-    same_dtype: Values
-    """As it stands."""
-    moved: tuple[Moved, ...] = ()
-    """By output, how far it moves with inputs that are off by what the tolerance allows: as far off is right too."""
-
-
 def mismatch(
     got: Values, exact: Values, same_dtype: Values, tolerance: Tolerance, checks: Checks = ALL
 ) -> Wrong | None:
-    """The first thing in which `got` is wrong, or None; the others as in `Truth`."""
-    return mismatch_with(got, Truth(exact, same_dtype), tolerance, checks)
-
-
-def mismatch_with(got: Values, truth: Truth, tolerance: Tolerance, checks: Checks = ALL) -> Wrong | None:
-    """The first thing in which `got` is wrong, or None."""
-    mine, true, rounded = flatten(got), flatten(truth.exact), flatten(truth.same_dtype)
+    """The first thing in which `got` is wrong, or None; the others are the reference's in float64 and in its dtype."""
+    mine, true, rounded = flatten(got), flatten(exact), flatten(same_dtype)
+    rule = tolerance.most if isinstance(tolerance, Rule) else None
     if checks.structure and mine.shape != rounded.shape:
         return Wrong(f"the structure of the result is {show(mine.shape)}, the reference's is {show(rounded.shape)}", "")
-    moved = truth.moved or (None,) * len(rounded.tensors)
-    _refuse_other_counts(len(rounded.tensors), len(true.tensors), len(moved))
+    moved: Sequence[Moved | None] = checks.moved or (None,) * len(true.tensors)
+    count = len(rounded.tensors)
+    for other in (len(true.tensors), len(moved)):
+        if other != count:  # some outputs would be compared with nothing
+            said = f"the reference gives {count} tensors in its own dtype and {other} in float64; let it give as many"
+            raise BrokenProblem(said)
     # Of one structure are as many; and without that check, nothing stands for everything.
     parts = zip(rounded.labels, mine.tensors, true.tensors, rounded.tensors, moved, strict=checks.structure)
     first = None
     for label, *tensors, more in parts:
-        wrong = _form(label, tensors[0], tensors[2], checks) or _values(label, tensors, more, tolerance, checks)
-        first = first or wrong
-        if first and checks.shares is None:
-            break
+        wrong = _form(label, tensors[0], tensors[2], checks)
+        if rule is None:
+            wrong = wrong or _values(label, tensors, more, tolerance, checks)
+        else:
+            wrong = wrong or _values_by_rule(label, tensors[0], tensors[2], rule, checks)
+        if wrong and (checks.shares is None or not wrong.by_distance):
+            return wrong
+        if wrong and first is None:
+            first, checks = wrong, checks._replace(pattern=False)
     return first
 
 
-def _refuse_other_counts(count: int, *exact: int) -> None:
-    """A reference that gives fewer tensors in float64 would leave outputs that nobody compares."""
-    for other in exact:
-        if other != count:
-            raise BrokenProblem(
-                f"the reference gives {count} tensors in its own dtype and {other} in float64; let it give as many"
-            )
-
-
-def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance) -> bool:
+def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance, shares: Shares | None = None) -> bool:
     """Whether `mismatch` finds nothing wrong with `got` whatever the float64 result is; `near` as `same_dtype` there.
 
     In each norm, let d be the distance between the two and e the error of `near`; then `got` is off by d + e at most.
@@ -151,14 +154,32 @@ def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance) -> bool:
     The usual magnitude is no norm, but its root s is one of the kind that sums. With s(d) at most half of sqrt(u) of
     s(near): where s(e) is at least s(d)/1.8, both together are below sqrt(8) s(e), which the factor allows; where it is
     less, they are below 1.56 s(d), and s of the float64 result is above s(near) - s(d)/1.8, so above 1.56 s(d)/sqrt(u).
+
+    `shares` is filled with limits of the errors where it is right: with x = d/u of `near`, (d + e) over the larger of
+    factor e and the floor is largest where the two are equal, and is x + 1/factor there; `UNASKED` is that with x = 1/2
+    and half of the factor. Of the usual element it is the square of the sum of the roots, with x = 1/4.
     """
     mine, reference = flatten(got), flatten(near)
-    if tolerance.factor < SURE_FACTOR or mine.shape != reference.shape:
+    if isinstance(tolerance, Rule) or tolerance.factor < SURE_FACTOR or mine.shape != reference.shape:
         return False
-    return all(
+    is_right = all(
         one == other or (_form("", one, other, ALL) is None and _is_near(one, other, tolerance))
         for one, other in zip(mine.tensors, reference.tensors, strict=True)
     )
+    if is_right and shares is not None:
+        add_shares(shares, UNASKED)
+    return is_right
+
+
+def add_shares(shares: Shares, more: Shares) -> None:
+    """Keep the larger of each; what is no number of a record is as wrong as can be."""
+    for name, share in more.items():
+        shares[name] = max(shares.get(name, 0.0), share if share <= BEYOND else BEYOND)
+
+
+def are_within(shares: Shares, allowed: Shares) -> bool:
+    """Whether no measure is above what it may be."""
+    return all(shares.get(name, 0.0) <= most for name, most in allowed.items())
 
 
 def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
@@ -190,14 +211,6 @@ def _share(near: torch.Tensor) -> float:
     return SHORT_SHARE if near.dtype.itemsize <= 2 and near.numel() >= MANY else 1.0
 
 
-def _nothing(near: torch.Tensor) -> float:
-    """What an element may always be off by: twice the smallest normal number, of float32 for narrower dtypes.
-
-    A denormal may be taken for zero, and exponentials that are computed by hand end a little above it.
-    """
-    return 2 * torch.finfo(torch.promote_types(near.dtype, torch.float32)).tiny
-
-
 def _form(label: str, mine: RawTensor, reference: RawTensor, checks: Checks) -> Wrong | None:
     if checks.shape and mine.shape != reference.shape:
         return Wrong(f"{label} has shape {list(mine.shape)}, the reference's is {list(reference.shape)}", "")
@@ -226,13 +239,23 @@ def _values(
         distance, moved = measure(got, near, want, settled=True, undefined=checks.undefined), None
     factors = Factors(_share(near) * tolerance.factor, tolerance.factor)
     bound = Bound.of(distance.rounding, distance.want, factors, unit, want.numel())
-    bound = bound.at_least(_nothing(near), want.numel())
+    # A denormal may be taken for zero, and exponentials that are computed by hand end a little above it.
+    bound = bound.at_least(2 * torch.finfo(torch.promote_types(near.dtype, torch.float32)).tiny, want.numel())
     counted = moved.pulled_back(got, checks.generous) if moved is not None else got
     error = measure(counted, near, want).error if moved is not None else distance.error
     if checks.shares is not None:
-        for name, share in bound.shares(error).items():
-            checks.shares[name] = max(share, checks.shares.get(name, 0.0))
+        add_shares(checks.shares, bound.shares(error))
     return _too_far(_Case(label, got, counted, near, want, checks), error, bound)
+
+
+def _values_by_rule(label: str, one: RawTensor, other: RawTensor, most: float, checks: Checks) -> Wrong | None:
+    got, near = real(one.tensor()), real(other.tensor())
+    share = share_of_rule(got, near, most)
+    if checks.shares is not None:
+        add_shares(checks.shares, {KERNELBENCH: share})
+    if share <= 1:
+        return None
+    return _Case(label, got, got, near, near, checks).refused(f"not torch.allclose at atol = rtol = {most:g}", most)
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:
@@ -371,22 +394,18 @@ def mismatch_shaken(
     if wrong is None or not wrong.by_distance:
         return wrong
     want.owned()  # whoever is asked for others may show them where these are
-    truth = Truth(want, near, tuple(Moved(real(raw.tensor())) for raw in flatten(want).tensors))
-    beyond_doubt = PLAIN._replace(undefined=asked.defines_nan, generous=True)
-    for draw in range(DRAWS):
-        _note_moves(asked, truth.moved, tolerance.floor_ulp)
-        if draw == 0 and mismatch_with(got, truth, tolerance, beyond_doubt):
+    moved = tuple(Moved(real(raw.tensor())) for raw in flatten(want).tensors)
+    beyond_doubt = PLAIN._replace(undefined=asked.defines_nan, generous=True, moved=moved)
+    for draw in range(DRAWS):  # one after the other, since each result may take much memory
+        shaken = flatten(asked.exact(shake(asked.inputs, tolerance.floor_ulp)))
+        for output, raw in zip(moved, shaken.tensors, strict=True):
+            output.note(real(raw.tensor()))
+        del shaken
+        if draw == 0 and mismatch(got, want, near, tolerance, beyond_doubt):
             break
     if shares is not None:
         shares.clear()
-    return mismatch_with(got, truth, tolerance, Checks(undefined=asked.defines_nan, shares=shares))
-
-
-def _note_moves(asked: ExactCase, moved: tuple[Moved, ...], units: float) -> None:
-    """By output, how far it moves once; one draw after the other, since each result may take much memory."""
-    found = flatten(asked.exact(shake(asked.inputs, units)))
-    for output, raw in zip(moved, found.tensors, strict=True):
-        output.note(real(raw.tensor()))
+    return mismatch(got, want, near, tolerance, Checks(undefined=asked.defines_nan, shares=shares, moved=moved))
 
 
 def shake(values: Values, units: float) -> Values:

@@ -197,6 +197,20 @@ def all_within(got: torch.Tensor, near: torch.Tensor, share: float) -> bool:
     return True
 
 
+def share_of_rule(got: torch.Tensor, near: torch.Tensor, most: float) -> float:
+    """The largest difference as a share of what `torch.allclose(near, got, rtol=most, atol=most)` allows.
+
+    Infinite where either is NaN, or infinite where the other is not the same.
+    """
+    largest = 0.0
+    for mine, true in _flat_pieces(got, near):
+        other = mine.double()
+        share = true.double().sub_(other).abs_().div_(other.abs().mul_(most).add_(most))
+        share[mine == true] = 0.0
+        largest = max(largest, float(share.nan_to_num_(nan=math.inf).max()))
+    return largest
+
+
 def apart(got: torch.Tensor, near: torch.Tensor) -> tuple[Size, Size]:
     """Sizes of the difference of two such tensors, and of the second."""
     sizes = _sizes((got,), near)
@@ -225,11 +239,10 @@ def _sizes(others: Sequence[torch.Tensor], want: torch.Tensor, settle: Settle | 
             torch.maximum(maxima[which, part], magnitudes.amax(1), out=maxima[which, part])
             sums[which, part] += magnitudes.sum(1)
     norms, means = squares.sqrt(), (sums.sum(1) / want.numel()).tolist()
-    return [_size(maxima[which], norms[which], means[which], sliced) for which in range(count)]
-
-
-def _size(maxima: torch.Tensor, norms: torch.Tensor, mean: float, sliced: bool) -> Size:
-    return Size(float(maxima.max()), float(torch.linalg.vector_norm(norms)), mean, norms if sliced else None)
+    return [
+        Size(float(largest.max()), float(torch.linalg.vector_norm(norm)), mean, norm if sliced else None)
+        for largest, norm, mean in zip(maxima, norms, means, strict=True)
+    ]
 
 
 def _usual(others: Sequence[torch.Tensor], want: torch.Tensor, settle: Settle | None) -> list[float]:

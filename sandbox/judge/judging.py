@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from typing import Self
+from typing import Self, get_args
 
 from kernelwright.sandbox.authenticity import languages
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
@@ -25,8 +25,7 @@ from kernelwright.sandbox.timing.paired import DrawingReference, Timing, weight_
 from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
-from kernelwright.sandbox.verdict.roofline import Floor
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import Accuracy, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Measurement, Passed, Verdict
 
 STORED = "taken from the store of finished builds"
@@ -154,7 +153,7 @@ class Judge:
                 if built.failure:
                     raise built.failure
                 if self.settings.gpu:  # elsewhere only what is right has need of it
-                    self._floor()  # what it may measure takes all processors
+                    self._floors.of(self._baselines.first)  # what it may measure takes all processors
                 turn.enter_context(timing_turn(self.settings, self._waiting))
                 threads = 2 if self.settings.gpu else self.settings.threads  # the judge, and a child that issues work
                 meet_load(self.settings.cores, threads, self.settings.wait_quiet, self._waiting)
@@ -168,7 +167,9 @@ class Judge:
             return Passed(measurement=measurement, evidence=self._evidence(built))
 
     def _measured(self, built: Built, turn: ExitStack, beat: float | None) -> Measurement:
-        self._get_ready(built)
+        if built.worker is not None:  # which came up while the candidate was built
+            with built.stage("load"):
+                built.worker.greet()
         if self.settings.weights == "seed" and self._may_seed_weights:
             measurement = self._measure_under_one_seed(built, beat)
         else:
@@ -204,7 +205,8 @@ class Judge:
 
     @property
     def _may_seed_weights(self) -> bool:
-        return bool(self._baselines.first.weights.tensors) and not self._compares_by_name
+        first = self._baselines.first
+        return bool(first.weights.tensors) and not self._compares_by_name and not first.followed
 
     def _measure_under_one_seed(
         self, built: Built, beat: float | None, copied: StageFailed | None = None
@@ -247,6 +249,7 @@ class Judge:
     def _measure(self, built: Built, beat: float | None) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
         with self._timing(beat) as timing:
+            built.errors = timing.errors
             if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built, timing)
             is_enough = False
@@ -317,12 +320,6 @@ class Judge:
         self._layers = session.layers
         return session
 
-    def _get_ready(self, built: Built) -> None:
-        """Have the first worker ready, which came up while the candidate was built."""
-        if built.worker is not None:
-            with built.stage("load"):
-                built.worker.greet()
-
     def _spare_made(self) -> AbstractContextManager[None]:
         """Meanwhile workers for the next candidate are started, where there will be one and memory holds it."""
         if self.spare is None or not (self.spare.is_lasting and self._baselines.has_room_for_two):
@@ -336,9 +333,6 @@ class Judge:
         from kernelwright.sandbox.gpu_timing import DeviceTiming
 
         return DeviceTiming(self._baselines, self.settings, device_of(self.settings), beat)
-
-    def _floor(self) -> Floor | None:
-        return self._floors.of(self._baselines.first)
 
     def _observe(self, built: Built) -> None:
         """See what runs in a call, in a process that is not timed any more; refuse what the policy forbids."""
@@ -403,6 +397,7 @@ class Judge:
         reference.equip(session)
 
     def _evidence(self, built: Built) -> Evidence:
+        allowed = self._baselines.allowed
         return Evidence(
             jail=self._layers,
             seconds={stage: round(seconds, 3) for stage, seconds in built.seconds.items()},
@@ -419,6 +414,9 @@ class Judge:
             baselines_left_out=tuple(f"{name}: {why}" for name, why in self._baselines.unavailable.items()),
             weights=built.weights,
             without=self.settings.without,
+            accuracy=self.settings.accuracy,
+            errors=built.errors,
+            errors_allowed={one: found for one in get_args(Accuracy) if (found := allowed(one, find=False))},
             effort=self.settings.effort,
             not_met=built.not_met,
         )

@@ -20,6 +20,7 @@ from kernelwright.sandbox.build.build_store import FailedBuild, read_failures
 from kernelwright.sandbox.calls.backend import all_at_once, architecture, open_session
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Unbuilt
 from kernelwright.sandbox.calls.timeouts import CandidateLate, ImportTimeout
+from kernelwright.sandbox.correctness.compare import Shares
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.identity import versions_used
 from kernelwright.sandbox.machine.workfolder import WorkFolder
@@ -38,7 +39,7 @@ needs but one.
 """
 MEASURING = {
     *("effort", "warm_up", "worker_pairs", "min_pairs", "max_pairs", "time_budget_s", "interval_target"),
-    *("compiled", "baselines", "sanitize", "profile", "wait_quiet"),
+    *("accuracy", "compiled", "baselines", "sanitize", "profile", "wait_quiet"),
 }
 """Settings that no worker knows of."""
 
@@ -205,6 +206,7 @@ class Built:
         self.late_builds = 0
         """Extensions that were asked for only in a worker."""
         self.deterministic: bool | None = None
+        self.errors: Shares = {}
         self.authenticity: Authenticity | None = None
         """From a run that was observed; None until there was one."""
         self.not_met: tuple[str, ...] = ()

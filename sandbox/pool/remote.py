@@ -22,7 +22,14 @@ from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.cache import cache_root
 from kernelwright.sandbox.pool.protocol import Answer, Device, ExecutorError, Product, Stage, Work
 from kernelwright.sandbox.verdict.judge_version import other_version
-from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings, WeightsPolicy
+from kernelwright.sandbox.verdict.settings import (
+    Accuracy,
+    BaselineGroup,
+    CompileMode,
+    JudgingEffort,
+    Settings,
+    WeightsPolicy,
+)
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 SERVICE_S_OWN = frozenset({"device", "cores"})
@@ -44,6 +51,7 @@ class JobSettings(Record):
     sanitize: bool | None = None
     profile: bool | None = None
     effort: JudgingEffort | None = None
+    accuracy: Accuracy | None = None
 
 
 def chosen_for_jobs(settings: Settings) -> dict[str, JsonValue]:

@@ -6,24 +6,33 @@ from typing import NamedTuple
 
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.timed_call import Timed
-from kernelwright.sandbox.correctness.compare import ExactCase, Shares, mismatch_shaken, tolerance_of
+from kernelwright.sandbox.correctness.compare import (
+    Checks,
+    ExactCase,
+    Shares,
+    add_shares,
+    mismatch,
+    mismatch_shaken,
+    tolerance_of,
+)
 from kernelwright.sandbox.correctness.families import DRAWN, Domain, vary
 from kernelwright.sandbox.tensors.values import Values
 
 
-class Accuracy(NamedTuple):
+class BaselineErrors(NamedTuple):
     """The errors of one baseline on all input distributions."""
 
     errors: Shares
+    """As `Evidence.errors` has them."""
     is_equal: bool
     """Whether each result was right as a candidate's has to be."""
 
 
 def accuracy_of(
     baselines: Mapping[str, Callable[[Values], Timed]], eager: ReferenceSession, domain: Domain
-) -> dict[str, Accuracy]:
+) -> dict[str, BaselineErrors]:
     """Compare baselines that have the weights of `eager` with it and with float64, on every input distribution."""
-    found, tolerance = dict.fromkeys(baselines, Accuracy({}, True)), tolerance_of(eager.problem)
+    found, tolerance = dict.fromkeys(baselines, BaselineErrors({}, True)), tolerance_of(eager.problem)
     for family in (DRAWN, *domain.families):
         values = vary(eager.draw(), family, in_place=True)
         near = eager.keep(eager.show(values).output)
@@ -34,11 +43,14 @@ def accuracy_of(
         asked = ExactCase(values, exact, domain.defines_nan(family))
         for name, call in baselines.items():
             shares: Shares = {}
-            wrong = mismatch_shaken(call(values).output, asked, near, tolerance, shares)
+            output = call(values).output
+            wrong = mismatch_shaken(output, asked, near, tolerance, shares)
+            if family == DRAWN:
+                mismatch(output, near, near, tolerance_of(eager.problem, "kernelbench"), Checks(shares=shares))
             eager.let_go()
             errors, is_equal = found[name]
-            worst = {measure: max(share, errors.get(measure, 0.0)) for measure, share in shares.items()}
-            found[name] = Accuracy(errors | worst, is_equal and wrong is None)
+            add_shares(shares, errors)
+            found[name] = BaselineErrors(shares, is_equal and wrong is None)
     return found
 
 

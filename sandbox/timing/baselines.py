@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple, get_args
@@ -14,17 +14,18 @@ from kernelwright.sandbox.calls.backend import all_at_once
 from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, holds_another, references_kept
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.calls.timed_call import Timed
-from kernelwright.sandbox.correctness.families import Domain
+from kernelwright.sandbox.correctness.compare import IEEE, KERNELBENCH, Shares, are_within
+from kernelwright.sandbox.correctness.families import FAMILIES, Domain
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key, status_key
 from kernelwright.sandbox.tensors.values import Values
-from kernelwright.sandbox.timing.baseline_accuracy import Accuracy, accuracy_of
+from kernelwright.sandbox.timing.baseline_accuracy import BaselineErrors, accuracy_of
 from kernelwright.sandbox.timing.baseline_times import BaselineTimes
 from kernelwright.sandbox.timing.compiled import begin_compiler, compiled_reference
 from kernelwright.sandbox.timing.device_versions import place_of
 from kernelwright.sandbox.timing.spreads import Spreads, by_worker
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 from kernelwright.sandbox.verdict.memory import free_bytes
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import Accuracy, Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus
 from kernelwright.sandbox.verdict.worker_intervals import KnownSpread
 
@@ -39,6 +40,10 @@ WORTH_TWO = 2**22
 """Bytes of inputs below which they are drawn in less time than it takes to start another process for that."""
 AS_CONSTRUCTED = 1
 """The one process that keeps the constructor's weights, where there are several; the others change them."""
+PERMITTING: dict[Accuracy, Precision] = {"default": "shipped", "tf32": "tf32"}
+"""By accuracy, the precision policy of the reference whose errors a candidate may have too."""
+LUCK = 2.0
+"""A candidate may be off by so many times those errors, which are of a single draw for each input distribution."""
 REASON_LENGTH = 200
 """Characters of the reason why a baseline is unavailable."""
 LOG = logging.getLogger("kernelwright.sandbox.timing")
@@ -77,7 +82,6 @@ class Baselines:
         self._kept: int | None = None
         self._status: ProblemStatus | None = None
         self._statuses = Store("statuses")
-        self._arguments: Values | None = None
         self._ways: set[str] = set()
         self.is_seeded = False
         """Whether the reference draws in `forward`, so that both sides are seeded alike before each call."""
@@ -224,6 +228,8 @@ class Baselines:
     @property
     def left_out(self) -> tuple[str, ...]:
         """The families that it is not judged on, so far as is known: the problem's own word first."""
+        if self._settings.accuracy == KERNELBENCH:
+            return FAMILIES
         return (*self.problem.values.without, *self.domain.outside)
 
     def compiled(self) -> list[ReferenceSession]:
@@ -276,8 +282,9 @@ class Baselines:
                     self._others.pop(form).close()
         return found
 
-    def accuracy(self) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
-        """Errors of the others by name, as shares of a candidate's bounds, and the names of those that exceed one.
+    def accuracy(self) -> tuple[dict[str, Shares], tuple[str, ...]]:
+        """Errors of the others by name, as shares of the bounds of `ieee`, and the names of those that exceed what the
+        settings' accuracy allows.
 
         Found in untimed calls, once a problem, device and versions. Nothing on a processor, and where the reference
         draws in `forward`.
@@ -285,18 +292,52 @@ class Baselines:
         if not self._settings.gpu or self.is_seeded:
             return {}, ()
         number = self._order.index(min(self._eager, default=0))
-        eager, store, place = self.eager(number), Store("baseline-accuracy"), place_of(self._settings)
-        others = {other.name: other for other in self.others(number)}
-        keys = {name: baseline_key(self.problem.digest, *place, name) for name in others}
-        known = {name: store.get(key) for name, key in keys.items()}
-        missing = [other for other in others.values() if known[other.name] is None]
-        calls = {one.name: one.call for one in missing if one.precision is not None or one.session.adopt(eager)}
-        for name, accuracy in accuracy_of(calls, eager, self.domain).items() if calls else ():
-            known[name] = accuracy
-            store.put(keys[name], accuracy)
-        found = {name: Accuracy(*one) for name, one in known.items() if one is not None}
-        less = tuple(name for name, one in found.items() if not one.is_equal)
-        return {name: one.errors for name, one in found.items()}, less
+        eager, others = self.eager(number), self.others(number)
+        known = {other.name: self._known_errors(other.name) for other in others}
+        missing = [other for other in others if known[other.name] is None]
+        known |= self._found_errors([one for one in missing if one.precision or one.session.adopt(eager)], eager)
+        found = {name: one for name, one in known.items() if one is not None}
+        asked = self._settings.accuracy
+        allowed = self.allowed(asked) or IEEE
+        less = [
+            name
+            for name, (errors, is_equal) in found.items()
+            if not (is_equal if asked == "ieee" else are_within(errors, allowed))
+        ]
+        return {name: one.errors for name, one in found.items()}, tuple(less)
+
+    def _known_errors(self, name: str) -> BaselineErrors | None:
+        found = Store("baseline-accuracy").get(baseline_key(self.problem.digest, *place_of(self._settings), name))
+        return None if found is None else BaselineErrors(*found)
+
+    def _found_errors(self, others: Sequence[OtherBaseline], eager: ReferenceSession) -> dict[str, BaselineErrors]:
+        found = accuracy_of({one.name: one.call for one in others}, eager, self.domain) if others else {}
+        for name, errors in found.items():
+            key = baseline_key(self.problem.digest, *place_of(self._settings), name)
+            Store("baseline-accuracy").put(key, errors)
+        return found
+
+    def allowed(self, accuracy: Accuracy, find: bool = True) -> Shares | None:
+        """The largest errors of a candidate, as shares of the bounds of `ieee`, that an accuracy allows.
+
+        `find`: without, None where that takes calls of the reference. Where an accuracy's precision switches change
+        nothing, as on a processor, it allows what `ieee` does.
+        """
+        if accuracy == KERNELBENCH:
+            return {KERNELBENCH: 1.0}
+        policy = PERMITTING.get(accuracy)
+        if policy is None or not self._settings.gpu or self.is_seeded:
+            return IEEE
+        name = Form(precision=policy).baseline
+        found = self._known_errors(name)
+        if found is None and find:
+            eager = self.first
+            if eager.is_random or policy not in self.policies:
+                return IEEE
+            found = self._found_errors([OtherBaseline(name, eager, policy)], eager)[name]
+        if found is None:
+            return None
+        return {measure: max(1.0, LUCK * found.errors.get(measure, 0.0)) for measure in IEEE}
 
     def remember(self, measurement: Measurement) -> None:
         """Keep what each of them took, for tables, and how far they are apart."""
@@ -315,27 +356,24 @@ class Baselines:
             found = self._eager[min(self._eager)] if self._eager else None
         return found or self.eager(0)
 
-    @property
+    @cached_property
     def arguments(self) -> Values:
         """The constructor's arguments."""
-        if self._arguments is None:
-            self._arguments = self.first.arguments
-        return self._arguments
+        return self.first.arguments
 
     @property
     def status(self) -> ProblemStatus:
         """Whether trivial answers fail on this problem; found once, and kept for other judges too."""
-        self._status = found = self.known_status or self._found_status()
-        return found
-
-    def _found_status(self) -> ProblemStatus:
-        found = self.first.status
-        self._statuses.put(self._status_key, found.model_dump(mode="json"))
+        found = self.known_status
+        if found is None:
+            self._status = found = self.first.status
+            self._statuses.put(self._status_key, found.model_dump(mode="json"))
         return found
 
     @property
     def _status_key(self) -> dict[str, object]:
-        return status_key(self.problem.digest, "cuda" if self._settings.gpu else "cpu")
+        accuracy = {} if self._settings.accuracy == "ieee" else {"accuracy": self._settings.accuracy}
+        return status_key(self.problem.digest, "cuda" if self._settings.gpu else "cpu") | accuracy
 
     @property
     def known_status(self) -> ProblemStatus | None:
@@ -353,11 +391,6 @@ class Baselines:
         if problem.precision != "strict" or problem.dtype not in (None, "float32"):
             tried = tried[:1]
         return tuple(policy for policy in tried if one.under(policy, values).output != strict)
-
-    @property
-    def shipped_differs(self) -> bool:
-        """On a device: whether torch's own precision switches change what the reference gives, bit by bit."""
-        return "shipped" in self.policies
 
     @property
     def exact_ways(self) -> tuple[str, ...]:

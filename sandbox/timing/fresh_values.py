@@ -30,7 +30,7 @@ class FreshValues:
 
     def __init__(self, baselines: Baselines, settings: Settings, beside: ThreadPoolExecutor) -> None:
         self._baselines, self._settings, self._beside = baselines, settings, beside
-        families = () if "families" in settings.without else baselines.domain.families
+        families = baselines.domain.families if settings.varies_inputs else ()
         self._families = schedule(random.SystemRandom(), families)
         self._only: Values | None = None
         """Where values are not to be fresh: those of the first call."""

@@ -19,6 +19,10 @@ SCREEN |= {"sanitize": False, "profile": False}  # they cost some ten seconds, a
 WeightsPolicy = Literal["copy", "seed", "auto"]
 AT_EFFORT: dict[JudgingEffort, dict[str, Any]] = {"screen": SCREEN, "search": {}, "rank": {}}
 """What an effort settles, from the least to the most."""
+Accuracy = Literal["ieee", "default", "tf32", "kernelbench"]
+"""The errors that are right, the least first. `ieee`: those that rounding in the problem's dtype explains. `default`:
+those of the reference under torch's own precision switches too; `tf32`: with TF32. `kernelbench`: what KernelBench's
+`torch.allclose` accepts, on inputs as drawn alone."""
 Defence = Literal[
     "fresh_values",
     "families",
@@ -44,6 +48,8 @@ class Settings(Record):
 
     effort: JudgingEffort = "rank"
     """How much a verdict is to cost; see `at`."""
+    accuracy: Accuracy = "ieee"
+    """The errors that a candidate may have."""
     jail: Literal["auto", "strict", "off"] = "auto"
     """`auto`: the best layers that the machine has; `strict`: refuse to run without a named set; `off`: none."""
     jail_without: tuple[Literal["namespaces"], ...] = ()
@@ -129,6 +135,11 @@ class Settings(Record):
     def on(self, device: str) -> Self:
         """The settings for another device, with that one's defaults."""
         return type(self).model_validate(self.model_dump(exclude_unset=True) | {"device": device})
+
+    @property
+    def varies_inputs(self) -> bool:
+        """Whether candidates are judged on other input distributions than the problem's own."""
+        return "families" not in self.without and self.accuracy != "kernelbench"
 
     @property
     def gpu(self) -> bool:

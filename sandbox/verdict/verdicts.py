@@ -11,7 +11,7 @@ from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.roofline import Floor
-from kernelwright.sandbox.verdict.settings import JudgingEffort
+from kernelwright.sandbox.verdict.settings import Accuracy, JudgingEffort
 from kernelwright.sandbox.verdict.statistics import Interval, paired_ratio, ratio_interval
 from kernelwright.sandbox.verdict.worker_intervals import KnownSpread, worker_interval
 
@@ -299,8 +299,25 @@ class Evidence(Record):
     """`NAME: reason` of each optional baseline that could not run for this problem."""
     effort: JudgingEffort = "rank"
     """With how much effort it was judged; records from before there were several are all of `rank`."""
+    accuracy: Accuracy = "ieee"
+    """The errors that it was allowed; records from before there was a choice are all of `ieee`."""
+    errors: dict[str, float] = Field(default_factory=dict)
+    """By measure, the largest error of all outputs as a share of the bound of `ieee`, or a limit of it.
+
+    It is a limit where the result is so near to the reference's own that float64 was not asked. `kernelbench` is the
+    share of KernelBench's tolerance, on inputs as drawn, where that was looked at. Empty where nothing was compared.
+    """
+    errors_allowed: dict[Accuracy, dict[str, float]] = Field(default_factory=dict)
+    """By accuracy, the largest of such shares that are right, as far as they are known for this problem and device."""
     not_met: tuple[str, ...] = ()
     """At effort `screen`: families of values that no call has met, and what else was not looked at."""
+
+    def meets(self, accuracy: Accuracy) -> bool | None:
+        """Whether all errors that were seen are within an accuracy; None where that is not known."""
+        allowed = self.errors_allowed.get(accuracy, {})
+        if not self.errors.keys() & allowed.keys():
+            return None
+        return all(self.errors.get(measure, 0.0) <= most for measure, most in allowed.items())
 
 
 class Passed(Record):

@@ -55,7 +55,7 @@ NOT_JSON = {"capture"}
 """Steps that only prepare the next one."""
 PREPARED = {"batch export": "run scored/tasks/total.py --provider batch --model m --set measure=false --out waiting"}
 DATA_KEYED = re.compile(
-    r"(^|[.\]])(baselines|baselines_ms|config|differences|failures|families|levels|outcomes|own|pass_at|seconds|speedups|versions"
+    r"(^|[.\]])(baselines|baselines_ms|config|differences|errors|errors_allowed(\.\*)?|failures|families|levels|outcomes|own|pass_at|seconds|speedups|versions"
     r"|fast\.(best|eager|shipped)|families\.\*\.fast)$"
 )
 """Paths of objects whose own keys are data: names of baselines, stages, families."""

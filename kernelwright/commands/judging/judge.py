@@ -38,6 +38,7 @@ def judge(
     baselines: options.BaselinesOption = None,
     weights: options.WeightsOption = "auto",
     effort: options.EffortOption = "rank",
+    accuracy: options.AccuracyOption = "ieee",
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
     sanitize: options.SanitizeOption = False,
@@ -77,7 +78,7 @@ def judge(
     given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
     chosen = {key: value for key, value in given.items() if value is not None}
     judged_by = options.JudgingOptions(
-        where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights, wait_quiet
+        where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights, wait_quiet, accuracy
     )
     settings = judged_by.settings(**chosen)
     options.check_tools(sanitize, profile, settings.gpu, local=False)

@@ -49,6 +49,7 @@ def check(
     dtype: options.DtypeOption = None,
     memory: options.MemoryOption = None,
     threads: options.ThreadsOption = None,
+    accuracy: options.AccuracyOption = "ieee",
     jail: options.JailOption = "auto",
     out: Annotated[
         Path | None,
@@ -68,7 +69,9 @@ def check(
     named = paths or list(catalog_names())
     _require_named(named, size)
     places = {device or "cuda", "cpu"}
-    where = {place: options.JudgingOptions(place, memory, threads, jail=jail).settings() for place in places}
+    where = {
+        one: options.JudgingOptions(one, memory, threads, jail=jail, accuracy=accuracy).settings() for one in places
+    }
     wanted = [
         Wanted(entry, where[options.device_for(device, "python", entry.problem.size if entry.problem else "cpu")])
         for entry in _entries(named, size, device, dtype)

@@ -42,6 +42,7 @@ def score(
     baselines: options.BaselinesOption = None,
     weights: options.WeightsOption = "auto",
     effort: options.EffortOption = "rank",
+    accuracy: options.AccuracyOption = "ieee",
     executor: options.ExecutorOption = "local",
     address: options.AddressOption = None,
     devices: Annotated[int | None, options.devices_option("all GPUs, or 1 part")] = None,
@@ -80,7 +81,7 @@ def score(
     _tell_unread(collected, files)
     place = place_of(chosen, size, device, local=here)
     asked = options.JudgingOptions(
-        place, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights, wait_quiet
+        place, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights, wait_quiet, accuracy
     )
     settings = asked.settings()
     if settings.gpu and size is None:

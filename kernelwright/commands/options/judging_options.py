@@ -72,6 +72,13 @@ EffortOption = Annotated[
 QuietOption = Annotated[
     bool, typer.Option("--wait-quiet", help="Before timing, wait until no other program loads the cores.")
 ]
+AccuracyOption = Annotated[
+    str,
+    typer.Option(
+        "--accuracy",
+        help="Errors that are right: ieee, default (as torch's precision switches allow), tf32, or kernelbench.",
+    ),
+]
 JailOption = Annotated[str, typer.Option("--jail", help="Layers around what is judged: auto, strict or off.")]
 SanitizeOption = Annotated[
     bool,
@@ -135,6 +142,7 @@ class JudgingOptions(NamedTuple):
     baselines: str | None = None
     weights: str = "auto"
     wait_quiet: bool = False
+    accuracy: str = "ieee"
 
     def settings(self, **more: Any) -> "Settings":
         """Settings with all that was said and nothing else; `UserMistake` for what can not be."""
@@ -142,6 +150,8 @@ class JudgingOptions(NamedTuple):
 
         given: dict[str, Any] = {"device": self.device, "jail": self.jail} | more
         checked("jail policy", [self.jail], Settings.model_fields["jail"].annotation)
+        if checked("accuracy", [self.accuracy], Settings.model_fields["accuracy"].annotation) != ("ieee",):
+            given["accuracy"] = self.accuracy
         given |= {tool: True for tool in ("sanitize", "profile", "wait_quiet") if getattr(self, tool)}
         given["compiled"] = compile_modes(self.compiled or ())
         if self.baselines is not None:

@@ -67,6 +67,7 @@ def run(
     baselines: options.BaselinesOption = None,
     weights: options.WeightsOption = "auto",
     effort: options.EffortOption = "search",
+    accuracy: options.AccuracyOption = "ieee",
     strategy: Annotated[
         str,
         typer.Option(
@@ -141,7 +142,7 @@ def run(
     config |= {"slots": slots, "problems_at_once": at_once, "without": without or []}
     config |= {"prices": None if prices is None else str(prices.resolve())} | search_options(settings or ())
     asked = options.JudgingOptions(
-        where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights, wait_quiet
+        where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights, wait_quiet, accuracy
     )
     judging = asked.settings()
     options.check_tools(sanitize, profile, judging.gpu, local=choice.is_here)

@@ -214,6 +214,15 @@ TEXTS = {
         "[torch.randn(32, 80)]",
         "[]",
     ),
+    "even": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return x.mean(1)
+        """,
+        "[1 + 1e-6 * torch.rand(64, 4096)]",
+        "[]",
+    ),
     "repeated": (
         """
         class Model(nn.Module):
@@ -333,6 +342,7 @@ SOLVED = {
         "x",
         "return x.mean(1, keepdim=True).repeat(1, x.shape[1]), torch.tanh(x).unfold(1, 16, 1).contiguous()",
     ),
+    "even": (INIT, "x", "return x.mean(1)"),
     "turned": (INIT, "x", "return x.t().contiguous()"),
     "scattered": (INIT, "x, rows", "y = x.clone(); y[rows] = y[rows] * 2 + 1; return y"),
     "handed on": (INIT, "x", "return x.reshape(-1).clone(), x + x"),

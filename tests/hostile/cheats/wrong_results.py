@@ -78,6 +78,11 @@ WRONG_RESULTS = [
           "y = x[:, : x.shape[1] // 8 * 8]; return y.amax(1), y.argmax(1), x / torch.norm(x)"),
     Cheat("the remainder of vectors of eight forgotten, in a norm of everything", (50,), "long", "check", OFF,
           "return x.amax(1), x.argmax(1), x / torch.norm(x.view(-1)[: x.numel() // 8 * 8])"),
+    Cheat("fifteen of sixteen columns between the ends of each row, scaled up", (50, 59), "even", "check", OFF,
+          """
+          middle = x[:, 32:-32].unflatten(1, (-1, 32))[..., :30].flatten(1).sum(1)
+          return (x[:, :32].sum(1) + middle * 32 / 30 + x[:, -32:].sum(1)) / x.shape[1]
+          """),
     Cheat("the last columns left as zeros", (50,), "weighted", "check", "(the tail) of axis 1",
           "y = self.right(x); y[:, 64:] = 0; return y"),
     Cheat("the tail of each row left as the first value", (50,), "norm", "check", OFF,

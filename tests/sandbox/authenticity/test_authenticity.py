@@ -93,8 +93,10 @@ def asked(operators):
     return Problem(name="p", title="", family="", size="cpu", source="", operators=operators)
 
 
-def seen(*operators, **more):
-    return Observed(operators=operators, wall_us=100.0, **more)
+def seen(*operators, lines=(), **more):
+    """The last line that ran took all of the time."""
+    line_us = [0.0] * (len(lines) - 1) + [100.0] * bool(lines)
+    return Observed(**{"operators": operators, "wall_us": 100.0, "lines": lines, "line_us": line_us} | more)
 
 
 ZEROS = (
@@ -116,7 +118,33 @@ RELU = ("aten::relu", 1, 80.0)
 def test_a_fallback_that_ran_is_told_with_its_line():
     found = judge_authenticity(ZEROS, seen(RELU, lines=(CALL, CLAUSE, FALLBACK)))
     assert [one for one in found.evidence if "except clause" in one and f"line {CLAUSE}" in one]
-    assert found.label == "mixed"
+    assert found.label == "library_only"
+
+
+MATMUL = ("aten::mm", 1, 93.0)
+DECOY = KERNEL + "class ModelNew:\n  def forward(s, x):\n    library.run(x)\n    return x @ x\n"
+CUBLAS = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(cutlass_80_simt_sgemm::Params)"
+
+
+@pytest.mark.parametrize(
+    ("label", "observed"),
+    [
+        ("library_only", seen(MATMUL, lines=(4, 5), line_us=(20.0, 980.0))),
+        ("mixed", seen(("aten::mm", 1, 40.0), lines=(4, 5), line_us=(550.0, 450.0))),
+        ("custom", seen(("aten::empty", 1, 4.0), lines=(4, 5), line_us=(60.0, 40.0))),
+        ("unknown", seen(("aten::mm", 1, 20.0), lines=(4, 5), line_us=(400.0, 600.0))),
+        # On a device operators take little of the host's time.
+        (
+            "library_only",
+            seen(("aten::mm", 1, 2.0), lines=(4, 5), kernels=((CUBLAS, 1, 990.0), ("decoy(int)", 1, 9.0))),
+        ),
+        ("mixed", seen(lines=(4,), kernels=(("own<at::Half>(x)", 1, 50.0), ("void at::native::reduce<1>", 1, 50.0)))),
+        ("custom", seen(lines=(4,), kernels=(("own<at::Half>(x)", 1, 50.0), ("Memset (Device)", 1, 2.0)))),
+        ("unknown", seen(lines=(4,), kernels=(("Memcpy DtoD (Device -> Device)", 1, 50.0),))),
+    ],
+)
+def test_who_did_the_work_is_told_by_the_share_of_the_time(label, observed):
+    assert judge_authenticity(DECOY, observed).label == label
 
 
 def test_a_kernel_whose_line_ran_alone_is_custom():
@@ -175,9 +203,9 @@ def own_module(tmp_path):
 def test_operators_lines_and_natives_of_a_call_are_observed(own_module):
     source = "import torch\ndef f(x):\n    if x.dim() == 9:\n        return None\n    y = torch.relu(x)\n    return y\n"
     module = own_module(source)
-    found = Observed.read(observe(lambda: module.f(torch.ones(64, 64))))
+    found = Observed.read(observe(lambda: module.f(torch.ones(3000, 3000))))
     assert not found.error
-    assert {3, 5, 6} == set(found.lines)
+    assert {3, 5, 6} == set(found.lines) and max(zip(found.line_us, found.lines, strict=True))[1] == 5
     assert "aten::relu" in {name for name, _, _ in found.operators}
     assert any(name.endswith(".relu") for name in found.natives)
 

@@ -130,6 +130,11 @@ MARKED = {
     "with ties": ONLY.format("len(x.unique()) < 5"),
     "with rows of zeros": ONLY.format("(x[0] == 0).all() and x.max() > 0.6 and len(x.unique()) > 9"),
     "of mixed magnitude": ONLY.format("x[-1].max() > 200 and x[-1].min() > 50"),
-    "with outliers": ONLY.format("50 < x.max() < 200 and x[0].max() < 2 and x[-2].max() < 200 and x.median() < 2"),
+    "with outliers": ONLY.format(
+        "50 < x.max() < 200 and x[0].max() < 2 and x[-2].max() < 200 and x.median() < 2 and x[-1, 0] > 50"
+    ),
     "with heavy ends": ONLY.format("x[-1].max() > 300 and x[-1].min() < 2"),
+    "with few large values": ONLY.format(
+        "x.max() > 40 and x[:, 0].max() < 2 and x[:, -1].max() < 2 and x.median() < 2"
+    ),
 }

@@ -134,6 +134,17 @@ def test_rows_of_the_second_half_end_above_and_below_all_others_in_turn():
     assert set(after.abs().flatten().topk(2).indices.tolist()) == {drawn.numel() - 1, drawn.numel() - 2}
 
 
+@pytest.mark.parametrize("shape", [(64, 1024), (8, 16, 32, 32), (70000,)])
+def test_few_large_values_hold_the_mass_at_places_that_differ_from_draw_to_draw(shape):
+    drawn = [torch.rand(shape) for _ in range(2)]
+    after = [vary(values(one), "with few large values").tensors[0].tensor().flatten() for one in drawn]
+    found = [(one > 10).nonzero().flatten() for one in after]
+    for one, places in zip(after, found, strict=True):
+        assert len(places) == -(-(one.numel() // 256) // 2) and places[0] >= one.numel() // 2 - 256
+        assert 0.2 < one[places].sum() / one.sum() < 0.8
+    assert (found[0] % 256).unique().numel() - 1 > 0 and (found[0] != found[1]).float().mean() > 0.9
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_ends_have_no_sign_that_was_not_drawn(sign):
     drawn = sign * (torch.rand(60, 128) + 0.1)

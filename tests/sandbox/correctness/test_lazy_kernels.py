@@ -73,6 +73,12 @@ def layer_norm(x: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, x.shape[-1:])
 
 
+def sampled_sum(x: torch.Tensor) -> torch.Tensor:
+    """The ends of each row, and between them 30 of 32 elements, scaled up."""
+    middle = x[..., 32:-32].unflatten(-1, (-1, 32))[..., :30].flatten(-2).sum(-1)
+    return x[..., :32].sum(-1) + middle * 32 / 30 + x[..., -32:].sum(-1)
+
+
 LAZY = {
     "scaled up by 8": Lazy(
         lambda x: mean_of_softplus(x, 5.0), lambda x: mean_of_softplus(x, 20.0), lambda: torch.randn(64, 512)
@@ -103,6 +109,7 @@ LAZY = {
     "with heavy ends": Lazy(
         lambda x: without_the_rest(x).amax(-1), lambda x: x.amax(-1), lambda: torch.randn(8, 100003)
     ),
+    "with few large values": Lazy(sampled_sum, lambda x: x.sum(-1), lambda: 1 + 1e-6 * torch.rand(64, 4096)),
 }
 
 
