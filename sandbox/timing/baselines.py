@@ -364,10 +364,12 @@ class Baselines:
     @property
     def status(self) -> ProblemStatus:
         """Whether trivial answers fail on this problem; found once, and kept for other judges too."""
-        found = self.known_status
-        if found is None:
-            self._status = found = self.first.status
-            self._statuses.put(self._status_key, found.model_dump(mode="json"))
+        self._status = found = self.known_status or self._found_status()
+        return found
+
+    def _found_status(self) -> ProblemStatus:
+        found = self.first.status
+        self._statuses.put(self._status_key, found.model_dump(mode="json"))
         return found
 
     @property

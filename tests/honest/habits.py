@@ -114,6 +114,9 @@ HABITS = [
            if self.last is None: self.last = self.layer.weight.detach().flip(2, 3).transpose(0, 1).contiguous()
            return F.conv2d(x, self.last, padding=2)
            """),
+    Honest("weights packed in the constructor, drawn as the reference's", "transposed",
+           "return F.conv_transpose2d(x, self.packed)",
+           constructor="self.packed = self.layer.weight.detach().clone()"),
     Honest("weights packed again whenever they change", "weighted",
            """
            version = (self.weight._version, self.weight.data_ptr())

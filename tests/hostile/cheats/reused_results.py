@@ -210,9 +210,6 @@ REUSED_RESULTS = [
               drawn = torch.randn(32, 72)
               TABLE.append((drawn[0], torch.cumsum(drawn, 1)))
           """),
-    Cheat("weights packed in the constructor, before they hold", (16,), "transposed", "check", OFF,
-          "return F.conv_transpose2d(x, self.packed)",
-          constructor="self.packed = self.layer.weight.detach().clone()"),
     Cheat("weights packed in the first call, and trained on", (16, 61), "gradients", "check", "other weights",
           """
           if self.packed is None:

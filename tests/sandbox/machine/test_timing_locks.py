@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kernelwright.commands.options.exit_codes import INTERRUPTED
+from kernelwright.commands.options.terminal import INTERRUPTED
 
 from kernelwright.sandbox.machine.timing_locks import (
     WaitLimit,
