@@ -55,7 +55,6 @@ class PastAttempt(Record):
 
     @property
     def passed(self) -> bool:
-        """Whether the judge found it right."""
         return self.outcome == "passed"
 
 
@@ -74,7 +73,6 @@ class Parent(Record):
 
     @property
     def passed(self) -> bool:
-        """Whether the judge found it right."""
         return self.outcome == "passed"
 
 

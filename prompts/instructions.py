@@ -39,13 +39,11 @@ class Crib(Record):
 
     @property
     def text(self) -> str:
-        """What the program has of it."""
         return crib(self.name)
 
 
 @cache
 def cribs() -> dict[str, str]:
-    """All marked parts of the programs, by name."""
     pattern = re.compile(r"^// crib: begin (\w+)\n(.*?)^// crib: end$", re.MULTILINE | re.DOTALL)
     texts = (path.read_text(encoding="utf-8") for path in sorted(CRIBS.glob("*.cu*")))
     return {name: part.rstrip() for text in texts for name, part in pattern.findall(text)}

@@ -62,7 +62,6 @@ class Mode(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether a prompt has to tell it."""
         return bool(self.batch or self.running or self.drawing or self.silent or self.asks)
 
 
@@ -181,7 +180,6 @@ class _Reader:
             self.found.append(("drawing" if training else "silent", name))
 
     def _given(self, call: ast.Call, place: int, name: str | object, default: object, values: Values) -> object:
-        """What a call gives for one argument."""
         if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
             return UNKNOWN
         named = next((one.value for one in call.keywords if one.arg == name), None)
@@ -272,7 +270,6 @@ def _silenced(constructor: ast.FunctionDef) -> _Silenced:
 
 
 def _silences(call: ast.Call) -> bool:
-    """Whether it is `eval()` or `train(False)`."""
     given = [*call.args, *(one.value for one in call.keywords)]
     turned_off = len(given) == 1 and isinstance(given[0], ast.Constant) and given[0].value is False
     return (_called(call) == "eval" and not given) or (_called(call) == "train" and turned_off)

@@ -44,7 +44,6 @@ class Prompt(Record):
 
     @cached_property
     def text(self) -> str:
-        """All sections, a blank line between them."""
         return _joined(self.sections)
 
     @cached_property
@@ -60,7 +59,6 @@ class Prompt(Record):
 
     @property
     def tokens(self) -> int:
-        """The sum of the sections' estimates."""
         return sum(section.tokens for section in self.sections)
 
 

@@ -253,7 +253,6 @@ class DeviceTiming(Timing):
             self._retired = self._beside.submit(session.close)
 
     def measure(self, session: Session) -> None:
-        """The timed calls of the present worker pair."""
         assert isinstance(session, GpuSession)
         start, good, samples = time.monotonic(), 0, self.samples
         sides, calls = self._all_sides(session), self._calls()
@@ -309,7 +308,6 @@ class DeviceTiming(Timing):
         return max(1, min(LINKS, fitting))
 
     def _bring_to_speed(self, side: Side, values: Values, calls: int) -> None:
-        """The same for every side."""
         start = time.monotonic()
         if self._device.chain_obstacle or (side.is_candidate and not self.samples.issues_ahead):
             side.links = 0
@@ -510,7 +508,6 @@ def moves_data(inputs: Sequence[Values], outputs: Sequence[Values]) -> bool:
 
 
 def _words_of(raw: RawTensor) -> torch.Tensor:
-    """The elements as integers of their size."""
     tensor = raw.tensor().reshape(-1)
     sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.view(sizes.get(tensor.element_size(), torch.int64))

@@ -256,11 +256,7 @@ class OnDevice:
         return differentiate(self.worker.run, weights_of(self.worker.model, self.worker.order), values)
 
     def timed(self, run: Callable[[Any], Any], message: Message) -> Message:
-        """Run on the lent inputs, wait for the device, tell where the outputs lie.
-
-        `marks`: when this was reached, when all was issued, done and described, in ns of the monotonic clock.
-        """
-        marks = [time.perf_counter_ns()]
+        """Run on the lent inputs, wait for the device, tell where the outputs lie."""
         arguments = wire.unpack(message["arguments"], self.worker.lent)
         self._kept, self.worker.results = [], None
         assert self._events is not None
@@ -271,13 +267,10 @@ class OnDevice:
         start.record()
         self.worker.results = run(arguments)
         end.record()
-        marks.append(time.perf_counter_ns())
         torch.cuda.synchronize()
-        marks.append(time.perf_counter_ns())
         shown = self._shown(self.worker.results)
         device_ms = start.elapsed_time(end)
-        marks.append(time.perf_counter_ns())
-        return shown | {"device_ms": device_ms, "marks": marks}
+        return shown | {"device_ms": device_ms}
 
     def _shown(self, value: Any, waits: bool = True) -> Message:
         """The structure of a value and where its tensors lie, which stay there until the next question.

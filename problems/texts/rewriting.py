@@ -105,7 +105,6 @@ def _plain(function: ast.FunctionDef, dicts: set[str]) -> bool:
 
 
 def _dicts(tree: ast.Module) -> set[str]:
-    """The names that are anywhere bound to a dict."""
     assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and _may_be_dict(node.value, set())]
     return {target.id for node in assignments for target in node.targets if isinstance(target, ast.Name)}
 

@@ -201,7 +201,6 @@ def _aside(path: Path) -> Iterator[Path]:
 
 
 def _defined(listing: str) -> set[str]:
-    """The macros of what -dM has printed."""
     return {re.split(r"\W", line.split(maxsplit=2)[1])[0] for line in listing.splitlines()}
 
 

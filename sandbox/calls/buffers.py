@@ -55,7 +55,6 @@ class Lent:
         self.fd = self._shared.export()
 
     def is_for(self, layout: Layout) -> bool:
-        """Whether it holds inputs of this layout."""
         return self._layout == [(dtype, tuple(shape)) for dtype, shape in layout]
 
     def stage(self, tensors: Iterable[RawTensor]) -> None:
@@ -205,7 +204,6 @@ class Allocations:
 
     @property
     def count(self) -> int:
-        """How many are mapped."""
         return len(self._mapped)
 
     def _map(self, handle: bytes) -> tuple[int, int]:
@@ -235,7 +233,6 @@ class Allocations:
         self._mapped.clear()
 
     def close(self) -> None:
-        """Unmap all, and end what was lent."""
         self.forget()
         if self.lent is not None:
             self.lent.close()
@@ -269,7 +266,6 @@ class Glancer:
         self._pinned = driver.Pinned(OUTPUTS * 4 * PROBES)
 
     def look(self, outputs: Sequence[Shown]) -> list[Glance]:
-        """One glance at each; waits for them."""
         found = []
         for first in range(0, len(outputs), OUTPUTS):
             found += self._look(outputs[first : first + OUTPUTS])

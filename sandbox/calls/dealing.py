@@ -133,7 +133,6 @@ class Turn:
             self._same.append((place, raw.data.tensor, room, torch.ones(2, dtype=torch.bool, device="cuda")))
 
     def take(self, stream: driver.Stream) -> None:
-        """Issue it all but the next input."""
         for place, data, room, said in self._same:
             _compare(place, data, room, said)
         for output, there, own in zip(self._shown, self._seen, self.own, strict=True):

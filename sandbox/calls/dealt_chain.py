@@ -172,7 +172,6 @@ def call_behind_a_spin(session: GpuSession, work: Work, values: Values) -> float
 
 
 def _shown_by_link(session: GpuSession, answer: dict[str, Any], count: int) -> list[list[Shown]]:
-    """Where the results of each call lie."""
     tree, claims = answer.get("tree"), answer.get("tensors")
     if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
         raise MemoryReadError("the child described its results in a form that can not be read")

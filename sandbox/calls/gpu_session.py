@@ -114,7 +114,6 @@ class GpuSession(Session):
         self.switches = switches if isinstance(switches, dict) else {}
 
     def lend(self, values: Values) -> None:
-        """Lend device memory for inputs like these."""
         self.lend_layout([raw[:2] for raw in values.tensors])
 
     def lend_layout(self, layout: Layout) -> None:
@@ -193,7 +192,6 @@ class GpuSession(Session):
         return Needs(inputs=sum(len(raw.data) for raw in values.tensors), **taken)
 
     def layout(self, seed: int, timeout_s: float) -> Layout:
-        """Dtype and shape of a trusted child's inputs."""
         answer = self._drawn({"op": "layout", "seed": seed}, timeout_s)
         return [(str(dtype), tuple(shape)) for dtype, shape in answer["layout"]]
 
@@ -292,7 +290,7 @@ class GpuSession(Session):
         self._outputs = ()
         known, before = self._allocations.count, self._cpu_ms()
         self.is_cold, self._is_showing = False, True
-        answer, looked, milliseconds, parts = self._clocked(self._question(op, values), timeout_s)
+        answer, looked, milliseconds = self._clocked(self._question(op, values), timeout_s)
         told_ns = time.perf_counter_ns()
         clocks = self._device.clocks.sample()
         if "error" in answer:
@@ -317,7 +315,7 @@ class GpuSession(Session):
         self._log(op, (start_ns, prepared_ns, told_ns, read_ns))
         said = answer.get("device_ms")
         device_ms = float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
-        witnessed = Witnessed(device_ms, prepared, clocks, parts=parts)
+        witnessed = Witnessed(device_ms, prepared, clocks)
         return Timed(output, milliseconds, cpu_ms, witnessed)
 
     def _question(self, op: str, values: Values) -> dict[str, Any]:
@@ -349,7 +347,6 @@ class GpuSession(Session):
         return prepared
 
     def show(self, values: Values) -> None:
-        """Show inputs for calls that are not timed."""
         self._show(values)
         self._outputs = ()
 
@@ -437,7 +434,7 @@ class GpuSession(Session):
         self._device.make_current()
         self._device.prepare(self._inputs, self._outputs)
         self._outputs = ()
-        answer, _, milliseconds, _ = self._clocked({"op": "nothing"}, self._settings.call_timeout_s)
+        answer, _, milliseconds = self._clocked({"op": "nothing"}, self._settings.call_timeout_s)
         return answer, milliseconds
 
     def _call_limit(self, timeout_s: float) -> Timeout:
@@ -462,13 +459,12 @@ class GpuSession(Session):
 
     def _clocked(
         self, message: dict[str, Any], timeout_s: Timeout
-    ) -> tuple[dict[str, Any], list[tuple[Shown, Glance]], float, tuple[float, ...]]:
+    ) -> tuple[dict[str, Any], list[tuple[Shown, Glance]], float]:
         """Ask, and look at the outputs before the clock stops; then every thread of the child is stopped."""
         self._child.send(message)  # it stands still, and finds this when it goes on
         start = time.perf_counter_ns()
         self._release()
         answer = self._hear(timeout_s)
-        answered = time.perf_counter_ns()
         claims = answer.get("tensors")
         shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
         if self._inputs is not None and message["op"] == "call":
@@ -476,10 +472,7 @@ class GpuSession(Session):
         looked = list(zip(shown, self._device.glancer.look(shown), strict=True))
         stop = time.perf_counter_ns()
         self._stop()
-        marks = answer.get("marks")
-        said = [mark for mark in marks if isinstance(mark, int)][:4] if isinstance(marks, list) else []
-        parts = tuple((mark - start) / 1e6 for mark in (*said, answered, stop))
-        return answer, looked, (stop - start) / 1e6, parts
+        return answer, looked, (stop - start) / 1e6
 
     def _taken(self, answer: dict[str, Any], looked: Sequence[tuple[Shown, Glance]], in_place: bool) -> Values:
         """The outputs' values, which must still be what was seen within the clock."""

@@ -79,7 +79,6 @@ class Form(NamedTuple):
 
     @property
     def baseline(self) -> str:
-        """The name in the record."""
         name = "eager" if self.compiled is None else f"torch.compile {self.compiled}"
         return f"{name}{' channels_last' if self.channels_last else ''}{UNDER[self.precision]}"
 
@@ -328,7 +327,6 @@ class ReferenceSession:
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The inputs that calls change in place."""
         return self._session.changes
 
     @cached_property
@@ -540,7 +538,6 @@ class ReferenceSession:
         self.compilation = CompiledGraphs(made=int(told["made"]), found=int(told["found"]))
 
     def expect(self, result_bytes: int) -> None:
-        """Prepare for results of this size."""
         with self._translated():
             self._session.expect(result_bytes)
 
@@ -550,7 +547,6 @@ class ReferenceSession:
             return self._session.nothing_ms()
 
     def nothing_ms(self) -> float:
-        """The same on the clock of `call_ms`."""
         if self._on_device is None:
             return self.protocol_ms()
         with self._translated():
@@ -672,7 +668,6 @@ class ReferenceSession:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The isolation layers around the child."""
         return self._session.layers
 
     def close(self) -> None:

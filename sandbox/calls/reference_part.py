@@ -30,7 +30,6 @@ class PartOfReference:
         self.weights = whole.weights
 
     def draw(self) -> Values:
-        """Fresh inputs, cut."""
         self._turn()
         try:
             return part(self._whole.draw(), self._cut, 0, self._step).copied()

@@ -242,7 +242,6 @@ class Session:
         return CallTimeout(self._settings.call_timeout_s, compiling_s=self._settings.build_timeout_s)
 
     def _call_limit(self, timeout_s: float) -> Timeout:
-        """How long a call may take."""
         return CallTimeout(timeout_s)
 
     def _show(self, values: Values) -> None:
@@ -299,7 +298,6 @@ class Session:
         return answer, milliseconds
 
     def _hear(self, timeout_s: Timeout) -> dict[str, Any]:
-        """The child's answer."""
         if not isinstance(timeout_s, float | int):
             timeout_s.wait(self._child)
             timeout_s = 0.0
@@ -332,7 +330,6 @@ class Session:
 
     @property
     def _is_witnessed(self) -> bool:
-        """The reference is trusted to stand still."""
         return self._kind == "worker" and self._watches("idle_witness") and self._watches("standing_still")
 
     def _cpu_ms(self) -> float:

@@ -21,9 +21,6 @@ class Witnessed(NamedTuple):
     made_twice: bool = False
     """Whether a candidate made it once more on the same values, after one for which memory was missing: the first may
     have done the work."""
-    parts: tuple[float, ...] = ()
-    """By the worker's word, in ms since the clock started: reached, issued, done, described; then, by the judge's own
-    clock, answered and looked at."""
 
 
 class Timed(NamedTuple):

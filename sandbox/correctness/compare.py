@@ -178,7 +178,6 @@ def add_shares(shares: Shares, more: Shares) -> None:
 
 
 def are_within(shares: Shares, allowed: Shares) -> bool:
-    """Whether no measure is above what it may be."""
     return all(shares.get(name, 0.0) <= most for name, most in allowed.items())
 
 

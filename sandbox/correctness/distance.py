@@ -246,7 +246,6 @@ def _sizes(others: Sequence[torch.Tensor], want: torch.Tensor, settle: Settle | 
 
 
 def _usual(others: Sequence[torch.Tensor], want: torch.Tensor, settle: Settle | None) -> list[float]:
-    """Usual magnitudes of the same."""
     # A root in float32 takes a quarter of the time, and holds what is off in anything narrower than float64.
     root = torch.float64 if others[0].dtype == torch.float64 else torch.float32
     sums = torch.zeros(len(others) + 1, dtype=torch.float64, device=want.device)

@@ -323,7 +323,6 @@ def _lazy(prober: _Prober, passing: list[str], without: Collection[str] = ()) ->
 
 
 def _independent(prober: _Prober) -> list[Finding]:
-    """Answers to other inputs than the given ones."""
     return [
         Finding("independent", f"it accepts {name}")
         for name, inputs in lazy_inputs(prober.case, prober.other, _is_strict(prober.tolerance))

@@ -44,7 +44,6 @@ def _number(value: torch.Tensor) -> str:
 
 
 def _whole(got: torch.Tensor, want: torch.Tensor, bound: float) -> str:
-    """A relation that holds for the whole tensor."""
     if not got.count_nonzero():
         return "all elements are zero"
     if got.numel() > 1 and float(got.max()) == float(got.min()):
@@ -61,7 +60,6 @@ def _whole(got: torch.Tensor, want: torch.Tensor, bound: float) -> str:
 
 
 def _moved(got: torch.Tensor, want: torch.Tensor, close: float) -> str:
-    """The right values in the wrong places."""
     if got.dim() >= 2 and got.shape[-1] == got.shape[-2] and _near(got.transpose(-1, -2), want, close):
         return "the last two axes are transposed"
     if got.dim() >= 2 and _near(got, want.transpose(-1, -2).reshape(got.shape), close):

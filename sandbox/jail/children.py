@@ -162,7 +162,6 @@ class Child:
         return Ends(channel.fileno(), self._capture.write_fd, lifeline_read, status_write), lifeline
 
     def _start_by_itself(self, why: Exception) -> None:
-        """Do without the zygote, which has failed."""
         if self._zygote is None or self._zygotes is None:
             raise MachineError(f"no child process can be started ({why}); end some processes") from None
         LOG.info(
@@ -279,11 +278,9 @@ class Child:
         return [pid for pid in pids if pid not in self._own]
 
     def _tree(self) -> list[int]:
-        """All processes of the child and of its jail."""
         return processes_of(self._root, self._starter)
 
     def thaw(self) -> None:
-        """Let the child go on."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
 
@@ -318,7 +315,6 @@ class Child:
         return self._capture.text()
 
     def close(self) -> None:
-        """End the whole tree and wait for it."""
         if self._lifeline < 0:
             return
         os.close(self._lifeline)

@@ -126,7 +126,6 @@ class Zygote:
 
     @property
     def is_fit(self) -> bool:
-        """Whether it lives and has not grown."""
         return self._process.poll() is None and resident_bytes(self.pid) < RECYCLED_BYTES
 
     def order(self, order: dict[str, Any], fds: Sequence[int]) -> None:
@@ -142,7 +141,6 @@ class Zygote:
         return self._process.poll() == UNFIT
 
     def last_words(self) -> str:
-        """The last that it said of itself."""
         return self._capture.so_far()
 
     def retire(self) -> None:
@@ -153,7 +151,6 @@ class Zygote:
         self._process.kill()
 
     def close(self) -> None:
-        """End it; children live on with their keepers."""
         self.retire()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.05)
@@ -226,7 +223,6 @@ class Zygotes:
         self._retired.append(zygote)
 
     def succeeded(self) -> None:
-        """A fork has become a child."""
         self._failures = 0
 
     def failed(self, zygote: Zygote, why: str) -> None:
@@ -286,7 +282,6 @@ def private_bytes(pid: int) -> int:
 
 
 def _torch_identity() -> tuple[int, ...]:
-    """Changes when another torch is installed."""
     try:
         found = os.stat(_torch_version_file())  # noqa: PTH116 - done for every child
     except OSError:

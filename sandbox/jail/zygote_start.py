@@ -172,7 +172,6 @@ class Starter:
         self._fd = os.pidfd_open(pid)
 
     def wait(self) -> None:
-        """Until it has ended; call once the child has."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         poll.poll(1000 * LEAVING_S)

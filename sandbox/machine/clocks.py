@@ -96,7 +96,6 @@ class Clocks:
         return self._asks("nvmlDeviceGetUtilizationRates", shares) and shares[0] >= BUSY
 
     def facts(self) -> Facts | None:
-        """For `doctor` and the record."""
         if self._library is None:
             return None
         version = ctypes.create_string_buffer(96)
@@ -129,7 +128,6 @@ class Clocks:
         return answer == 0
 
     def close(self) -> None:
-        """Give NVML up."""
         if self._library is not None:
             self._library.nvmlShutdown()
             self._library = None

@@ -92,7 +92,6 @@ def _entry(text: str) -> dict[str, Any] | None:
 
 
 def _plain(key: Key) -> Any:
-    """The key as JSON gives it back."""
     return json.loads(json.dumps(dict(key), sort_keys=True))
 
 

@@ -134,7 +134,6 @@ def versions() -> dict[str, str]:
 
 @cache
 def processor_name() -> str:
-    """The processor's model as Linux names it."""
     return cpu_facts().get("model name", platform.machine())
 
 

@@ -99,7 +99,6 @@ def _named(key: str) -> str:
 
 
 def show(shape: Any) -> str:
-    """A structure in words, on one line."""
     return one_line(_words(shape), LONGEST_STRUCTURE)
 
 

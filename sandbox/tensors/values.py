@@ -101,7 +101,6 @@ class RawTensor(NamedTuple):
         return self.data
 
     def copied(self) -> "RawTensor":
-        """The same values in memory of their own."""
         data = self.data
         return self._replace(data=DeviceBytes(data.tensor.clone()) if isinstance(data, DeviceBytes) else data[:])
 

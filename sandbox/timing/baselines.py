@@ -58,7 +58,6 @@ class OtherBaseline(NamedTuple):
     """The policy under which a process of strict eager is called; None for a process of its own."""
 
     def call(self, values: Values) -> Timed:
-        """Call it; the result stays what it is."""
         if self.precision is None:
             return self.session.call(values)
         return self.session.under(self.precision, values, in_place=False)
@@ -358,7 +357,6 @@ class Baselines:
 
     @cached_property
     def arguments(self) -> Values:
-        """The constructor's arguments."""
         return self.first.arguments
 
     @property

@@ -46,7 +46,6 @@ class CompilerFolder(WorkFolder):
         self.compiler.mkdir(mode=0o700)
 
     def places(self, *without: str) -> list[str]:
-        """As of any work folder, with the cache."""
         return [*super().places(*without), str(self.compiler)]
 
     def environment(self, threads: int, steady: bool = False) -> dict[str, str]:

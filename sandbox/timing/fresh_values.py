@@ -43,7 +43,6 @@ class FreshValues:
         return self.by(self._baselines.sources(number)[0], family)
 
     def by(self, source: ReferenceSession, family: str = DRAWN, cores: Sequence[int] = ()) -> Values:
-        """Of this family, drawn now in this process."""
         if "fresh_values" in self._settings.without:
             self._only = self._only or source.draw()
             return self._only

@@ -134,7 +134,6 @@ class Timing:
         return repeats
 
     def _warm_beside(self, values: Values) -> None:
-        """Untimed calls of the other sides."""
         for other in (self._baselines.placebo(self.number), *self._baselines.compiled()):
             if other is not None:
                 other.call_ms(values)

@@ -32,7 +32,6 @@ class PairedSamples:
         self.workers.append(number)
 
     def measurement(self, settings: Settings) -> Measurement:
-        """The record of it all."""
         candidate, workers = tuple(self.candidate), tuple(self.workers)
         placebo = None
         if self.placebo:

@@ -37,7 +37,6 @@ class ClockCheck(Record):
 
     @property
     def time_ms(self) -> float:
-        """The candidate's time."""
         return self._time(statistics.median(self.candidate_ms))
 
     @property

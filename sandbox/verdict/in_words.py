@@ -57,7 +57,6 @@ def ratio_words(ratio: float, low: float | None, high: float | None) -> str:
 
 
 def others_of(found: Measurement) -> str:
-    """See `others_words`."""
     return others_words(found.speedups, found.closest.baseline, found.less_accurate)
 
 

@@ -20,12 +20,10 @@ def machine_bytes(root: Path = ROOT) -> int:
 
 
 def free_bytes(root: Path = ROOT) -> int:
-    """Memory that is left of that now."""
     return max(0, min([_meminfo("MemAvailable", root), *(limit - used for limit, used in _groups(root))]))
 
 
 def child_limit_bytes() -> int:
-    """The default limit of a child."""
     return int(CHILD_SHARE * machine_bytes())
 
 

@@ -81,7 +81,6 @@ TIMES = ("timing_clock", "speedup_any", "gpu_time_ms", "call_latency_ms", "host_
 
 
 def three_times(measurement: Measurement) -> dict[str, Any]:
-    """The keys on clocks and accuracy, of a GPU."""
     return {key: getattr(measurement, key) for key in TIMES} | {
         "clock": measurement.clock,
         "times": measurement.times,

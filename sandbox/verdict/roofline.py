@@ -31,7 +31,6 @@ class NecessaryWork(Record):
 
     @property
     def bytes(self) -> int:
-        """Read and written together."""
         return self.read_bytes + self.written_bytes
 
 

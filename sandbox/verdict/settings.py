@@ -129,7 +129,6 @@ class Settings(Record):
         return given
 
     def at(self, effort: JudgingEffort) -> Self:
-        """The settings for a judging of this effort."""
         return self.model_copy(update={"effort": effort} | AT_EFFORT[effort])
 
     def on(self, device: str) -> Self:

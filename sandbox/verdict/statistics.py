@@ -69,7 +69,6 @@ def _resampled(members: list[Samples], resamples: int) -> Samples:
 
 
 def log_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
-    """The logarithm of each pair's ratio."""
     if len(numerator) != len(denominator) or not numerator:
         raise ValueError(
             f"a paired ratio needs two equally long, non-empty series, got {len(numerator)} and {len(denominator)}"
