@@ -1,4 +1,6 @@
+import asyncio
 import contextlib
+import inspect
 import os
 import sys
 import tempfile
@@ -43,6 +45,15 @@ def pytest_configure():
         place = Path(tempfile.gettempdir()) / f"tests-of-kernelwright-{os.getuid()}-{runner}"
         place.mkdir(mode=0o700, exist_ok=True)
         os.environ["TMPDIR"] = tempfile.tempdir = str(place)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test that is a coroutine runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
 
 
 def pytest_collection_modifyitems(items):

@@ -35,8 +35,6 @@ CORPORA = frozenset({"hostile", "honest", "gpu"})
 
 
 class Module(NamedTuple):
-    """One source file."""
-
     package: str
     room: str
     name: str
@@ -105,7 +103,6 @@ def cycles() -> list[str]:
 
 
 def _strong(graph: dict[str, list[str]]) -> list[set[str]]:
-    """The strongly connected components."""
     reach = {name: _reached(name, graph) for name in graph}
     left, found = set(graph), []
     while left:
@@ -128,7 +125,6 @@ def _reached(name: str, graph: dict[str, list[str]]) -> set[str]:
 
 
 def measured() -> dict[str, int]:
-    """The sizes that have a budget: lines and files that ship, and lines of tests without the corpora."""
     shipped = [module.path for module in modules().values()]
     tests = [path for path in (ROOT / "tests").rglob("*.py") if not CORPORA & set(path.relative_to(ROOT).parts)]
     return {"shipped_lines": _lines(shipped), "shipped_files": len(shipped), "test_lines": _lines(tests)}
@@ -139,7 +135,6 @@ def _lines(paths: list[Path]) -> int:
 
 
 def budgets() -> dict[str, int]:
-    """The budgets of pyproject.toml."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     return dict(tool["kernelwright"]["budgets"])
 
@@ -156,7 +151,6 @@ def off_budget(sizes: dict[str, int], allowed: dict[str, int]) -> list[str]:
 
 
 def main() -> int:
-    """Print the figures; return 1 where one is wrong."""
     sizes, allowed = measured(), budgets()
     wrong = [f"import points up: {one}" for one in imports_that_point_up()]
     wrong += [f"import cycle: {one}" for one in cycles()]

@@ -1,5 +1,3 @@
-"""The structure of the packages, held to the data of `tests/structure.py` and the budgets of pyproject.toml."""
-
 import re
 import subprocess
 

@@ -5,6 +5,5 @@ from tests.support.search import new_log
 
 @pytest.fixture
 def log(tmp_path):
-    """The log of a new run with one problem."""
     with new_log(tmp_path / "run") as log:
         yield log

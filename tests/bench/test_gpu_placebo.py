@@ -42,12 +42,9 @@ def test_a_side_that_is_slower_by_a_percent_and_a_half_is_found_by_interval_and_
     ]
 
 
-def test_a_first_place_that_is_slower_is_found_though_no_side_has_it_alone():
+def test_a_planted_first_place_and_missing_positions_are_found():
     found = failing(first_place=1.03)
     assert found and all(line.startswith("position") for line in found)
-
-
-def test_records_without_positions_say_so_and_do_not_hold():
     assert failing(positions=False) == ["positions: the records do not tell them"]
 
 

@@ -60,7 +60,6 @@ UNUSED = edit("unused", "value * 2", "value / 2")
 
 
 def result(tree, mutant):
-    """Call the mutated `clamp`."""
     place = Code(tree).locate(mutant)
     assert isinstance(place, Place)
     names = {}
@@ -122,7 +121,6 @@ def test_a_mutant_that_was_killed_and_is_lost_fails(tree):
 
 
 def bench(root):
-    """Run the bench on a toy; the exit code."""
     from pathlib import Path
 
     outcome = run(tree=Tree(Path(root), ("toy",), {"toy": ("toy/*.py",)}))

@@ -1,5 +1,3 @@
-"""Models and inputs at another dtype."""
-
 import pytest
 import torch
 

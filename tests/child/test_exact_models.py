@@ -30,8 +30,6 @@ MASK = torch.tril(torch.ones(WIDTH, WIDTH))
 
 
 class Masked(nn.Module):
-    """A mask in a global."""
-
     def forward(self, x):
         return torch.softmax((x.unsqueeze(-1) * x.unsqueeze(1)).masked_fill(MASK == 0, -math.inf), -1) @ MASK
 
@@ -48,8 +46,6 @@ class Tabled(nn.Module):
 
 
 class Positioned(nn.Module):
-    """Position codes that are made in the call."""
-
     def forward(self, x):
         angles = torch.arange(WIDTH).float() / torch.arange(1, WIDTH + 1, dtype=torch.float32)
         places = torch.arange(x.shape[0], device=x.device).float()[:, None]
@@ -91,8 +87,6 @@ class Filled(nn.Module):
 
 
 class Normed(nn.Module):
-    """Batch statistics, which change buffers."""
-
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(WIDTH)

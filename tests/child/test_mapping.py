@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.machine.workfolder import WorkFolder
@@ -15,6 +14,7 @@ from kernelwright.sandbox.tensors.shared_memory import SharedMemory
 from kernelwright.sandbox.tensors.values import RawTensor
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.casting import lent_tensors
+from tests.support.problems import tiny_problem
 
 SETTINGS = Settings(jail="off", threads=1)
 COUNTING = """
@@ -37,7 +37,7 @@ def get_inputs():
 def get_init_inputs():
     return [8]
 """
-PROBLEM = Problem(name="counting", title="Rows times a weight", family="test", size="cpu", source=COUNTING)
+PROBLEM = tiny_problem(COUNTING, name="counting", title="Rows times a weight")
 
 
 @pytest.fixture

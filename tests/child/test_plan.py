@@ -1,5 +1,3 @@
-"""What a reference takes of memory, by its shapes alone."""
-
 import sys
 
 import pytest
@@ -30,8 +28,6 @@ F32, F64 = 4, 8
 
 @pytest.fixture
 def planned(tmp_path):
-    """Plans a model that is written into a file."""
-
     def run(forward, inputs, constructor="pass", parameters="", arguments="[]", dtype=None, differentiated=False):
         source = MODEL.format(
             forward=forward, inputs=inputs, constructor=constructor, parameters=parameters, arguments=arguments

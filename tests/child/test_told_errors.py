@@ -1,5 +1,3 @@
-"""What a child tells of an exception."""
-
 import pytest
 import torch
 

@@ -8,7 +8,6 @@ from tests.support.problems import PROBLEM, RIGHT, WRONG
 
 @pytest.fixture
 def kernelwright(tmp_path):
-    """Runs the command line in an empty folder; returns the finished process."""
     return partial(run_with, tmp_path)
 
 

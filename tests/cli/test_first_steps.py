@@ -50,9 +50,13 @@ def test_a_machine_without_the_library_of_an_extra_is_told_how_to_get_it(kernelw
     assert said in done.stderr
 
 
-def test_a_search_setting_of_the_wrong_kind_is_told_in_a_sentence():
-    with pytest.raises(UserMistake, match=r"'patience'.* 'x'.* integer$"):
-        checked_config({"model": "some-model", "patience": "x"})
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [({"patience": "x"}, r"'patience'.* 'x'.* integer$"), ({"budget": {"usd": -1}}, r"'budget\.usd'")],
+)
+def test_a_search_setting_of_the_wrong_kind_is_told_in_a_sentence(setting, said):
+    with pytest.raises(UserMistake, match=said):
+        checked_config({"model": "some-model"} | setting)
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +71,10 @@ def findings(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_doctor_names_the_compiler_that_it_did_not_find(findings):
+def test_the_doctor_names_what_it_did_not_find_and_how_to_have_another(findings):
     found = findings["C++ compiler"]
     assert found["state"] == "absent" and "/nowhere/g++" in found["found"]
-
-
-@pytest.mark.slow
-def test_the_doctor_says_of_a_cache_that_can_not_be_written_how_to_have_another(findings):
     found = findings["cache"]
     assert found["state"] == "absent" and "/dev/null/cache" in found["found"]
     assert "set KERNELWRIGHT_CACHE" in found["remedy"]
-
-
-@pytest.mark.slow
-def test_the_doctor_looks_for_pythons_headers(findings):
     assert str(python_header()) in findings["Python headers"]["found"]

@@ -1,5 +1,3 @@
-"""What a command says where the package of a language is missing."""
-
 import pytest
 
 from kernelwright.sandbox.machine.identity import PACKAGES, package_version

@@ -1,5 +1,3 @@
-"""leaderboard, inspect, show and diff on the command line, over made-up runs."""
-
 import csv
 import json
 
@@ -27,12 +25,9 @@ def done(kernelwright, *words):
     return found.stdout
 
 
-def test_a_leaderboard_is_a_table(kernelwright, runs):
+def test_a_leaderboard_is_a_table_and_as_json_names_run_attempt_and_record(kernelwright, runs):
     out = done(kernelwright, "leaderboard", "runs")
     assert "model-a" in out and "model-b" in out and "Example CPU" in out
-
-
-def test_a_leaderboard_as_json_names_run_attempt_and_record(kernelwright, runs):
     (board,) = json.loads(done(kernelwright, "leaderboard", "runs", "--json"))["boards"]
     cells = [cell for row in board["rows"] for cell in row["cells"]]
     assert len(cells) == 4
@@ -59,14 +54,11 @@ def test_show_is_a_tree(kernelwright, runs):
     assert out.count("problem_") == 2 and "propose" in out and " *" in out
 
 
-def test_show_gives_a_candidate_that_can_be_judged(kernelwright, runs):
+def test_show_gives_a_candidate_that_can_be_judged_and_a_reference_also_as_json(kernelwright, runs):
     index = json.loads(done(kernelwright, "show", "runs/a", "--json"))
     number = index["problems"][0]["best"]
     assert "class ModelNew" in done(kernelwright, "show", "runs/a", f"problem_0/{number}")
     assert "class Model(" in done(kernelwright, "show", "runs/a", "problem_0/reference")
-
-
-def test_show_gives_a_reference_as_json_too(kernelwright, runs):
     found = json.loads(done(kernelwright, "show", "runs/a", "problem_0/reference", "--json"))
     assert found["problem"] == "problem_0" and "class Model(" in found["source"]
 

@@ -32,8 +32,5 @@ def test_public_names_come_from_our_own_packages_beside_a_users_folders_of_the_s
 
 
 def test_a_prompt_of_python_completes_every_public_name():
-    said = subprocess.run(
-        [sys.executable, "-c", "import kernelwright; print(*dir(kernelwright))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert set(kernelwright.__all__) < set(said.stdout.split())
+    command = [sys.executable, "-c", "import kernelwright; print(*dir(kernelwright))"]
+    assert set(kernelwright.__all__) < set(subprocess.check_output(command, text=True).split())

@@ -1,10 +1,8 @@
-"""`kernelwright replay`, and the search settings of `run`."""
-
 import json
 
 import pytest
 
-from kernelwright.commands.options.search_options import checked_config, search_options
+from kernelwright.commands.options.search_options import search_options
 from kernelwright.commands.options.terminal import UserMistake
 from tests.support.search import new_log, searched
 
@@ -32,8 +30,3 @@ def test_settings_are_read_as_numbers_lists_and_parts_of_a_budget():
 def test_a_setting_that_does_not_exist_is_told(setting):
     with pytest.raises(UserMistake, match="no search setting"):
         search_options([setting])
-
-
-def test_a_value_that_does_not_fit_is_told_with_its_setting():
-    with pytest.raises(UserMistake, match=r"'budget\.usd'"):
-        checked_config({"model": "m", "budget": {"usd": -1}})

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.agent.providers.test_openai_provider import Answer, Server
 from tests.support.problems import RIGHT, WRONG
 from tests.support.processes import HEARING_CTRL_C
 from tests.support.servers import fake_reply
@@ -53,12 +54,8 @@ def asked_and_judged(folder):
 def test_a_run_that_was_killed_goes_on_and_does_nothing_twice(kernelwright, files, model_server, events, more):
     server = model_server(*[fake_reply(WRONG + f"# {number}\n") for number in range(3)], fake_reply(RIGHT))
     words = ["run", "problem.py", "--model", "m", "--base-url", server.base_url, "--attempts", "4", "--out", "out"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "kernelwright", *words, *more],
-        cwd=files,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
+    command = [sys.executable, "-m", "kernelwright", *words, *more]
+    with subprocess.Popen(command, cwd=files, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         wait_for_events(files / "out", events)
         process.kill()
     done = kernelwright("resume", "out")
@@ -92,27 +89,16 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(kernelwright, files, mo
     assert "Traceback" not in said
 
 
+NOWHERE = ("run", "problem.py", "--model", "m", "--base-url", "http://127.0.0.1:9/v1")
 MISTAKES = {
     "no problem": (("run",), "name problems or a --suite"),
     "an unknown suite": (("run", "--suite", "x"), "no suite 'x'"),
     "no recorded answers": (("run", "problem.py"), "name a model"),
     "no key": (("run", "problem.py", "--model", "m"), "OPENAI_API_KEY"),
-    "an unreachable server": (
-        ("run", "problem.py", "--set", "measure=false", "--model", "m", "--base-url", "http://127.0.0.1:9/v1"),
-        "cannot be reached",
-    ),
-    "an unknown strategy": (
-        ("run", "problem.py", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--strategy", "x"),
-        "no strategy 'x'",
-    ),
-    "a folder that is taken": (
-        ("run", "problem.py", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--out", "."),
-        "is not empty",
-    ),
-    "a cache that is a file": (
-        ("run", "problem.py", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--cache", "problem.py"),
-        "choose another --cache folder",
-    ),
+    "an unreachable server": ((*NOWHERE, "--set", "measure=false"), "cannot be reached"),
+    "an unknown strategy": ((*NOWHERE, "--strategy", "x"), "no strategy 'x'"),
+    "a folder that is taken": ((*NOWHERE, "--out", "."), "is not empty"),
+    "a cache that is a file": ((*NOWHERE, "--cache", "problem.py"), "choose another --cache folder"),
     "a folder that is no run": (("resume", "."), "is not the folder of a run"),
     "a missing folder": (("resume", "absent"), "there is no folder"),
 }
@@ -128,23 +114,8 @@ def test_a_mistake_ends_with_2_and_a_sentence(kernelwright, files, name):
 
 
 def test_an_html_answer_is_told_with_its_remedy(kernelwright, files):
-    import threading
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-    class Page(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(b"<html>hello</html>")
-
-        def log_message(self, *words):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with Server(Answer("<html>hello</html>")) as server:
+        url = server.url.removesuffix("/v1")
         done = kernelwright("run", "problem.py", "--set", "measure=false", "--model", "m", "--base-url", url)
-        server.shutdown()
     assert done.returncode == 2
     assert "did you forget /v1?" in done.stderr

@@ -1,5 +1,3 @@
-"""Scoring folders of candidates on the command line, with the real judge."""
-
 import json
 
 import pytest

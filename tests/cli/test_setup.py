@@ -13,7 +13,6 @@ import pytest
 from tests.agent.providers.test_proxies import Refusing
 
 ROOT = Path(__file__).parents[2]
-OLD = "#!/bin/sh\nexit 1\n"
 WITHOUT_VENV = f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1;; esac\nexec "{sys.executable}" "$@"\n'
 
 
@@ -42,19 +41,18 @@ def setup(tmp_path):
     return call
 
 
-def test_a_python_that_is_not_there_is_named(setup):
-    (said,) = setup(python="/nowhere/python3")
-    assert "/nowhere/python3" in said and "3.11" in said
-
-
-def test_a_python_that_is_too_old_is_named(setup):
-    (said,) = setup(text=OLD)
-    assert "./python is not" in said and "3.11" in said
-
-
-def test_a_python_without_venv_is_told_what_to_install(setup):
-    (said,) = setup(text=WITHOUT_VENV)
-    assert "virtual environment" in said and "python3-venv" in said
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [
+        ({"python": "/nowhere/python3"}, ("/nowhere/python3", "3.11")),
+        ({"text": "#!/bin/sh\nexit 1\n"}, ("./python is not", "3.11")),
+        ({"text": WITHOUT_VENV}, ("virtual environment", "python3-venv")),
+    ],
+    ids=["not there", "too old", "without venv"],
+)
+def test_a_python_that_will_not_do_is_named_with_the_remedy(setup, python, words):
+    (said,) = setup(**python)
+    assert all(word in said for word in words)
 
 
 @pytest.mark.long

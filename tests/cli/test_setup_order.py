@@ -1,5 +1,3 @@
-"""What has to hold before torch is imported holds in each command that judges, and in each process that it starts."""
-
 import json
 import os
 from pathlib import Path
@@ -29,18 +27,14 @@ sys.meta_path.insert(0, Watch())
 
 
 @pytest.fixture
-def watched(kernelwright, tmp_path):
+def watched(kernelwright, files, tmp_path):
     """Runs a command; how each process of ours stood when it imported torch. Jailed children are not watched."""
     (tmp_path / "watch").mkdir()
     (tmp_path / "watch/sitecustomize.py").write_text(WATCH)
-    for name, text in {
-        "problem.py": PROBLEM,
-        "right.py": RIGHT,
-        "tasks/sum.py": PROBLEM,
-        "ours/sum/a.py": RIGHT,
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    for folder in ("tasks", "ours/sum"):
+        (tmp_path / folder).mkdir(parents=True)
+    for place, text in (("tasks/sum.py", PROBLEM), ("ours/sum/a.py", RIGHT)):
+        (tmp_path / place).write_text(text)
 
     def call(*words, code=0):
         seen = tmp_path / "imports"

@@ -13,13 +13,10 @@ from tests.support.servers import fake_reply
 pytestmark = pytest.mark.slow
 
 
-def test_extract_prints_the_source_alone(kernelwright, tmp_path):
+def test_extract_prints_the_source_alone_or_says_why_there_is_none(kernelwright, tmp_path):
     (tmp_path / "reply.txt").write_text(f"<think>hm\n</think>\n{fake_reply(RIGHT)}")
     done = kernelwright("extract", "reply.txt")
     assert (done.returncode, done.stdout.strip()) == (0, RIGHT.strip())
-
-
-def test_extract_says_why_there_is_none(kernelwright, tmp_path):
     (tmp_path / "reply.txt").write_text("I would use shared memory.")
     done = kernelwright("extract", "reply.txt")
     assert (done.returncode, done.stdout) == (1, "")
@@ -164,9 +161,7 @@ def test_doctor_ends_with_0_where_candidates_can_be_judged(kernelwright):
     assert done.returncode == 0, done.stdout
     states = {finding["name"]: finding["state"] for finding in json.loads(done.stdout)}
     assert {"torch", "C++ compiler", "child process"} <= states.keys()
-    assert states["jail: system call filter"] == states.get("child: system call filter", "absent"), (
-        "as children have it"
-    )
+    assert states["jail: system call filter"] == states.get("child: system call filter", "absent"), "as in a child"
 
 
 @pytest.mark.parametrize("command", ["run", "judge", "extract", "prompt", "problems", "resume", "doctor"])
@@ -178,10 +173,7 @@ def test_every_command_explains_itself_without_waiting_for_torch(kernelwright, c
 
 @pytest.mark.parametrize(
     ("started", "typed"),
-    [
-        ("/there/bin/kernelwright", "/there/bin/kernelwright"),
-        ("/there/__main__.py", f"{sys.executable} -m kernelwright"),
-    ],
+    [("/there/bin/kernelwright",) * 2, ("/there/__main__.py", f"{sys.executable} -m kernelwright")],
 )
 def test_what_to_type_next_works_where_the_command_is_not_on_the_path(monkeypatch, tmp_path, started, typed):
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -59,7 +59,7 @@ def test_two_judges_and_a_run_take_turns_and_say_for_whom_they_wait(files, model
     ]
     with processor_turn(CORES):
         judges = [started(files, "judge", "problem.py", "right.py") for _ in range(2)]
-        running = [*judges, started(files, *search, server.base_url)]
+        running = [*judges, started(files, *search, "--base-url", server.base_url)]
         said = [one.stderr.readline() for one in running]
         assert {one.poll() for one in running} == {None}, said
         assert who_times() == os.getpid()

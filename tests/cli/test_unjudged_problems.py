@@ -1,5 +1,3 @@
-"""Problems that can not be judged among others, in a run and in a batch, with the real judge."""
-
 import json
 
 import pytest

@@ -19,7 +19,6 @@ PLAIN: dict[str, Callable[[], surface.Surface]] = {
 
 
 def json_keys(place: Path) -> surface.Surface:
-    """The keys of every output, quick and slow."""
     held = recorded.read("json_keys") if (recorded.DATA / "json_keys.toml").exists() else {}
     ready = outputs.prepared(place)
     found = outputs.quick_outputs(ready) | outputs.slow_outputs(ready)
@@ -27,7 +26,6 @@ def json_keys(place: Path) -> surface.Surface:
 
 
 def main(words: list[str]) -> int:
-    """Write the data, or print what differs; 1 where something does."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "service").mkdir()

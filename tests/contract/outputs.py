@@ -111,12 +111,10 @@ def said(place: Path, words: Iterable[str]) -> str:
 
 
 def quick_outputs(place: Path) -> dict[str, Output]:
-    """The output of each quick command."""
     return {label: output_of(said(place, [*words.split(), "--json"])) for label, words in QUICK.items()}
 
 
 def slow_outputs(place: Path) -> dict[str, Output]:
-    """The output of each slow command."""
     found = {}
     for label, words in SLOW.items():
         if label in PREPARED:

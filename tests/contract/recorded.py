@@ -18,7 +18,6 @@ Renames = Mapping[str, str]
 
 
 def read(subject: str) -> Surface:
-    """The recorded surface of a subject."""
     return tomllib.loads((DATA / f"{subject}.toml").read_text(encoding="utf-8"))
 
 
@@ -38,7 +37,6 @@ def write(subject: str, surface: Surface, renames: Renames) -> None:
 
 
 def renames_of(subject: str) -> Renames:
-    """The renames of a subject: the old address, then the new name."""
     table: Renames = tomllib.loads(RENAMES.read_text(encoding="utf-8")).get(subject, {})
     return table
 

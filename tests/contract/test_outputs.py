@@ -1,5 +1,3 @@
-"""Commands end with the recorded exit codes and print the recorded keys."""
-
 import json
 import os
 import signal

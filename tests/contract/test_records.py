@@ -1,5 +1,3 @@
-"""Records of an earlier version open with their public commands and yield the recorded figures."""
-
 import json
 import tomllib
 
@@ -13,10 +11,7 @@ from tests.support.service import listening
 
 FIGURES = tomllib.loads((recorded.DATA / "records.toml").read_text(encoding="utf-8"))
 LARGEST_BYTES = 300_000
-JOBS = {
-    "efe1b5b7b18038f3c9f214d8c057ed0e": ("done", "passed"),
-    "a8a2596712d0a395807ab8efbeef3402": ("done", "failed"),
-}
+JOBS = {"efe1b5b7b18038f3c9f214d8c057ed0e": ("done", "passed"), "a8a2596712d0a395807ab8efbeef3402": ("done", "failed")}
 
 
 @pytest.fixture(scope="module")

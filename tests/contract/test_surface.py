@@ -1,5 +1,3 @@
-"""The command line, public names, tools and service offer what is recorded, and nothing that is not."""
-
 import types
 import warnings
 
@@ -34,12 +32,9 @@ def test_what_was_renamed_and_can_not_warn_is_there_under_both_names(live, subje
     assert recorded.silent_faults(subject, recorded.read(subject), live[subject], renames) == []
 
 
-def test_renamed_commands_and_options_work_under_their_old_names_and_warn():
+def test_renamed_commands_options_and_public_names_work_under_their_old_names_and_warn():
     renames = recorded.renames_of("commands")
     assert recorded.command_faults(surface.kernelwright_app, recorded.read("commands"), renames) == []
-
-
-def test_renamed_public_names_work_under_their_old_names_and_warn():
     assert recorded.name_faults(kernelwright, recorded.read("names"), recorded.renames_of("names")) == []
 
 

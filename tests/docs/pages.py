@@ -47,7 +47,6 @@ def blocks(page, language):
 
 
 def lines(page):
-    """The commands of a page, in their order."""
     texts = [text.strip() for block in blocks(page, "sh") for text in block.splitlines()]
     return [Line(name_of(page), text) for text in texts if text and not text.startswith("#")]
 

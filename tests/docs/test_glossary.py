@@ -1,5 +1,3 @@
-"""The glossary of the architecture page: each noun is defined where the page says."""
-
 import re
 
 from tests import structure

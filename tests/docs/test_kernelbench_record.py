@@ -1,16 +1,11 @@
-"""The page on KernelBench says what the record that ships says."""
-
 from bench.kernelbench_record import read, summary, table
 from tests.docs.pages import DOCS
 
 PAGE = (DOCS / "kernelbench.md").read_text(encoding="utf-8")
 
 
-def test_the_table_is_that_of_the_record():
+def test_the_table_and_the_figures_above_it_are_those_of_the_record():
     assert table(read()) in PAGE
-
-
-def test_the_figures_above_it_are_those_of_the_record():
     assert summary(read()) in PAGE
 
 

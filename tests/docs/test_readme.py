@@ -1,5 +1,3 @@
-"""What the README says is done here, line by line."""
-
 import re
 import shlex
 import shutil
@@ -80,7 +78,6 @@ def test_a_command_of_the_readme_works(folder, earlier, model_server, line):
 
 
 def take_over(earlier, folder, words):
-    """The runs and the record that were made before."""
     if any(word.startswith("runs") and word != "runs/theirs" for word in words):
         shutil.copytree(earlier / "runs", folder / "runs", dirs_exist_ok=True)
     if "runs/A" in words:

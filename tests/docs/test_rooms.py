@@ -1,5 +1,3 @@
-"""The pages of the packages: each names its folders, and only files that exist."""
-
 import re
 
 import pytest

@@ -1,5 +1,3 @@
-"""The commands of curl that the page on the service shows, asked of one."""
-
 import json
 import os
 import re

@@ -72,12 +72,9 @@ def test_the_seconds_of_judging_are_those_of_the_verdicts_that_were_reached(told
     assert spent(view, Prices()).judge_s == pytest.approx(reached)
 
 
-def test_the_pages_say_what_the_first_judge_said(told):
+def test_the_pages_and_the_kept_folders_say_which_judge_measured(told, run):
     assert f"{LUCKY:.2f} \u00d7" in told[0].details[ATTEMPT - 1]["first"]
     assert told[0].details[2]["first"] is None
-
-
-def test_the_kept_folders_say_that_a_second_judge_measured(told, run):
     for folder in (run / "best" / told[0].name, told[0].folder / told[0].name):
         told[0].exported()
         assert "by a second judge" in (folder / "README.md").read_text()

@@ -1,5 +1,3 @@
-"""A problem that could not be judged, in every place that shows a run."""
-
 import io
 
 import pytest
@@ -13,6 +11,7 @@ from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.report import Progress, line_of, summary_rows, summary_table
 from kernelwright.evals.runs.running import LeftOut
 from tests.support.search import PROBLEM, SETTING
+from tests.support.second_verdicts import shown
 
 WHY = "does not run: no [room] \x1b[2J"
 TOLD = "not judged: does not run: no [room] \\x1b[2J"
@@ -31,13 +30,8 @@ def view_of(log):
     return fold(PROBLEM.name, log.events())
 
 
-def test_the_table_has_a_row_that_says_why(log):
-    console = Console(file=io.StringIO(), width=200)
-    console.print(summary_table([view_of(log)]))
-    assert TOLD in console.file.getvalue()
-
-
-def test_the_row_for_programs_says_why_and_what_was_at_fault(log):
+def test_the_table_and_the_row_for_programs_say_why_and_what_was_at_fault(log):
+    assert TOLD in shown(summary_table([view_of(log)]))
     (row,) = summary_rows([view_of(log)], log.folder)
     assert (row["stopped"], row["fault"], row["speedup"]) == (WHY, "broken", None)
 
@@ -51,16 +45,13 @@ def test_progress_has_a_line(log):
     assert TOLD in console.file.getvalue()
 
 
-def test_the_inspector_says_why_and_what_was_left_out(log):
+def test_the_inspector_and_the_picture_say_why_and_what_was_left_out(log):
     index = RunModel(log).index()
     assert (index["problems"][0]["stopped"], index["problems"][0]["fault"]) == (TOLD, "broken")
     assert index["run"]["left_out"] == [LEFT_OUT.model_dump()]
+    assert "not judged" in picture(RunModel(log))
 
 
 def test_a_search_that_goes_on_is_not_at_fault(log):
     log.append(Resumed(problem=PROBLEM.name))
     assert (view_of(log).stopped, view_of(log).fault) == (None, None)
-
-
-def test_the_picture_says_so(log):
-    assert "not judged" in picture(RunModel(log))

@@ -1,5 +1,3 @@
-"""`problems check`: lines, what is not checked again, how it is stopped, and what all lines come to."""
-
 import json
 import os
 import signal
@@ -102,11 +100,7 @@ def test_another_dtype_is_checked_for_itself(tree):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--out", "checked.jsonl"), "goes on from checked.jsonl"),
-        ((), "with --out FILE.jsonl"),
-    ],
+    ("words", "said"), [(("--out", "checked.jsonl"), "goes on from checked.jsonl"), ((), "with --out FILE.jsonl")]
 )
 def test_ctrl_c_says_how_to_go_on(tree, words, said):
     for number in range(8, 60):
@@ -213,15 +207,8 @@ def line(name, status, *kinds):
 
 
 def test_each_problem_is_counted_once_by_its_first_reason():
-    lines = [
-        line("a", "weak", "lazy", "independent"),
-        line("b", "ok"),
-        line("c", "unsupported here", "memory"),
-        line("d", "weak", "random"),
-        line("e", "weak", "lazy"),
-        line("f", "broken"),
-        line("g", "unsupported here", "memory"),
-    ]
+    lines = [line("a", "weak", "lazy", "independent"), line("b", "ok"), line("d", "weak", "random")]
+    lines += [line("e", "weak", "lazy"), line("f", "broken"), *[line("c", "unsupported here", "memory")] * 2]
     ok, weak, random, unsupported, broken = summary(lines).split(", ")
     assert (ok, weak, random, broken) == ("1 ok", "3 weak (2 lazy", "1 random)", "1 broken")
     assert unsupported.startswith("2 unsupported") and unsupported.endswith("(memory)")
@@ -278,10 +265,7 @@ def test_a_reason_with_a_letter_that_some_take_for_the_end_of_a_line_is_read_aga
 def test_a_file_of_something_else_is_left_alone(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("dear diary\n")
-    with (
-        pytest.raises(ProblemError, match=r"no lines.* --out"),
-        CheckedFile(path),
-    ):
+    with pytest.raises(ProblemError, match=r"no lines.* --out"), CheckedFile(path):
         pass
     assert path.read_text() == "dear diary\n"
 

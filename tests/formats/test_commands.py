@@ -1,9 +1,6 @@
-"""`kernelwright import` and `export`, end to end with real verdicts."""
-
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pyarrow.parquet
@@ -13,7 +10,7 @@ from kernelwright.evals.formats.kernelbench import read_run
 from tests.support.commands import run_with
 from tests.support.foreign import PLAIN, read_baselines, read_eval_results, read_rows, write_robust, write_tree
 from tests.support.problems import PROBLEM, RIGHT, WRONG
-from tests.support.servers import Server, fake_reply
+from tests.support.servers import fake_reply, http_stub
 
 
 def kernelwright(folder, *words, **environment):
@@ -35,10 +32,8 @@ def test_a_selection_is_imported_and_told_as_json(tmp_path):
     write_tree(tmp_path / "KernelBench")
     done = kernelwright(tmp_path, "import", "KernelBench", "ours", "--only", "level2", "--json")
     (line,) = map(json.loads, done.stdout.splitlines())
-    assert line == {
-        "kind": "problem", "id": "level2/3", "status": "read", "why": "", "notes": [],
-        "path": "problems/level2/3_Triple",
-    }  # fmt: skip
+    told = {"kind": "problem", "id": "level2/3", "status": "read", "why": "", "notes": []}
+    assert line == told | {"path": "problems/level2/3_Triple"}
 
 
 def test_solutions_become_candidates_for_every_workload_of_their_definition(tmp_path):
@@ -63,13 +58,9 @@ def test_imported_solutions_are_judged_like_any_candidate(tmp_path):
     write_trace_set(tmp_path / "set", [WORKLOAD])
     (tmp_path / "set/solutions").mkdir()
     for name, body in (("right", "norm(x, weight, eps)"), ("wrong", "norm(x, weight, eps) * 1.01")):
-        files = [
-            {
-                "path": "main.py",
-                "content": f"from part import norm\n\ndef run(x, weight, eps, y):\n    y.copy_({body})\n",
-            },
-            {"path": "part.py", "content": RMS.replace("def run", "def norm")},
-        ]
+        main = f"from part import norm\n\ndef run(x, weight, eps, y):\n    y.copy_({body})\n"
+        texts = {"main.py": main, "part.py": RMS.replace("def run", "def norm")}
+        files = [{"path": path, "content": text} for path, text in texts.items()]
         spec = {"entry_point": "main.py::run", "destination_passing_style": True}
         content = {"name": name, "definition": "rms_norm_h64", "spec": spec, "sources": files}
         (tmp_path / f"set/solutions/{name}.json").write_text(json.dumps(content))
@@ -110,19 +101,13 @@ def test_a_mistake_ends_with_2_and_one_sentence(tmp_path, name):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run over one problem of a tree: a wrong candidate, then a right one."""
     folder = tmp_path_factory.mktemp("work")
     (folder / "level1").mkdir()
     (folder / "level1/7_Sum.py").write_text(PROBLEM)
-    server = Server([fake_reply(WRONG), fake_reply(RIGHT)])
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with http_stub(fake_reply(WRONG), fake_reply(RIGHT)) as server:
         words = ("run", "level1/7_Sum.py", "--model", "m", "--base-url", server.base_url, "--attempts", "2")
         short = ("--set", "measure=false", "--set", "confirm=0")
         done = kernelwright(folder, *words, *short, "--out", "r", OPENAI_API_KEY="none")
-    finally:
-        server.shutdown()
-        server.server_close()
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -141,9 +126,8 @@ def test_rows_are_the_same_as_parquet_and_as_a_data_set(run):
     for words in (("rows.jsonl",), ("rows.parquet", "--to", "parquet"), ("hub", "--to", "huggingface")):
         assert kernelwright(run, "export", "r", *words).returncode == 0
     rows = read_rows(run / "rows.jsonl")
-    assert (
-        pyarrow.parquet.read_table(run / "rows.parquet").to_pylist() == rows == read_rows(run / "hub/data/train.jsonl")
-    )
+    assert pyarrow.parquet.read_table(run / "rows.parquet").to_pylist() == rows
+    assert read_rows(run / "hub/data/train.jsonl") == rows
     card = (run / "hub/README.md").read_text()
     assert card.startswith("---\nconfigs:") and "data/train.jsonl" in card
 
@@ -180,9 +164,13 @@ def test_the_best_kernel_is_the_right_one_with_its_verdict(kept):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_best_kernel_can_be_tried_by_itself(kept):
+def test_the_best_kernel_can_be_tried_by_itself_and_is_verified_by_the_command_of_its_readme(kept):
     done = subprocess.run([sys.executable, "use.py"], cwd=kept, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    readme = (kept / "README.md").read_text()
+    (command,) = [line for line in readme.splitlines() if line.startswith("kernelwright ")]
+    done = kernelwright(kept, *command.split()[1:])
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.long
@@ -195,15 +183,6 @@ def test_the_best_kernel_can_be_put_into_a_model(kept):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=kept, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_the_best_kernel_is_verified_by_the_command_that_its_readme_names(kept):
-    readme = (kept / "README.md").read_text()
-    (command,) = [line for line in readme.splitlines() if line.startswith("kernelwright ")]
-    done = kernelwright(kept, *command.split()[1:])
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.long

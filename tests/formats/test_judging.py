@@ -1,5 +1,3 @@
-"""Judging from Python: many at once, as they finish, and nothing left behind."""
-
 import asyncio
 import os
 import signal
@@ -74,16 +72,10 @@ def test_the_report_has_the_keys_of_the_judge_command(results):
     assert set(results[2].report) >= KEYS - {"samples"} and results[2].error is None
 
 
-def test_a_problem_may_be_given_as_a_record_and_several_are_judged_in_one_go(results):
+def test_problems_may_be_records_and_what_is_wrong_with_one_stops_no_other(results):
     found = [(result.problem, result.passed) for result in results[3:6]]
     assert found == [("problem", True), ("other", False), ("other", True)]
-
-
-def test_what_is_not_the_candidates_fault_is_an_error_and_stops_no_other(results):
     assert "no problem 'rellu'" in results[0].error and "does not run" in results[1].error and results[2].passed
-
-
-def test_a_source_with_text_that_can_not_be_sent_is_refused_like_any_other(results):
     assert results[6].report["stage"] == "scan"
 
 
@@ -141,16 +133,13 @@ def test_leaving_while_another_program_times_removes_every_folder(problem, tmp_p
     assert leftovers(tmp_path) == ([], [])
 
 
-def test_one_of_many_asks_can_be_cancelled_and_the_others_go_on(problem):
-    async def work():
-        async with Judging(2, QUICK) as judging:
-            other = asyncio.create_task(judging.judge(problem, RIGHT))
-            late = asyncio.create_task(judging.judge(problem, RIGHT))
-            await asyncio.sleep(0)
-            late.cancel()
-            return (await other).passed, (await asyncio.gather(late, return_exceptions=True))[0]
-
-    passed, cancelled = asyncio.run(work())
+async def test_one_of_many_asks_can_be_cancelled_and_the_others_go_on(problem):
+    async with Judging(2, QUICK) as judging:
+        other = asyncio.create_task(judging.judge(problem, RIGHT))
+        late = asyncio.create_task(judging.judge(problem, RIGHT))
+        await asyncio.sleep(0)
+        late.cancel()
+        passed, cancelled = (await other).passed, (await asyncio.gather(late, return_exceptions=True))[0]
     assert passed and isinstance(cancelled, asyncio.CancelledError)
 
 
@@ -184,11 +173,8 @@ print(judge_all([({problem!r}, "no candidate")])[0].report["stage"], "torch" in 
     assert done.stdout.split() == ["scan", "False"]
 
 
-def test_judging_outside_of_its_context_is_told():
+def test_judging_outside_of_its_context_or_with_less_than_one_in_flight_is_refused():
     with pytest.raises(JudgingError, match="`async with"):
         asyncio.run(Judging(1).judge("rms_norm", "x"))
-
-
-def test_less_than_one_in_flight_is_refused():
     with pytest.raises(ValueError, match="in_flight is 0"):
         Judging(0)

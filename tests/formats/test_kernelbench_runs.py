@@ -1,5 +1,3 @@
-"""KernelBench's run folders, results, baselines and submissions: in, out, and in again."""
-
 import json
 
 import pytest
@@ -64,13 +62,10 @@ def test_eval_results_are_written_as_they_were_read(tmp_path):
     assert found["8"][0].unknown() == ["new"]
 
 
-def test_baselines_are_written_as_they_were_read(tmp_path):
+def test_baselines_and_a_submission_are_written_as_they_were_read(tmp_path):
     path = tmp_path / "baseline_time_torch.json"
     path.write_text(json.dumps(BASELINES))
     assert json.loads(kernelbench.baselines_text(read_baselines(path))) == BASELINES
-
-
-def test_a_submission_is_written_as_it_was_read(tmp_path):
     path = tmp_path / "m.json"
     path.write_text(json.dumps(SUBMISSION))
     kernelbench.write_submission(tmp_path / "again.json", kernelbench.read_submission(path))
@@ -81,10 +76,8 @@ def test_the_kernels_of_a_submission_are_candidates(tmp_path):
     path = tmp_path / "m.json"
     path.write_text(json.dumps(SUBMISSION | {"kernels": SUBMISSION["kernels"] | {"one": "x"}, "colour": 1}))
     found = kernelbench.read_samples(path)
-    assert [(one.target, one.number, one.author) for one in found.samples] == [
-        ("level1/7", 0, "m"),
-        ("level2/3", 1, "m"),
-    ]
+    wanted = [("level1/7", 0, "m"), ("level2/3", 1, "m")]
+    assert [(one.target, one.number, one.author) for one in found.samples] == wanted
     (note,) = found.notes
     assert found.refused[0][0] == "one" and "'colour'" in note
 
@@ -93,9 +86,7 @@ def test_a_run_folder_is_read_again_as_it_was_written(tmp_path, outcomes):
     kernelbench.write_run(tmp_path / "run", outcomes)
     found = kernelbench.read_run(tmp_path / "run").samples
     sources = {(one.target, one.number): one.candidate.source for one in found}
-    assert sources == {
-        ("level1/1", 0): CANDIDATE, ("level1/1", 1): CANDIDATE, ("level1/10", 0): "broken",
-    }  # fmt: skip
+    assert sources == dict.fromkeys([("level1/1", 0), ("level1/1", 1)], CANDIDATE) | {("level1/10", 0): "broken"}
 
 
 def test_what_is_beside_the_kernels_of_a_run_is_told(tmp_path, outcomes):
@@ -151,17 +142,18 @@ def test_a_submission_holds_the_fastest_right_sample_of_each_problem(problems):
         outcome(problems["level1/10"], failed(), 4, "only"),
     ]
     submission, left = kernelbench.submission_of(outcomes, kernelbench.Metadata(display_name="m"))
-    assert not left and submission.kernels == {
-        "level_1_problem_1_sample_0": "fast", "level_1_problem_10_sample_0": "only",
-    }  # fmt: skip
+    kernels = {"level_1_problem_1_sample_0": "fast", "level_1_problem_10_sample_0": "only"}
+    assert (left, submission.kernels) == ([], kernels)
 
 
 def test_a_sample_knows_its_place_in_kernelbench():
     assert sample_of("level2/13", "x").bench_id == (2, 13) and sample_of("rms_norm", "x").bench_id is None
 
 
-def test_every_language_of_a_gpu_has_a_backend_of_theirs():
+def test_every_language_of_a_gpu_has_a_backend_of_theirs_and_an_unknown_one_is_told():
     assert set(BACKENDS) == set(ON_DEVICE)
+    with pytest.raises(ProblemError, match=r"'opencl'.* cuda, triton"):
+        language_of_backend("opencl")
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton", "tilelang", "cute"])
@@ -174,8 +166,3 @@ def test_a_backend_that_is_not_supported_is_told_with_the_reason(backend, said, 
     (tmp_path / "generation_config.yaml").write_text(f"backend: {backend}\nlevel: 1\n")
     (note,) = read_run(tmp_path).notes
     assert note.startswith(f"KernelBench's backend '{backend}' is not supported: ") and said in note
-
-
-def test_an_unknown_backend_is_told_with_those_that_there_are():
-    with pytest.raises(ProblemError, match=r"'opencl'.* cuda, triton"):
-        language_of_backend("opencl")

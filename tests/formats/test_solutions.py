@@ -1,5 +1,3 @@
-"""Solutions and traces of FlashInfer-Trace and SOL-ExecBench: in, out, and in again."""
-
 import json
 
 import pytest
@@ -59,20 +57,14 @@ def test_a_function_that_fills_its_outputs_becomes_a_module_that_returns_them():
 
 
 def test_a_function_that_returns_its_outputs_needs_no_definition():
-    source = solutions.source_of(
-        solution(spec={"destination_passing_style": False}, sources=[{"path": "main.py", "content": RETURNS}]), None
-    )
-    assert bool((called(source) == 1).all())
+    own = solution(spec={"destination_passing_style": False}, sources=[{"path": "main.py", "content": RETURNS}])
+    assert bool((called(solutions.source_of(own, None)) == 1).all())
 
 
 def test_a_solution_of_several_files_finds_its_modules():
-    files = [
-        {
-            "path": "main.py",
-            "content": "from parts.scale import scaled\n\ndef run(x, w, e):\n    return scaled(x, w, e)\n",
-        },
-        {"path": "parts/scale.py", "content": "def scaled(x, w, e):\n    return x * w * e\n"},
-    ]
+    main = "from parts.scale import scaled\n\ndef run(x, w, e):\n    return scaled(x, w, e)\n"
+    texts = {"main.py": main, "parts/scale.py": "def scaled(x, w, e):\n    return x * w * e\n"}
+    files = [{"path": path, "content": text} for path, text in texts.items()]
     source = solutions.source_of(solution(spec={"destination_passing_style": False}, sources=files), None)
     assert bool((called(source) == 1).all())
 
@@ -161,6 +153,4 @@ def test_correctness_and_performance_stand_exactly_where_their_schema_wants_them
 
 def test_the_speedup_of_a_trace_is_against_the_better_baseline(tmp_path):
     evaluation = solutions.trace_of(outcome(trace_problem(tmp_path), passed(2.0))).evaluation
-    assert evaluation["performance"] == {
-        "latency_ms": 1.125, "reference_latency_ms": 2.25, "speedup_factor": 2.0,
-    }  # fmt: skip
+    assert evaluation["performance"] == {"latency_ms": 1.125, "reference_latency_ms": 2.25, "speedup_factor": 2.0}

@@ -1,5 +1,3 @@
-"""`kernelwright mcp` as a coding agent meets it: a process of its own, asked by the protocol's own client."""
-
 import sys
 
 import anyio

@@ -1,5 +1,3 @@
-"""The OpenEnv environment behind its own server, asked by OpenEnv's own client over a socket."""
-
 import threading
 import time
 

@@ -1,5 +1,3 @@
-"""What the pages on training and on coding agents show is done here; what needs an absent library says so."""
-
 import json
 import re
 import subprocess
@@ -14,7 +12,6 @@ PYTHON = blocks(DOCS / "training.md", "python")
 
 
 def block(word):
-    """The example that names this, and no other."""
     (found,) = [one for one in PYTHON if word in one]
     return found
 

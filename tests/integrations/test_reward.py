@@ -61,12 +61,10 @@ def test_where_there_is_no_verdict_there_is_no_reward_not_even_a_bad_one():
     assert reward(None) == Reward(value=None, flags=("unjudged",), why="there is no verdict")
 
 
-def test_as_fast_as_the_baseline_earns_the_part_for_being_right():
+def test_below_and_at_the_baseline_and_half_of_the_way_to_the_floor_the_parts_are_earned():
     assert value(passed(1.0)) == pytest.approx(0.3)
-
-
-def test_twice_as_slow_earns_half_of_that():
     assert value(passed(0.5)) == pytest.approx(0.15)
+    assert value(passed(2.0, floor_ms=0.5)) == pytest.approx(0.65)
 
 
 def test_without_a_floor_a_speedup_earns_by_its_logarithm_up_to_the_full_one():
@@ -78,10 +76,6 @@ def test_at_the_floor_everything_is_earned_and_beyond_it_nothing_more():
     at, beyond = reward(passed(4.0, floor_ms=1.0)), reward(passed(8.0, floor_ms=2.0))
     assert (at.value, beyond.value) == (1, 1)
     assert (at.flags, beyond.flags) == ((), ("below_floor",))
-
-
-def test_half_of_the_way_to_the_floor_by_factors_earns_half_of_what_speed_earns():
-    assert value(passed(2.0, floor_ms=0.5)) == pytest.approx(0.65)
 
 
 def test_where_the_baseline_is_near_the_floor_there_is_little_to_earn():

@@ -1,5 +1,3 @@
-"""The reward function of TRL's GRPO trainer; with the trainer itself where trl is installed."""
-
 import pickle
 
 import pytest

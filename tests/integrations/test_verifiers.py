@@ -1,5 +1,3 @@
-"""The taskset of verifiers: its own objects load it and score a rollout's trace with it."""
-
 import asyncio
 
 import pytest

@@ -1,5 +1,3 @@
-"""Hooks whose library is not installed say what to install."""
-
 import sys
 from importlib import import_module
 
@@ -11,16 +9,8 @@ from kernelwright.problems.texts.libraries import LibraryMissing
 @pytest.mark.parametrize(
     "name, missing, said",
     [
-        (
-            "openenv_environment",
-            ("fastapi",),
-            r"fastapi.*'kernelwright\[openenv\]'",
-        ),
-        (
-            "verifiers_taskset",
-            ("verifiers", "verifiers.v1"),
-            r"verifiers.*'verifiers>=0\.4'",
-        ),
+        ("openenv_environment", ("fastapi",), r"fastapi.*'kernelwright\[openenv\]'"),
+        ("verifiers_taskset", ("verifiers", "verifiers.v1"), r"verifiers.*'verifiers>=0\.4'"),
     ],
 )
 def test_a_hook_without_its_library_names_what_to_install(monkeypatch, name, missing, said):

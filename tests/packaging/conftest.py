@@ -28,13 +28,11 @@ def checkout(place):
 
 @pytest.fixture(scope="session")
 def sdist(place, checkout):
-    """The archive of the sources."""
     return _built("sdist", checkout, place, Environment(place / "building"))
 
 
 @pytest.fixture(scope="session")
 def wheel(place, sdist):
-    """The wheel, built from what the archive holds and nothing else."""
     unpacked = place / "unpacked"
     unpacked.mkdir()
     done("tar", "xzf", sdist, "--strip-components", "1", cwd=unpacked)
@@ -72,7 +70,6 @@ def compat(place):
 
 @pytest.fixture(params=["from_wheel", "from_folder", "editable", "compat"])
 def environment(request):
-    """Each way to install it, one after the other."""
     return request.getfixturevalue(request.param)
 
 

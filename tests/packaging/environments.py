@@ -62,11 +62,9 @@ class Environment:
         return self
 
     def run(self, *words: object, cwd: Path, **variables: str) -> str:
-        """What its Python prints."""
         return done(self.python, *words, cwd=cwd, **variables)
 
     def installed(self) -> set[str]:
-        """The names that pip has put into site-packages."""
         return {path.name for path in self.site.iterdir() if path.suffix != ".pth" and path.name != "__pycache__"}
 
 

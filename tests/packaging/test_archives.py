@@ -1,5 +1,3 @@
-"""What sdist and wheel hold, and what pip puts into site-packages of it."""
-
 import tarfile
 import zipfile
 
@@ -31,13 +29,10 @@ def test_the_archive_of_the_sources_holds_every_file_of_the_packages_and_no_link
     assert not [name for name in names if name.partition("/")[0] in (*COLLIDING, "tests", "bench")]
 
 
-def test_the_wheel_holds_exactly_the_files_of_the_packages(wheel):
+def test_the_wheel_holds_exactly_the_files_of_the_packages_and_serves_every_python_and_machine(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == shipped()
-
-
-def test_the_wheel_serves_every_python_and_machine(wheel):
     assert wheel.name.endswith("-py3-none-any.whl")
 
 

@@ -1,5 +1,3 @@
-"""The pinned environment, the workflows and the template of an issue say what is there."""
-
 import re
 import tomllib
 
@@ -40,12 +38,9 @@ def test_workflows_run_what_the_makefile_has():
     assert ".ci/run" in [step.get("run") for step in STEPS]
 
 
-def test_actions_of_others_are_pinned():
+def test_actions_of_others_are_pinned_and_workflows_run_on_the_oldest_python_that_is_promised():
     used = [step["uses"] for step in STEPS if "uses" in step]
     assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", one) for one in used)
-
-
-def test_workflows_run_on_the_oldest_python_that_is_promised():
     pythons = WORKFLOWS["ci.yml"]["jobs"]["test"]["strategy"]["matrix"]["python"]
     assert PROJECT["requires-python"] == f">={pythons[0]}"
 

@@ -1,5 +1,3 @@
-"""A program that imports every public name is checked strictly, without a plugin, against what is installed."""
-
 import shutil
 
 import pytest

@@ -1,5 +1,3 @@
-"""Every problem that ships: that it loads at both sizes, asks what it says, and runs."""
-
 import ast
 import tomllib
 from typing import Any
@@ -21,14 +19,12 @@ CONV_TRANSPOSE_AT_GPU_SIZE = {
 
 
 def namespace(problem: Problem) -> dict[str, Any]:
-    """What the reference defines, after running it."""
     defined: dict[str, Any] = {"__name__": "reference"}
     exec(compile(problem.source, problem.name, "exec"), defined)
     return defined
 
 
 def constants(problem: Problem) -> dict[str, Any]:
-    """The module-level literal constants of the reference."""
     found = {}
     for statement in ast.parse(problem.source).body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
@@ -116,12 +112,10 @@ def test_ignoring_the_weights_of_a_norm_is_wrong(name: str) -> None:
 
 
 def namespaced_model(defined: dict[str, Any]) -> Any:
-    """The reference's model, built as a judge builds it."""
     return defined["Model"](*defined["get_init_inputs"]())
 
 
 def run_reference(problem: Problem) -> tuple[Any, ...]:
-    """The outputs of one call on the reference's own inputs, always as a tuple."""
     import torch
 
     defined = namespace(problem)

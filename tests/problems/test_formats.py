@@ -1,5 +1,3 @@
-"""Problems of other benchmarks, read into ours."""
-
 import json
 
 import pyarrow.parquet
@@ -247,11 +245,8 @@ def test_a_folder_of_loose_files_is_no_collection_and_an_empty_one_is_told(tmp_p
     assert format_of(tmp_path) is None
 
 
-def test_a_collection_of_several_problems_names_their_addresses(tmp_path):
+def test_one_of_several_problems_is_asked_for_by_its_address_and_a_refused_one_says_its_reason(tmp_path):
     with pytest.raises(ProblemError, match=r"4 problems.*::tasks/linear/0"):
         load_problem(str(write_robust(tmp_path)))
-
-
-def test_a_refused_problem_says_its_reason_when_it_is_asked_for(tmp_path):
     with pytest.raises(ProblemError, match=r"level1/2 of .* get_inputs"):
         load_problem(f"{write_tree(tmp_path)}::level1/2")

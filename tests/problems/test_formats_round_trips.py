@@ -76,13 +76,10 @@ def test_an_unknown_field_of_a_workload_is_told_with_the_problem(tmp_path):
     assert "'workload.note'" in note
 
 
-def test_configurations_survive_a_file(tmp_path):
+def test_configurations_and_rows_of_the_data_set_survive_a_file(tmp_path):
     path = write_robust(tmp_path) / "tasks/linear/config_forward.json"
     found = read_configurations(path)
     assert found.model_dump(exclude_unset=True) == CONFIGURATIONS and not found.model_extra
-
-
-def test_rows_of_the_data_set_survive(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows())))
     assert [to_row(entry) for entry in read_rows(path).entries] == rows()

@@ -1,5 +1,3 @@
-"""Choosing problems from a collection."""
-
 import pytest
 
 from kernelwright.evals.runs.running import suite

@@ -1,5 +1,3 @@
-"""A tree of 300 foreign problems: each is read or refused with its reason, and none stops the others."""
-
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

@@ -1,5 +1,3 @@
-"""Warnings from the text of a reference."""
-
 import pytest
 
 from kernelwright.problems import lint_source

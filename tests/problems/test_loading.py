@@ -111,9 +111,6 @@ def test_an_unknown_name_is_told_the_nearest_first_and_then_all() -> None:
     message = refusal("softmx-rows")
     assert "'softmx-rows'" in message and "nearest: softmax_rows" in message
     assert message.endswith(f"there are: {', '.join(catalog_names())}")
-
-
-def test_a_name_near_to_nothing_is_told_all_names() -> None:
     assert refusal("zzz").startswith("no problem 'zzz'") and "nearest" not in refusal("zzz")
     assert refusal("zzz").endswith(": " + ", ".join(catalog_names()))
 
@@ -150,12 +147,9 @@ def test_what_is_no_name_is_told_in_a_sentence(given: object) -> None:
     assert repr(given) in str(caught.value) and "catalog name" in str(caught.value)
 
 
-def test_an_unknown_size_is_told_the_sizes() -> None:
+def test_an_unknown_size_is_told_the_sizes_and_a_file_refuses_any(file: Path) -> None:
     message = refusal("softmax_rows", "tpu")
     assert "'softmax_rows'" in message and "no size 'tpu'" in message and "cpu, gpu" in message
-
-
-def test_a_file_refuses_a_size(file: Path) -> None:
     assert str(file) in refusal(file, "gpu") and "no size 'gpu'" in refusal(file, "gpu")
 
 
@@ -167,16 +161,10 @@ def test_a_file_whose_name_is_no_name_is_refused(file: Path, name: str) -> None:
         load_problem(str(strange))
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_a_folder_and_a_path_that_is_too_long_are_told_in_a_sentence(tmp_path: Path) -> None:
     message = refusal(tmp_path / "no.py")
     assert f"no file {tmp_path / 'no.py'}; " in message and "catalog name" in message
-
-
-def test_a_folder_without_a_manifest_is_no_file(tmp_path: Path) -> None:
     assert "not a regular file" in refusal(tmp_path)
-
-
-def test_a_path_that_is_too_long_is_a_sentence() -> None:
     assert "file name too long" in refusal("a/" + "x" * 5000)
 
 

@@ -1,5 +1,3 @@
-"""What `problem.toml` may say, and the sentence for what it may not."""
-
 import pytest
 
 from kernelwright.problems import VALUE_FAMILIES, ExcludedValues, ProblemError, Tolerance

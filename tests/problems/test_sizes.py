@@ -1,5 +1,3 @@
-"""Putting sizes into a source text."""
-
 import pytest
 
 from kernelwright.problems import ProblemError

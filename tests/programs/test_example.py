@@ -1,5 +1,3 @@
-"""The example that ships: from a program to the same program with kernels, by the commands of `make example`."""
-
 import re
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Device sheets: the GPUs known by name, and processors described by the caller."""
-
 import pytest
 
 from kernelwright.prompts import cpu_sheet, device_sheet, known_devices
@@ -32,11 +30,8 @@ def test_every_known_device_finds_itself_and_no_other(name):
     assert device_sheet(name).name == name
 
 
-def test_balance_of_the_h200_is_its_fp32_rate_over_its_bandwidth():
+def test_balances_of_the_h200_are_its_rates_over_its_bandwidth():
     assert any("about 14 fp32 operations" in fact for fact in device_sheet("H200").facts)
-
-
-def test_balance_of_16_bits_is_that_of_tensor_cores():
     assert any("tensor cores about 206)" in fact for fact in device_sheet("H200").facts)
 
 

@@ -16,32 +16,20 @@ def numbers(tokens, first=()):
     return [one.number for one in shortened(ROWS, tokens, first)]
 
 
-def test_all_rows_stay_where_there_is_room():
+def test_all_rows_stay_where_there_is_room_and_none_without():
     assert numbers(10_000) == list(range(1, 10))
+    assert numbers(0) == []
 
 
-def test_the_fastest_stays_longest():
+def test_the_fastest_stays_longest_after_the_rows_that_the_step_rests_on_and_the_latest_before_older_ones():
     assert numbers(50) == [3]
-
-
-def test_rows_that_the_step_rests_on_go_before_all_others():
     assert numbers(50, first=(2,)) == [2]
-
-
-def test_the_latest_go_before_older_ones():
     assert numbers(150) == [3, 7, 8, 9]
-
-
-def test_old_failures_go_first():
     assert not {2, 4, 5} & set(numbers(215))
 
 
 def test_rows_keep_their_order():
     assert numbers(150, first=(9, 1)) == sorted(numbers(150, first=(9, 1)))
-
-
-def test_without_room_nothing_stays():
-    assert numbers(0) == []
 
 
 def test_the_prompt_says_how_many_are_left_out():

@@ -1,5 +1,3 @@
-"""What a prompt says of the mode of a module: only where a layer depends on it, and as the source has it."""
-
 import pytest
 
 from kernelwright.prompts import render

@@ -1,5 +1,3 @@
-"""What a prompt says of a dtype that weights and inputs are cast to."""
-
 import pytest
 
 from kernelwright.problems import Tolerance

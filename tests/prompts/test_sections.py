@@ -1,5 +1,3 @@
-"""How a prompt is put together: order, digests, token estimates, what may depend on what."""
-
 from pathlib import Path
 
 import pytest

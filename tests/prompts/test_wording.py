@@ -1,5 +1,3 @@
-"""What the sections say, and when."""
-
 import re
 
 import pytest
@@ -75,12 +73,7 @@ def test_contract_tells_the_size_of_what_the_judge_changes():
 
 
 @pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        ("cpp", "every thread"),
-        ("cuda", "L2 cache is flushed"),
-        ("triton", "Do not synchro"),
-    ],
+    ("target", "words"), [("cpp", "every thread"), ("cuda", "L2 cache is flushed"), ("triton", "Do not synchro")]
 )
 def test_contract_says_how_a_call_is_timed(target, words):
     contract = text_of("contract", brief(target=target))

@@ -1,5 +1,3 @@
-"""Prompts that ask for words, and the one that asks to go on with a reply."""
-
 import re
 
 import pytest
@@ -30,12 +28,9 @@ def test_a_critique_shows_the_failure():
     assert FAILED.evidence.splitlines()[0] in render(asked("critique", FAILED)).text
 
 
-def test_a_critique_of_what_passed_is_refused():
+def test_a_critique_of_what_passed_and_tuning_have_no_prompt():
     with pytest.raises(PromptError, match="use role 'improve'"):
         render(asked("critique", PASSED))
-
-
-def test_tuning_has_no_prompt():
     with pytest.raises(PromptError, match="role 'tune' asks nobody"):
         render(asked("tune"))
 

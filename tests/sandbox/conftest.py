@@ -1,18 +1,14 @@
 import pytest
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.settings import Settings
+from tests.support.problems import tiny_problem
 
 QUICK = Settings(warm_up=1, min_pairs=4, max_pairs=4, call_timeout_s=6)
 """Few pairs: these tests ask whether a verdict is right, not how fast a candidate is."""
 
-SCALED_ROWS = Problem(
-    name="scaled_rows",
-    title="Rows times a weight, summed up along the row",
-    family="test",
-    size="cpu",
-    source="""
+SCALED_ROWS = tiny_problem(
+    """
 import torch
 import torch.nn as nn
 
@@ -30,6 +26,8 @@ def get_inputs():
 def get_init_inputs():
     return [48]
 """,
+    name="scaled_rows",
+    title="Rows times a weight, summed up along the row",
 )
 
 

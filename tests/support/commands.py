@@ -133,7 +133,6 @@ def _serve(path):
 
 
 def _become(request, out, err):
-    """Turn this fork into the command. Does not return."""
     import atexit
     import threading
     import traceback
@@ -166,7 +165,6 @@ def _become(request, out, err):
 
 
 def _main():
-    """The exit code of `kernelwright.cli.main`, as the interpreter would have it."""
     from kernelwright.cli import main
 
     try:

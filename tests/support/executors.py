@@ -2,21 +2,18 @@
 
 import asyncio
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.devices import device_at, given, split
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.protocol import Work
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
-from tests.support.problems import PROBLEM, RIGHT, WRONG
+from tests.support.problems import PROBLEM, RIGHT, WRONG, tiny_problem
 
 QUICK = Settings(
     min_pairs=4, max_pairs=4, worker_pairs=1, warm_up=1, time_budget_s=0.1, without=("placebo",), threads=1
 )
-SUM = Problem(name="cumsum", title="Running sum", family="scan", size="cpu", source=PROBLEM)
-NEGATED = Problem(
-    name="negated", title="Negated", family="map", size="cpu", source=PROBLEM.replace("torch.cumsum(x, dim=1)", "-x")
-)
+SUM = tiny_problem(PROBLEM, name="cumsum", title="Running sum", family="scan")
+NEGATED = tiny_problem(PROBLEM.replace("torch.cumsum(x, dim=1)", "-x"), name="negated", title="Negated", family="map")
 NOT_PYTHON = "class ModelNew(:\n"
 COMPILED = '''
 import torch
@@ -59,7 +56,6 @@ def wrong(number=0):
 
 
 def batch():
-    """Two problems; right, wrong and broken candidates."""
     return [
         right(1),
         wrong(1),
@@ -74,9 +70,8 @@ def declared(kinds, cores):
     """Fake devices: equal parts of these cores, with these kinds."""
     parts = split(tuple(cores), len(kinds))
     chosen = given(QUICK)
-    return [
-        device_at(ordinal, kind, chosen, part) for ordinal, (kind, part) in enumerate(zip(kinds, parts, strict=True))
-    ]
+    placed = enumerate(zip(kinds, parts, strict=True))
+    return [device_at(ordinal, kind, chosen, part) for ordinal, (kind, part) in placed]
 
 
 def outcome(verdict):

@@ -3,16 +3,12 @@
 from kernelwright.agent.briefs import BriefMaker
 from kernelwright.agent.log.records import Ask, Attempt, FoundCandidate, PromptOutline
 from kernelwright.agent.log.view import View
-from kernelwright.problems import Problem
 from kernelwright.prompts import TargetVersions, render
+from tests.support.problems import tiny_problem
 from tests.support.search import CPU
 
-PROBLEM = Problem(
-    name="scaled_square",
-    title="The square of a ReLU, scaled",
-    family="test",
-    size="cpu",
-    source="""\
+PROBLEM = tiny_problem(
+    """\
 import torch
 from torch import nn
 
@@ -33,6 +29,8 @@ def get_inputs():
 def get_init_inputs():
     return [0.5]
 """,
+    name="scaled_square",
+    title="The square of a ReLU, scaled",
 )
 RIGHT = '''\
 import ctypes
@@ -117,30 +115,14 @@ class OneSource:
 def repair_prompt(source, verdict):
     """What the next step is told of a candidate with that verdict."""
     outline = PromptOutline(role="propose", target="cpp", digest="", stable_digest="", sections=())
+    asked = {"problem": PROBLEM.name, "target": "cpp", "idea": "", "directive": "", "model": "m"}
     first, second = (
-        Ask(
-            attempt=number,
-            problem=PROBLEM.name,
-            role=role,
-            target="cpp",
-            parent=parent,
-            idea="",
-            directive="",
-            model="m",
-        )
-        for number, role, parent in ((1, "propose", None), (2, "repair", 1))
+        Ask(attempt=1, role="propose", parent=None, **asked),
+        Ask(attempt=2, role="repair", parent=1, **asked),
     )
+    request = {"prompt": outline, "request_digest": "", "temperature": None, "max_tokens": None, "sample": 0}
     found = FoundCandidate(digest="d", language="cpp", how="")
-    attempt = Attempt(
-        ask=first,
-        prompt=outline,
-        request_digest="",
-        temperature=None,
-        max_tokens=None,
-        sample=0,
-        extraction=found,
-        verdict=verdict,
-    )
+    attempt = Attempt(ask=first, extraction=found, verdict=verdict, **request)
     maker = BriefMaker(CPU, TargetVersions(), OneSource(source))
     prompt = render(maker(PROBLEM, View(problem=PROBLEM.name, attempts=(attempt,)), second))
     evidence = next(section.text for section in prompt.sections if section.name == "evidence")

@@ -125,7 +125,6 @@ def ref_kernel(data: input_t) -> output_t:
 
 
 def write_tree(root: Path) -> Path:
-    """KernelBench: two levels, a file without a number, a broken file."""
     texts = {
         "level1/1_Double.py": PLAIN,
         "level1/2_Broken_.py": PLAIN.replace("def get_inputs", "def inputs"),
@@ -179,7 +178,6 @@ def write_robust(root: Path) -> Path:
 
 
 def write_task(root: Path, task: str = TASK) -> Path:
-    """KernelBot: one task."""
     folder = root / "sort_v2"
     folder.mkdir(parents=True)
     for name, text in (("task.yml", task), ("task.py", TASK_TYPES), ("reference.py", TASK_REFERENCE)):
@@ -242,5 +240,4 @@ def read_baselines(path):
 
 
 def read_rows(path):
-    """The rows of a data set in JSON lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]

@@ -79,7 +79,6 @@ def read_table(path, text=None):
 
 
 def write_table(path, entries):
-    """Write entries under today's judge version, one a line."""
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entries[name])}" for name in sorted(entries))
     path.write_text(f'{{"judge_version": {JUDGE_VERSION}, "entries": {{\n{lines}\n}}}}\n')
 

@@ -1,5 +1,9 @@
 """A problem with a right and a wrong candidate, as texts."""
 
+from typing import Any
+
+from kernelwright.problems import Problem
+
 PROBLEM = """
 import torch
 import torch.nn as nn
@@ -18,6 +22,10 @@ def get_init_inputs():
 """
 RIGHT = PROBLEM.replace("class Model(", "class ModelNew(")
 WRONG = RIGHT.replace("dim=1", "dim=0")
+CUDA = (
+    "from torch.utils.cpp_extension import load_inline\n"
+    "load_inline(name='x', cpp_sources='', cuda_sources='__global__ void f() {}')\nclass ModelNew: pass\n"
+)
 
 
 def stateless(forward: str, inputs: str) -> str:
@@ -35,3 +43,8 @@ ROWS = 4
 [sizes.gpu]
 ROWS = 400
 """
+
+
+def tiny_problem(source: str, **facts: Any) -> Problem:
+    """A problem with this source, and what a test does not care for."""
+    return Problem(**{"name": "tiny", "title": "", "family": "test", "size": "cpu"} | facts, source=source)

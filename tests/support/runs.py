@@ -54,9 +54,8 @@ def problem(name, family="made", **changes):
 
 def setting(device="Example CPU", model="model-a", judge_version="h1"):
     search = {"model": model, "strategy": "refine", "target": "cpp"}
-    return Setting(
-        config={"search": search}, device=device, versions={"python": "3.11", "judge_version": judge_version}
-    )
+    versions = {"python": "3.11", "judge_version": judge_version}
+    return Setting(config={"search": search}, device=device, versions=versions)
 
 
 def evidence(weak=False, judge_version=None):
@@ -140,24 +139,18 @@ class Writer:
         """An attempt whose answer is still to come; its number."""
         self.count += 1
         number, of = self.count, {"problem": self.name, "attempt": self.count}
-        prompt = Prompt(
-            role=role,
-            target="cpp",
-            sections=(
-                Section(name="contract", text="Write a class ModelNew. " * 60, stable=True),
-                Section(name="problem", text=REFERENCE, stable=True),
-                Section(name="parent", text=f"Attempt {parent} came before {number}.", stable=False),
-            ),
+        sections = (
+            Section(name="contract", text="Write a class ModelNew. " * 60, stable=True),
+            Section(name="problem", text=REFERENCE, stable=True),
+            Section(name="parent", text=f"Attempt {parent} came before {number}.", stable=False),
         )
+        prompt = Prompt(role=role, target="cpp", sections=sections)
         ask = Ask(
             attempt=number, problem=self.name, role=role, target="cpp", parent=parent, idea=f"idea {number % 7}",
             directive="", model="model-a",
         )  # fmt: skip
-        outline = PromptOutline.of(prompt)
-        self.put(
-            Asked(**of, ask=ask, prompt=outline, request_digest="0" * 64, temperature=None, max_tokens=None, sample=0),
-            prompt.text,
-        )
+        request = {"request_digest": "0" * 64, "temperature": None, "max_tokens": None, "sample": 0}
+        self.put(Asked(**of, ask=ask, prompt=PromptOutline.of(prompt), **request), prompt.text)
         return number
 
     def attempt(
@@ -182,10 +175,8 @@ class Writer:
             self.put(NoCandidate(**of, why=why or NotExtracted(kind="refusal", detail="The reply refuses.")))
             return number
         digest = hashlib.sha256(source.encode()).hexdigest()
-        self.put(
-            CandidateExtracted(**of, candidate=FoundCandidate(digest=digest, language="cpp", how="the only block")),
-            source,
-        )
+        found = FoundCandidate(digest=digest, language="cpp", how="the only block")
+        self.put(CandidateExtracted(**of, candidate=found), source)
         self.put(JudgedAttempt(**of, verdict=verdict, same_as=same_as))
         speedup = verdict.measurement.speedup if isinstance(verdict, Passed) else None
         if speedup is not None and (self.best is None or speedup > self.best[0]):
@@ -195,9 +186,8 @@ class Writer:
 
     def put(self, body, blob=None):
         time = START + timedelta(seconds=len(self.events))
-        self.events.append(
-            (time.isoformat(), body.kind, self.name, getattr(body, "attempt", None), body.model_dump_json())
-        )
+        attempt = getattr(body, "attempt", None)
+        self.events.append((time.isoformat(), body.kind, self.name, attempt, body.model_dump_json()))
         if blob is not None:
             self.blobs[hashlib.sha256(blob.encode()).hexdigest()] = blob.encode()
 
@@ -231,7 +221,6 @@ def writing(folder, *verdicts, of=None, chosen=None, seed=0):
 
 
 def ended(folder, *verdicts, **how):
-    """The folder of a run as of `writing` whose search has ended."""
     with writing(folder, *verdicts, **how) as writer:
         writer.stop()
     return folder
@@ -267,12 +256,5 @@ CONDITIONS = Conditions(judge_version="h", device="d", torch="2", settings="{}")
 
 
 def judgement(name, verdict):
-    return Judgement(
-        problem="one",
-        problem_digest="p",
-        candidate=name,
-        candidate_digest=name,
-        conditions=CONDITIONS,
-        time=datetime.now(UTC),
-        verdict=verdict,
-    )
+    about = {"problem": "one", "problem_digest": "p", "candidate": name, "candidate_digest": name}
+    return Judgement(**about, conditions=CONDITIONS, time=datetime.now(UTC), verdict=verdict)

@@ -31,15 +31,10 @@ from kernelwright.sandbox.verdict.verdicts import (
     Passed,
     Verdict,
 )
+from tests.support.problems import tiny_problem
 from tests.support.runs import REFERENCE
 
-PROBLEM = Problem(
-    name="doubled",
-    title="Twice the input",
-    family="test",
-    size="cpu",
-    source=REFERENCE,
-)
+PROBLEM = tiny_problem(REFERENCE, name="doubled", title="Twice the input")
 CONFIG = SearchConfig(model="scripted-1", attempts=7, drafts=2, repairs=2, retry_delay_s=0)
 SETTING = Setting(config={"model": "scripted-1"}, device="Example CPU", versions={"python": "3.11"})
 CPU = cpu_sheet("Example CPU", 2, ["avx2"], {"L1d": 48 << 10})

@@ -36,9 +36,8 @@ def write_run(folder, untold):
 
     `untold`: its writer was killed before the log said which attempt was the best after the second verdicts.
     """
-    problems = [
-        tree_problems(folder.parent / "tree")["level1/1"], trace_problem(folder.parent / "traces"), problem("refused")
-    ]  # fmt: skip
+    tree, traces = tree_problems(folder.parent / "tree"), trace_problem(folder.parent / "traces")
+    problems = [tree["level1/1"], traces, problem("refused")]
     with RunLog.create(folder, problems, setting()) as log:
         for one in problems[:2]:
             write_differing(Writer(log, one.name, random.Random(0)), one.name, untold)
@@ -170,9 +169,8 @@ class Told:
         if self.outcomes[0].problem.origin is None or "workload" not in self.outcomes[0].problem.origin.details:
             return None
         found = [(solutions.trace_of(one).evaluation["performance"], one) for one in self.outcomes]
-        performance, best = max(
-            ((told, one) for told, one in found if told), key=lambda pair: pair[0]["speedup_factor"]
-        )
+        right = ((told, one) for told, one in found if told)
+        performance, best = max(right, key=lambda pair: pair[0]["speedup_factor"])
         source = solutions.solution_of(best, "flashinfer", "here").sources[0].content
         return self.numbers[source], performance["speedup_factor"]
 
@@ -198,7 +196,8 @@ def speedup_in(text):
     return float(found[1]) if found else None
 
 
-def shown(table):
-    console = Console(width=200, file=io.StringIO())
-    console.print(table)
+def shown(*tables, width=200):
+    console = Console(width=width, file=io.StringIO())
+    for table in tables:
+        console.print(table)
     return console.file.getvalue()

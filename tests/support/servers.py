@@ -114,7 +114,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def http_stub(*replies):
-    """A server with these replies."""
     server = Server(replies)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

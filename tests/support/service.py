@@ -34,8 +34,6 @@ LONG_S = 300
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """Over a Unix socket."""
-
     def __init__(self, path, timeout):
         super().__init__("localhost", timeout=timeout)
         self.path = str(path)
@@ -76,17 +74,12 @@ class Client:
             body = json.dumps(body)
         own = {"Content-Type": "application/json"} if body is not None else {}
         own |= {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        connection = self.connected()
-        try:
-            connection.request(
-                method, path, body, own | {name.replace("_", "-"): said for name, said in headers.items()}
-            )
+        own |= {name.replace("_", "-"): said for name, said in headers.items()}
+        with contextlib.closing(self.connected()) as connection:
+            connection.request(method, path, body, own)
             answer = connection.getresponse()
-            return Said(
-                answer.status, {name.lower(): said for name, said in answer.getheaders()}, answer.read().decode()
-            )
-        finally:
-            connection.close()
+            said = {name.lower(): value for name, value in answer.getheaders()}
+            return Said(answer.status, said, answer.read().decode())
 
     def raw(self, data, wait_s=LONG_S, whole=True):
         """What is answered to these bytes, up to the end of the connection, or the first part of it."""
@@ -124,29 +117,15 @@ class Service:
     def start(self):
         where = [] if "--port" in self.words else ["--socket", str(self.folder / "socket")]
         self.started += 1
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "kernelwright",
-                "serve",
-                "--state",
-                str(self.folder / "state"),
-                *where,
-                *self.words,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=(self.folder / f"err-{self.started}").open("w"),
-            text=True,
-            cwd=self.folder,
-            env=self.environment,
-        )
+        serve = [sys.executable, "-P", "-m", "kernelwright", "serve", "--state", str(self.folder / "state")]
+        with (self.folder / f"err-{self.started}").open("w") as errors:
+            streams = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
+            words = [*serve, *where, *self.words]
+            self.process = subprocess.Popen(words, cwd=self.folder, env=self.environment, **streams)
         line = self.process.stdout.readline()
         assert line.startswith("kernelwright serve: "), (self.folder / f"err-{self.started}").read_text()
-        return Client(
-            line.removeprefix("kernelwright serve: ").partition(",")[0], self.environment.get("KERNELWRIGHT_TOKEN")
-        )
+        at = line.removeprefix("kernelwright serve: ").partition(",")[0]
+        return Client(at, self.environment.get("KERNELWRIGHT_TOKEN"))
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
@@ -201,7 +180,6 @@ class TurnedExecutor:
 
 
 def until(found, seconds=LONG_S):
-    """Wait for a condition; its value."""
     end = time.monotonic() + seconds
     while not (value := found()):
         assert time.monotonic() < end, "it did not come to be"
@@ -225,16 +203,10 @@ class Listening:
         self.texts, reports = TextProcess(), TextProcess()
         await place.open()
         self.queue = JobQueue(store, {"cpu": place}, reports, self.limit)
-        config = uvicorn.Config(
-            application(self.queue, self.texts, Access(self.token, self.hosts), self.protocol.late),
-            http=self.protocol,
-            ws="none",
-            lifespan="off",
-            log_level="critical",
-            h11_max_incomplete_event_size=LARGEST_HEAD_BYTES,
-            timeout_graceful_shutdown=1,
-        )
-        self.server = uvicorn.Server(config)
+        served = application(self.queue, self.texts, Access(self.token, self.hosts), self.protocol.late)
+        limits = {"h11_max_incomplete_event_size": LARGEST_HEAD_BYTES, "timeout_graceful_shutdown": 1}
+        quiet = {"ws": "none", "lifespan": "off", "log_level": "critical"}
+        self.server = uvicorn.Server(uvicorn.Config(served, http=self.protocol, **quiet, **limits))
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             listening.listen()
@@ -262,7 +234,6 @@ class Listening:
 
 @contextlib.contextmanager
 def listening(folder, **options):
-    """One, and a client of it."""
     service = Listening(folder, **options)
     service.thread.start()
     assert service.up.wait(60)

@@ -17,8 +17,6 @@ LINEAR = """class Model(nn.Module):
 
 
 class Kind(NamedTuple):
-    """One thing that references do."""
-
     body: str
     read: str = "read"
     """The status that reading the text gives: read, unsupported, broken."""
@@ -27,7 +25,6 @@ class Kind(NamedTuple):
 
 
 def forward(body: str, signature: str = "x") -> str:
-    """A model without weights."""
     return f"class Model(nn.Module):\n    def forward(self, {signature}):\n        {body}\n"
 
 

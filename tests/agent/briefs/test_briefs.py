@@ -53,15 +53,7 @@ def test_an_improvement_gets_the_measured_times(brief_before):
     assert "1.50 to 1.50, faster" in parent.evidence
 
 
-def test_the_history_holds_all_that_is_finished(brief_before):
+def test_the_history_holds_all_that_is_finished_and_says_where_a_source_came_again(brief_before):
     history = brief_before(5).history
-    assert [row.outcome for row in history] == [
-        "failed at check",
-        "passed",
-        "no candidate (no_code)",
-        "passed",
-    ]
-
-
-def test_the_history_says_where_a_source_came_again(brief_before):
+    assert [row.outcome for row in history] == ["failed at check", "passed", "no candidate (no_code)", "passed"]
     assert "attempt 5" in brief_before(7).history[5].detail

@@ -16,7 +16,7 @@ from kernelwright.agent.providers.provider import AnswerPending
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.prompts import TargetVersions, cpu_sheet
-from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
+from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere
 
 pytestmark = pytest.mark.slow
 
@@ -40,16 +40,10 @@ def parts_of(log, config, provider=None, evaluator=None):
 
 
 def ran(folder, config, problems=PROBLEMS, **changes):
-    """The views and the events of a new run."""
     with RunLog.create(folder, problems, Setting(config={}, device="simulated", versions={})) as log:
         parts = parts_of(log, config, **changes)
         run_simulated(Scheduler(log, config, lambda problem: parts).search(problems))
         return views_of(log), list(log.events())
-
-
-def test_all_problems_are_searched(tmp_path):
-    views, _ = ran(tmp_path / "run", CONFIG)
-    assert all(view.attempts and view.stopped for view in views)
 
 
 class Stubborn(SimulatedProvider):
@@ -68,6 +62,7 @@ def test_attempts_that_are_left_go_to_problems_that_ran_out_where_they_are_share
     config = CONFIG.model_copy(update={"attempts": 12, "patience": 5, "share": share})
     views, events = ran(tmp_path / "run", config, provider=Stubborn(latency_s=(1.0, 2.0)))
     spent = [view.spent for view in views]
+    assert all(view.attempts and view.stopped for view in views)
     assert spent[0] < 12 and (max(spent) > 12) == share
     assert sum(spent) <= 4 * 12, "no more is spent than all problems were given"
     grants = [event.body for event in events if event.kind == "granted"]
@@ -112,8 +107,6 @@ def test_an_error_goes_before_a_wait(tmp_path):
 
 
 class Refusing(SimulatedEvaluator):
-    """Can not judge some problems."""
-
     def __init__(self, errors):
         super().__init__(seconds=2.0)
         self.errors = errors
@@ -124,13 +117,9 @@ class Refusing(SimulatedEvaluator):
         return await super().evaluate(problem, candidate, **asked)
 
 
-class TooLarge(UnsupportedProblem):
-    """Any kind of refusal that is told apart later."""
-
-
 TWO_REFUSED = {
     "made_up_1": BrokenProblem("the reference does not run; correct the problem file"),
-    "made_up_2": TooLarge("it needs more memory than there is; use a smaller size"),
+    "made_up_2": UnsupportedHere("it needs more memory than there is; use a smaller size"),
 }
 
 
@@ -148,16 +137,11 @@ def test_what_could_not_be_judged_replays_and_is_tried_again_by_a_later_search(t
     ran(tmp_path / "run", CONFIG, evaluator=Refusing(TWO_REFUSED))
     with RunLog.open(tmp_path / "run") as log:
         assert replay(log, tmp_path / "again").digest == log.digest()
-    views = gone_on(tmp_path / "run", Refusing({"made_up_2": TWO_REFUSED["made_up_2"]}))
+        parts = parts_of(log, CONFIG, evaluator=Refusing({"made_up_2": TWO_REFUSED["made_up_2"]}))
+        run_simulated(Scheduler(log, CONFIG, lambda problem: parts).search(PROBLEMS))
+        views = views_of(log)
     assert [view.fault for view in views] == [None, None, "unsupported", None]
     assert any(attempt.verdict is not None for attempt in views[1].attempts)
-
-
-def gone_on(folder, evaluator):
-    with RunLog.open(folder) as log:
-        parts = parts_of(log, CONFIG, evaluator=evaluator)
-        run_simulated(Scheduler(log, CONFIG, lambda problem: parts).search(PROBLEMS))
-        return views_of(log)
 
 
 def lacking(*names):

@@ -46,8 +46,10 @@ def test_each_choice_has_its_provider(log, options, kind):
     assert type(provider_for(options, log)) is kind
 
 
-def test_each_file_of_the_folder_is_a_provider_by_its_own_name():
+def test_each_file_of_the_folder_is_a_provider_by_its_own_name_and_another_name_is_told(log):
     assert list(registry.providers()) == sorted(("batch", "files", "local", "recorded", "server", "simulated"))
+    with pytest.raises(ProviderError, match=r"'ecko'.* batch, files, "):
+        provider_for(ProviderOptions(kind="ecko"), log)
 
 
 def test_a_file_that_is_put_into_the_folder_is_all_that_a_new_provider_takes(log, tmp_path, monkeypatch):
@@ -89,21 +91,14 @@ def test_what_a_provider_started_ends_with_the_run(log, tmp_path):
     assert asyncio.run(within("simulated")).name == "simulated", "it has started nothing"
 
 
-def test_a_name_that_no_provider_has_is_told_with_those_that_there_are(log):
-    with pytest.raises(ProviderError, match=r"'ecko'.* batch, files, "):
-        provider_for(ProviderOptions(kind="ecko"), log)
-
-
 def test_tasks_lie_in_the_run_unless_told_otherwise(log, tmp_path):
     assert provider_for(ProviderOptions(kind="files"), log).folder == log.folder / "tasks"
     assert provider_for(ProviderOptions(kind="files", folder=str(tmp_path)), log).folder == tmp_path
 
 
 def test_the_same_question_in_two_forms_has_two_places_in_the_cache(log):
-    options = [
-        ProviderOptions(kind="server", server=NEAR.model_copy(update={"api": api}), cache="cache")
-        for api in ("chat", "responses")
-    ]
+    forms = [NEAR.model_copy(update={"api": api}) for api in ("chat", "responses")]
+    options = [ProviderOptions(kind="server", server=form, cache="cache") for form in forms]
     assert len({provider_for(one, log).place for one in options}) == 2
 
 
@@ -141,8 +136,7 @@ def test_a_users_own_table_goes_before_the_one_that_ships(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [("[mine]\nurl = 3\n", "mine.base_url"), ("[mine", "no valid TOML"), (None, "check the path")],
+    ("text", "words"), [("[mine]\nurl = 3\n", "mine.base_url"), ("[mine", "no valid TOML"), (None, "check the path")]
 )
 def test_a_table_that_can_not_be_used_is_told(tmp_path, text, words):
     path = tmp_path / "own.toml"

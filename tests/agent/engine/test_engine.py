@@ -1,5 +1,3 @@
-"""The search for one problem: what it does, what it logs, and that it can be stopped anywhere."""
-
 import asyncio
 import gc
 import signal
@@ -110,7 +108,6 @@ EVENTS_OF_A_WHOLE_SEARCH = 36
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The log of a whole search, and its view."""
     with new_log(tmp_path_factory.mktemp("engine") / "whole") as log:
         yield log, searched(log)
 
@@ -129,9 +126,8 @@ def test_a_search_cut_off_after_any_event_goes_on_to_the_same_end(tmp_path, whol
     assert [attempt.ask for attempt in after.attempts] == [attempt.ask for attempt in view.attempts]
     assert outline(after) == STORY
     assert after.kept == view.kept
-    assert set(provider.answered) == {one.number for one in after.attempts} - {
-        one.number for one in before.attempts if one.reply
-    }
+    answered_before = {one.number for one in before.attempts if one.reply}
+    assert set(provider.answered) == {one.number for one in after.attempts} - answered_before
     judged_before = {one.candidate.digest for one in before.attempts if one.verdict and one.candidate}
     assert not judged_before & set(evaluator.judged)
 
@@ -147,17 +143,13 @@ def blobs_of(log, event):
     return []
 
 
-def test_a_finished_search_that_is_started_again_adds_nothing(log):
-    searched(log)
+def test_a_finished_search_adds_nothing_when_started_again_and_goes_on_where_the_budget_is_raised(log):
+    short = CONFIG.model_copy(update={"attempts": 3})
+    searched(log, config=short)
     before = list(log.events())
-    searched(log, provider=Scripted({}))
+    searched(log, provider=Scripted({}), config=short)
     assert list(log.events()) == before
-
-
-def test_a_finished_search_goes_on_where_the_budget_is_raised(log):
-    searched(log, config=CONFIG.model_copy(update={"attempts": 3}))
-    view = searched(log)
-    assert outline(view) == STORY
+    assert outline(searched(log)) == STORY
     assert [event.kind for event in log.events()].count("resumed") == 1
 
 

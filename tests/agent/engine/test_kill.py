@@ -18,23 +18,15 @@ def killed(request, tmp_path_factory):
     return killed_searches(tmp_path_factory.mktemp("killed"), CONFIGS[request.param], KILLS)
 
 
-def test_the_asks_are_those_of_the_uninterrupted_search(killed):
-    asks, _, ended = killed
+def test_the_asks_and_their_ends_are_those_of_the_uninterrupted_search(killed):
+    asks, ends, ended = killed
     assert all([attempt.ask for attempt in view.attempts] == asks for view, *_ in ended)
+    assert all(outline(view) == ends for view, *_ in ended) and len(ends) == len(STORY)
 
 
-def test_the_attempts_end_as_in_the_uninterrupted_search(killed):
-    _, ends, ended = killed
-    assert all(outline(view) == ends for view, *_ in ended)
-
-
-def test_no_answer_is_lost_and_none_is_taken_twice(killed):
+def test_no_answer_is_lost_or_taken_twice_and_the_run_replays_to_the_same_log(killed):
     _, _, ended = killed
     assert all(one.answered_once for one in ended)
-
-
-def test_a_run_that_was_killed_replays_to_the_same_log(killed):
-    _, _, ended = killed
     assert all(one.replays for one in ended)
 
 
@@ -45,8 +37,3 @@ def test_what_was_answered_is_not_asked_again(killed):
         extra = len(one.asked) - len(set(one.asked))
         assert set(one.asked) == {attempt.request_digest for attempt in one.view.attempts}
         assert extra <= one.deaths * 3
-
-
-def test_the_story_has_an_end(killed):
-    _, ends, _ = killed
-    assert len(ends) == len(STORY)

@@ -12,16 +12,7 @@ from kernelwright.agent.steering.budget import Prices, spent
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from tests.agent.briefs.test_needs import measured_as
 from tests.agent.engine.test_steps import PLAN
-from tests.support.search import (
-    CONFIG,
-    PROBLEM,
-    ReadingEvaluator,
-    Scripted,
-    failed,
-    parts_of,
-    reply_with,
-    searched,
-)
+from tests.support.search import CONFIG, PROBLEM, ReadingEvaluator, Scripted, failed, parts_of, reply_with, searched
 
 TIMES = {"eager": 5.55, "eager_as_shipped": 2.34, "torch.compile_default": 1.9}
 BRIEF = CONFIG.model_copy(update={"attempts": 3})
@@ -67,9 +58,8 @@ def test_every_prompt_says_what_the_log_says_before_and_after_a_resume(log, tmp_
     assert len(shown) == CONFIG.attempts
     for told in shown:
         lines = [line for line in told["times"].splitlines() if line.startswith("- ") and "nothing" not in line]
-        assert [line.removeprefix("- ").partition(" ms")[0] for line in lines] == [
-            f"{name}: {ms:#.3g}" for name, ms in sorted(found.baselines_ms.items(), key=lambda one: one[1])
-        ]
+        wanted = [f"{name}: {ms:#.3g}" for name, ms in sorted(found.baselines_ms.items(), key=lambda one: one[1])]
+        assert [line.removeprefix("- ").partition(" ms")[0] for line in lines] == wanted
         assert f"each once: {found.floor.memory_ms:#.3g} ms" in told["floor"]
         assert f"as many bytes: {found.floor.copy_ms:#.3g} ms" in told["floor"]
     assert shown == [shown[0]] * len(shown)

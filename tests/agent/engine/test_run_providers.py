@@ -1,6 +1,7 @@
 """`run --provider`: each way of being answered leads from a prompt to verdicts, by the commands a person types."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -15,11 +16,7 @@ from tests.support.servers import fake_reply
 def called(tmp_path):
     (tmp_path / "problem.py").write_text(PROBLEM)
     (tmp_path / "other.py").write_text(PROBLEM.replace("dim=1", "dim=-1"))
-
-    def call(*words):
-        return run_with(tmp_path, *words)
-
-    return call
+    return partial(run_with, tmp_path)
 
 
 @pytest.mark.long
@@ -88,19 +85,12 @@ def test_roles_and_further_models_are_reached_from_the_command_line(called, mode
     assert called("run", "problem.py", *words).returncode == 1
     with RunLog.open(tmp_path / "out") as log:
         asks = [attempt.ask for attempt in fold("problem", log.events("problem")).attempts]
-    assert [(ask.role, ask.model) for ask in asks] == [
-        ("plan", "small"),
-        ("propose", "small"),
-        ("propose", "small"),
-        ("propose", "strong"),
-    ]
+    assert [ask.role for ask in asks] == ["plan", *["propose"] * 3]
+    assert [ask.model for ask in asks] == [*["small"] * 3, "strong"]
 
 
 MISTAKES = {
-    "an unknown provider": (
-        ("--provider", "x", "--model", "m"),
-        "no provider 'x'; there are: batch, files, local, ",
-    ),
+    "an unknown provider": (("--provider", "x", "--model", "m"), "no provider 'x'; there are: batch, files, local, "),
     "no model": (("--provider", "vllm"), "needs the name of a model; add --model"),
     "a server for files": (("--provider", "files", "--base-url", "http://x/v1"), "--base-url names a server but"),
     "a folder for a server": (("--model", "m", "--folder", "tasks"), "--folder is for --provider files"),
@@ -108,10 +98,7 @@ MISTAKES = {
     "no key for a preset": (("--provider", "groq", "--model", "m"), "no key in the variable GROQ_API_KEY"),
     "an unknown form": (("--model", "m", "--api", "x"), "no form 'x'; there are: chat, responses"),
     "a form without a server": (("--api", "responses"), "--api responses is for a server but no model was given"),
-    "a key without a server": (
-        ("--provider", "files", "--api-key-env", "MY_KEY"),
-        "--api-key-env MY_KEY is for a server",
-    ),
+    "a key without a server": (("--provider", "files", "--api-key-env", "MY_KEY"), "--api-key-env MY_KEY is for a"),
     "presets without a name": (("--model", "m", "--presets", "x.toml"), "name one with --provider"),
     "a preset table that is not there": (("--provider", "a", "--presets", "x.toml"), "check the path"),
 }

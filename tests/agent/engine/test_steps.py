@@ -4,15 +4,7 @@ import pytest
 
 from kernelwright.agent.log.events import Event, JudgedAttempt
 from kernelwright.agent.log.view import fold
-from tests.support.search import (
-    CONFIG,
-    PROBLEM,
-    ReadingEvaluator,
-    Scripted,
-    passed,
-    reply_with,
-    searched,
-)
+from tests.support.search import CONFIG, PROBLEM, ReadingEvaluator, Scripted, passed, reply_with, searched
 
 
 def config(**changes):
@@ -59,9 +51,8 @@ def test_a_reply_is_continued_once(log):
 
 
 def renamed(reply):
-    return reply.replace("KIND = ", "# another comment\nKIND   =   ").replace(
-        "    pass", '    """New words."""\n    pass'
-    )
+    commented = reply.replace("KIND = ", "# another comment\nKIND   =   ")
+    return commented.replace("    pass", '    """New words."""\n    pass')
 
 
 def test_a_program_that_differs_in_comments_and_layout_is_not_judged_again_and_the_model_is_told(log):
@@ -139,13 +130,6 @@ def test_what_is_told_of_an_attempt_is_told_by_its_second_verdict(log):
     assert late.attempt(7).outcome == "failed at check"
 
 
-@pytest.mark.parametrize("count", [CONFIG.confirm, 1, 0])
-def test_as_many_are_judged_afresh_as_was_asked_for(log, count):
-    evaluator = ReadingEvaluator()
-    searched(log, evaluator=evaluator, config=CONFIG.model_copy(update={"confirm": count}))
-    assert evaluator.judged_afresh.total() == count
-
-
 def test_a_lone_right_candidate_is_not_judged_afresh(log):
     evaluator = ReadingEvaluator()
     searched(log, provider=Scripted({1: reply_with("1.5")}), evaluator=evaluator, config=config())
@@ -167,6 +151,15 @@ class SearchingEvaluator(ReadingEvaluator):
         return verdict.model_copy(update={"evidence": evidence})
 
 
+@pytest.mark.parametrize(
+    ("kind", "count"), [*((ReadingEvaluator, count) for count in (CONFIG.confirm, 1, 0)), (SearchingEvaluator, 0)]
+)
+def test_as_many_are_judged_afresh_as_was_asked_for(log, kind, count):
+    evaluator = kind()
+    searched(log, evaluator=evaluator, config=CONFIG.model_copy(update={"confirm": count}))
+    assert evaluator.judged_afresh.total() == count
+
+
 def test_a_lone_right_candidate_that_was_measured_to_choose_is_measured_in_full(log):
     evaluator = SearchingEvaluator()
     view = searched(log, provider=Scripted({1: reply_with("1.5")}), evaluator=evaluator, config=config())
@@ -177,12 +170,6 @@ def test_the_best_was_measured_in_full_however_many_fell(log):
     falling = {"2.0": "1.0", "1.9": "1.01", "1.5": "1.02", "1.2": "1.03"}
     view = searched(log, evaluator=SearchingEvaluator(falling), config=config(attempts=7, confirm=1))
     assert view.best.is_measured_in_full
-
-
-def test_who_asks_for_no_second_judging_gets_none(log):
-    evaluator = SearchingEvaluator()
-    searched(log, evaluator=evaluator, config=config(attempts=7, confirm=0))
-    assert evaluator.judged_afresh.total() == 0
 
 
 def test_each_candidate_is_measured_against_the_best_so_far(log):

@@ -1,5 +1,3 @@
-"""The folder of the kept kernel."""
-
 import json
 import re
 import shlex
@@ -73,7 +71,6 @@ POSED = {
 
 
 def kept(folder, problem):
-    """The folder of a kept kernel that is the reference itself."""
     with writing(folder / "run", of=problem, chosen=SETTING) as writer:
         writer.attempt(passed(2.0), source=problem.source.replace("class Model(", "class ModelNew("))
         writer.flush()
@@ -126,10 +123,7 @@ def doubtful(status=None, samples=(2.0, 2.0), device="cpu"):
 
 @pytest.mark.parametrize(
     ("doubts", "said"),
-    [
-        ({"status": "weak"}, "not ranked: zeros pass."),
-        ({"samples": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}, "too noisy"),
-    ],
+    [({"status": "weak"}, "not ranked: zeros pass."), ({"samples": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}, "too noisy")],
     ids=["a problem that lazy answers pass", "a noisy measurement"],
 )
 def test_the_readme_warns_of_what_is_doubtful(log, doubts, said):

@@ -30,9 +30,7 @@ def test_a_run_that_is_opened_again_gives_the_same_header_events_and_problem(log
 def test_the_header_names_run_problems_and_circumstances(log):
     header = json.loads((log.folder / "header.json").read_text())
     assert (header["run_id"], header["problems"]) == ("run", {PROBLEM.name: PROBLEM.digest})
-    assert [header[key] for key in ("device", "versions", "config")] == [
-        SETTING.device, SETTING.versions, SETTING.config,
-    ]  # fmt: skip
+    assert all(header[key] == getattr(SETTING, key) for key in ("device", "versions", "config"))
 
 
 def test_events_of_one_problem_leave_out_those_of_another(log):
@@ -70,10 +68,8 @@ def test_a_blob_is_stored_once(log):
     ],
 )
 def test_the_file_itself_refuses_any_change(log, statement):
-    with (
-        sqlite3.connect(log.folder / "run.db") as connection,
-        pytest.raises(sqlite3.IntegrityError, match="append-only"),
-    ):
+    refusal = pytest.raises(sqlite3.IntegrityError, match="append-only")
+    with sqlite3.connect(log.folder / "run.db") as connection, refusal:
         connection.execute(statement)
 
 
@@ -128,14 +124,13 @@ def test_the_file_is_in_wal_mode(log):
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_a_folder_that_is_in_use_is_not_taken_for_a_new_run(log):
+def test_a_folder_in_use_two_problems_of_one_name_and_an_unknown_blob_are_told(log, tmp_path):
     with pytest.raises(RunLogError, match="not empty"):
         new_log(log.folder)
-
-
-def test_two_problems_of_one_name_are_refused(tmp_path):
     with pytest.raises(RunLogError, match=r"two problems.* 'doubled'"):
         RunLog.create(tmp_path / "run", [PROBLEM, PROBLEM], SETTING)
+    with pytest.raises(RunLogError, match="holds no blob abc"):
+        log.blob("abc")
 
 
 @pytest.mark.parametrize(
@@ -200,11 +195,6 @@ def test_an_event_of_an_unknown_kind_is_told(log):
         connection.execute("INSERT INTO events (time, kind, payload) VALUES ('2030-01-01T00:00:00+00:00', 'x', '{}')")
     with pytest.raises(RunLogError, match="event 2 of "):
         list(log.events())
-
-
-def test_an_unknown_blob_is_told(log):
-    with pytest.raises(RunLogError, match="holds no blob abc"):
-        log.blob("abc")
 
 
 def test_a_full_disk_is_told_and_what_was_logged_stays(log):

@@ -33,7 +33,6 @@ def folder(tmp_path):
 
 @pytest.fixture
 def holder(folder):
-    """A process that goes on with the run."""
     words = [sys.executable, "-c", HOLDING, str(folder)]
     with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
@@ -55,13 +54,9 @@ def test_who_starts_a_run_holds_it(tmp_path):
         RunLog.open(tmp_path / "run", alone=True)
 
 
-def test_a_run_whose_process_was_killed_can_be_gone_on_with_at_once(folder, holder):
+def test_a_run_that_was_closed_or_whose_process_was_killed_can_be_gone_on_with(folder, holder):
     holder.kill()
     holder.wait()
-    RunLog.open(folder, alone=True).close()
-
-
-def test_a_run_that_was_closed_can_be_gone_on_with(folder):
     for _ in range(2):
         RunLog.open(folder, alone=True).close()
 

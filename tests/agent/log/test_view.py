@@ -1,5 +1,3 @@
-"""Folding the log of one problem."""
-
 import sys
 from datetime import UTC, datetime
 
@@ -80,12 +78,9 @@ def test_a_stopped_search_says_why_until_it_goes_on(events):
     assert stopped.stopped == "enough"
 
 
-def test_an_event_of_an_attempt_that_was_never_asked_is_refused():
+def test_an_event_of_an_attempt_that_was_never_asked_and_a_gap_in_the_numbers_are_refused(events):
     with pytest.raises(RunLogError, match="has no attempt 3"):
         fold(PROBLEM.name, [event(JudgedAttempt(problem=PROBLEM.name, attempt=3, verdict=passed(1.0)))])
-
-
-def test_a_gap_in_the_numbers_is_refused(events):
     later = [one for one in events if one.attempt == 2]
     with pytest.raises(RunLogError, match="from attempt 0 to 2"):
         fold(PROBLEM.name, later)

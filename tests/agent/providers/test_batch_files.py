@@ -37,11 +37,8 @@ def answers(log):
 
 def answer(request, speed):
     message = {"role": "assistant", "content": reply_with(f"{speed}.0")}
-    body = {
-        "model": "scripted-1",
-        "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-        "usage": {"prompt_tokens": 5, "completion_tokens": 7},
-    }
+    choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+    body = {"model": "scripted-1", "choices": choices, "usage": {"prompt_tokens": 5, "completion_tokens": 7}}
     response = {"status_code": 200, "request_id": "r", "body": body}
     return json.dumps({"custom_id": request.digest, "response": response, "error": None})
 
@@ -63,9 +60,7 @@ def test_answers_in_any_order_go_to_their_own_asks(log):
     lines = answers(log)
     wanted = [one.request.digest for one in open_requests(log)]
     random.Random(3).shuffle(lines)
-
     found = import_answers(log, lines)
-
     assert (found.answered, found.missing, found.failed) == (WAITING, (), {})
     view = searched(log, provider=BatchProvider(), config=config())
     assert [attempt.request_digest for attempt in view.attempts] == wanted
@@ -76,16 +71,13 @@ def test_importing_twice_changes_nothing(log):
     lines = answers(log)
     import_answers(log, lines)
     before = replies(log)
-
     again = import_answers(log, lines)
-
     assert (again.answered, len(again.unknown)) == (0, WAITING)
     assert replies(log) == before
 
 
 def test_missing_lines_stay_open(log):
     found = import_answers(log, answers(log)[1:])
-
     assert found.missing == tuple(one.request.digest for one in open_requests(log))
     assert len(found.missing) == 1
 
@@ -102,9 +94,7 @@ FAULTS = {
 def test_a_line_that_failed_says_why_and_leaves_its_ask_open(log, name):
     line, why = FAULTS[name]
     digest = next(open_requests(log)).request.digest
-
     found = import_answers(log, [json.dumps({"custom_id": digest} | line)])
-
     assert why in found.failed[digest]
     assert digest in found.missing
 
@@ -120,9 +110,7 @@ def test_the_commands_carry_a_run_from_ask_to_verdict(log, tmp_path):
     assert exported.exit_code == 0, exported.output
     assert len(sent.read_text().splitlines()) == WAITING
     got.write_text("\n".join(answers(log)))
-
     imported = CliRunner().invoke(app, ["batch", "import", str(log.folder), str(got), "--json"])
-
     assert imported.exit_code == 0, imported.output
     assert json.loads(imported.stdout)["answered"] == WAITING
     assert all(attempt.passed for attempt in searched(log, provider=BatchProvider(), config=config()).attempts)

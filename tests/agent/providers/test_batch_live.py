@@ -106,34 +106,32 @@ def test_a_large_run_goes_out_in_several_files(log, server, monkeypatch):
     assert service(log, server).fetch().missing == ()
 
 
-def test_a_server_without_batches_is_told(log, server):
+def test_a_server_without_batches_and_nothing_to_fetch_are_told_in_a_sentence(log, server):
     server.batches = None
     with pytest.raises(ProviderError, match=r"127\.0\.0\.1:\d+.* batches \(404"):
         service(log, server).send()
+    ended = called(log, server, "fetch")
+    assert (ended.exit_code, "is under way; send one" in ended.stderr) == (2, True)
+
+
+def called(log, server, *words):
+    return CliRunner().invoke(app, ["batch", *words, str(log.folder), "--base-url", server.base_url])
 
 
 def test_the_commands_carry_a_run_over_the_service(log, server):
-    def call(*words):
-        return CliRunner().invoke(app, ["batch", *words, str(log.folder), "--base-url", server.base_url])
-
-    sent = call("send", "--json")
+    sent = called(log, server, "send", "--json")
     assert (sent.exit_code, json.loads(sent.stdout)["batches"][0]["requests"]) == (0, WAITING), sent.output
-    fetched = call("fetch", "--wait", "--every-s", "0.01", "--json")
+    fetched = called(log, server, "fetch", "--wait", "--every-s", "0.01", "--json")
     assert (fetched.exit_code, json.loads(fetched.stdout)["answered"]) == (0, WAITING), fetched.output
     assert "in_progress: 0 of 3 done" in fetched.stderr
-
-
-def test_nothing_to_fetch_is_told_in_a_sentence(log, server):
-    ended = CliRunner().invoke(app, ["batch", "fetch", str(log.folder), "--base-url", server.base_url])
-    assert (ended.exit_code, "is under way; send one" in ended.stderr) == (2, True)
 
 
 def test_answers_wait_while_another_process_goes_on_with_the_run(log, server):
     service(log, server).send()
     log.run_lock.take()
-    words = ["batch", "fetch", str(log.folder), "--base-url", server.base_url, "--wait", "--every-s", "0.01"]
-    refused = CliRunner().invoke(app, words)
+    words = ("fetch", "--wait", "--every-s", "0.01")
+    refused = called(log, server, *words)
     assert (refused.exit_code, "goes on with the run" in refused.stderr) == (2, True), refused.output
     log.run_lock.release()
-    assert CliRunner().invoke(app, words).exit_code == 0
+    assert called(log, server, *words).exit_code == 0
     assert all(attempt.reply for attempt in fold(PROBLEM.name, log.events(PROBLEM.name)).attempts)

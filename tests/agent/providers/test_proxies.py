@@ -18,8 +18,6 @@ NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """Answers 403 to whatever it is asked."""
-
     def refuse(self):
         self.send_response(403)
         self.send_header("Content-Length", "0")

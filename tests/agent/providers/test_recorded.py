@@ -1,5 +1,3 @@
-"""The provider of recorded answers, on a catalog of its own."""
-
 import asyncio
 
 import pytest
@@ -43,12 +41,8 @@ parent = 2
 prompt_digest = "-"
 stable_digest = "-"
 """
-REPLIES = {
-    "01-propose.md": reply_with("check"),
-    "02-repair.md": reply_with("1.5"),
-    "03-improve.md": reply_with("1.2"),
-    "04-improve.md": reply_with("1.8"),
-}
+SAYS = {"01-propose.md": "check", "02-repair.md": "1.5", "03-improve.md": "1.2", "04-improve.md": "1.8"}
+REPLIES = {name: reply_with(judgement) for name, judgement in SAYS.items()}
 
 
 @pytest.fixture
@@ -90,9 +84,8 @@ def test_a_search_that_was_stopped_goes_on_with_the_answers_that_are_left(log, c
 def test_no_answer_is_given_twice_in_several_slots(log, catalog):
     story = STORY.format(first="-", stable="-").replace('"repair"\nparent = 1', '"propose"')
     write(catalog, story.replace("parent = 2", "parent = 1"))
-    view = searched(
-        log, provider=RecordedProvider(log, catalog), config=CONFIG.model_copy(update={"slots": 2, "drafts": 2})
-    )
+    config = CONFIG.model_copy(update={"slots": 2, "drafts": 2})
+    view = searched(log, provider=RecordedProvider(log, catalog), config=config)
     assert files(view)[:2] == ["01-propose.md", "02-repair.md"]
 
 

@@ -45,16 +45,6 @@ BRIEF = ("argmax_rows",)
 """Judged in every run of the tests; the others with the long ones."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=[name if name in BRIEF else pytest.param(name, marks=pytest.mark.long) for name in FIRST_FAILURE],
-)
-def told(request):
-    """A problem with a story, and a judge whose reference serves all the tests of that story."""
-    with Judge(load_problem(request.param, "cpu"), QUICK) as judge:
-        yield request.param, judge
-
-
 @pytest.mark.parametrize(("target", "count"), [("cpp", 12), ("cuda", 23)])
 def test_so_many_problems_at_least_have_a_story(target, count):
     assert len([problem for problem, told, _ in STORIES if told == target]) >= count
@@ -88,18 +78,14 @@ def test_a_story_of_the_demo_has_a_repair_and_an_improvement(problem):
 
 
 @pytest.mark.slow
-def test_the_first_answer_of_a_story_fails_at_its_stage(told):
-    problem, judge = told
-    verdict = judge.judge(candidate(files(problem, "cpp")[0]))
-    assert isinstance(verdict, Failed), verdict
-    assert verdict.stage == FIRST_FAILURE[problem], verdict
-
-
-@pytest.mark.slow
-def test_the_last_answer_of_a_story_passes(told):
-    problem, judge = told
-    verdict = judge.judge(candidate(files(problem, "cpp")[-1]))
-    assert isinstance(verdict, Passed), verdict
+@pytest.mark.parametrize(
+    "problem", [name if name in BRIEF else pytest.param(name, marks=pytest.mark.long) for name in FIRST_FAILURE]
+)
+def test_the_first_answer_of_a_story_fails_at_its_stage_and_the_last_one_passes(problem):
+    with Judge(load_problem(problem, "cpu"), QUICK) as judge:
+        first, last = (judge.judge(candidate(files(problem, "cpp")[place])) for place in (0, -1))
+    assert isinstance(first, Failed) and first.stage == FIRST_FAILURE[problem], first
+    assert isinstance(last, Passed), last
 
 
 @pytest.mark.long

@@ -1,8 +1,6 @@
-"""The responses format through the openai provider, against a real server on the loopback interface."""
-
 import pytest
 
-from tests.agent.providers.test_openai_provider import REQUEST, Answer
+from tests.agent.providers.test_openai_provider import DETAILED, REQUEST, Answer, used
 from tests.agent.providers.test_openai_provider import asked as asked_chat
 from tests.agent.providers.test_openai_provider import refused as refused_chat
 
@@ -17,24 +15,13 @@ def refused(*answers, **options):
 
 def message(text="Hello.", kind="output_text"):
     words = "refusal" if kind == "refusal" else "text"
-    return {
-        "type": "message",
-        "id": "m",
-        "role": "assistant",
-        "status": "completed",
-        "content": [{"type": kind, words: text, "annotations": []}],
-    }
+    content = [{"type": kind, words: text, "annotations": []}]
+    return {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": content}
 
 
 def response(*output, status="completed", **fields):
-    return {
-        "id": "resp-1",
-        "object": "response",
-        "created_at": 1,
-        "model": "some-model-0125",
-        "status": status,
-        "output": list(output or [message()]),
-    } | fields
+    head = {"id": "resp-1", "object": "response", "created_at": 1, "model": "some-model-0125", "status": status}
+    return head | {"output": list(output or [message()])} | fields
 
 
 def test_an_ordinary_answer_to_an_input_and_a_limit_becomes_a_reply():
@@ -83,12 +70,7 @@ def test_an_answer_that_failed_is_a_passing_failure_in_the_servers_words():
     ("usage", "expected"),
     [
         (
-            {
-                "input_tokens": 9,
-                "output_tokens": 8,
-                "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3},
-                "output_tokens_details": {"reasoning_tokens": 6},
-            },
+            {key.replace("prompt", "input").replace("completion", "output"): DETAILED[key] for key in DETAILED},
             (9, 4, 3, 8, 6),
         ),
         ({"input_tokens": 9, "output_tokens": 8, "output_tokens_details": None}, (9, None, None, 8, None)),
@@ -98,15 +80,7 @@ def test_an_answer_that_failed_is_a_passing_failure_in_the_servers_words():
     ids=["openai", "llama.cpp", "nonsense", "none"],
 )
 def test_usage_is_read_and_what_is_unknown_is_none(usage, expected):
-    found = asked(Answer(response(usage=usage)))[0].usage
-    read = (
-        found.input_tokens,
-        found.cached_tokens,
-        found.cache_write_tokens,
-        found.output_tokens,
-        found.reasoning_tokens,
-    )
-    assert read == expected
+    assert used(asked(Answer(response(usage=usage)))) == (*expected, None)
 
 
 @pytest.mark.parametrize(

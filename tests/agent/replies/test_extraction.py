@@ -26,7 +26,6 @@ def get_inputs():
 
 
 def program(mark: str = "final") -> str:
-    """A complete candidate that can be told from others by its mark."""
     return PROGRAM.replace("MARK", mark)
 
 

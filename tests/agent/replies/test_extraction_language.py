@@ -1,5 +1,3 @@
-"""In which language an extracted source is written."""
-
 import pytest
 
 from tests.agent.replies.test_extraction import FINAL, REFERENCE, extracted, fenced
@@ -38,10 +36,7 @@ LANGUAGES = {
         "cuda",
         FINAL.replace("torch::Tensor relu", "// as cutlass/gemm\n__global__ void f() {}\ntorch::Tensor relu"),
     ),
-    "Triton": (
-        "triton",
-        "import torch\nimport triton\n@triton.jit\ndef k(x):\n    pass\nclass ModelNew: pass",
-    ),
+    "Triton": ("triton", "import torch\nimport triton\n@triton.jit\ndef k(x):\n    pass\nclass ModelNew: pass"),
     "Triton, imported by name": (
         "triton",
         "import torch\nfrom triton import jit\n@jit\ndef k(x):\n    pass\nclass ModelNew: pass",
@@ -54,10 +49,7 @@ LANGUAGES = {
         "tilelang",
         "import torch\nfrom tilelang import compile\nk = compile(f)\nclass ModelNew: pass",
     ),
-    "Helion": (
-        "helion",
-        "import torch\nimport helion\n@helion.kernel()\ndef k(x):\n    pass\nclass ModelNew: pass",
-    ),
+    "Helion": ("helion", "import torch\nimport helion\n@helion.kernel()\ndef k(x):\n    pass\nclass ModelNew: pass"),
     "CuTe's Python language": (
         "cute",
         "import torch\nimport cutlass.cute as cute\n@cute.kernel\ndef k(x):\n    pass\nclass ModelNew: pass",

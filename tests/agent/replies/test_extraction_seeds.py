@@ -39,13 +39,9 @@ def test_an_answer_after_the_thought_gives_no_warning(seed: str) -> None:
     assert extracted(transcript(seed)).warnings == ()
 
 
-def test_the_only_block_is_taken_where_it_stands_in_the_thought() -> None:
+def test_a_block_in_the_thought_is_taken_where_it_is_the_only_one_with_a_warning() -> None:
     reply = transcript("002")
-
     assert reply.index(extracted(reply).source) < reply.index("</think>")
-
-
-def test_a_block_in_the_thought_comes_with_a_warning() -> None:
     assert "stands in the reasoning" in extracted(transcript("002")).warnings[0]
 
 

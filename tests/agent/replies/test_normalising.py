@@ -1,5 +1,3 @@
-"""Which sources are one program."""
-
 import pytest
 
 from kernelwright.agent.replies.normalising import normal_digest

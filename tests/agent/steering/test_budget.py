@@ -15,8 +15,6 @@ from tests.support.search import CONFIG, PROBLEM, ReadingEvaluator, Scripted, se
 
 
 class Counted(Scripted):
-    """Tells 1000 tokens in and 500 out for every reply."""
-
     usage = Usage(input_tokens=1000, cached_tokens=400, output_tokens=500)
 
     async def complete(self, request, ask, prompt):

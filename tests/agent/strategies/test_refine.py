@@ -1,5 +1,3 @@
-"""The default strategy, on views that are written out."""
-
 import random
 
 import pytest
@@ -112,12 +110,9 @@ def test_it_stops_after_improvements_without_gain(speedup):
     assert isinstance(stop, Stop) and "3 improvements" in stop.reason
 
 
-def test_a_gain_renews_its_patience():
+def test_a_gain_and_small_gains_that_add_up_to_one_renew_its_patience():
     rows = [RIGHT, RIGHT] + [("improve", 1, f"i{n}", 1.2) for n in range(2)] + [("improve", 1, "x", 1.6)]
     assert steps(view_of(*rows)) == [("improve", 5)]
-
-
-def test_small_gains_that_add_up_count_as_one():
     rows = [RIGHT, RIGHT] + [("improve", 1, f"i{n}", 1.5 * 1.009 ** (n + 1)) for n in range(3)]
     assert steps(view_of(*rows)) == [("improve", 5)]
 

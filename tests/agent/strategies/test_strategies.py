@@ -10,7 +10,7 @@ import kernelwright.agent.strategies
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.view import View
 from kernelwright.agent.strategies import GROUP, SHIPPED, Stop, StrategyError, load_strategy, strategies
-from tests.agent.strategies.test_refine import attempt, view_of
+from tests.agent.strategies.test_refine import view_of
 
 CONFIG = SearchConfig(model="m", attempts=40, drafts=2, repairs=2, patience=5)
 FOLDER = Path(kernelwright.agent.strategies.__file__).parent
@@ -171,7 +171,3 @@ def test_refine_drafts_another_design_after_a_dry_spell():
     rows = [RIGHT, FAST, *[("improve", 2, f"i{n}", 2.5) for n in range(6)]]
     config = CONFIG.model_copy(update={"patience": 20})
     assert proposal("refine", view_of(*rows), config=config)[0].role == "propose"
-
-
-def test_views_are_made_as_the_tests_say():
-    assert attempt(1, *FAST).standing == pytest.approx(3.0)

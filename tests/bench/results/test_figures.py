@@ -175,7 +175,6 @@ def test_what_waits_for_its_answer_is_no_failure_and_no_row(results, tmp_path):
 
 
 def flat(text):
-    """Without the breaks of its lines."""
     return " ".join(text.split())
 
 
@@ -230,7 +229,6 @@ def test_the_readme_shows_the_last_lines_of_the_page_s_table():
 
 @pytest.fixture
 def results(tmp_path):
-    """A folder of results for which the made problems were chosen."""
     chosen = {address: Chosen(file="x", sha256=SHA256, dtypes=("float32",)) for address in ADDRESSES}
     (tmp_path / "results").mkdir()
     (tmp_path / "results/selection.toml").write_text(SETTINGS + table(chosen))

@@ -45,7 +45,6 @@ class Walk:
         )
 
     def lay_out(self) -> None:
-        """The tree, and a selection from it."""
         self.results.mkdir(parents=True)
         problems = {}
         for address, name in PROBLEMS.items():
@@ -57,11 +56,9 @@ class Walk:
         (self.results / "selection.toml").write_text(SETTINGS + table(problems))
 
     def bench(self, *words: object) -> subprocess.CompletedProcess[str]:
-        """`python -m bench.results`, on the folder of this walk."""
         return self._call("bench.results", *words, "--folder", self.results)
 
     def kernelwright(self, *words: object) -> subprocess.CompletedProcess[str]:
-        """A command of ours."""
         return run_with(self.root, *words, timeout=600)
 
     def _call(self, module: str, *words: object) -> subprocess.CompletedProcess[str]:

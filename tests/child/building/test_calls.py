@@ -1,5 +1,3 @@
-"""Calls of `load_inline` and `load` as data; nothing is built here."""
-
 import os
 from pathlib import Path
 

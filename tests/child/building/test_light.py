@@ -1,5 +1,3 @@
-"""Which light header a source gets, by its words."""
-
 import time
 
 import pytest
@@ -25,12 +23,9 @@ def test_the_operators_that_a_source_names_are_in_its_header_and_no_others(heade
     assert "gelu" not in text and "native" not in text and "pybind" not in text
 
 
-def test_what_torch_binds_gets_what_stands_in_for_pybind11(header):
+def test_what_torch_binds_gets_what_stands_in_for_pybind11_and_what_binds_itself_gets_pybind11(header):
     assert "kernelwright/module.h" in header(BOUND) and "pybind" not in header(BOUND)
     assert light.glue_of(BOUND) == ("binding.o", "factories.o")
-
-
-def test_what_binds_itself_gets_pybind11_and_nothing_to_link(header):
     assert "torch/csrc/utils/pybind.h" in header(BINDS_ITSELF) and "module.h" not in header(BINDS_ITSELF)
     assert light.glue_of(BINDS_ITSELF) == ()
 

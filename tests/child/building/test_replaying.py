@@ -18,8 +18,6 @@ def recorder(tmp_path):
 
 
 class Builds:
-    """Something to be built that fails, and counts how often it was tried."""
-
     def __init__(self, error):
         self.error, self.tried = error, 0
 

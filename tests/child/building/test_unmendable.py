@@ -1,5 +1,3 @@
-"""Errors of compilers, and whether another header could mend them."""
-
 # ruff: noqa: RUF001 - the compiler's own quotes
 
 import pytest

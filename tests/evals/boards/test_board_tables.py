@@ -1,14 +1,10 @@
-"""The leaderboard on terminals of several widths."""
-
-import io
-
 import pytest
-from rich.console import Console
 
 from kernelwright.evals.boards.leaderboard import boards, with_metrics
 from kernelwright.evals.boards.tables import ROW_COLUMNS, board_tables, row_texts
 from kernelwright.evals.runs.facts import run_facts
 from tests.support.runs import made_run
+from tests.support.second_verdicts import shown
 
 WIDTHS = (80, 120, 180, 200)
 LONG_MODEL = "organisation/a-model-with-a-very-long-name-70B-instruct-2026"
@@ -24,10 +20,7 @@ def board(tmp_path_factory):
 
 
 def lines(board, width):
-    console = Console(width=width, file=io.StringIO())
-    for table in board_tables(board, width):
-        console.print(table)
-    return console.file.getvalue().splitlines()
+    return shown(*board_tables(board, width), width=width).splitlines()
 
 
 def heads(board, width):
@@ -44,12 +37,12 @@ def heads(board, width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_line_is_wider_than_the_terminal_and_no_word_or_number_broken(board, width):
-    shown = lines(board, width)
-    assert max(len(line.rstrip()) for line in shown) <= width
+    printed = lines(board, width)
+    assert max(len(line.rstrip()) for line in printed) <= width
     wanted = [word for heading in (*ROW_COLUMNS, "worst of all problems") for word in heading.split()]
     assert not set(wanted) - set(heads(board, width))
     numbers = {word for row in board.rows for text in row_texts(row, board)[4:] for word in text.split()}
-    assert not numbers - {word for line in shown for word in line.split()}
+    assert not numbers - {word for line in printed for word in line.split()}
     for table in board_tables(board, width):
         assert [str(column.header) for column in table.columns][:2] == ["rank", "model"]
 

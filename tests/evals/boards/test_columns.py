@@ -1,15 +1,13 @@
 """A new column of a leaderboard is one line in one file, and stands in every table of that kind."""
 
-import io
-
 import pytest
-from rich.console import Console
 
 from kernelwright.evals.boards import tables
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.boards.tables import as_html, as_markdown, board_tables
 from kernelwright.evals.runs.facts import run_facts
 from tests.support.runs import made_run
+from tests.support.second_verdicts import shown
 
 
 @pytest.fixture
@@ -18,18 +16,11 @@ def board(tmp_path):
     return found
 
 
-def terminal(board):
-    console = Console(width=400, file=io.StringIO())
-    for table in board_tables(board, 400):
-        console.print(table)
-    return console.file.getvalue()
-
-
 def test_a_line_for_entrants_is_a_column_of_every_table_of_them(board, monkeypatch):
     monkeypatch.setitem(tables.ROW_COLUMNS, "kernels", lambda row, board: f"{len(board.ranked(row))} in all")
     wanted = f"{len(board.problems)} in all"
-    for shown in (terminal(board), as_markdown([board]), as_html([board])):
-        assert "kernels" in shown and wanted in shown
+    for text in (shown(*board_tables(board, 400), width=400), as_markdown([board]), as_html([board])):
+        assert "kernels" in text and wanted in text
 
 
 def test_a_metric_of_the_users_own_stands_behind_a_new_column(board, monkeypatch):

@@ -1,4 +1,4 @@
-"""Two runs against each other, problem by problem."""
+import random
 
 import pytest
 
@@ -18,8 +18,6 @@ def test_a_problem_that_only_one_solved_is_a_win_without_a_ratio(tmp_path):
 
 
 def test_overlapping_intervals_are_no_win(tmp_path):
-    import random
-
     noisy = [passed(speedup, random.Random(seed), spread=0.4) for seed, speedup in enumerate((1.5, 1.55))]
     found = compare_runs(run_of(tmp_path, "a", noisy[:1]), run_of(tmp_path, "b", noisy[1:]))
     assert (found.wins, found.losses, found.p_value) == (0, 0, 1.0)

@@ -1,5 +1,3 @@
-"""Boards from facts: what is credited, what counts, what is kept apart."""
-
 import csv
 import io
 import json
@@ -14,7 +12,6 @@ from kernelwright.evals.boards.leaderboard import Verified, boards
 from kernelwright.evals.boards.tables import CELL_COLUMNS, ROW_COLUMNS, cell_texts, unranked
 from kernelwright.evals.figures import measured
 from kernelwright.evals.runs.facts import run_facts
-from kernelwright.sandbox.pool.protocol import Conditions
 from tests.support.runs import Writer, doubted, failed, passed, problem, setting, writing
 
 JUDGE = "h1"
@@ -205,12 +202,6 @@ def test_each_format_keeps_a_hostile_name_in_its_place(hostile_board):
     assert [(cell["problem"], cell["status"]) for cell in cells] == [("one", "unverified"), ("two", "unsolved")]
     found = json.loads(tables.as_json(hostile_board))
     assert found["boards"][0]["rows"][0]["model"] == HOSTILE
-
-
-def test_conditions_tell_harnesses_apart():
-    first = Conditions(judge_version="a", device="d", torch="2", settings="{}")
-    second = first.model_copy(update={"judge_version": "b"})
-    assert first.key("p", "c") != second.key("p", "c")
 
 
 def searched_only(speedup):

@@ -1,5 +1,3 @@
-"""Metrics in files of the user's own, as columns of a board."""
-
 import csv
 import json
 
@@ -45,13 +43,10 @@ def test_a_metric_is_a_column_after_all_others(board, named):
     assert row_texts(found.rows[0], found)[-2:] == ["2", "3"]
 
 
-def test_a_metric_sees_the_ranked_problems_alone(board, named):
+def test_a_metric_sees_the_ranked_problems_alone_and_may_be_without_a_value(board, named, tmp_path):
     weak = board.model_copy(update={"weak": ("two",)})
     (found,) = with_metrics([weak], named("worst"))
     assert found.rows[0].own == {"worst": pytest.approx(4.0)}
-
-
-def test_a_metric_without_a_value_is_none(tmp_path, named):
     (found,) = with_metrics([only_board(run_of(tmp_path, "b", [None]))], named("worst"))
     assert found.rows[0].own == {"worst": None} and row_texts(found.rows[0], found)[-1] == "-"
 

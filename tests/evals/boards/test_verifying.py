@@ -1,5 +1,3 @@
-"""The best kernels judged a second time, by the real judge."""
-
 from pathlib import Path
 
 import pytest
@@ -37,14 +35,11 @@ def verified(tmp_path_factory):
     return folder, runs, board, judged
 
 
-def test_a_kernel_that_is_wrong_after_all_falls_and_the_next_one_is_judged(verified):
+def test_a_kernel_that_is_wrong_after_all_falls_and_the_published_number_is_the_second_one(verified):
     _, _, board, judged = verified
     status = {row.model: row.cells[0].status for row in board.rows}
     assert judged == ["liar", "honest"]
     assert status == {"liar": "quarantined", "honest": "verified"}
-
-
-def test_the_published_number_is_the_second_one(verified):
     _, _, board, _ = verified
     cell = next(row.cells[0] for row in board.rows if row.model == "honest")
     assert cell.claimed.speedup == pytest.approx(9.0)

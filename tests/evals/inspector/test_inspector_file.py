@@ -1,5 +1,3 @@
-"""The exported file, in a browser: fast enough, silent, and deaf to what models write."""
-
 import random
 from contextlib import contextmanager
 

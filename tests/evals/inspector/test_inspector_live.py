@@ -1,5 +1,3 @@
-"""The live view: served on this machine alone, and it follows a run that goes on."""
-
 import http.client
 import json
 import subprocess
@@ -16,7 +14,6 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def served(folder):
-    """The address of `kernelwright inspect` on a free port."""
     command = [sys.executable, "-m", "kernelwright", "inspect", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

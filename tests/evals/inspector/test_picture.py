@@ -1,5 +1,3 @@
-"""A run as one picture, over made-up runs."""
-
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 

@@ -87,9 +87,8 @@ def test_kept_facts_of_another_harness_are_read_afresh(tmp_path):
     folder = ended(tmp_path / "run", passed(1.2))
     run_facts(folder)
     kept = (folder / DERIVED).read_text()
-    (folder / DERIVED).write_text(
-        kept.replace('"passed":1', '"passed":7').replace('"judge_version":"', '"judge_version":"x', 1)
-    )
+    forged = kept.replace('"passed":1', '"passed":7')
+    (folder / DERIVED).write_text(forged.replace('"judge_version":"', '"judge_version":"x', 1))
     assert run_facts(folder).problems[0].passed == 1
 
 
@@ -102,9 +101,4 @@ def test_a_folder_of_runs_gives_each_and_a_damaged_one_can_be_left_out(tmp_path)
     assert [facts.run for facts in all_facts([tmp_path], told.append)] == ["b"]
     assert len(told) == 1 and str(tmp_path / "a") in str(told[0])
     with pytest.raises(RunLogError):
-        list(all_facts([tmp_path]))
-
-
-def test_a_folder_without_runs_is_told(tmp_path):
-    with pytest.raises(RunLogError, match="holds no run"):
         list(all_facts([tmp_path]))

@@ -42,12 +42,7 @@ def test_who_would_write_is_refused_with_2_and_a_sentence(held, words):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("show", "out"),
-        ("replay", "out"),
-        ("leaderboard", "out"),
-        ("inspect", "out", "--export", "out.html"),
-    ],
+    [("show", "out"), ("replay", "out"), ("leaderboard", "out"), ("inspect", "out", "--export", "out.html")],
     ids=lambda words: words[0],
 )
 def test_who_only_reads_is_not_hindered(held, words):

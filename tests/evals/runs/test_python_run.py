@@ -1,5 +1,3 @@
-"""A run from Python, with settings of the judging."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""The named selections of problems."""
-
 import pytest
 
 from kernelwright.agent.providers.kinds.recorded import recorded_targets
@@ -8,12 +6,8 @@ from kernelwright.problems import catalog_names
 
 
 @pytest.mark.parametrize("target", ["cpp", "cuda"])
-def test_the_recorded_suite_holds_every_problem_with_a_story(target):
+def test_the_recorded_suite_holds_every_problem_with_a_story_and_the_demo_no_other(target):
     assert suite("recorded", target) == tuple(name for name in catalog_names() if target in recorded_targets(name))
-
-
-@pytest.mark.parametrize("target", ["cpp", "cuda"])
-def test_every_problem_of_the_demo_has_a_story(target):
     assert set(suite("demo", target)) <= set(suite("recorded", target))
 
 

@@ -1,5 +1,3 @@
-"""Which version a run says that it was made by."""
-
 import re
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path

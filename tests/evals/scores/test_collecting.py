@@ -1,5 +1,3 @@
-"""Which files are problems, which are candidates, and which belongs to which."""
-
 import pytest
 
 from kernelwright.evals.scores.scoring import collect_candidates, collect_problems, level_of

@@ -1,5 +1,3 @@
-"""Shards and the record of a batch, without judging."""
-
 import hashlib
 from pathlib import Path
 
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 from kernelwright.evals.scores.judgements import Judgements, JudgementsError
 from kernelwright.evals.scores.scoring import CandidateFile, Shard
 from kernelwright.sandbox.pool.protocol import Conditions
-from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.support.runs import failed, judgement, passed
 
 FILES = [CandidateFile(f"p{i % 3}", f"{i}.py", Path(f"{i}.py")) for i in range(60)]
@@ -63,10 +60,6 @@ def test_a_file_that_is_no_store_is_told(tmp_path):
     (tmp_path / "scores.db").write_text("no database at all, but some text that is long enough")
     with pytest.raises(JudgementsError, match="cannot use"):
         Judgements(tmp_path / "scores.db")
-
-
-def test_conditions_name_the_judge_version():
-    assert Conditions.here("d", {}).judge_version == str(JUDGE_VERSION)
 
 
 def test_conditions_of_an_older_release_are_read_with_the_digest_that_they_have():

@@ -104,24 +104,16 @@ def killed_midway(program, place):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A run whose writers were killed, and what these had acknowledged."""
     run = begun(tmp_path_factory.mktemp("killed"))
     return run, killed_midway(APPEND, run)
 
 
-def test_writers_that_are_killed_lose_nothing_that_they_had_acknowledged(killed):
+def test_writers_that_are_killed_lose_nothing_that_they_had_acknowledged_and_leave_a_sound_file(killed):
     run, said = killed
     assert set(said) <= set(logged(run))
-
-
-def test_writers_that_are_killed_leave_a_sound_file(killed):
     run, _ = killed
     assert is_sound(run / "run.db")
     assert run_facts(run).problems[0].problem == "one"
-
-
-def test_an_event_of_a_killed_writer_has_its_text(killed):
-    run, _ = killed
     with RunLog.open(run) as log:
         for word in logged(run):
             text = f"text of {word}"

@@ -87,10 +87,7 @@ def test_another_batch_size_takes_the_modules_own_code_and_is_counted(model, tmp
     [
         (lambda model, x: (model.double(), x.double()), "another dtype"),
         (lambda model, x: (model, x.t().contiguous().t()), "another layout in memory"),
-        (
-            lambda model, x: (model, torch.randn(ROWS * COLUMNS + 1)[1:].view(ROWS, COLUMNS)),
-            "not aligned",
-        ),
+        (lambda model, x: (model, torch.randn(ROWS * COLUMNS + 1)[1:].view(ROWS, COLUMNS)), "not aligned"),
         (lambda model, x: (model.train(), x), "training mode"),
         (lambda model, x: (hooked(model), x), "hooks"),
     ],

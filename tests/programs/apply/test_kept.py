@@ -44,11 +44,7 @@ def test_what_was_applied_counts_to_what_is_kept_and_the_longest_unused_goes(tmp
 
 @pytest.mark.parametrize(
     ("verdict", "why"),
-    [
-        (failed(), "no right kernel"),
-        (passed(0.5), "not faster.* 0.50 x"),
-        (passed(3.0, weak=True), "lazy answer"),
-    ],
+    [(failed(), "no right kernel"), (passed(0.5), "not faster.* 0.50 x"), (passed(3.0, weak=True), "lazy answer")],
 )
 def test_what_is_not_right_or_not_faster_stays_out(tmp_path, verdict, why):
     with pytest.raises(NoPlace, match=f"gate: .*{why}"):

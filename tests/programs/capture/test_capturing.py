@@ -1,5 +1,3 @@
-"""A program captured: what is written down, and what is not."""
-
 import json
 import struct
 

@@ -1,5 +1,3 @@
-"""Calls as graphs, and the runs in them."""
-
 import pytest
 import torch
 from torch import nn
@@ -40,12 +38,9 @@ def test_writing_into_a_part_of_a_tensor_is_refused_in_words():
         export_call(Writes(), [torch.randn(3, 3)], {})
 
 
-def test_control_flow_by_value_is_refused_in_words():
+def test_control_flow_by_value_and_what_no_problem_can_be_given_are_refused_in_words():
     with pytest.raises(CannotCut, match="values of a tensor"):
         export_call(ByValue(), [torch.randn(2, 64)], {})
-
-
-def test_what_no_problem_can_be_given_is_refused_in_words():
     with pytest.raises(CannotCut, match="takes a object"):
         export_call(nn.Identity(), [object()], {})
 

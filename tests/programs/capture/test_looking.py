@@ -44,17 +44,11 @@ def test_a_rectified_draw_has_as_many_zeros_and_the_same_mean():
     assert abs(float(made.mean() / tensor.mean()) - 1) < 0.1
 
 
-def test_whole_numbers_stay_in_their_range():
+def test_whole_numbers_a_causal_mask_and_strides_stay_what_they_were():
     made = again(torch.tensor([[5, 9], [7, 6]]))
     assert int(made.min()) >= 5 and int(made.max()) <= 9
-
-
-def test_a_causal_mask_is_the_same_mask():
     mask = torch.full((5, 5), float("-inf")).triu(1)
     assert torch.equal(again(mask), mask)
-
-
-def test_strides_are_those_that_were_seen():
     assert again(torch.randn(4, 6).t()).stride() == (1, 6)
 
 

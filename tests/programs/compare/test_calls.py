@@ -1,5 +1,3 @@
-"""The calls of a program that has run, made again."""
-
 import subprocess
 import sys
 

@@ -1,5 +1,3 @@
-"""What several processes measured, as one record, in words and as a picture."""
-
 import json
 from xml.etree import ElementTree
 

@@ -1,5 +1,3 @@
-"""What torch.compile makes of a part, measured in the jail."""
-
 import pytest
 import torch
 from torch import nn

@@ -1,5 +1,3 @@
-"""What is worth a kernel, and how a budget is handed out."""
-
 import re
 import xml.etree.ElementTree as ET
 
@@ -54,12 +52,9 @@ def test_what_is_far_from_its_floor_comes_first():
     assert found.chosen[0].gain_ms == pytest.approx(29.0)
 
 
-def test_what_lies_within_a_chosen_part_is_not_counted_twice():
+def test_what_lies_within_a_chosen_part_is_not_counted_twice_and_a_module_around_it_is_left_out():
     found = choose(program(part("block", ("a", 50.0)), part("inner", ("a.x", 30.0), ("b", 10.0))), 5, PEAKS)
     assert chosen(found) == [("block", 50.0), ("inner", 10.0)]
-
-
-def test_a_module_around_a_chosen_part_is_left_out_there():
     found = choose(program(part("inner", ("a.x", 50.0)), part("outer", ("a", 51.0), floor_ms=30)), 5, PEAKS)
     assert chosen(found) == [("inner", 50.0)]
 

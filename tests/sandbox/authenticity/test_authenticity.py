@@ -64,10 +64,7 @@ CASES = {
         KERNEL + LAYER + "  def forward(self, x): return library.run(x, self.conv.weight)",
         "custom",
     ),
-    "a layer that is called": (
-        KERNEL + LAYER + "  def forward(self, x): return self.conv(library.run(x))",
-        "mixed",
-    ),
+    "a layer that is called": (KERNEL + LAYER + "  def forward(self, x): return self.conv(library.run(x))", "mixed"),
     "a kernel beside the operator": (
         KERNEL + "class ModelNew:\n  def forward(s, x): return torch.cumsum(library.run(x), 1)",
         "mixed",

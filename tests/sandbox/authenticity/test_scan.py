@@ -1,5 +1,3 @@
-"""What the scan refuses, in which words."""
-
 import pytest
 
 from kernelwright.sandbox.authenticity.languages import refuse

@@ -42,7 +42,6 @@ def both_ways(top, plan):
 
 
 def ways_of(folder):
-    """The way of each compilation, by file name."""
     lines = (folder / "compilations.jsonl").read_text().splitlines()
     return {entry["file"]: entry["way"] for entry in map(json.loads, lines)}
 

@@ -1,5 +1,3 @@
-"""The CUDA extensions, each the stock way and ours, built and run on a device."""
-
 import pytest
 
 from kernelwright.sandbox.build import toolchain

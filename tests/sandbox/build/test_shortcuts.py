@@ -68,7 +68,6 @@ def test_a_source_that_clashes_with_the_stock_header_does_not_slip_through_with_
 
 @pytest.fixture(scope="session")
 def jailed(plan, shelf):
-    """The work folder of a candidate that a jailed builder has built by the plan."""
     folder = WorkFolder()
     header = next(shelf.folder.rglob("light/kernelwright/core.h"))
     source = folder.write("candidate.py", CANDIDATE.replace("HEADER", repr(str(header))))

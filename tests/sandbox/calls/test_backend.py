@@ -1,5 +1,3 @@
-"""Several things at once, where nothing is timed."""
-
 import threading
 
 import pytest

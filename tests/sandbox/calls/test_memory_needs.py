@@ -1,5 +1,3 @@
-"""What is planned of memory before a judging starts."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

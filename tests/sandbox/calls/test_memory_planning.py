@@ -4,7 +4,6 @@ from contextlib import closing
 
 import pytest
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import open_session
 from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, require_room
 from kernelwright.sandbox.calls.reference import ReferenceSession
@@ -12,7 +11,7 @@ from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
 from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.support.problems import stateless
+from tests.support.problems import stateless, tiny_problem
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +21,7 @@ MIB = 2**20
 def problem(rows):
     """Inputs of so many times 4 MiB."""
     source = stateless("torch.relu(x)", f"torch.randn({rows}, 1024, 1024)")
-    return Problem(name=f"relu_of_{rows}", title="", family="test", size="file", source=source)
+    return tiny_problem(source, name=f"relu_of_{rows}", size="file")
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,3 @@
-"""What a call may use of a processor."""
-
 import pytest
 
 from kernelwright.sandbox.calls.timed_call import beyond_threads

@@ -1,5 +1,3 @@
-"""Calls in parts along the first axis."""
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""Results that are small because large terms cancel."""
-
 import pytest
 import torch
 

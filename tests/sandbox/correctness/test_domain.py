@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 
-from kernelwright.problems import ExcludedValues, Problem
+from kernelwright.problems import ExcludedValues
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, Domain, has_nan, is_nan_only, vary
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.timing.paired import PAIRS_A_WORKER
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
+from tests.support.problems import tiny_problem
 
 SETTINGS = Settings(warm_up=1, worker_pairs=2, min_pairs=8, max_pairs=8)
 NEGATIVE = {"all negative", "shifted below zero"}
@@ -78,7 +79,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-    return Problem(name="p", title="", family="test", size="file", source=source, **more)
+    return tiny_problem(source, name="p", size="file", **more)
 
 
 def verdict_on(problem, forward):

@@ -1,5 +1,3 @@
-"""Every shipped problem has a floor on this processor, and eager PyTorch does not reach it."""
-
 import time
 
 import pytest

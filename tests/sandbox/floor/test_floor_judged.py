@@ -2,7 +2,6 @@
 
 import pytest
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.floor.processor import _key
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.judging import Judge
@@ -12,13 +11,11 @@ from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed
-from tests.support.problems import stateless
+from tests.support.problems import stateless, tiny_problem
 
 pytestmark = pytest.mark.slow
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
-DOUBLED = Problem(
-    name="doubled", title="", family="test", size="file", source=stateless("x * 2", "torch.randn(1024, 1024)")
-)
+DOUBLED = tiny_problem(stateless("x * 2", "torch.randn(1024, 1024)"), name="doubled", size="file")
 HONEST = Candidate(source=f"{DOUBLED.source}\nModelNew = Model\n")
 MIB = 2**20
 

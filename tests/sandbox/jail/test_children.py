@@ -39,7 +39,6 @@ def zygotes_with_one(folder):
 
 
 def descriptors():
-    """The open ones of this process."""
     return {int(entry.name) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
 
 

@@ -23,11 +23,7 @@ from kernelwright.sandbox.verdict.settings import Settings
 pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).parents[3]
-WAYS = {
-    "namespaces": Settings(),
-    "alone": Settings(jail_without=("namespaces",)),
-    "off": Settings(jail="off"),
-}
+WAYS = {"namespaces": Settings(), "alone": Settings(jail_without=("namespaces",)), "off": Settings(jail="off")}
 PATIENCE_S = 120
 ABOUT_ITSELF = """
 import json, os, random, resource, sys, tempfile, numpy, torch
@@ -93,7 +89,6 @@ def zygotes():
 
 
 def about(child_of, settings):
-    """What a builder says of itself."""
     folder = WorkFolder()
     try:
         with Session("builder", folder, settings) as session:

@@ -3,11 +3,11 @@
 import pytest
 
 from kernelwright.evals.formats.checking import examine_problem
-from kernelwright.problems import Problem
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.errors import UnsupportedProblem
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK
+from tests.support.problems import tiny_problem
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ DROPPING = "return F.dropout(self.inner(x), 0.3)"
 
 def problem(forward, **more):
     source = SOURCE.format(name="Model", forward=forward) + REST
-    return Problem(name="dropping", title="", family="test", size="cpu", source=source, **more)
+    return tiny_problem(source, name="dropping", **more)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
-"""Whole verdicts on problems whose weights and inputs were cast: what adds in float32 passes, what does not fails."""
-
 import pytest
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK
+from tests.support.problems import tiny_problem
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +79,7 @@ def judged(dtype, request):
     """The problem's name, and verdicts on it at this dtype by what the candidate returns."""
     shape, constructor, forward = PROBLEMS[request.param]
     source = SOURCE.format(name="Model", constructor=constructor, forward=forward) + REST.format(shape=shape)
-    problem = Problem(name=request.param, title="", family="test", size="cpu", source=source, dtype=dtype)
+    problem = tiny_problem(source, name=request.param, dtype=dtype)
 
     with Judge(problem, QUICK.model_copy(update={"worker_pairs": 2})) as judge:
         assert {raw.dtype for raw in judge.reference.draw().tensors} == {dtype}

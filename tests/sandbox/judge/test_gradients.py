@@ -1,5 +1,3 @@
-"""Problems that ask for gradients: those of inputs and weights are compared and timed under the same rules."""
-
 import pytest
 
 from kernelwright.sandbox.judge.judging import Judge

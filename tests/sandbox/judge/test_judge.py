@@ -1,5 +1,3 @@
-"""Whole verdicts, one small candidate each, through real children."""
-
 import os
 import re
 import textwrap
@@ -171,10 +169,7 @@ WRONG = {
         """,
         "wrong",
     ),
-    "a cache by shape": (
-        "return self.kept.setdefault(x.shape, torch.cumsum(x * self.weight, dim=1))",
-        "wrong",
-    ),
+    "a cache by shape": ("return self.kept.setdefault(x.shape, torch.cumsum(x * self.weight, dim=1))", "wrong"),
     "a thread that finishes later": (
         """
         y = torch.empty_like(x)

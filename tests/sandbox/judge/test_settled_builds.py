@@ -73,7 +73,6 @@ def candidate(top, forward=RETURN):
 
 
 def failed(judge, stage, *source):
-    """The verdict on a candidate that fails at that stage."""
     verdict = judge.judge(candidate(*source))
     assert isinstance(verdict, Failed), verdict
     assert verdict.stage == stage

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK
+from tests.support.problems import tiny_problem
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ REPLACING = """n = self.norm
 @pytest.fixture(scope="module", params=["free", "followed"])
 def judged(request):
     source = SOURCE.format(name="Model", forward=FOLLOWING) + REST
-    problem = Problem(name="normed", title="", family="test", size="cpu", source=source, state=request.param)
+    problem = tiny_problem(source, name="normed", state=request.param)
     with Judge(problem, QUICK.model_copy(update={"worker_pairs": 2})) as judge:
         yield (
             request.param,
@@ -81,7 +81,7 @@ def test_buffers_that_are_larger_than_the_result_are_followed_too():
         "nn.BatchNorm1d(48)", "nn.BatchNorm1d(48); self.register_buffer('table', torch.rand(2**24))"
     )
     source = tabled.format(name="Model", forward=FOLLOWING) + REST
-    problem = Problem(name="tabled", title="", family="test", size="cpu", source=source, state="followed")
+    problem = tiny_problem(source, name="tabled", state="followed")
     with Judge(problem, QUICK.model_copy(update={"worker_pairs": 2})) as judge:
         found = judge.judge(Candidate(source=tabled.format(name="ModelNew", forward=FOLLOWING)))
         assert isinstance(found, Passed), found

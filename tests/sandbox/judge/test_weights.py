@@ -2,11 +2,11 @@
 
 import pytest
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.judge.judging import Judge, judge
 from kernelwright.sandbox.verdict.errors import UnsupportedProblem
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK
+from tests.support.problems import tiny_problem
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def get_inputs():
 def get_init_inputs():
     return [24, 40]
 """
-PROBLEM = Problem(name="normed", title="", family="test", size="cpu", source=HEAD + LINEAR.format(name="Model") + REST)
+PROBLEM = tiny_problem(HEAD + LINEAR.format(name="Model") + REST, name="normed")
 
 
 def candidate(constructor, forward):
@@ -132,7 +132,7 @@ def test_a_policy_can_be_named():
 def test_a_problem_without_weights_is_never_judged_twice():
     source = HEAD + "class Model(nn.Module):\n    def forward(self, x):\n        return x.sin()\n"
     source += "def get_inputs():\n    return [torch.randn(64)]\ndef get_init_inputs():\n    return []\n"
-    plain = Problem(name="plain", title="", family="test", size="cpu", source=source)
+    plain = tiny_problem(source, name="plain")
     wrong = Candidate(source=HEAD + "class ModelNew(nn.Module):\n    def forward(self, x):\n        return x.cos()\n")
     verdict = judge(plain, wrong, QUICK.at("search"))
     assert isinstance(verdict, Failed) and verdict.stage == "check"

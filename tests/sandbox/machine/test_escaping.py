@@ -19,16 +19,10 @@ def is_fit(text):
     return all(letter.isprintable() or letter in "\n\t" for letter in text)
 
 
-def test_what_can_not_be_seen_becomes_an_escape_that_can():
+def test_what_can_not_be_seen_becomes_an_escape_and_all_scripts_and_ends_of_lines_stay():
     assert escaped("a\x1b[0m\x00\ud800\u2028\x85z") == r"a\x1b[0m\x00\ud800\u2028\x85z"
-
-
-def test_newlines_tabs_and_letters_of_all_scripts_stay():
     text = "naïve Größe «x» 漢字 🙂\n\tindented"
     assert escaped(text) == text
-
-
-def test_an_end_of_line_of_another_system_is_one():
     assert escaped("a\r\nb\rc") == "a\nb\\rc"
 
 

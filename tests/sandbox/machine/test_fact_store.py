@@ -1,5 +1,3 @@
-"""Facts that are kept on disk, where the disk does not let us."""
-
 import pytest
 
 from kernelwright.sandbox.machine.cache import is_there

@@ -24,8 +24,6 @@ NOW = {"idle_s": -1}
 
 
 class Owner:
-    """A process with a work folder."""
-
     def __init__(self, place):
         self.process = subprocess.Popen(
             [sys.executable, "-B", "-c", HOLDING],
@@ -48,7 +46,6 @@ def owner(tmp_path):
 
 @pytest.fixture
 def left(owner):
-    """The folder of a process that was killed."""
     owner.kill()
     assert owner.folder.is_dir()
     return owner.folder

@@ -1,5 +1,3 @@
-"""Where the work folders of children go."""
-
 import subprocess
 import sys
 from pathlib import Path

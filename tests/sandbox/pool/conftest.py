@@ -1,5 +1,3 @@
-"""Folders and command lines of a batch."""
-
 import os
 import subprocess
 import sys
@@ -31,13 +29,9 @@ def start(folders):
 
     def begin(*words, **environment):
         process = subprocess.Popen(
-            [sys.executable, "-m", "kernelwright", *map(str, words)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folders,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        )
+            [sys.executable, "-m", "kernelwright", *map(str, words)], text=True, cwd=folders,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        )  # fmt: skip
         started.append(process)
         return process
 

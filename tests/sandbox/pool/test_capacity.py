@@ -1,5 +1,3 @@
-"""The capacity model against arithmetic that a reader can do, and against the simulation."""
-
 import math
 
 import pytest

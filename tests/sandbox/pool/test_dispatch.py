@@ -7,17 +7,16 @@ import pytest
 
 from bench.simulated.clock import run_simulated
 from bench.simulated.executor import SimulatedExecutor, Times, search_many
-from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.dispatch import AHEAD, PATIENCE_S, TRIES, Dispatcher, Warmth
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError, Unjudged, Work
 from kernelwright.sandbox.verdict.verdicts import Candidate
+from tests.support.problems import tiny_problem
 
 TIMES = Times(build_s=10, judge_s=10, cold_s=5, latency_s=0)
 
 
 def work(number, problem="p"):
-    asked = Problem(name=problem, title="", family="simulated", size="cpu", source=problem)
-    return Work(problem=asked, candidate=Candidate(source=f"{problem} {number}"))
+    return Work(problem=tiny_problem(problem, name=problem), candidate=Candidate(source=f"{problem} {number}"))
 
 
 def judge_all(executor, works, kind=None):
@@ -151,7 +150,6 @@ def test_work_for_a_kind_is_timed_on_devices_of_that_kind_alone():
 
 
 def since(**problems):
-    """What waits for each problem since when."""
     return {problem: [SimpleNamespace(since=start)] for problem, start in problems.items()}
 
 

@@ -1,5 +1,3 @@
-"""A run that goes on on another machine than it began on."""
-
 import pytest
 
 from kernelwright.sandbox.pool.devices import own_cores
@@ -14,8 +12,16 @@ BEYOND = 4096
 MANY = tuple(range(BEYOND))
 
 
-def test_where_all_is_there_nothing_changes_and_nothing_is_said(capsys):
-    choice, settings = ExecutorChoice(devices=1), Settings()
+@pytest.mark.parametrize(
+    ("choice", "settings"),
+    [
+        (ExecutorChoice(devices=1), Settings()),
+        (ExecutorChoice(devices=BEYOND), Settings()),
+        (ExecutorChoice(server="unix:/nowhere"), Settings(cores=MANY)),
+    ],
+    ids=["all is there", "parts of a processor, which GPUs do not count", "a service, whose own affair it is"],
+)
+def test_what_has_not_to_change_stays_and_nothing_is_said(capsys, choice, settings):
     assert as_far_as_there(choice, settings) == (choice, settings)
     assert capsys.readouterr().err == ""
 
@@ -33,14 +39,3 @@ def test_on_a_gpu_cores_and_memory_of_another_machine_become_those_of_this_one(c
 def test_what_is_measured_on_other_cores_is_not_measured_on_these():
     with pytest.raises(ExecutorError, match=r"lacks \d+ .*new run"):
         as_far_as_there(ExecutorChoice(), Settings(cores=MANY))
-
-
-def test_parts_of_a_processor_are_not_counted_by_gpus(capsys):
-    choice, settings = ExecutorChoice(devices=BEYOND), Settings()
-    assert as_far_as_there(choice, settings) == (choice, settings)
-    assert capsys.readouterr().err == ""
-
-
-def test_what_a_service_judges_is_its_own_affair():
-    choice, settings = ExecutorChoice(server="unix:/nowhere"), Settings(cores=MANY)
-    assert as_far_as_there(choice, settings) == (choice, settings)

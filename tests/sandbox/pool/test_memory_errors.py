@@ -1,5 +1,3 @@
-"""Memory that runs out while a problem is judged is told as that problem's."""
-
 import errno
 import gc
 import weakref

@@ -15,11 +15,6 @@ from tests.support.executors import QUICK, batch, judged
 pytestmark = pytest.mark.slow
 
 
-def by_judge(works):
-    with Judges(QUICK) as judges:
-        return [judges.judge(work.problem, work.candidate) for work in works]
-
-
 def by_run(works):
     async def search():
         async with evaluating(ExecutorChoice(), QUICK) as evaluator:
@@ -32,11 +27,6 @@ def by_run(works):
     return asyncio.run(search())
 
 
-def by_score(works):
-    found, _ = asyncio.run(judged(LocalExecutor(QUICK, 2), works))
-    return [one.verdict for one in found]
-
-
 def told(verdict):
     found = report(verdict)
     return found["outcome"], found["stage"], (found["reason"] or "").partition(":")[0]
@@ -45,10 +35,12 @@ def told(verdict):
 @pytest.mark.long
 def test_all_four_ways_give_the_same_verdicts():
     works = batch()
-    expected = [told(verdict) for verdict in by_judge(works)]
+    with Judges(QUICK) as judges:
+        expected = [told(judges.judge(work.problem, work.candidate)) for work in works]
     assert [one[0] for one in expected] == ["passed", "failed", "failed", "passed", "failed", "failed"]
     assert [told(verdict) for verdict in by_run(works)] == expected
-    assert [told(verdict) for verdict in by_score(works)] == expected
+    found, _ = asyncio.run(judged(LocalExecutor(QUICK, 2), works))
+    assert [told(one.verdict) for one in found] == expected
     pairs = [(work.problem, work.candidate.source) for work in works]
     reports = [result.report for result in judge_all(pairs, settings=QUICK)]
     assert [(one["outcome"], one["stage"], (one["reason"] or "").partition(":")[0]) for one in reports] == expected

@@ -9,6 +9,7 @@ from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch, CandidateFile, Collected, UnjudgedSource, interleaved
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.protocol import Answer, Conditions, ExecutorError
+from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.support.runs import failed, judgement, passed
 
 PROBLEM = Problem(name="one", title="", family="f", size="cpu", source="p")
@@ -79,11 +80,8 @@ def test_records_of_two_kinds_are_not_mixed(told):
 
 
 def order(counts, at_once):
-    waiting = [
-        UnjudgedSource([CandidateFile(name, f"{name}{number}", Path(name))], "")
-        for name, count in counts.items()
-        for number in range(count)
-    ]
+    names = [(name, f"{name}{number}") for name, count in counts.items() for number in range(count)]
+    waiting = [UnjudgedSource([CandidateFile(name, file, Path(name))], "") for name, file in names]
     return [one.files[0].name for one in interleaved(waiting, at_once)]
 
 
@@ -92,7 +90,8 @@ def test_one_device_takes_one_problem_after_the_other_and_many_take_them_in_turn
     assert order({"a": 2, "b": 1, "c": 2}, 2) == ["a0", "b0", "a1", "c0", "c1"]
 
 
-def test_conditions_without_cores_are_like_themselves_alone():
+def test_conditions_name_the_judge_version_and_without_cores_are_like_themselves_alone():
+    assert conditions().judge_version == str(JUDGE_VERSION)
     assert Conditions.here("d", {}).alike != conditions().alike
     assert json.loads(conditions().alike)[1] == "d"
 

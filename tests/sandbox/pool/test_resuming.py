@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from kernelwright_child.jail import keeper
 from tests.sandbox.pool.conftest import COUNT
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -58,8 +59,6 @@ def test_no_worker_outlives_a_driver_that_is_killed(start, folders):
 
 
 def descendants(pid):
-    from kernelwright_child.jail import keeper
-
     return {child: started(child) for child in keeper.descendants(pid)}
 
 

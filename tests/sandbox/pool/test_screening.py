@@ -1,5 +1,3 @@
-"""What a screening of variants asks of the judge."""
-
 import contextlib
 from typing import ClassVar
 
@@ -15,8 +13,6 @@ CHOSEN = Settings(sanitize=True, profile=True, compiled=("default",))
 
 
 class Asked(judges._SharedJudge):
-    """Notes the settings that it is made with, and judges nothing."""
-
     seen: ClassVar[list[Settings]] = []
 
     def __init__(self, problem, settings=None):
@@ -32,8 +28,10 @@ class Asked(judges._SharedJudge):
 
 
 def screened_with(monkeypatch, screen):
+    monkeypatch.setattr(judges, "_SharedJudge", Asked)
     monkeypatch.setattr(Asked, "seen", [])
-    screen()
+    with contextlib.suppress(MachineError):
+        screen()
     (settings,) = Asked.seen
     return settings
 
@@ -42,29 +40,16 @@ def without_tools(settings):
     return (settings.sanitize, settings.profile, settings.compiled, settings.worker_pairs) == (False, False, (), 1)
 
 
-def screened_by(judge):
-    with contextlib.suppress(MachineError):
-        judge()
-
-
-def test_variants_are_screened_without_tools(monkeypatch):
-    monkeypatch.setattr(judges, "_SharedJudge", Asked)
+def test_variants_are_screened_without_tools_and_all_else_with_what_was_chosen(monkeypatch):
+    candidate = right(1).candidate
     with Judges(CHOSEN) as kept:
-        settings = screened_with(
-            monkeypatch, lambda: screened_by(lambda: kept.judge(SUM, right(1).candidate, asks={"effort": "screen"}))
-        )
-    assert without_tools(settings)
-
-
-def test_what_is_not_screened_is_judged_with_what_was_chosen(monkeypatch):
-    monkeypatch.setattr(judges, "_SharedJudge", Asked)
+        screened = screened_with(monkeypatch, lambda: kept.judge(SUM, candidate, asks={"effort": "screen"}))
     with Judges(CHOSEN) as kept:
-        settings = screened_with(monkeypatch, lambda: screened_by(lambda: kept.judge(SUM, right(1).candidate)))
-    assert settings == CHOSEN
+        assert screened_with(monkeypatch, lambda: kept.judge(SUM, candidate)) == CHOSEN
+    assert without_tools(screened)
 
 
 def test_a_worker_checks_without_tools(monkeypatch):
-    monkeypatch.setattr(judges, "_SharedJudge", Asked)
     worker = Worker(WorkerOptions(chosen={"sanitize": True, "profile": True, "compiled": ["default"]}))
     settings = screened_with(monkeypatch, lambda: worker.answer(Question(stage="check", work=right(1))))
     assert without_tools(settings)

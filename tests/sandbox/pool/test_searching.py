@@ -1,7 +1,5 @@
 """The search's view of an executor, and what a run remembers of its choice."""
 
-import asyncio
-
 import pytest
 
 from bench.simulated.clock import run_simulated
@@ -119,12 +117,8 @@ def test_where_torch_compile_is_a_baseline_it_is_measured_too_and_as_briefly():
 
 def test_what_was_measured_is_kept_where_a_folder_is_named_under_the_same_conditions(tmp_path):
     executor = Noting()
-    right = Passed(
-        measurement=Measurement(
-            pairings=(Pairing(baseline="eager", candidate_ms=(1.0,), baseline_ms=(2.0,)),), threads=1
-        ),
-        evidence=VERDICT.evidence,
-    )
+    pairing = Pairing(baseline="eager", candidate_ms=(1.0,), baseline_ms=(2.0,))
+    right = Passed(measurement=Measurement(pairings=(pairing,), threads=1), evidence=VERDICT.evidence)
     executor.answer = Answer(verdict=right)
     kept = Store("measured", tmp_path)
     assert [measured(executor, kept=kept) for _ in range(2)] == [right, right]
@@ -146,12 +140,9 @@ def test_a_reference_that_can_not_be_measured_does_not_keep_candidates_from_bein
 
 
 @pytest.mark.slow
-def test_the_workers_of_this_machine_measure_the_reference():
-    async def go():
-        async with evaluating(ExecutorChoice(), QUICK) as evaluator:
-            return await evaluator.measure(SUM)
-
-    verdict = asyncio.run(go())
+async def test_the_workers_of_this_machine_measure_the_reference():
+    async with evaluating(ExecutorChoice(), QUICK) as evaluator:
+        verdict = await evaluator.measure(SUM)
     assert isinstance(verdict, Passed)
     assert (list(verdict.measurement.baselines_ms), verdict.evidence.effort) == (["eager"], "screen")
 
@@ -161,11 +152,8 @@ def test_a_run_remembers_the_kind_of_device_that_it_began_on_unless_it_judges_in
     assert settled(ExecutorChoice(), Settings()) == ExecutorChoice()
 
 
-def test_an_address_without_ray_is_a_mistake():
+def test_an_address_without_ray_and_more_devices_than_cores_are_mistakes():
     with pytest.raises(ExecutorError, match="--executor ray"):
         executor_for(ExecutorChoice(address="head:6379"), Settings())
-
-
-def test_more_devices_than_cores_are_a_mistake():
     with pytest.raises(ExecutorError, match="100000 devices"):
         settled(ExecutorChoice(devices=100_000), Settings())

@@ -36,22 +36,14 @@ def begin(folders, tmp_path):
     def begin(script, *words, **variables):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         environment |= {"PATH": path, "PYTHONPATH": str(ROOT)} | variables
-        return subprocess.Popen(
-            ["bash", str(SCRIPTS / script), *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folders,
-            env=environment,
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(["bash", str(SCRIPTS / script), *words], cwd=folders, env=environment, **pipes)
 
     return begin
 
 
 @pytest.fixture
 def submit(begin):
-    """Runs a script to its end."""
-
     def run(*words, **variables):
         process = begin(*words, **variables)
         out, told = process.communicate(timeout=280)
@@ -61,21 +53,15 @@ def submit(begin):
 
 
 def array(task, last=2):
-    return {
-        "SLURM_ARRAY_TASK_ID": str(task),
-        "SLURM_ARRAY_TASK_MIN": "1",
-        "SLURM_ARRAY_TASK_MAX": str(last),
-        "SLURM_ARRAY_TASK_STEP": "1",
-    }
+    told = {"ID": task, "MIN": 1, "MAX": last, "STEP": 1}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in told.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_an_array_judges_every_file_once_and_the_merge_tells_them_all(submit):
-    shards = [
-        submit("score-array.sh", "tasks", "candidates", "out", "--json", "--threads", "1", **array(task))
-        for task in (1, 2)
-    ]
+    words = ("score-array.sh", "tasks", "candidates", "out", "--json", "--threads", "1")
+    shards = [submit(*words, **array(task)) for task in (1, 2)]
     assert [done.returncode for done in shards] == [0, 0], shards
     told = [[json.loads(line)["candidate"] for line in done.stdout.splitlines()] for done in shards]
     assert len(told[0]) + len(told[1]) == COUNT
@@ -134,13 +120,10 @@ def test_a_batch_is_judged_on_a_cluster_inside_one_allocation_and_nothing_of_it_
     assert not Path(f"/tmp/kwray-{job}").exists()
 
 
-def test_an_array_that_is_not_counted_from_1_is_refused(submit):
+def test_an_array_that_is_not_counted_from_1_and_a_merge_without_shards_are_refused(submit):
     done = submit("score-array.sh", "tasks", "candidates", "out", **array(4) | {"SLURM_ARRAY_TASK_MIN": "4"})
     assert done.returncode == 2
     assert "--array=1-N" in done.stderr
-
-
-def test_a_merge_without_shards_is_told(submit):
     done = submit("score-merge.sh", "tasks", "candidates", "out")
     assert done.returncode == 2
     assert "there is no shard in out" in done.stderr

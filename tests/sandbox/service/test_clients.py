@@ -17,12 +17,7 @@ from kernelwright.sandbox.pool import remote
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.pool.remote import (
-    RefusedJob,
-    ServiceAddress,
-    ServiceClient,
-    default_socket,
-)
+from kernelwright.sandbox.pool.remote import RefusedJob, ServiceAddress, ServiceClient, default_socket
 from kernelwright.sandbox.service.application import facts
 from kernelwright.sandbox.verdict.judge_version import own_versions
 from tests.support.commands import run_with
@@ -64,23 +59,19 @@ def test_what_is_no_address_is_said(text):
         ServiceAddress.of(text)
 
 
-def test_where_no_service_is_it_is_said_at_once(tmp_path):
-    with pytest.raises(JudgingError, match=r"unix:.*`kernelwright serve`"):
-        judge_all([("rms_norm", "x")], server=f"unix:{tmp_path}/none")
-
-
 def test_judging_asks_the_service(service):
     service.go(2)
     found = judge_all([("rms_norm", "x = 1"), ("rms_norm", "y = 1 \udcff")], server=address(service))
-    assert [(one.index, one.problem, one.passed, one.error) for one in found] == [
-        (0, "rms_norm", False, None), (1, "rms_norm", False, None),
-    ]  # fmt: skip
+    told = [(one.index, one.problem, one.passed, one.error) for one in found]
+    assert told == [(number, "rms_norm", False, None) for number in range(2)]
     assert found[0].report["reason"] == "wrong"
 
 
-def test_what_the_service_refuses_is_an_error_of_that_pair(service):
+def test_what_the_service_refuses_is_an_error_of_that_pair_and_where_none_is_it_is_said_at_once(service, tmp_path):
     found = judge_all([("rms_norm", "x" * 2**21)], server=address(service))
     assert "source" in found[0].error
+    with pytest.raises(JudgingError, match=r"unix:.*`kernelwright serve`"):
+        judge_all([("rms_norm", "x")], server=f"unix:{tmp_path}/none")
 
 
 @pytest.mark.parametrize("chosen", [{"jail": "off"}, {"threads": 1}, {"without": ("placebo",)}, {"call_timeout_s": 9}])
@@ -155,15 +146,12 @@ def test_who_is_cancelled_is_not_held_by_a_service_that_takes_no_job(monkeypatch
     assert asyncio.run(go())
 
 
-def test_an_executor_of_the_service_has_its_conditions_and_gives_its_verdicts(service):
-    async def go():
-        executor = executor_for(ExecutorChoice(server=address(service)), QUICK)
-        async with Dispatcher(executor) as dispatcher:
-            service.go(3)
-            found = await asyncio.gather(*(dispatcher.judge(one) for one in (right(1), right(2), wrong(1))))
-            return found, dispatcher.devices
-
-    found, devices = asyncio.run(go())
+async def test_an_executor_of_the_service_has_its_conditions_and_gives_its_verdicts(service):
+    executor = executor_for(ExecutorChoice(server=address(service)), QUICK)
+    async with Dispatcher(executor) as dispatcher:
+        service.go(3)
+        found = await asyncio.gather(*(dispatcher.judge(one) for one in (right(1), right(2), wrong(1))))
+        devices = dispatcher.devices
     assert [one.verdict.reason for one in found] == ["wrong"] * 3
     (theirs,) = facts(service.queue).devices["cpu"]
     assert {one.kind for one in devices} == {"turned"} and len(devices) == 6
@@ -304,26 +292,19 @@ def test_a_command_at_what_is_no_service_ends_with_2(tmp_path, ask):
         (tmp_path / path).write_text("class ModelNew: ...")
     with answering((501, HTML, b"<h1>Unsupported method</h1>")) as at:
         more = ["--base-url", "http://127.0.0.1:9/v1", "--out", "out"] if ask.startswith("run") else []
-        found = command(*ask.split(), *more, "--server", at, cwd=tmp_path, OPENAI_API_KEY="none")
+        found = run_with(tmp_path, *ask.split(), *more, "--server", at, OPENAI_API_KEY="none")
     assert found.returncode == 2, found.stderr
     assert at in found.stderr and "(status 501)" in found.stderr
 
 
-def test_a_service_that_is_back_soon_is_not_told_of(monkeypatch, capsys):
+@pytest.mark.parametrize("gone", [None, (502, HTML, b"<h1>Bad gateway</h1>")], ids=["no answer", "that of a proxy"])
+def test_a_service_that_is_back_soon_is_not_told_of(monkeypatch, capsys, gone):
     monkeypatch.setattr(remote, "SILENCE_S", 60)
-    with answering(FACTS, None, None, FACTS) as at:
+    with answering(FACTS, gone, gone, FACTS) as at:
         client = ServiceClient(at)
         for _ in range(2):
             assert asyncio.run(client.facts())["judge_version"] == 1
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_proxy_whose_service_is_gone_is_asked_again():
-    bad = (502, HTML, b"<h1>Bad gateway</h1>")
-    with answering(FACTS, bad, bad, FACTS) as at:
-        client = ServiceClient(at)
-        for _ in range(2):
-            assert asyncio.run(client.facts())["judge_version"] == 1
 
 
 def test_a_service_that_fails_at_one_job_gives_no_reason_and_is_still_one():
@@ -348,10 +329,6 @@ def test_half_an_answer_is_none(answer, error):
         remote._parsed(answer)
 
 
-def command(*words, cwd, **environment):
-    return run_with(cwd, *words, **environment)
-
-
 @pytest.mark.slow
 def test_judge_and_score_ask_the_service(tmp_path):
     service = Service(tmp_path)
@@ -361,20 +338,19 @@ def test_judge_and_score_ask_the_service(tmp_path):
         (tmp_path / "candidates" / "cumsum").mkdir(parents=True, exist_ok=True)
         (tmp_path / "candidates" / "cumsum" / f"{name}.py").write_text(source)
     try:
-        judged = command(
-            "judge", "cumsum.py", "candidates/cumsum/right.py", "--pairs", 4, "--json", "--server", at, cwd=tmp_path
-        )
+        more = ("--pairs", 4, "--json", "--server", at)
+        judged = run_with(tmp_path, "judge", "cumsum.py", "candidates/cumsum/right.py", *more)
         assert judged.returncode == 0, judged.stderr
         assert json.loads(judged.stdout)["outcome"] == "passed"
-        wrong = command("judge", "cumsum.py", "candidates/cumsum/wrong.py", cwd=tmp_path, KERNELWRIGHT_SERVER=at)
+        wrong = run_with(tmp_path, "judge", "cumsum.py", "candidates/cumsum/wrong.py", KERNELWRIGHT_SERVER=at)
         assert wrong.returncode == 1 and "failed at check" in wrong.stdout, wrong.stderr
-        own = command("judge", "cumsum.py", "candidates/cumsum/wrong.py", "--threads", 1, "--server", at, cwd=tmp_path)
+        own = run_with(tmp_path, "judge", "cumsum.py", "candidates/cumsum/wrong.py", "--threads", 1, "--server", at)
         assert own.returncode == 2 and "threads" in own.stderr and "service's own" in own.stderr
-        both = command("score", "cumsum.py", "candidates", "--devices", 2, "--server", at, cwd=tmp_path)
+        both = run_with(tmp_path, "score", "cumsum.py", "candidates", "--devices", 2, "--server", at)
         assert both.returncode == 2 and "--devices" in both.stderr
         outcomes = {"cumsum/right.py": "passed", "cumsum/wrong.py": "failed"}
         for _ in range(2):  # the second time all is on record
-            scored = command("score", "cumsum.py", "candidates", "--json", "--server", at, cwd=tmp_path)
+            scored = run_with(tmp_path, "score", "cumsum.py", "candidates", "--json", "--server", at)
             assert scored.returncode == 0, scored.stderr
             lines = [json.loads(line) for line in scored.stdout.splitlines()]
             assert {one["candidate"]: one["outcome"] for one in lines} == outcomes
@@ -390,7 +366,7 @@ def test_a_search_is_judged_by_the_service_and_says_so(tmp_path, model_server):
     (tmp_path / "cumsum.py").write_text(PROBLEM)
     asked = f"run cumsum.py --model m --base-url {models.base_url} --attempts 1 --out out --server {client.at}"
     try:
-        done = command(*asked.split(), cwd=tmp_path, OPENAI_API_KEY="none")
+        done = run_with(tmp_path, *asked.split(), OPENAI_API_KEY="none")
         assert done.returncode in (0, 1), done.stderr  # on a busy machine, too noisy to keep a kernel
         assert client.metrics()['kernelwright_jobs_total{outcome="passed"}'] >= 1
         header = json.loads((tmp_path / "out" / "header.json").read_text())
@@ -409,14 +385,9 @@ def test_a_command_whose_service_is_killed_says_that_it_waits_and_ends_with_its_
     (tmp_path / "cumsum.py").write_text(PROBLEM)
     for path in ("wrong.py", "candidates/cumsum/wrong.py"):
         (tmp_path / path).write_text(f"import time\ntime.sleep(2)\n{WRONG}")  # so that it is killed before the end
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", "kernelwright", *ask.split(), "--server", client.at],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as asking:
+    words = [sys.executable, "-P", "-m", "kernelwright", *ask.split(), "--server", client.at]
+    environment, pipes = os.environ | {"PYTHONPATH": str(ROOT)}, dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, text=True, **pipes) as asking:
         try:
             until(lambda: client.metrics()["kernelwright_jobs_accepted_total"] == 1)
             service.kill()
@@ -434,11 +405,8 @@ def test_a_client_whose_service_is_killed_gets_its_one_verdict_from_the_next(tmp
     service = Service(tmp_path)
     client = service.start()
     found = []
-    asking = threading.Thread(
-        target=lambda: found.extend(
-            judge_all([(SUM, f"{WRONG}\n# {n}") for n in range(4)], settings=QUICK, server=client.at)
-        )
-    )
+    pairs = [(SUM, f"{WRONG}\n# {n}") for n in range(4)]
+    asking = threading.Thread(target=lambda: found.extend(judge_all(pairs, settings=QUICK, server=client.at)))
     asking.start()
     try:
         until(lambda: client.metrics()["kernelwright_jobs_accepted_total"] == 4)
@@ -454,10 +422,6 @@ def test_a_client_whose_service_is_killed_gets_its_one_verdict_from_the_next(tmp
 
 
 def test_the_variable_names_the_service_of_a_search_too(tmp_path):
-    found = command(
-        *["run", "rms_norm", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--attempts", "1"],
-        cwd=tmp_path,
-        KERNELWRIGHT_SERVER=f"unix:{tmp_path}/none",
-        OPENAI_API_KEY="none",
-    )
+    words = ("run", "rms_norm", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--attempts", "1")
+    found = run_with(tmp_path, *words, KERNELWRIGHT_SERVER=f"unix:{tmp_path}/none", OPENAI_API_KEY="none")
     assert found.returncode == 2 and "service" in found.stderr and "unix:" in found.stderr

@@ -68,13 +68,10 @@ def test_a_job_ends_and_a_start_is_made_also_where_the_oldest_can_not_be_forgott
     JobStore(tmp_path / "jobs.db", 0).close()
 
 
-def test_a_file_that_is_no_database_may_be_removed(tmp_path):
-    (tmp_path / "jobs.db").write_text("no database " * 1000)
-    kind, sentence = told(tmp_path / "jobs.db")
+def test_a_file_that_is_no_database_or_damaged_may_be_removed_with_its_jobs(kept, tmp_path):
+    (tmp_path / "none.db").write_text("no database " * 1000)
+    kind, sentence = told(tmp_path / "none.db")
     assert kind is StoreError and "--state" in sentence and sentence.endswith("remove it")
-
-
-def test_a_damaged_file_may_be_removed_with_its_jobs(kept):
     data = kept.read_bytes()
     kept.write_bytes(data[:100] + b"\xaa" * (len(data) - 100))
     kind, sentence = told(kept)
@@ -123,13 +120,10 @@ def test_a_full_disk_is_the_machines_fault_and_what_was_accepted_stays(kept):
 def test_serve_on_a_disk_without_room_ends_with_3_and_says_to_free_some(kept):
     asked = ["serve", "--device", "cpu", "--state", str(kept.parent), "--socket", str(kept.parent / "socket")]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "kernelwright", *asked],
+        [sys.executable, "-P", "-m", "kernelwright", *asked], capture_output=True, text=True, check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LESS_THAN_A_MAP_BYTES,) * 2),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == MACHINE_LACKS, done.stderr
     assert str(kept) in done.stderr and "free some space" in done.stderr
     assert "remove" not in done.stderr and len(done.stderr.splitlines()) == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Passed
 from tests.support.problems import RIGHT, WRONG
 from tests.support.service import FEW, Client, Service, job, until
@@ -65,18 +66,13 @@ def started(tmp_path):
 
 def test_right_wrong_and_broken_candidates_get_the_verdicts_of_judge(started):
     client = started().start()
-    found = {
-        name: client.ask("POST", "/v1/jobs?wait=300&evidence=1", job(source)).body
-        for name, source in (("right", RIGHT), ("wrong", WRONG), ("broken", "class ModelNew(:"))
-    }
-    assert {name: one["report"]["outcome"] for name, one in found.items()} == {
-        "right": "passed", "wrong": "failed", "broken": "failed",
-    }  # fmt: skip
+    sent = {"right": RIGHT, "wrong": WRONG, "broken": "class ModelNew(:"}
+    asked = {name: client.ask("POST", "/v1/jobs?wait=300&evidence=1", job(source)) for name, source in sent.items()}
+    found = {name: answer.body for name, answer in asked.items()}
+    assert [one["report"]["outcome"] for one in found.values()] == ["passed", "failed", "failed"]
     assert [found[name]["report"]["stage"] for name in ("wrong", "broken")] == ["check", "scan"]
     assert len(found["right"]["report"]["samples"][0]["candidate_ms"]) == FEW["min_pairs"]
     verdict = Passed.model_validate(found["right"]["verdict"])
-    from kernelwright.sandbox.verdict.report import report
-
     assert json.loads(json.dumps(report(verdict))) == found["right"]["report"]
     broken = {"text": job()["text"].replace("torch.cumsum", "torch.no_such_thing"), "source": RIGHT, "settings": FEW}
     error = client.ask("POST", "/v1/jobs?wait=300", broken).body["error"]
@@ -181,8 +177,8 @@ def test_a_candidate_reaches_neither_the_service_nor_its_jobs_nor_its_token(star
     port, socket = int(client.at.rpartition(":")[2]), str(beside.folder / "socket")
     assert all(Path(path).exists() for path in (*paths, socket))
     source = SNOOP.format(paths=paths, socket=socket, port=port)
-    report = client.ask("POST", "/v1/jobs?wait=300", job(source)).body["report"]
-    assert report["outcome"] == "passed", report["reason"]
+    told = client.ask("POST", "/v1/jobs?wait=300", job(source)).body["report"]
+    assert told["outcome"] == "passed", told["reason"]
 
 
 def test_a_candidate_that_takes_the_memory_costs_nobody_else_a_verdict(started):

@@ -1,5 +1,3 @@
-"""Where a service keeps its jobs when no folder is named."""
-
 import logging
 
 import pytest

@@ -52,8 +52,10 @@ def test_a_quick_check_does_not_replace_a_timing(times):
     assert [time.median_ms for time in times.known()] == [1.5, 2.0]
 
 
-def test_what_the_placebo_speaks_against_is_not_kept(times):
+def test_what_the_placebo_speaks_against_or_is_of_another_problem_is_not_told(times, tmp_path):
     times.keep(measurement(placebo=2.0), SETTINGS)
+    assert times.known() == []
+    BaselineTimes(OTHER, Store("baselines", tmp_path)).keep(measurement(), SETTINGS)
     assert times.known() == []
 
 
@@ -68,8 +70,3 @@ def test_files_that_do_not_hold_what_they_should_are_passed_over(times, tmp_path
     Store("baselines", tmp_path).put({"problem": PROBLEM.digest}, {"baseline": "eager"})
     (tmp_path / "baselines" / "broken.json").write_text("{")
     assert len(times.known()) == 2
-
-
-def test_times_of_another_problem_are_not_told_for_this_one(times, tmp_path):
-    BaselineTimes(OTHER, Store("baselines", tmp_path)).keep(measurement(), SETTINGS)
-    assert times.known() == []

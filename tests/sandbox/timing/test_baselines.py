@@ -1,5 +1,3 @@
-"""What is known of a problem's references stays known."""
-
 import contextlib
 import logging
 
@@ -23,14 +21,11 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def started(caplog):
-    """How many references have come up so far."""
     caplog.set_level(logging.DEBUG, "kernelwright.sandbox.calls")
     return lambda: caplog.messages.count("reference has greeted")
 
 
 class Known(Baselines):
-    """Has found a status."""
-
     def _found_status(self):
         self._statuses.put(self._status_key, WEAK.model_dump(mode="json"))
         return WEAK

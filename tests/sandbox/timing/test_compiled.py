@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.reference import CompiledGraphs
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.judge.judging import judge
@@ -22,17 +21,14 @@ from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from kernelwright_child.gpu import driver
 from kernelwright_child.programs.reference import note_no_launches
-from tests.support.problems import stateless
+from tests.support.problems import stateless, tiny_problem
 
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, compiled=("default",))
-SCALED = Problem(
-    name="scaled", title="", family="test", size="file", source=stateless("x * 2 + 1", "torch.randn(64, 64)")
-)
+SCALED = tiny_problem(stateless("x * 2 + 1", "torch.randn(64, 64)"), name="scaled", size="file")
 HONEST = Candidate(source=f"{SCALED.source}\nModelNew = Model\n")
 
 
 def facts_of(folder):
-    """Name, inode and date of every file."""
     files = (path for path in Path(folder).rglob("*") if path.is_file())
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 

@@ -1,5 +1,3 @@
-"""Whether a result is inputs in other places, which copy engines could give beside other kernels."""
-
 import pytest
 import torch
 

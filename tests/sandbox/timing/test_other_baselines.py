@@ -5,13 +5,13 @@ import contextlib
 import pytest
 import torch
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.reference import Form, ReferenceSession
 from kernelwright.sandbox.correctness.families import Domain
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.timing.baseline_accuracy import accuracy_of
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.verdict.settings import Settings
+from tests.support.problems import tiny_problem
 
 SETTINGS = Settings(threads=1, worker_pairs=1)
 SOURCE = """
@@ -35,7 +35,7 @@ def get_init_inputs():
 
 def problem_of(layer="Conv2d(3, 4, 3)", shape="2, 3, 8, 8", direction="forward", before=""):
     source = SOURCE.replace("LAYER", layer).replace("SHAPE", shape).replace("return self", f"{before}return self")
-    return Problem(name="layer", title="", family="test", size="file", source=source, direction=direction)
+    return tiny_problem(source, name="layer", size="file", direction=direction)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,3 @@
-"""What is kept of how far processes of the reference are apart."""
-
 import math
 
 import pytest

@@ -2,7 +2,6 @@
 
 import pytest
 
-from kernelwright.problems import Problem
 from kernelwright.sandbox.judge.judging import Judge, judge
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import (
@@ -14,14 +13,11 @@ from kernelwright.sandbox.verdict.verdicts import (
     Pairing,
     Passed,
 )
+from tests.support.problems import tiny_problem
 
 SETTINGS = Settings(warm_up=1, worker_pairs=3, min_pairs=12, max_pairs=12)
-NORM = Problem(
-    name="norm",
-    title="Layer norm",
-    family="test",
-    size="file",
-    source="""
+NORM = tiny_problem(
+    """
 import torch
 
 class Model(torch.nn.Module):
@@ -38,6 +34,9 @@ def get_inputs():
 def get_init_inputs():
     return [256]
 """,
+    name="norm",
+    title="Layer norm",
+    size="file",
 )
 HONEST = NORM.source.replace("class Model(", "class ModelNew(")
 IGNORES_WEIGHTS = HONEST.replace("return self.norm(x)", "return torch.nn.functional.layer_norm(x, x.shape[-1:])")

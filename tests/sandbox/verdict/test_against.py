@@ -5,14 +5,7 @@ import pytest
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.recheck import recheck
 from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.verdicts import (
-    AS_SHIPPED,
-    COMPILED,
-    EAGER,
-    Measurement,
-    Pairing,
-    Passed,
-)
+from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Measurement, Pairing, Passed
 from tests.support.search import EVIDENCE
 
 

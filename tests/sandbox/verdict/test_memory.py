@@ -1,5 +1,3 @@
-"""How much memory there is: the machine's, or what the control groups around this process leave of it."""
-
 import pytest
 
 from kernelwright.sandbox.verdict.memory import child_limit_bytes, free_bytes, gib, machine_bytes

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.protocol import Product, Work
 from kernelwright.sandbox.pool.ray.executor import RayExecutor
 from kernelwright.sandbox.verdict.verdicts import Candidate
+from kernelwright_child.jail import keeper
 from tests.sandbox.pool.workers.test_local import executor as local_executor
 from tests.support.executors import COMPILED, HIDDEN, NEGATED, QUICK, batch, judged, outcome, right
 
@@ -42,12 +44,9 @@ def test_ray_and_local_give_the_same_verdicts():
     assert len(tally.busy_s) == 2
 
 
-def test_what_pytorch_takes_can_be_asked_of_a_cluster():
-    async def go():
-        async with Dispatcher(executor("fake")) as dispatcher:
-            return await ExecutorEvaluator(dispatcher).measure(NEGATED)
-
-    verdict = asyncio.run(go())
+async def test_what_pytorch_takes_can_be_asked_of_a_cluster():
+    async with Dispatcher(executor("fake")) as dispatcher:
+        verdict = await ExecutorEvaluator(dispatcher).measure(NEGATED)
     assert (list(verdict.measurement.baselines_ms), verdict.evidence.effort) == (["eager"], "screen")
 
 
@@ -130,15 +129,8 @@ def test_a_client_without_the_token_is_turned_away(tmp_path):
                 "print('IN', ray.get(ray.remote(lambda: 1).remote()))\n"
             )
             environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
-            return await asyncio.to_thread(
-                subprocess.run,
-                [sys.executable, "-c", asked],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
+            command = partial(subprocess.run, [sys.executable, "-c", asked], env=environment, timeout=120, check=False)
+            return await asyncio.to_thread(command, capture_output=True, text=True)
         finally:
             await used.close()
 
@@ -150,8 +142,6 @@ def test_a_client_without_the_token_is_turned_away(tmp_path):
 
 def listening():
     """Addresses on which processes of this machine's Ray, this one's descendants, and this one listen, as in /proc."""
-    from kernelwright_child.jail import keeper
-
     at = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

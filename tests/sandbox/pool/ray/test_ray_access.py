@@ -1,5 +1,3 @@
-"""Who may use a cluster: tokens and addresses, without Ray."""
-
 import socket
 import subprocess
 import sys

@@ -15,54 +15,12 @@ ANSWER = json.loads(os.environ.get("KERNELWRIGHT_ANSWER", "{}"))
 SAID = json.dumps({"id": 0, "answer": ANSWER}).encode()
 
 
+HALF = SAID[: len(SAID) // 2]
+
+
 def killed_in_a_line():
-    os.write(1, SAID[: len(SAID) // 2])
+    os.write(1, HALF)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def half_a_line():
-    os.write(1, SAID[: len(SAID) // 2])
-    wait()
-
-
-def half_a_line_and_another():
-    os.write(1, SAID[: len(SAID) // 2] + SAID + b"\n")
-    wait()
-
-
-def nonsense():
-    os.write(1, b"Segmentation fault\n")
-    wait()
-
-
-def nonsense_that_is_json():
-    os.write(1, b"[1, 2]\n")
-    wait()
-
-
-def nonsense_that_is_deep():
-    os.write(1, b"[" * 100_000 + b"\n")
-    wait()
-
-
-def no_text():
-    os.write(1, b"\xff\xfe\n")
-    wait()
-
-
-def an_answer_that_is_none():
-    os.write(1, b'{"id": 0, "answer": {"verdict": 7}}\n')
-    wait()
-
-
-def output_closed():
-    os.close(1)
-    wait()
-
-
-def input_closed():
-    os.close(0)
-    wait()
 
 
 def ended_with_its_output_held():
@@ -84,21 +42,18 @@ def wait():
 
 
 FAULTS = {
-    one.__name__: one
-    for one in (
-        killed_in_a_line,
-        half_a_line,
-        half_a_line_and_another,
-        nonsense,
-        nonsense_that_is_json,
-        nonsense_that_is_deep,
-        no_text,
-        an_answer_that_is_none,
-        output_closed,
-        input_closed,
-        ended_with_its_output_held,
-        ended_with_its_input_full,
-    )
+    "killed_in_a_line": killed_in_a_line,
+    "half_a_line": lambda: os.write(1, HALF),
+    "half_a_line_and_another": lambda: os.write(1, HALF + SAID + b"\n"),
+    "nonsense": lambda: os.write(1, b"Segmentation fault\n"),
+    "nonsense_that_is_json": lambda: os.write(1, b"[1, 2]\n"),
+    "nonsense_that_is_deep": lambda: os.write(1, b"[" * 100_000 + b"\n"),
+    "no_text": lambda: os.write(1, b"\xff\xfe\n"),
+    "an_answer_that_is_none": lambda: os.write(1, b'{"id": 0, "answer": {"verdict": 7}}\n'),
+    "output_closed": lambda: os.close(1),
+    "input_closed": lambda: os.close(0),
+    "ended_with_its_output_held": ended_with_its_output_held,
+    "ended_with_its_input_full": ended_with_its_input_full,
 }
 DEAF = {"input_closed", "ended_with_its_input_full"}
 """These do not wait for a question."""
@@ -114,6 +69,7 @@ def main():
     if name not in DEAF:
         sys.stdin.readline()
     FAULTS[name]()
+    wait()
 
 
 def answer_all():

@@ -1,5 +1,3 @@
-"""Which devices there are, and which cores a device's judge has."""
-
 import os
 
 import pytest
@@ -10,11 +8,8 @@ from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 
 
-def test_the_judges_of_several_gpus_have_cores_of_their_own():
+def test_the_judges_of_several_gpus_have_cores_of_their_own_or_all_where_there_are_fewer():
     assert shared_cores(tuple(range(8)), 4) == [(0, 1), (2, 3), (4, 5), (6, 7)]
-
-
-def test_with_fewer_cores_than_gpus_each_judge_has_them_all():
     assert shared_cores((0, 1), 4) == [(0, 1)] * 4
 
 
@@ -35,12 +30,9 @@ def test_of_several_gpus_the_first_ones_are_taken_or_the_one_that_is_named():
     assert list(ordinals(Settings(device="cuda:2"), None, 4)) == [2]
 
 
-def test_one_gpu_by_its_number_is_not_several():
+def test_one_gpu_by_its_number_is_not_several_and_one_beyond_those_there_are_is_the_machine_s_lack():
     with pytest.raises(ExecutorError, match="cuda:2 is one device"):
         ordinals(Settings(device="cuda:2"), 2, 4)
-
-
-def test_a_gpu_beyond_those_there_are_is_the_machine_s_lack():
     with pytest.raises(MachineError, match=r"no cuda:4: .*4 CUDA"):
         ordinals(Settings(device="cuda:4"), None, 4)
 

@@ -88,12 +88,6 @@ def checked():
     return told[0]
 
 
-def test_no_process_is_left_when_the_executor_is_closed(checked):
-    _, pids = checked
-    assert len(pids) == 2 and all(pids)
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
 def test_processes_start_with_the_executor_where_that_was_asked_for():
     async def started(at_once):
         executor = LocalExecutor(QUICK, 2, declared(["fake"], TWO), at_once)
@@ -120,7 +114,9 @@ def test_a_process_becomes_a_judge_before_it_imports_torch(module):
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_a_check_tells_right_from_wrong_with_few_pairs(checked):
-    found, _ = checked
+def test_a_check_tells_right_from_wrong_with_few_pairs_and_no_process_is_left_of_it(checked):
+    found, pids = checked
     assert [outcome(one) == "passed" for one in found] == [True, False]
     assert len(found[0].measurement.closest.candidate_ms) == 4
+    assert len(pids) == 2 and all(pids)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
