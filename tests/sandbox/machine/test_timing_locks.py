@@ -12,8 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kernelwright.commands.options.terminal import INTERRUPTED
 
+from kernelwright.commands.options.terminal import INTERRUPTED
 from kernelwright.sandbox.machine.timing_locks import (
     WaitLimit,
     foreign_load,
