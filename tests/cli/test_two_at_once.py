@@ -44,19 +44,7 @@ def test_two_judges_and_a_run_take_turns_and_say_for_whom_they_wait(files, model
     monkeypatch.setenv("TMPDIR", str(files))
     monkeypatch.setattr("tempfile.tempdir", str(files))
     server = model_server(fake_reply(RIGHT))
-    search = [
-        "run",
-        "problem.py",
-        "--set",
-        "measure=false",
-        "--model",
-        "m",
-        "--attempts",
-        "2",
-        "--out",
-        "out",
-        "--base-url",
-    ]
+    search = ["run", "problem.py", "--set", "measure=false", "--model", "m", "--attempts", "2", "--out", "out"]
     with processor_turn(CORES):
         judges = [started(files, "judge", "problem.py", "right.py") for _ in range(2)]
         running = [*judges, started(files, *search, "--base-url", server.base_url)]
