@@ -206,7 +206,6 @@ class DeviceTiming(Timing):
         self._rounds = 0
         self._clocks: ClockSample | None = None
         """As they were behind the candidate's last calls."""
-        self._called_first = False
         self._result_sizes: list[int] = []
         self._own_s = 0.0
         self._earlier = Values({}, ())

@@ -235,6 +235,11 @@ class Session:
         self._show(values)
         return self._exchange(question("trace", values), timeout_s)[0]
 
+    def construct_seeded(self, seed: int, vary: bool) -> None:
+        """Have another model constructed under this seed, whose first call is the next one."""
+        self.ask({"op": "construct seeded", "seed": seed, "vary": vary}, self._settings.start_timeout_s)
+        self._is_called = False
+
     def _next_limit(self, timeout_s: float) -> Timeout:
         """How long the next call may take: a candidate's first one, which is not timed, compiles."""
         if self._is_called or self._kind != "worker":

@@ -81,7 +81,7 @@ class Timing:
         self._retired: Future[str] | None = None
         self.at_the_end: Callable[[], object] = lambda: None
         """Done beside the last comparison of each worker pair, when nothing is timed."""
-        self._spent_s = 0.0
+        self._spent_s, self._called_first = 0.0, False
         self.samples = PairedSamples(baselines.next_candidate())
         self.number = 0
         """Of the present worker pair, counted from 0."""
@@ -255,8 +255,8 @@ class Timing:
             for _ in range(OTHER_SEEDS):
                 seed = weight_seed()
                 with self.baseline.seeded(seed, vary):
-                    question = {"op": "construct seeded", "seed": seed, "vary": vary}
-                    session.ask(question, self._settings.start_timeout_s)
+                    session.construct_seeded(seed, vary)
+                    self._called_first = False
                     if self._has("weights"):
                         self.baseline.replace_constants(session)
                     self._meet(session, ANOTHER_SEED, self.baseline.draw())
