@@ -23,6 +23,9 @@ def started(folder, *words):
     )  # fmt: skip
 
 
+LOAD = "times will be noisy"
+
+
 def who_times():
     """The process that has the first core alone; None where nobody has."""
     if CORES[0] not in holders():
@@ -48,7 +51,7 @@ def test_two_judges_and_a_run_take_turns_and_say_for_whom_they_wait(files, model
     with processor_turn(CORES):
         judges = [started(files, "judge", "problem.py", "right.py") for _ in range(2)]
         running = [*judges, started(files, *search, "--base-url", server.base_url)]
-        said = [one.stderr.readline() for one in running]
+        said = [next(line for line in one.stderr if LOAD not in line) for one in running]
         assert {one.poll() for one in running} == {None}, said
         assert who_times() == os.getpid()
     assert all(f"process {os.getpid()} " in line and "waits for its turn" in line for line in said), said
@@ -56,5 +59,5 @@ def test_two_judges_and_a_run_take_turns_and_say_for_whom_they_wait(files, model
     ended = [(one.returncode, *one.communicate()) for one in running]
     assert [code for code, *_ in ended] == [0, 0, 0], ended
     assert seen >= {one.pid for one in judges} and len(seen - {None, 0, os.getpid()}) == 3
-    assert all("waits for its turn" in line for _, _, err in ended for line in err.splitlines()), ended
+    assert all("waits for its turn" in line or LOAD in line for _, _, err in ended for line in err.splitlines()), ended
     assert holders() == []
