@@ -159,6 +159,8 @@ def meet_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitLim
     Hold the turn meanwhile: nothing of ours runs then. Raises `MachineError` where the waiting is stopped.
     """
     start, reported_s = time.monotonic(), -REPORT_S
+    if not wait and "load" in _TOLD:
+        return
     while found := _disturbance(cores, threads):
         waited_s = time.monotonic() - start
         load = f"load {found} on {len(cores)} core{'s' if len(cores) > 1 else ''}"
