@@ -194,6 +194,7 @@ def test_a_shell_is_told_how_a_word_goes_on(typed, found):
 
 
 def test_completion_is_installed_where_bash_looks_for_it(tmp_path):
-    script("--install-completion", "bash", HOME=str(tmp_path), SHELL="/bin/bash")
+    undetected = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # no shell may be above this test
+    script("--install-completion", "bash", HOME=str(tmp_path), **undetected)
     assert "_KERNELWRIGHT_COMPLETE" in (tmp_path / ".bash_completions" / "kernelwright.sh").read_text()
     assert "kernelwright.sh" in (tmp_path / ".bashrc").read_text()
