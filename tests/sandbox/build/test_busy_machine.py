@@ -11,7 +11,7 @@ from kernelwright.sandbox.machine.cache import VARIABLE
 from tests.sandbox.conftest import SCALED_ROWS
 from tests.support.commands import clean_environment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 TOP = """
 from torch.utils.cpp_extension import load_inline
