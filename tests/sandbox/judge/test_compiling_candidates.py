@@ -45,6 +45,7 @@ def test_a_compiled_forward_passes_in_the_strict_jail_and_not_with_a_pool_of_its
     assert isinstance(verdict, Failed) and verdict.stage == "run" and "processes of its own" in verdict.reason, verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("call", "wanted"), [(1, Passed), (2, Failed)])
 def test_compilers_have_the_time_of_a_build_in_the_first_call_of_each_worker_alone(call, wanted):
     before = COMPILES.format(call, 3 * LIMIT_S)
