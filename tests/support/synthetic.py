@@ -96,9 +96,7 @@ KINDS: dict[str, Kind] = {
     "several_outputs": Kind(forward("return x.sum(1), {'max': x.max(1)[0]}, [x * 2]") + ONE_INPUT + NO_INIT),
     "view_of_an_input": Kind(forward("return x.t()") + ONE_INPUT + NO_INIT),
     "slice_of_an_input": Kind(forward("return x[1:, ::2]") + ONE_INPUT + NO_INIT),
-    "changes_its_input": Kind(
-        forward("return x.mul_(2)") + ONE_INPUT + NO_INIT, "read", ("broken", "unsupported")
-    ),
+    "changes_its_input": Kind(forward("return x.mul_(2)") + ONE_INPUT + NO_INIT),
     "inputs_on_cuda": Kind(
         forward("return x * y", "x, y")
         + "\n\nDEVICE = 'cuda'\n\ndef get_inputs():\n    x = torch.randn(ROWS, COLUMNS, device='cuda:0')\n"
