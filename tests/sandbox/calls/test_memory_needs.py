@@ -17,7 +17,7 @@ from kernelwright.sandbox.calls.memory_needs import (
 GIB = 2**30
 OWNS = pytest.mark.parametrize("own", [ON_DEVICE, ON_HOST], ids=["device", "host"])
 SIZES = st.integers(0, 200 * GIB)
-NEEDS = st.builds(Needs, inputs=SIZES, result=SIZES, exact=SIZES, peak=SIZES, weights=SIZES)
+NEEDS = st.builds(Needs, inputs=SIZES, result=SIZES, exact=SIZES, peak=SIZES, weights=SIZES, scratch=SIZES)
 LARGE = Needs(inputs=2 * GIB, result=3 * GIB, exact=6 * GIB, peak=4 * GIB, weights=1 * GIB)
 
 
