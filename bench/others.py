@@ -73,7 +73,8 @@ def run(*words: str) -> Report:
     kept = Kept("others.jsonl")
     known = {(row["name"], row["way"]): row for row in kept.rows()}
     ways = [OURS, *([THEIRS] if options.tree else [])]
-    settings = Settings.model_validate({"device": options.device, "effort": "search"} | _accuracy())
+    accuracy = os.environ.get("KERNELWRIGHT_ACCURACY", "kernelbench")
+    settings = Settings.model_validate({"device": options.device, "effort": "search", "accuracy": accuracy})
     with Judges(settings) as judges:
         for one in drawn:
             for way in ways:
@@ -97,10 +98,6 @@ def _options(words: tuple[str, ...]) -> argparse.Namespace:
     parser.add_argument("--tree", type=Path)
     parser.add_argument("--device", default="cuda")
     return parser.parse_args(words)
-
-
-def _accuracy() -> dict[str, str]:
-    return {"accuracy": os.environ.get("KERNELWRIGHT_ACCURACY", "kernelbench")}
 
 
 def _judged(judges: Judges, one: Released) -> dict[str, Any]:

@@ -217,7 +217,6 @@ class DeviceTiming(Timing):
         """Checked calls of the candidate; the first one, in which it may compile or tune, has the build's limit."""
         if self._retired is not None:  # it might still be heard on the device
             self._retired.result()
-        self._called_first = False
         return super().warm_up(session)
 
     def _warm_beside(self, values: Values) -> None:
@@ -229,8 +228,8 @@ class DeviceTiming(Timing):
         self._call_ms = took_ms
 
     def _call(self, session: Session, values: Values) -> Timed:
-        start, is_first, self._called_first = time.monotonic(), not self._called_first, True
         assert isinstance(session, GpuSession)
+        start, is_first = time.monotonic(), not session.is_called
         call_s, build_s = self._call_limit_s(), self._settings.build_timeout_s
         limit = FirstCallTimeout(call_s, build_s, self._device.clocks.is_busy) if is_first else call_s
         try:

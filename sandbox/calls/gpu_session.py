@@ -247,6 +247,7 @@ class GpuSession(Session):
         With `in_place` a trusted child's result is not copied: it can be read until the child is asked again, or until
         `let_go`. A call for which memory was missing is made once more when others have given theirs back.
         """
+        self.is_called = True
         try:
             return self._called(values, timeout_s, op, in_place)
         except Refused as refused:

@@ -204,20 +204,15 @@ class ReferenceSession:
         `vary`: what torch's layers set to constants is drawn.
         """
         own = self.weights
-        self.weights = self._constructed(seed, vary)
+        with self._translated():
+            self.weights = self._session.fetch(self._session.construct_seeded(seed, vary))
         try:
             yield
         finally:
-            self._constructed(self._seed, vary=False)
             self.weights = own
             with self._translated():
+                self._session.construct_seeded(self._seed, vary=False)
                 self._take(own)
-
-    def _constructed(self, seed: int, vary: bool) -> Values:
-        """Have another model constructed under this seed, which answers from now on; its weights."""
-        with self._translated():
-            question = {"op": "construct seeded", "seed": seed, "vary": vary}
-            return self._session.fetch(self._session.ask(question, self.settings.start_timeout_s))
 
     def replace_constants(self, session: Session) -> bool:
         """Give weights whose elements are all alike other values, here and in a candidate's model that has such.

@@ -88,7 +88,8 @@ class Session:
         """A result may take so much of the judge's memory; set lower where its size is known."""
         self.returns_inputs = False
         """Whether the reference's results lie in the memory of inputs, so that a candidate's may; a worker is told."""
-        self._is_called = False
+        self.is_called = False
+        """Whether its model was called: a candidate's first call may compile."""
         self.changes: tuple[int, ...] = ()
         """Inputs that the reference changes in place: what a call makes of them is part of its result."""
         self.restores = False
@@ -190,7 +191,7 @@ class Session:
         self._lent.write(values.tensors)
         before = self._cpu_ms()
         answer, milliseconds = self._exchange(question(op, values, self.changes), self._next_limit(timeout_s))
-        self._is_called = True
+        self.is_called = True
         cpu_ms = self._cpu_ms() - before
         excess = beyond_threads(self._settings, milliseconds, cpu_ms)
         if excess and self._kind == "worker" and self._watches("threads"):
@@ -235,14 +236,17 @@ class Session:
         self._show(values)
         return self._exchange(question("trace", values), timeout_s)[0]
 
-    def construct_seeded(self, seed: int, vary: bool) -> None:
-        """Have another model constructed under this seed, whose first call is the next one."""
-        self.ask({"op": "construct seeded", "seed": seed, "vary": vary}, self._settings.start_timeout_s)
-        self._is_called = False
+    def construct_seeded(self, seed: int, vary: bool) -> dict[str, Any]:
+        """Have another model constructed under this seed, whose first call is the next one.
+
+        `vary`: what torch's layers set to constants is drawn. A reference says where the weights lie.
+        """
+        self.is_called = False
+        return self.ask({"op": "construct seeded", "seed": seed, "vary": vary}, self._settings.start_timeout_s)
 
     def _next_limit(self, timeout_s: float) -> Timeout:
         """How long the next call may take: a candidate's first one, which is not timed, compiles."""
-        if self._is_called or self._kind != "worker":
+        if self.is_called or self._kind != "worker":
             return self._call_limit(timeout_s)
         return CallTimeout(self._settings.call_timeout_s, compiling_s=self._settings.build_timeout_s)
 

@@ -2,8 +2,9 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Self, get_args
 
@@ -81,7 +82,7 @@ class Timing:
         self._retired: Future[str] | None = None
         self.at_the_end: Callable[[], object] = lambda: None
         """Done beside the last comparison of each worker pair, when nothing is timed."""
-        self._spent_s, self._called_first = 0.0, False
+        self._spent_s = 0.0
         self.samples = PairedSamples(baselines.next_candidate())
         self.number = 0
         """Of the present worker pair, counted from 0."""
@@ -230,14 +231,20 @@ class Timing:
 
         So a verdict is about all of them, however early it came, and does not hang on which were drawn.
         """
-        self.number -= 1  # the worker has the weights of that pair's baseline
-        try:
+        with self._last_pair():
             for family, values in self.fresh.in_turn(self.number, self.unmet):
                 self._meet(session, family, values)
                 del values  # before others take their place
             # Where gradients are wanted: who trains changes the weights after every call.
             if self._operation != "call" and self._baselines.first.weights.tensors and self._has("weights"):
                 self._meet_other_weights(session)
+
+    @contextmanager
+    def _last_pair(self) -> Iterator[None]:
+        """Within it the worker pair that was timed last is the present one: its worker has its baseline's weights."""
+        self.number -= 1
+        try:
+            yield
         finally:
             self.number += 1
 
@@ -250,18 +257,14 @@ class Timing:
 
     def meet_other_seeds(self, session: Session, vary: bool) -> None:
         """Calls of models that are constructed again under two other seeds: a check covers three at least."""
-        self.number -= 1
-        try:
+        with self._last_pair():
             for _ in range(OTHER_SEEDS):
                 seed = weight_seed()
                 with self.baseline.seeded(seed, vary):
                     session.construct_seeded(seed, vary)
-                    self._called_first = False
                     if self._has("weights"):
                         self.baseline.replace_constants(session)
                     self._meet(session, ANOTHER_SEED, self.baseline.draw())
-        finally:
-            self.number += 1
 
     def _meet(self, session: Session, family: str, values: Values) -> None:
         mine, theirs = self._call(session, values), self.baseline.show(values)

@@ -215,16 +215,20 @@ async def test_a_place_that_lost_its_devices_is_opened_again(tmp_path, monkeypat
         assert [one.state for one in ended] == ["done", "done"]
 
 
+async def two_judged(queue, executor):
+    """The states of two jobs whose judging is let go, at their end."""
+    jobs = [await queue.accept(new(number)) for number in range(2)]
+    executor.may_go.release()
+    executor.may_go.release()
+    return [(await queue.job(one.id, 60)).state for one in jobs]
+
+
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("ours"), ExecutorError("none")])
 async def test_a_place_is_opened_again_whatever_went_wrong_and_the_log_tells_it(tmp_path, monkeypatch, caplog, error):
     monkeypatch.setattr(job_queue, "AGAIN_S", 0.01)
     executor = HardToOpen(error, error)
     async with queueing(tmp_path, executor) as queue:
-        jobs = [await queue.accept(new(number)) for number in range(2)]
-        executor.may_go.release()
-        executor.may_go.release()
-        ended = [await queue.job(one.id, 60) for one in jobs]
-        assert [one.state for one in ended] == ["done", "done"]
+        assert await two_judged(queue, executor) == ["done", "done"]
     assert executor.tries == 4
     told = [one.getMessage() for one in caplog.records if one.name == "kernelwright.sandbox.service"]
     assert sum("not opened again" in line and str(error) in line for line in told) == 2
@@ -261,11 +265,7 @@ async def test_whose_job_lost_the_place_may_cancel_it_and_the_place_is_opened_fo
 async def test_what_was_being_built_when_its_place_was_opened_again_is_judged_too(tmp_path):
     executor = SlowToBuild()
     async with queueing(tmp_path, executor) as queue:
-        jobs = [await queue.accept(new(number)) for number in range(2)]
-        executor.may_go.release()
-        executor.may_go.release()
-        ended = [await queue.job(one.id, 60) for one in jobs]
-        assert [one.state for one in ended] == ["done", "done"]
+        assert await two_judged(queue, executor) == ["done", "done"]
 
 
 async def test_what_ends_the_service_again_and_again_is_given_up(tmp_path):
