@@ -2,8 +2,9 @@
 
 `python -m bench others FILE [--draw N] [--seed S] [--tree TREE] [--device cpu]` takes a release of CUDA-L1
 (`optimized_cuda_code/h100.json` of deepreinforce-ai/CUDA-L1): reference, kernel and claimed speedup for each problem.
-It draws N of those that have a kernel, and judges each at effort `search`. TREE, a checkout of KernelBench, adds its
-evaluator, a process each. `KERNELWRIGHT_ACCURACY` names another accuracy than `kernelbench`.
+It draws N of those that have a kernel, and judges each at effort `search`, four in flight. TREE, a checkout of
+KernelBench, adds its evaluator: builds side by side, then one process after the other. `KERNELWRIGHT_ACCURACY` names
+another accuracy than `kernelbench`.
 
 A line of JSON a kernel and way goes to `others.jsonl` in the folder that `KERNELWRIGHT_OUT` names, or in `runs`; it is
 not judged again. `KERNELWRIGHT_SECONDS` ends the run in time. Nothing of the release is kept but names.
@@ -14,12 +15,15 @@ import json
 import os
 import random
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.beside_kernelbench import evaluated
+from bench.beside_kernelbench import Found, evaluated
 from bench.chosen import Kept, is_in_time
 from bench.gpu_facts import NO_DEVICE, Report
 from kernelwright.problems import Problem
@@ -31,6 +35,7 @@ from kernelwright.sandbox.verdict.verdicts import Passed
 from kernelwright_child.gpu import driver
 
 OURS, THEIRS = "kernelwright", "KernelBench"
+IN_FLIGHT = 4
 REASON = 300
 """Characters of a reason that are kept."""
 
@@ -62,7 +67,7 @@ def read(path: Path) -> list[Released]:
 
 
 def run(*words: str) -> Report:
-    """About ten seconds a kernel and way."""
+    """About ten seconds a kernel and way, and less where builds overlap."""
     options = _options(words)
     if options.device != "cpu" and driver.device_count() == 0:
         return NO_DEVICE
@@ -75,18 +80,31 @@ def run(*words: str) -> Report:
     ways = [OURS, *([THEIRS] if options.tree else [])]
     accuracy = os.environ.get("KERNELWRIGHT_ACCURACY", "kernelbench")
     settings = Settings.model_validate({"device": options.device, "effort": "search", "accuracy": accuracy})
-    with Judges(settings) as judges:
-        for one in drawn:
-            for way in ways:
-                if (one.name, way) in known or not is_in_time():
-                    continue
-                row = _judged(judges, one) if way == OURS else _evaluated(options.tree, one)
-                known[one.name, way] = row = {"name": one.name, "way": way, "claimed": one.claimed} | row
+    lock = threading.Lock()
+
+    def take(way: str, kernels: list[Released], judge: Callable[[Released], dict[str, Any]], in_flight: int) -> None:
+        def one_row(one: Released) -> None:
+            if (one.name, way) in known or not is_in_time():
+                return
+            row = {"name": one.name, "way": way, "claimed": one.claimed} | judge(one)
+            told = f"  {one.name:12} {way:12} {row['outcome']:16} {row['speedup'] or 0:7.2f} x {row['why']}"
+            with lock:
+                known[one.name, way] = row
                 kept.add(row)
-                print(
-                    f"  {one.name:12} {way:12} {row['outcome']:16} {row['speedup'] or 0:7.2f} x {row['why']}",
-                    flush=True,
-                )
+                print(told, flush=True)
+
+        with ThreadPoolExecutor(in_flight) as pool:
+            list(pool.map(one_row, kernels))
+
+    with Judges(settings) as judges:
+        take(OURS, drawn, lambda one: _judged(judges, one), IN_FLIGHT)
+    if options.tree:
+        by_outcome = sorted(drawn, key=lambda one: _is(known, one, OURS, "passed"))  # what it says of those comes first
+        with tempfile.TemporaryDirectory() as builds:
+            left = [one for one in by_outcome if (one.name, THEIRS) not in known and is_in_time()]
+            with ThreadPoolExecutor(IN_FLIGHT) as pool:
+                list(pool.map(lambda one: _evaluator(options.tree, Path(builds), one, "build"), left))
+            take(THEIRS, by_outcome, lambda one: _evaluated(options.tree, Path(builds), one), 1)
     return _report(drawn, ways, known)
 
 
@@ -114,18 +132,24 @@ def _judged(judges: Judges, one: Released) -> dict[str, Any]:
             row |= {"outcome": "passed", "speedup": found.speedup, "why": found.comparison}
         else:
             row |= {"outcome": f"failed: {verdict.stage}", "why": " ".join(verdict.reason.split())[:REASON]}
+            row["log"] = verdict.log[-REASON:]
     return row | {"seconds": round(time.perf_counter() - start, 1)}
 
 
-def _evaluated(tree: Path, one: Released) -> dict[str, Any]:
-    """By KernelBench's evaluator, with builds of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        problem, kernel = Path(folder, "problem.py"), Path(folder, "kernel.py")
-        problem.write_text(one.reference, encoding="utf-8")
-        kernel.write_text(one.kernel, encoding="utf-8")
-        found = evaluated([str(tree), str(problem), str(kernel), "cuda", folder], dict(os.environ))
+def _evaluated(tree: Path, builds: Path, one: Released) -> dict[str, Any]:
+    found = _evaluator(tree, builds, one)
     outcome = "passed" if found.correct else "failed"
     return {"outcome": outcome, "speedup": found.speedup, "why": "", "seconds": round(found.seconds, 1)}
+
+
+def _evaluator(tree: Path, builds: Path, one: Released, *only: str) -> Found:
+    """KernelBench's, in a process; each kernel has a folder for its builds."""
+    folder = builds / one.name.replace("/", "_")
+    folder.mkdir(exist_ok=True)
+    problem, kernel = folder / "problem.py", folder / "kernel.py"
+    problem.write_text(one.reference, encoding="utf-8")
+    kernel.write_text(one.kernel, encoding="utf-8")
+    return evaluated([str(tree), str(problem), str(kernel), "cuda", str(folder), *only], dict(os.environ))
 
 
 def _report(drawn: list[Released], ways: list[str], known: dict[tuple[str, str], dict[str, Any]]) -> Report:

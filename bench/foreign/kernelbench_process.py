@@ -1,8 +1,9 @@
 """One candidate through KernelBench's own evaluator, as its script does it: a fresh process, 5 trials, 100 timed calls.
 
 `python kernelbench_process.py TREE PROBLEM CANDIDATE BACKEND BUILDS` prints a line of JSON with `correct` and
-`speedup`. TREE is a checkout of ScalingIntelligence/KernelBench, BUILDS where it keeps builds. Of what its package
-imports for other purposes (providers, progress bars) nothing is called here, so empty modules do.
+`speedup`. TREE is a checkout of ScalingIntelligence/KernelBench, BUILDS where it keeps builds; with `build` as a sixth
+word it only compiles, and prints nothing. Of what its package imports for other purposes (providers, progress bars)
+nothing is called here, so empty modules do.
 """
 
 import contextlib
@@ -15,15 +16,20 @@ from typing import Any
 UNUSED = ("dotenv", "litellm", "openai", "tqdm", "datasets", "requests", "tomli", "modal", "pydra")
 
 
-def main(tree: str, problem: str, candidate: str, backend: str, builds: str) -> None:
-    """Evaluate and print."""
+def main(tree: str, problem: str, candidate: str, backend: str, builds: str, *only: str) -> None:
+    """Evaluate and print; where `only` is `build`, compile."""
     for name in UNUSED:
         with contextlib.suppress(ImportError):
             __import__(name)
         sys.modules.setdefault(name, Unused(name))
     sys.path.insert(0, str(Path(tree) / "src"))
     import torch
-    from kernelbench.eval import eval_kernel_against_ref  # type: ignore[import-not-found]
+    from kernelbench.eval import build_compile_cache, eval_kernel_against_ref  # type: ignore[import-not-found]
+
+    if only == ("build",):
+        with contextlib.redirect_stdout(sys.stderr):
+            build_compile_cache(Path(candidate).read_text(encoding="utf-8"), False, builds)
+        return
 
     with contextlib.redirect_stdout(sys.stderr):
         result: Any = eval_kernel_against_ref(

@@ -63,7 +63,8 @@ def _unfit(part: Part, outcome: Outcome | None) -> str:
     status, measured = outcome.verdict.evidence.problem_status, outcome.verdict.measurement
     if status is not None and status.status == "weak":
         return "its problem can not tell a lazy answer from a right one"
-    if measured.comparison != "faster":
+    # A saving too small for the judge's clock may still be one: the program is timed as a whole, with it and without.
+    if measured.comparison not in ("faster", "unconfirmed"):
         return f"the best kernel is not faster beyond doubt: {speedup_words(outcome.verdict)}"
     if part.written and outcome.problem.state != "followed":
         return "it changes buffers, and the kernel was not judged for them"

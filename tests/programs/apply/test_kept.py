@@ -8,7 +8,7 @@ from kernelwright.problems import ProblemError
 from kernelwright.programs.apply.guarded import NoPlace
 from kernelwright.sandbox.machine.cache import all_entries
 from tests.support.programs import COLUMNS, KERNEL, ROWS, Network, run_over_gates
-from tests.support.runs import failed, made_run, passed
+from tests.support.runs import doubted, failed, made_run, passed
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,12 @@ def test_what_was_applied_counts_to_what_is_kept_and_the_longest_unused_goes(tmp
 def test_what_is_not_right_or_not_faster_stays_out(tmp_path, verdict, why):
     with pytest.raises(NoPlace, match=f"gate: .*{why}"):
         apply(Network(), run_over_gates(tmp_path / "run", verdict=verdict))
+
+
+def test_a_kernel_whose_saving_is_unconfirmed_is_put_in(tmp_path):
+    model = Network().eval()
+    apply(model, run_over_gates(tmp_path / "run", verdict=doubted(1.5, "unconfirmed")))
+    assert len(applied(model).kernels) == 2
 
 
 def test_a_run_over_plain_problems_is_refused(tmp_path):
