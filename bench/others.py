@@ -35,7 +35,7 @@ from kernelwright.sandbox.verdict.verdicts import Passed
 from kernelwright_child.gpu import driver
 
 OURS, THEIRS = "kernelwright", "KernelBench"
-IN_FLIGHT = 4
+IN_FLIGHT, BUILT_AHEAD = 4, 8
 REASON = 300
 """Characters of a reason that are kept."""
 
@@ -100,11 +100,14 @@ def run(*words: str) -> Report:
         take(OURS, drawn, lambda one: _judged(judges, one), IN_FLIGHT)
     if options.tree:
         by_outcome = sorted(drawn, key=lambda one: _is(known, one, OURS, "passed"))  # what it says of those comes first
+        left = [one for one in by_outcome if (one.name, THEIRS) not in known]
         with tempfile.TemporaryDirectory() as builds:
-            left = [one for one in by_outcome if (one.name, THEIRS) not in known and is_in_time()]
-            with ThreadPoolExecutor(IN_FLIGHT) as pool:
-                list(pool.map(lambda one: _evaluator(options.tree, Path(builds), one, "build"), left))
-            take(THEIRS, by_outcome, lambda one: _evaluated(options.tree, Path(builds), one), 1)
+            for first in range(0, len(left), BUILT_AHEAD):
+                some = left[first : first + BUILT_AHEAD]
+                if is_in_time():
+                    with ThreadPoolExecutor(BUILT_AHEAD) as pool:
+                        list(pool.map(lambda one: _evaluator(options.tree, Path(builds), one, "build"), some))
+                take(THEIRS, some, lambda one: _evaluated(options.tree, Path(builds), one), 1)
     return _report(drawn, ways, known)
 
 

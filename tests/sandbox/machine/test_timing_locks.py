@@ -273,7 +273,9 @@ def test_a_judge_that_waits_for_the_load_to_go_ends_with_an_interrupt(load, tmp_
     (tmp_path / "problem.py").write_text(SCALED_ROWS.source)
     (tmp_path / "candidate.py").write_text(SCALED_ROWS.source.replace("Model(", "ModelNew("))
     words = ["judge", "problem.py", "candidate.py", "--wait-quiet", "--effort", "screen"]
-    command = ["taskset", "-c", str(load.core), sys.executable, "-P", "-m", "kernelwright", *words]
+    # What a shell without job control has started in the background ignores interrupts.
+    command = ["env", "--default-signal=INT", "taskset", "-c", str(load.core)]
+    command += [sys.executable, "-P", "-m", "kernelwright", *words]
     judging = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert any("Ctrl-C" in line for line in judging.stderr)
     judging.send_signal(signal.SIGINT)
