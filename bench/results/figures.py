@@ -74,38 +74,76 @@ def standings(index: Index) -> list[Standing]:
     return found
 
 
+AT_THE_WALL = 0.97
+"""Of a copy's speed: a baseline that reaches it leaves a kernel nothing to gain."""
+
+
 class LevelFigures(NamedTuple):
     """One level, or all of a dtype."""
 
     problems: int
     right: int
     faster: float
-    """The share that the judge calls faster: the interval against the fastest baseline lies above 1."""
+    """The share of all problems whose kernel the judge calls `faster`."""
+    at_the_wall: int
+    """Problems whose fastest baseline runs at 97 % of a copy's speed or more."""
+    median: float | None
+    """Of the speedups of right kernels against the fastest baseline at equal accuracy."""
     mean: Estimate | None
-    """Geometric mean of the speedups of right kernels against the fastest baseline."""
+    """Their geometric mean."""
+    with_failures: float
+    """The geometric mean over all problems, a failure as 1."""
+    with_losses: float
+    """The same, and a slower kernel as 1 too: PyTorch goes on being used."""
+    fast_2: float
     fast_1: dict[str, float]
     """By baseline."""
     of_floor: float | None
-    """Geometric mean of the share that the floor is of the time, where it is known and not above that time."""
+    """Geometric mean of the share that the roofline's time is of the kernel's, where known and at most 1."""
     below_floor: int
-    """Kernels that take less, by needing fewer operations than the floor counts: it tells nothing of these."""
+    """Kernels that take less, by needing fewer operations than the roofline counts: it tells nothing of these."""
+    of_copy: float | None
+    """Geometric mean of the share that a copy's time is of the kernel's, where it was measured."""
 
 
 def level_figures(pairs: Sequence[tuple[Kept, Cell]], baselines: Sequence[str]) -> LevelFigures:
     """Failures stay in the denominator of the shares."""
     results = {name: [cell.result(name) for _, cell in pairs] for name in baselines}
     speedups = [one.speedup for one in results["best"] if one.speedup is not None]
+    everywhere = [1.0 if one.speedup is None else one.speedup for one in results["best"]]
     shares = [share for _, cell in pairs if (share := floor_share(cell)) is not None]
     above = [share for share in shares if share <= 1]
+    copies = [share for kept, cell in pairs if (share := copy_share(kept, cell)) is not None]
     return LevelFigures(
         problems=len(pairs),
         right=len(speedups),
         faster=sum(is_faster(cell) for _, cell in pairs) / len(pairs),
+        at_the_wall=sum(is_at_the_wall(kept, cell) for kept, cell in pairs),
+        median=statistics.median(speedups) if speedups else None,
         mean=figures.geometric_mean(speedups) if speedups else None,
+        with_failures=figures.geometric_mean(everywhere).value,
+        with_losses=figures.geometric_mean([max(1.0, one) for one in everywhere]).value,
+        fast_2=figures.fast_p(results["best"], 2.0),
         fast_1={name: figures.fast_p(found, 1.0) for name, found in results.items() if found},
         of_floor=figures.geometric_mean(above).value if above else None,
         below_floor=len(shares) - len(above),
+        of_copy=figures.geometric_mean(copies).value if copies else None,
     )
+
+
+def is_at_the_wall(kept: Kept, cell: Cell) -> bool:
+    """Whether the fastest baseline runs at a copy's speed: a property of the problem, whatever was answered."""
+    found = cell.published if cell.published is not None and cell.published.passed else kept.reference
+    fastest = min((found.baselines_ms or {}).values(), default=None) if found else None
+    return fastest is not None and kept.copy_ms is not None and kept.copy_ms >= AT_THE_WALL * fastest
+
+
+def copy_share(kept: Kept, cell: Cell) -> float | None:
+    """A copy's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
+    found = cell.published
+    if not cell.is_beyond_doubt or found is None or not kept.copy_ms or not found.candidate_ms:
+        return None
+    return kept.copy_ms / found.candidate_ms
 
 
 def is_faster(cell: Cell) -> bool:
@@ -114,9 +152,9 @@ def is_faster(cell: Cell) -> bool:
 
 
 def floor_share(cell: Cell) -> float | None:
-    """The floor over the time; None where it is not known, or nothing counts."""
+    """The roofline's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
     found = cell.published
-    if cell.result().speedup is None or found is None or not found.floor_ms or not found.candidate_ms:
+    if not cell.is_beyond_doubt or found is None or not found.floor_ms or not found.candidate_ms:
         return None
     return figures.roofline_fraction(found.candidate_ms, found.floor_ms)
 
@@ -151,6 +189,28 @@ def _after(tries: Sequence[Sequence[Turn]], count: int) -> After:
     gains = [max(1.0, one.speedup or 1.0) for one in results]
     shares = figures.fast_curve(results, (0.0, 1.0))
     return After(count, shares[0.0], shares[1.0], figures.geometric_mean(gains).value)
+
+
+class Round(NamedTuple):
+    """One round of a dtype: how many of its problems were asked, have an answer, and a verdict on it."""
+
+    dtype: str
+    number: int
+    asked: int
+    answered: int
+    judged: int
+
+
+def rounds(rows: Sequence[Kept]) -> list[Round]:
+    """By dtype, the first answer of each problem, the second, and so on."""
+    found = []
+    for dtype in dict.fromkeys(row.dtype for row in rows):
+        counted = [[turn for turn in row.tries if turn.counts] for row in rows if row.dtype == dtype]
+        for number in range(1, max(map(len, counted), default=0) + 1):
+            turns = [tries[number - 1] for tries in counted if len(tries) >= number]
+            answered = sum(turn.outcome != "not answered yet" for turn in turns)
+            found.append(Round(dtype, number, len(turns), answered, sum(not turn.is_open for turn in turns)))
+    return found
 
 
 class RoleFigures(NamedTuple):

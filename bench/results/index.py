@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, ValidationError
 
 from bench.results.records import Answered, Searched, read_lines
+from bench.results.tags import tags
 from kernelwright.agent.log.view import View
 from kernelwright.agent.steering.advice import tally
 from kernelwright.evals.figures import Measured, measured
@@ -18,7 +19,7 @@ from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, judged_by
-from kernelwright.sandbox.verdict.verdicts import Passed
+from kernelwright.sandbox.verdict.verdicts import Measurement, Passed, TimingClock
 
 RECORDS, AGAIN, INDEX, KERNELS = "records.jsonl.gz", "again.jsonl.gz", "index.json", "kernels"
 TAKEN_BACK = "refused by a later judge"
@@ -90,6 +91,15 @@ class Kept(Record):
     tries: tuple[Turn, ...]
     ideas: dict[str, tuple[int, int]]
     """By idea, how often it was tried and won, as the search itself counts."""
+    samples: int | None = None
+    """Paired samples behind the best speedup, from `worker_pairs` pairs of processes; None where nothing is right."""
+    worker_pairs: int | None = None
+    clock: TimingClock | None = None
+    """Of the best kernel's times."""
+    copy_ms: float | None = None
+    """Time of a copy of the bytes that the problem has to move, on that device; None where it was not measured."""
+    tags: tuple[str, ...] = ()
+    """What rules find in the best kernel's source: `bench.results.tags`."""
     again: SecondJudging | None = None
 
     @property
@@ -181,6 +191,7 @@ def _row(one: Searched, again: Sequence[Judgement]) -> Kept:
     attempts = tuple(answered.attempt for answered in one.attempts)
     second = _second(one.facts, again)
     refused = best.candidate_digest if best and second and second.refused else None
+    measurement = _best_measurement(one)
     tried, won = tally(View(problem=one.problem, attempts=attempts), one.header["config"]["search"]["gain"])
     return Kept(
         address=one.address,
@@ -189,24 +200,47 @@ def _row(one: Searched, again: Sequence[Judgement]) -> Kept:
         dtype=one.dtype,
         run=one.run,
         stopped=one.stopped,
-        device=_device(one),
+        device=measurement.on_device.device if measurement and measurement.on_device else str(one.header["device"]),
         kernel=kernel_file(one) if best else None,
         facts=one.facts,
         reference=measured(one.measured.verdict) if one.measured and one.measured.verdict else None,
         tries=tuple(_turn(answered, refused) for answered in one.attempts),
         ideas={idea: (count, won[idea]) for idea, count in sorted(tried.items())},
+        samples=len(measurement.closest.candidate_ms) if measurement else None,
+        worker_pairs=len(set(measurement.closest.workers)) or 1 if measurement else None,
+        clock=measurement.timing_clock if measurement else None,
+        copy_ms=_copy_ms(one, measurement),
+        tags=_tags(one),
         again=second,
     )
 
 
-def _device(one: Searched) -> str:
+def _best_measurement(one: Searched) -> Measurement | None:
+    """The measurement of the best kernel."""
     digest = one.facts.best.candidate_digest if one.facts.best else ""
     for attempt in (answered.attempt for answered in one.attempts):
         if attempt.candidate and attempt.candidate.digest == digest and isinstance(attempt.ruling, Passed):
-            record = attempt.ruling.measurement.on_device
-            if record is not None:
-                return record.device
-    return str(one.header["device"])
+            return attempt.ruling.measurement
+    return None
+
+
+def _copy_ms(one: Searched, measurement: Measurement | None) -> float | None:
+    reference = one.measured.verdict if one.measured else None
+    if measurement is None and isinstance(reference, Passed):
+        measurement = reference.measurement
+    return measurement.floor.copy_ms if measurement and measurement.floor else None
+
+
+def _tags(one: Searched) -> tuple[str, ...]:
+    best = one.facts.best
+    sources = {
+        answered.attempt.candidate.digest: answered.source for answered in one.attempts if answered.attempt.candidate
+    }
+    source = sources.get(best.candidate_digest) if best else None
+    if best is None or source is None:
+        return ()
+    taken, least = best.measured.candidate_ms, best.measured.floor_ms
+    return tags(source, one.dtype, taken is not None and least is not None and taken < least)
 
 
 def kernel_file(one: Searched) -> str:

@@ -1,5 +1,6 @@
 """docs/results.md: drawn from the folder of results alone, the same bytes on every machine."""
 
+import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -11,24 +12,30 @@ from bench.results.selection import Selection, read_selection
 from bench.results.words import (
     ENDED_EARLY,
     HEAD,
+    HOW_MEASURED,
     JUDGED_TWICE,
     LIKE_OURS,
     LIMITS,
     MADE,
     OURS_TOO,
     ROLES,
+    ROUNDS,
     SECTIONS,
     UNDER_WAY,
 )
 from kernelwright.evals.boards.leaderboard import Cell
 from kernelwright.evals.boards.tables import estimate_text, in_markdown, number_text, share_text
 from kernelwright.evals.figures import THRESHOLDS, Measured, fast_curve
+from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
+from kernelwright.problems import ProblemError
 from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE, OLD_JUDGE
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER
 
-PAGE = "results.md"
-AGAINST = {"best": "all", "eager": "strict eager", "shipped": "as shipped", "compile": "torch.compile"}
+PAGE, PROMPT, NOTES = "results.md", "results-prompt.txt", "notes.toml"
+PROMPTED = "conv_transpose2d_kernel3x7"
+"""The problem of the catalog whose first prompt is shown."""
+AGAINST = {"best": "all", "eager": "strict eager", "shipped": "default precision", "compile": "torch.compile"}
 MOST_REASONS = 12
 """Of one kind of failure, how many are told with their reason."""
 
@@ -37,19 +44,32 @@ def write_page(folder: Path, docs: Path) -> list[Path]:
     """Write the page and its pictures; the files. Raises `ProblemError` where the folder holds no run."""
     index, selection = read_index(folder), read_selection(folder)
     found = standings(index)
-    texts = {docs / PAGE: page(index, selection, found)}
+    texts = {docs / PAGE: page(index, selection, found, read_notes(folder))}
     for one in found:
         texts[docs / "pictures" / f"results-{one.dtype}.svg"] = pictures.speedups(one)
         texts[docs / "pictures" / f"results-{one.dtype}-curves.svg"] = pictures.fast_curves(one)
+    choice = PromptChoice(problem=PROMPTED, role="propose", target="cuda", device="H200")
+    texts[docs / PROMPT] = show_prompt(choice, frozenset()).text + "\n"
     (docs / "pictures").mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         write_atomically(path, text)
     return list(texts)
 
 
-def page(index: Index, selection: Selection, found: Sequence[Standing]) -> str:
+def read_notes(folder: Path) -> dict[str, dict[str, str]]:
+    """By dtype and address, where a large factor comes from; typed by hand, and empty where there is no file."""
+    path = folder / NOTES
+    if not path.exists():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ProblemError(f"{path} cannot be read ({error}); correct it") from None
+
+
+def page(index: Index, selection: Selection, found: Sequence[Standing], notes: dict[str, dict[str, str]]) -> str:
     """The text of the page."""
-    parts = [_head(selection, found), *_missing(index, selection)]
+    parts = [_head(selection, found), *_missing(index, selection), _rounds(index)]
     parts.append(_table(SHORT, [(one.dtype, *_short(one, one.ranked)) for one in found]))
     parts += [fill(LIKE_OURS.format(without=_without_ours(found)), 120), SECTIONS["levels"]]
     parts.append(_table(("dtype", "level", *SHORT[1:]), [row for one in found for row in _by_level(one)]))
@@ -57,7 +77,8 @@ def page(index: Index, selection: Selection, found: Sequence[Standing]) -> str:
     for one in found:
         parts += [f"### In {one.dtype}", f"![{one.dtype}](pictures/results-{one.dtype}.svg)"]
         parts.append(_table(EVERY, [_line(kept, cell) for kept, cell in one.pairs]))
-        parts += _unranked(one)
+        parts += [*_unranked(one), HOW_MEASURED, _table(HOW, [_how(kept, cell) for kept, cell in one.pairs])]
+    parts += [SECTIONS["above"], _above(found, notes), SECTIONS["tags"]]
     parts.append(SECTIONS["curves"])
     for one in found:
         parts.append(f"![fast_p in {one.dtype}](pictures/results-{one.dtype}-curves.svg)")
@@ -68,12 +89,18 @@ def page(index: Index, selection: Selection, found: Sequence[Standing]) -> str:
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-FAST = [f"fast_1, {name}" for name in AGAINST.values()]
-SHORT = ("dtype", "problems", "right", "judged faster", "geometric mean of the right [95 %]", *FAST, "of the floor")
-EVERY = (
-    "problem", "answers", "tokens", "kernel, ms", "eager, ms", "shipped, ms", "compiled, ms", "floor, ms",
-    "speedup [95 %]", "judged", "effort", "against", "again",
+SHORT = (
+    "dtype", "problems", "right", "judged faster", "at the wall", "median of the right",
+    "geometric mean of the right [95 %]", "failures as 1", "failures and losses as 1", "fast_1", "fast_2",
+    "of the roofline", "of a copy",
 )  # fmt: skip
+EVERY = (
+    "problem", "answers", "kernel, ms", "eager, ms", "default, ms", "compiled, ms", "roofline, ms", "of a copy",
+    "speedup [95 %]", "of any baseline", "judged", "against", "again",
+)  # fmt: skip
+HOW = ("problem", "clock", "effort", "samples", "judge", "accuracy", "tokens", "tags")
+ABOVE = 10.0
+"""Speedups above this have a sentence each in `results/notes.toml`."""
 
 
 def _head(selection: Selection, found: Sequence[Standing]) -> str:
@@ -83,7 +110,7 @@ def _head(selection: Selection, found: Sequence[Standing]) -> str:
         model=", ".join(dict.fromkeys(one.row.model for one in found)),
         device=", ".join(dict.fromkeys(kept.device for one in found for kept in one.kept)),
     )
-    return "\n\n".join(fill(part, 120) for part in said.split("\n\n"))
+    return "\n\n".join(part if part.startswith("- ") else fill(part, 120) for part in said.split("\n\n"))
 
 
 def _missing(index: Index, selection: Selection) -> list[str]:
@@ -104,10 +131,11 @@ def _missing(index: Index, selection: Selection) -> list[str]:
 
 def _short(one: Standing, pairs: Sequence[tuple[Kept, Cell]]) -> Sequence[str]:
     found = level_figures(pairs, list(one.results()))
-    shares = [share_text(found.fast_1.get(name)) for name in AGAINST]
     below = f", {found.below_floor} below" if found.below_floor else ""
-    counts = (str(found.problems), str(found.right), share_text(found.faster))
-    return (*counts, estimate_text(found.mean), *shares, share_text(found.of_floor) + below)
+    counts = (str(found.problems), str(found.right), share_text(found.faster), str(found.at_the_wall))
+    means = (f"{found.with_failures:.2f}", f"{found.with_losses:.2f}")
+    shares = (share_text(found.fast_1["best"]), share_text(found.fast_2), share_text(found.of_floor) + below)
+    return (*counts, number_text(found.median), estimate_text(found.mean), *means, *shares, share_text(found.of_copy))
 
 
 def _by_level(one: Standing) -> Iterable[Sequence[str]]:
@@ -128,22 +156,51 @@ def _without_ours(found: Sequence[Standing]) -> str:
 
 def _line(kept: Kept, cell: Cell) -> Sequence[str]:
     found = cell.published
-    start = (
-        f"{kept.address} {in_markdown(kept.title.partition('_')[2])}",
-        _answers(kept),
-        f"{kept.tokens / 1000:.1f} k",
-    )
+    start = (f"{kept.address} {in_markdown(kept.title.partition('_')[2])}", _answers(kept))
     told = found if found is not None and found.passed else kept.reference
     times = [number_text(ms, ".4g") for ms in _baseline_times(told)]
+    wall = "at the wall, " if figures.is_at_the_wall(kept, cell) else ""
     if found is None or not found.passed:
-        return (*start, "-", *times, "-", cell.status, "-", "-", _judged_again(kept))
+        return (*start, "-", *times, "-", "-", "-", wall + cell.status, "-", _judged_again(kept))
     speedup = f"{number_text(found.speedup)} [{number_text(found.low)}, {number_text(found.high)}]"
     if cell.status in ("quarantined", "provisional", "weak problem"):
         speedup += f" ({cell.status})"
-    against = min(found.speedups, key=lambda name: found.speedups[name], default="-")
+    fastest = min(found.speedups, key=lambda name: found.speedups[name], default="-")
     own = number_text(found.candidate_ms, ".4g")
-    judged = str(found.comparison).replace("_", " ")
-    return (*start, own, *times, speedup, judged, found.effort, against, _judged_again(kept))
+    judged = wall + str(found.comparison).replace("_", " ")
+    copy = share_text(figures.copy_share(kept, cell))
+    any_baseline = number_text(found.speedup if found.speedup_any is None else found.speedup_any)
+    return (*start, own, *times, copy, speedup, any_baseline, judged, found.counted or fastest, _judged_again(kept))
+
+
+def _how(kept: Kept, cell: Cell) -> Sequence[str]:
+    """How a row was measured, and what its kernel's source shows."""
+    found, best = cell.published, kept.facts.best
+    tokens, marks = f"{kept.tokens / 1000:.1f} k", ", ".join(kept.tags) or "-"
+    if found is None or not found.passed or best is None:
+        return (kept.address, "-", "-", "-", "-", "-", tokens, marks)
+    clock = str(kept.clock).replace("_", " ")
+    samples = f"{kept.samples} in {kept.worker_pairs}"
+    judge = best.judge_version or "not recorded"
+    return (kept.address, clock, found.effort, samples, in_markdown(judge[:12]), found.accuracy, tokens, marks)
+
+
+def _above(found: Sequence[Standing], notes: dict[str, dict[str, str]]) -> str:
+    """A sentence for each large factor."""
+    lines = []
+    for one in found:
+        for kept, cell in one.pairs:
+            speedup = cell.published.speedup if cell.published else None
+            if speedup is not None and speedup > ABOVE:
+                why = notes.get(one.dtype, {}).get(kept.address, "not explained yet")
+                lines.append(f"- {kept.address} in {one.dtype}, {speedup:.1f}: {why}")
+    return "\n".join(lines) or "None."
+
+
+def _rounds(index: Index) -> str:
+    """The status of each round."""
+    lines = [tuple(map(str, one)) for one in figures.rounds(index.rows)]
+    return f"{ROUNDS}\n\n{_table(('dtype', 'round', 'asked', 'answered', 'judged'), lines)}"
 
 
 def _baseline_times(found: Measured | None) -> list[float | None]:
@@ -188,7 +245,7 @@ def _curve(one: Standing) -> list[Sequence[str]]:
 
 
 def _turns(found: Sequence[Standing]) -> str:
-    heading = ("dtype", "after", "right", "faster than all", "geometric mean, failures as 1")
+    heading = ("dtype", "after", "right", "faster than all", "geometric mean, failures and losses as 1")
     lines = [
         (one.dtype, _count(after.answers), share_text(after.right), share_text(after.fast_1), f"{after.mean:.2f}")
         for one in found

@@ -4,17 +4,37 @@ HEAD = """\
 # Results: a model's kernels for KernelBench
 
 Answers of a language model to the prompts as they are rendered, for problems of a benchmark that others wrote, judged
-as any kernel is. Which problems was fixed by a rule before any answer was asked for: {rule}. Each was answered from its
-task file alone, without tools and without the judge, by {model}; judged on {device}. A speedup is against the fastest
-of all baselines that were measured (strict eager, eager as PyTorch ships, `torch.compile`), a failure stays in every
-denominator, and what is faster than any algorithm could be, or was refused when it was judged again, counts as a
-failure: [metrics](metrics.md). Weak problems, whose result hardly depends on the input, are shown and not ranked.
+as any kernel is. Which problems was fixed by a rule before any answer was asked for: {rule}. Answers are by {model};
+judged on {device}.
 
-`make results` draws this page and its pictures from the folder `results`; nothing here was typed. "Judged faster" is
-the share of problems with a right kernel whose interval against the fastest baseline lies above 1; fast_1, the share
-whose speedup is above 1, as KernelBench counts, against all baselines and each. [The floor](floor.md) is what the
-device could do at most with the reference's operations; a kernel that needs fewer can be below it, and is not in the
-mean."""
+Each question was a conversation of its own, without tools. The answering side saw one task file: role, contract, how
+CUDA is built, an example for another problem, reference, form of the reply, hardware and limits, advice by pattern,
+snippets, and the step asked for. It saw no judge, no device, and of other answers only the one to repair or improve.
+A [full prompt](results-prompt.txt), for a problem of our own catalog, shows all sections. Temperature and length were
+the model's own defaults.
+
+A speedup is the median ratio of times against the fastest baseline at equal accuracy (strict eager, eager at default
+precision, `torch.compile`); "of any baseline" counts less accurate ones too. A failure stays in every denominator. What
+is faster than any algorithm could be, or was refused by a later judge, is a failure: [metrics](metrics.md). Weak
+problems, whose result hardly depends on the input, are shown and not ranked.
+
+`make results` draws this page and its pictures from the folder `results`; only the sentences on factors above 10 are
+typed. The table counts ranked problems:
+
+- "judged faster": the share of all problems whose kernel the judge calls `faster`;
+- "at the wall": problems whose fastest baseline runs at 97 % of a copy's speed or more, whatever was answered;
+- "median" and "geometric mean of the right": over right kernels, whose number is under "right". A speedup above 1 that
+  is too noisy or unconfirmed counts as 1;
+- "failures as 1": the geometric mean over all problems; "failures and losses as 1": with slower kernels as 1 too;
+- fast_1, fast_2: the share of all problems with a right kernel more than 1 or 2 times as fast;
+- "of the roofline": the [roofline](floor.md)'s time over the kernel's, as a geometric mean. A kernel that needs fewer
+  operations than the reference can be below that time; such are counted apart;
+- "of a copy": the same for a copy of as many bytes as the problem has to move."""
+ROUNDS = """\
+A round is the first answer to each problem, the second, and so on:"""
+HOW_MEASURED = """\
+How each was measured; "samples" are paired samples in so many pairs of processes, "judge" is the judge version, or in
+older records the start of a digest:"""
 UNDER_WAY = """\
 **This is under way.** Until a search is at its end what counts is what it measured itself, with the effort `search`;
 then its best is judged afresh in full."""
@@ -32,11 +52,28 @@ By level:""",
     "problems": """\
 ## Every problem
 
-Under "answers" stands what came of each: the speedup of its first verdict, or where it failed; tokens are those of
-prompts and answers together, by the provider where it tells them, else estimated from their lengths. The speedup is
-that of the best, by the verdict that counts, "judged" that verdict's word, "effort" with how much it was reached;
-"again" is that of [a later judge](#judged-a-second-time). Where nothing is right PyTorch's times and the floor are
-those of a brief look before the first answer. The kernels lie in `results/kernels`, a folder a dtype.""",
+Under "answers" stands what came of each: the speedup of its first verdict, or where it failed. The speedup is that of
+the best, by the verdict that counts, "judged" that verdict's word; "again" is that of
+[a later judge](#judged-a-second-time). Where nothing is right PyTorch's times and the roofline are those of a brief
+look before the first answer. Tokens are those of prompts and answers together, as the provider counts them, else
+estimated from their lengths. The kernels lie in `results/kernels`, a folder a dtype.""",
+    "above": """\
+## Factors above 10
+
+Where each comes from:""",
+    "tags": """\
+## Tags
+
+Rules read each kept kernel's source; a rule can miss what is written in an unusual way, and none changes a verdict.
+
+- emulated fp32: products of fp16, TF32 or bf16 pieces on tensor cores (`fp16x3`: two pieces an operand, three
+  products), within the error bound of `ieee`; cuBLAS and cuDNN compute in fp32 then;
+- other algorithm: below the roofline's time, with fewer operations than the reference;
+- spin barrier: a block waits for what another block stores, so all must be resident at once;
+- device globals: state of its own on the device, so two streams cannot run it at once;
+- fixed multiprocessors: written for 132 of them;
+- no shape check: other shapes than the problem's give wrong results or faults, without an error;
+- no device guard: launches on the current device, whatever device the inputs are on.""",
     "curves": """\
 ## How many are faster, and than what
 

@@ -6,7 +6,16 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bench.results.figures import after_each_answer, by_idea, by_role, failures, level_figures, standings
+from bench.results.figures import (
+    after_each_answer,
+    by_idea,
+    by_role,
+    failures,
+    is_at_the_wall,
+    level_figures,
+    rounds,
+    standings,
+)
 from bench.results.index import indexed, meet, read_index, records_in
 from bench.results.keeping import keep
 from bench.results.page import write_page
@@ -170,7 +179,8 @@ def test_what_waits_for_its_answer_is_no_failure_and_no_row(results, tmp_path):
     assert {role: found.asked for role, found in by_role(index.rows).items()} == {"propose": 2, "improve": 1}
     page = write_page(results, tmp_path / "docs")[0].read_text()
     assert "float32 3 of 3 problems" in flat(page) and "level2/5 none" in flat(page)
-    assert "level1/15 Made | 2.00 | 1.3 k" in page, "tokens of what was answered"
+    (how,) = (line for line in page.splitlines() if line.startswith("| level1/15 |"))
+    assert "| 1.3 k |" in how, "tokens of what was answered"
     assert "right kernel: none" in page and "| level2/5" not in page
 
 
@@ -314,6 +324,42 @@ def test_the_floor_tells_nothing_of_a_kernel_below_it(run):
 
     found = level_figures([at(*pair) for pair in one.pairs], ["best"])
     assert (found.of_floor, found.below_floor) == (pytest.approx(0.5), 1)
+
+
+def test_means_over_all_problems_count_failures_and_losses_as_one(results, tmp_path):
+    with RunLog.create(tmp_path / "run", [made(address) for address in ADDRESSES], setting()) as log:
+        for address, verdict in zip(ADDRESSES, (passed(4.0), passed(0.5), failed("check")), strict=True):
+            writer = Writer(log, made(address).name, random.Random(1))
+            writer.attempt(verdict)
+            writer.stop()
+    (one,) = standings(keep(results, [tmp_path / "run"]))
+    found = level_figures(one.ranked, ["best"])
+    assert found.with_failures == pytest.approx(2 ** (1 / 3), rel=0.05)
+    assert found.with_losses == pytest.approx(4 ** (1 / 3), rel=0.05)
+    assert found.median == pytest.approx(2.25, rel=0.05) and found.fast_2 == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("share", "wall"), [(0.98, True), (0.9, False)])
+def test_a_baseline_at_a_copys_speed_is_at_the_wall_whatever_was_answered(run, share, wall):
+    (one,) = standings(indexed(searched(run), ()))
+    kept, cell = one.pairs[0]
+    fastest = min(cell.published.baselines_ms.values())
+    assert is_at_the_wall(kept.model_copy(update={"copy_ms": share * fastest}), cell) is wall
+    unsolved = kept.model_copy(update={"copy_ms": share * fastest, "reference": cell.published})
+    assert is_at_the_wall(unsolved, cell.model_copy(update={"published": None})) is wall
+
+
+def test_each_round_has_its_status(run, results, tmp_path):
+    rows = indexed(searched(run), ()).rows
+    assert [tuple(one) for one in rounds(rows)] == [("float32", 1, 3, 3, 3), ("float32", 2, 3, 3, 3)]
+    waiting = rows[0].tries[1].model_copy(update={"outcome": "not answered yet"})
+    rows = (rows[0].model_copy(update={"tries": (rows[0].tries[0], waiting)}), *rows[1:])
+    assert tuple(rounds(rows)[1]) == ("float32", 2, 3, 2, 2)
+
+
+def test_every_factor_above_ten_that_ships_has_its_sentence():
+    text = (ROOT / "docs" / "results.md").read_text()
+    assert "not explained yet" not in text and "- level2/65 in float32" in text
 
 
 def test_only_what_the_judge_calls_faster_counts_as_judged_faster(results, tmp_path):
