@@ -1,0 +1,200 @@
+"""docs/others.md: drawn from the records alone, the same bytes on every machine."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.gpu_facts import Report
+from bench.others.records import OURS, RECORDS, THEIRS, Row, add_rows
+from kernelwright.evals.boards.tables import in_markdown, number_text, share_text
+from kernelwright.evals.figures import geometric_mean
+from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.verdict.in_words import counted_speedup
+from kernelwright.sandbox.verdict.settings import Accuracy
+from kernelwright.sandbox.verdict.verdicts import Measurement, Passed
+
+PAGE = Path(__file__).parents[2] / "docs" / "others.md"
+SOURCES = {
+    "CUDA-L1": (227, "deepreinforce-ai/CUDA-L1, `optimized_cuda_code/h100.json`, commit 51e8356, MIT"),
+    "KernelAgent": (32, "Laurawly/kernelagent-artifacts, commit 14ed07a"),
+    "robust-kbench": (8, "SakanaAI/robust-kbench, `highlighted`, commit 078f5ba, Apache 2.0"),
+}
+"""How many kernels each release has, and where it lies."""
+ACCURACIES: tuple[Accuracy, ...] = ("ieee", "default", "kernelbench")
+PHRASE = 110
+"""Characters of a phrase in the table."""
+
+INTRO = """\
+# Kernels that others released
+
+Kernels of public releases, judged as any candidate is, beside what their authors state and what KernelBench's own
+evaluator says of them on the same card. Each is judged at the sizes of its release, at effort `search` unless a row
+says otherwise, with `--weights auto`. `python -m bench others` judges them from a checkout of the release and draws
+this page from `bench/records/others.jsonl.gz`. Of the releases only names, digests and claims are kept.
+
+A claim was made with the authors' own card, software and baseline, usually eager PyTorch. Our speedup is against the
+fastest baseline at equal accuracy: eager, eager at default precision or `torch.compile`, host ahead, L2 cache cold. A
+kernel that mostly saves launches can be slower than stated here, and the claim be right for its setting."""
+FAIR = """\
+## What a refusal means
+
+- `check`: the result is wrong on some input at that accuracy; the phrase names the element. `kernelbench` allows an
+  absolute error of 1e-4 on inputs as drawn, as the benchmark does; what passes there may be wrong at `ieee`.
+- `scan`, `build`, `load` or `run`: there is no class `ModelNew`, it does not compile, or it raises.
+- "not judged": the problem itself cannot be judged, which says nothing of the kernel.
+
+Three refusals rest on a rule of ours that others may not share. A result has to be computed in each call: memory of an
+earlier result that is handed out again counts as not written, even where the values are the same for every input. The
+error is that of the worst element over fresh inputs and weights, where KernelBench draws five times. And outputs have
+the dtype of the reference."""
+
+
+class Judged(NamedTuple):
+    """All judgings of one kernel."""
+
+    first: Row
+    ours: tuple[Row, ...]
+    theirs: Row | None
+
+    def meets(self, accuracy: Accuracy) -> bool | None:
+        """Whether it is right at an accuracy, by any judging that tells."""
+        known = [found for row in self.ours if (found := row.meets(accuracy)) is not None]
+        return all(known) if known else None
+
+    @property
+    def best(self) -> Row | None:
+        """The passed judging at the narrowest accuracy, of the most effort."""
+        order = {"ieee": 0, "default": 1, "tf32": 2, "kernelbench": 3}
+        passed = [row for row in self.ours if row.outcome == "passed"]
+        return min(passed, key=lambda row: (row.effort != "rank", order[str(row.accuracy)]), default=None)
+
+    @property
+    def counted(self) -> float | None:
+        """The speedup as boards count it; None where no judging passed."""
+        best = self.best
+        return None if best is None or best.speedup is None else counted_speedup(best.speedup, best.why)
+
+
+def keep(words: Sequence[str]) -> Report:
+    """Add the files' rows to the records, and draw the page."""
+    rows = add_rows([Path(word) for word in words])
+    if not rows:
+        return Report(f"  {RECORDS} holds nothing; judge with python -m bench others, then keep its file", holds=False)
+    write_atomically(PAGE, page(rows))
+    return Report(f"  {len(rows)} judgings kept; drawn: {PAGE}", holds=True)
+
+
+def page(rows: Iterable[Row]) -> str:
+    """The text of the page."""
+    found = list(rows)
+    parts = [INTRO, _circumstances(found)]
+    for sizes, title in (("released", "At the sizes of the release"), ("present", "At KernelBench's present sizes")):
+        kernels = _kernels(found, sizes)
+        if kernels:
+            parts += [f"## {title}", _summary(kernels)]
+            parts += [_table(COLUMNS, [_line(one) for one in kernels if one.first.source == source])
+                      for source in dict.fromkeys(one.first.source for one in kernels)]  # fmt: skip
+    return "\n\n".join([*parts, FAIR]) + "\n"
+
+
+def _kernels(rows: Sequence[Row], sizes: str) -> list[Judged]:
+    by_kernel: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.sizes == sizes:
+            by_kernel.setdefault((row.source, row.name), []).append(row)
+    found = []
+    for _, judgings in sorted(by_kernel.items(), key=lambda item: (item[0][0], _number(item[0][1]))):
+        theirs = next((row for row in judgings if row.way == THEIRS), None)
+        found.append(Judged(judgings[0], tuple(row for row in judgings if row.way == OURS), theirs))
+    return found
+
+
+def _number(name: str) -> tuple[str, int, str]:
+    level, _, number = name.partition("/")
+    return level, int(number) if number.isdecimal() else 0, name
+
+
+def _circumstances(rows: Sequence[Row]) -> str:
+    devices = ", ".join(sorted({row.device for row in rows}))
+    versions = sorted({str(row.verdict.evidence.versions.get("judge")) for row in rows if row.verdict})
+    judged_by = f"; judge version {', '.join(versions)}" if versions else ""
+    places = "\n".join(f"- {name}: {SOURCES[name][1]}" for name in SOURCES if any(row.source == name for row in rows))
+    return f"Judged on {devices}{judged_by}. The releases:\n\n{places}"
+
+
+SUMMARY = (
+    "release", "judged", "right at ieee", "at default", "at kernelbench", "KernelBench: right",
+    "faster", "median claim", "median speedup", "geometric mean, failures as 1",
+)  # fmt: skip
+
+
+def _summary(kernels: Sequence[Judged]) -> str:
+    lines = []
+    for source in dict.fromkeys(one.first.source for one in kernels):
+        mine = [one for one in kernels if one.first.source == source and one.ours]
+        right = [one for one in mine if one.best]
+        theirs = [one.theirs for one in kernels if one.first.source == source and one.theirs]
+        faster = sum(one.best is not None and one.best.why == "faster" for one in mine)
+        claims = [one.first.claimed for one in right if one.first.claimed]
+        speedups = [one.counted for one in right if one.counted is not None]
+        mean = geometric_mean([one.counted or 1.0 for one in mine]).value if mine else None
+        lines.append((
+            source, f"{len(mine)} of {SOURCES[source][0]}", *(_count(mine, accuracy) for accuracy in ACCURACIES),
+            f"{sum(row.outcome == 'passed' for row in theirs)} of {len(theirs)}",
+            share_text(faster / len(mine) if mine else None),
+            number_text(statistics.median(claims) if claims else None),
+            number_text(statistics.median(speedups) if speedups else None), number_text(mean),
+        ))  # fmt: skip
+    return _table(SUMMARY, lines)
+
+
+def _count(kernels: Sequence[Judged], accuracy: Accuracy) -> str:
+    known = [found for one in kernels if (found := one.meets(accuracy)) is not None]
+    return f"{sum(known)} of {len(known)}"
+
+
+COLUMNS = (
+    "kernel", "claim", "ieee", "default", "kernelbench", "KernelBench", "gpu time, ms", "call, ms", "host, ms",
+    "speedup [95 %]", "of any baseline", "judged", "in a phrase",
+)  # fmt: skip
+YES_NO = {True: "right", False: "wrong", None: "-"}
+
+
+def _line(one: Judged) -> Sequence[str]:
+    best = one.best
+    theirs = "-" if one.theirs is None else YES_NO[one.theirs.outcome == "passed"]
+    if one.theirs is not None and one.theirs.speedup is not None:
+        theirs += f", {one.theirs.speedup:.2f}"
+    start = (one.first.name, number_text(one.first.claimed), *(YES_NO[one.meets(each)] for each in ACCURACIES), theirs)
+    found = best.verdict.measurement if best is not None and isinstance(best.verdict, Passed) else None
+    if found is not None:
+        times = [number_text(ms, ".4g") for ms in (found.gpu_time_ms, found.call_latency_ms, found.host_time_ms)]
+        ends = found.interval
+        speedup = f"{found.speedup:.2f} [{ends.low:.2f}, {ends.high:.2f}]"
+        any_baseline = number_text(found.speedup_any)
+    else:
+        times, any_baseline = ["-"] * 3, "-"
+        speedup = number_text(best.speedup) if best else "-"
+    judged = best.why.replace("_", " ") if best else "refused"
+    return (*start, *times, speedup, any_baseline, judged, in_markdown(_phrase(one, found)))
+
+
+def _phrase(one: Judged, found: Measurement | None) -> str:
+    """Why it fell where it fell."""
+    if one.best is None:
+        refused = one.ours[-1] if one.ours else None
+        return "not judged yet" if refused is None else f"{refused.outcome}: {refused.why}"[:PHRASE]
+    if found is None:
+        return ""
+    label = one.best.verdict.evidence.authenticity.label if one.best.verdict else ""
+    said = [f"against {found.closest.baseline}", f"kernels: {label}"]
+    if found.is_launch_bound:
+        said.append("launch-bound")
+    if one.best.verdict and one.best.verdict.evidence.weights == "seeded":
+        said.append("weights by seed")
+    return ", ".join(said)[:PHRASE]
+
+
+def _table(names: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *lines])

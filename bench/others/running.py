@@ -1,0 +1,190 @@
+"""Judging released kernels: ours in flight side by side, KernelBench's evaluator one process after the other."""
+
+import argparse
+import os
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, get_args
+
+from bench.beside_kernelbench import Found, evaluated
+from bench.chosen import Kept, is_in_time
+from bench.gpu_facts import NO_DEVICE, Report
+from bench.others.records import OURS, REASON, THEIRS, Row, outcome_of, read_rows
+from bench.others.sources import Released, read, with_present_reference
+from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.pool.judges import Judges
+from kernelwright.sandbox.verdict.errors import SandboxError
+from kernelwright.sandbox.verdict.settings import Accuracy, Settings
+from kernelwright.sandbox.verdict.verdicts import Passed
+from kernelwright_child.gpu import driver
+
+IN_FLIGHT, BUILT_AHEAD = 4, 8
+
+
+class _Rows:
+    """What is known, by key; each new row is on disk before the next is taken."""
+
+    def __init__(self) -> None:
+        self.kept = Kept("others.jsonl")
+        rows = read_rows(self.kept.path) if self.kept.path.exists() else []
+        self.known = {row.key: row for row in rows}
+        self._lock = threading.Lock()
+
+    def add(self, row: Row) -> None:
+        with self._lock:
+            self.known[row.key] = row
+            self.kept.add(row.model_dump(mode="json"))
+            speedup = "" if row.speedup is None else f"{row.speedup:.2f} x"
+            print(
+                f"  {row.name:12} {row.way:12} {row.accuracy or '':12} {row.outcome:16} {speedup} {row.why}", flush=True
+            )
+
+
+def judge_released(words: tuple[str, ...]) -> Report:
+    """Judge what is chosen, as far as there is time; what came of it."""
+    options = _options(words)
+    if options.device != "cpu" and driver.device_count() == 0:
+        return NO_DEVICE
+    chosen = _chosen(options)
+    rows = _Rows()
+    accuracies: list[Accuracy] = options.accuracy or ["default", "kernelbench"]
+    facts = {"sizes": "present" if options.present else "released", "device": _device_name(options.device)}
+    for number, accuracy in enumerate(accuracies):
+        settings = Settings.model_validate(
+            {"device": options.device, "effort": options.effort, "accuracy": accuracy, "compiled": ["default"]}
+        )
+
+        def ours(one: Released, judges: Judges, accuracy: Accuracy = accuracy, is_first: bool = number == 0) -> None:
+            made = facts | {"way": OURS, "accuracy": accuracy, "effort": options.effort}
+            earlier = [row for row in rows.known.values() if row.name == one.name and row.source == one.source]
+            is_known = any(row.sizes == facts["sizes"] and row.meets(accuracy) is not None for row in earlier)
+            if is_in_time() and not (_row(one, made | EMPTY).key in rows.known or (is_known and not is_first)):
+                rows.add(_row(one, made | _judged(judges, one)))
+
+        with Judges(settings) as judges:
+            _each(chosen, lambda one, judges=judges, ours=ours: ours(one, judges), IN_FLIGHT)  # type: ignore[misc]
+    if options.tree and not options.present:
+        _evaluate(options.tree, chosen, rows, facts)
+    return _report(chosen, rows, facts["sizes"], with_theirs=bool(options.tree))
+
+
+EMPTY = {"outcome": "", "seconds": 0.0}
+
+
+def _each(kernels: list[Released], work: Callable[[Released], None], in_flight: int) -> None:
+    with ThreadPoolExecutor(in_flight) as pool:
+        list(pool.map(work, kernels))
+
+
+def _row(one: Released, facts: dict[str, Any]) -> Row:
+    return Row(source=one.source, name=one.name, digest=one.digest, claimed=one.claimed, **facts)
+
+
+def _options(words: tuple[str, ...]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m bench others")
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--draw", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--names", type=lambda text: text.split(","))
+    parser.add_argument("--tree", type=Path)
+    parser.add_argument("--present", action="store_true")
+    parser.add_argument("--accuracy", action="append", choices=get_args(Accuracy))
+    parser.add_argument("--effort", default="search")
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args(words)
+    if options.present and not options.tree:
+        parser.error("--present takes references from a checkout of KernelBench; name it with --tree")
+    return options
+
+
+def _chosen(options: argparse.Namespace) -> list[Released]:
+    released = read(options.path)
+    if options.names:
+        released = [one for one in released if one.name in options.names]
+    if options.draw:
+        released = random.Random(options.seed).sample(released, min(options.draw, len(released)))
+    if options.device == "cpu":
+        released = [one for one in released if candidate_of(one.kernel).language in ("python", "cpp")]
+    return [with_present_reference(one, options.tree) for one in released] if options.present else released
+
+
+def _device_name(device: str) -> str:
+    if device == "cpu":
+        return "cpu"
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
+def _judged(judges: Judges, one: Released) -> dict[str, Any]:
+    start = time.perf_counter()
+    try:
+        verdict = judges.judge(one.problem, candidate_of(one.kernel))
+    except SandboxError as error:
+        found: dict[str, Any] = {"outcome": "not judged", "why": " ".join(str(error).split())[:REASON]}
+    else:
+        outcome, why = outcome_of(verdict)
+        speedup = verdict.measurement.speedup if isinstance(verdict, Passed) else None
+        found = {"outcome": outcome, "why": why, "speedup": speedup, "verdict": verdict}
+    return found | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def _evaluate(tree: Path, chosen: list[Released], rows: _Rows, facts: dict[str, Any]) -> None:
+    """By KernelBench's evaluator; those that we do not pass come first, and a few builds run ahead."""
+    theirs = facts | {"way": THEIRS, "accuracy": None, "effort": None}
+    passed = {row.name for row in rows.known.values() if row.way == OURS and row.outcome == "passed"}
+    left = [one for one in chosen if _row(one, theirs | EMPTY).key not in rows.known]
+    left.sort(key=lambda one: one.name in passed)
+    with tempfile.TemporaryDirectory() as builds:
+        for first in range(0, len(left), BUILT_AHEAD):
+            some = left[first : first + BUILT_AHEAD]
+            if is_in_time():
+                _each(some, lambda one: _only_build(tree, Path(builds), one), BUILT_AHEAD)
+            for one in some:
+                if is_in_time():
+                    found = _evaluator(tree, Path(builds), one)
+                    outcome = "passed" if found.correct else "failed"
+                    said = {"outcome": outcome, "speedup": found.speedup, "seconds": round(found.seconds, 1)}
+                    rows.add(_row(one, theirs | said))
+
+
+def _only_build(tree: Path, builds: Path, one: Released) -> None:
+    _evaluator(tree, builds, one, "build")
+
+
+def _evaluator(tree: Path, builds: Path, one: Released, *only: str) -> Found:
+    """KernelBench's, in a process; each kernel has a folder for its builds."""
+    folder = builds / one.name.replace("/", "_")
+    folder.mkdir(exist_ok=True)
+    problem, kernel = folder / "problem.py", folder / "kernel.py"
+    problem.write_text(one.problem.source, encoding="utf-8")
+    kernel.write_text(one.kernel, encoding="utf-8")
+    return evaluated([str(tree), str(problem), str(kernel), "cuda", str(folder), *only], dict(os.environ))
+
+
+def _report(chosen: list[Released], rows: _Rows, sizes: str, with_theirs: bool) -> Report:
+    lines: list[str] = []
+    best: dict[str, Row] = {}
+    for accuracy in get_args(Accuracy):
+        found = [row for row in rows.known.values() if (row.way, row.accuracy, row.sizes) == (OURS, accuracy, sizes)]
+        if found:
+            counts = Counter(row.outcome for row in found)
+            told = ", ".join(f"{counts[key]} {key}" for key in sorted(counts))
+            lines.append(f"  {OURS} at {accuracy}: {len(found)} of {len(chosen)}; {told}")
+        best |= {row.name: row for row in found if row.name not in best or best[row.name].outcome != "passed"}
+    theirs = {row.name: row.outcome == "passed" for row in rows.known.values() if row.way == THEIRS}
+    if with_theirs:
+        lines.append(f"  {THEIRS}: {len(theirs)} of {len(chosen)}; {sum(theirs.values())} passed")
+    for one in chosen:
+        row = best.get(one.name)
+        if theirs.get(one.name) and (row is None or row.outcome != "passed"):
+            said = f"{row.outcome}; {row.why}" if row else "not judged yet"
+            lines.append(f"  right there, not here: {one.name}: {said}")
+    judged = [best[one.name].outcome for one in chosen if one.name in best]
+    return Report("\n".join(lines), len(judged) == len(chosen) and not {"not judged", "failed: load"} & set(judged))
