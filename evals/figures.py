@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from kernelwright.agent.replies.normalising import is_copy
+from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.in_words import DOUBTS, counted_speedup
 from kernelwright.sandbox.verdict.report import report
@@ -178,6 +180,17 @@ BASELINES = {"eager": EAGER, "shipped": AS_SHIPPED, "compile": COMPILED}
 """What tables show beside the fastest of all, by the short name that metrics ask for them by."""
 BUILT = frozenset({"load", "run", "check", "time"})
 """A failure at one of these stages came through scan and build."""
+
+
+OWN_KERNEL = frozenset({"custom", "mixed"})
+"""Labels of authenticity of a candidate that computes with kernels of its own."""
+COPY = "copy of the reference"
+
+
+def kernel_label(verdict: Verdict, source: str, problem: Problem) -> str:
+    """The label of authenticity, or `COPY` for a candidate that defines nothing but what the reference does."""
+    label = verdict.evidence.authenticity.label
+    return COPY if label not in OWN_KERNEL and is_copy(source, problem.source) else label
 
 
 class Measured(Record):

@@ -265,10 +265,10 @@ class RunLog:
     def append(self, body: Body, blobs: Iterable[str] = ()) -> Event:
         return self.extend([(body, blobs)])[0]
 
-    def extend(self, entries: Sequence[tuple[Body, Iterable[str]]]) -> list[Event]:
+    def extend(self, entries: Sequence[tuple[Body, Iterable[str]]], time: datetime | None = None) -> list[Event]:
         """Commit several events, each with its texts, all of them or none; return them as they were logged."""
         with self._writing() as connection:
-            time = datetime.now(UTC)  # with the lock held: times are in the order of the events
+            time = time or datetime.now(UTC)  # with the lock held: times are in the order of the events
             return [_insert(connection, time, body, blobs) for body, blobs in entries]
 
     def digest(self) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from kernelwright.problems.record.source import parse_module
 
@@ -39,6 +40,24 @@ def normal_digest(source: str) -> str:
     except (SyntaxError, ValueError, RecursionError):
         text = source
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def is_copy(source: str, reference: str) -> bool:
+    """Whether all that a candidate defines beside its inputs is the reference's, or derives from it as it is."""
+    try:
+        own, known = _definitions(source), _definitions(f"{reference}\nclass Model(Model): pass\nModel = Model")
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return bool(own) and own <= known
+
+
+def _definitions(source: str) -> set[str]:
+    tree = parse_module(re.sub(r"\bModelNew\b", "Model", source))
+    for function in _functions(tree.body):
+        _rename_locals(function)
+    parts = [part for part in _Plain().visit(tree).body if not isinstance(part, ast.Import | ast.ImportFrom)]
+    return {_dumped(part) for part in parts if getattr(part, "name", "") not in ("get_inputs", "get_init_inputs")}
 
 
 def _dumped(part: object) -> str:

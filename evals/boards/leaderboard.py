@@ -1,4 +1,4 @@
-"""Boards from runs alone: who found how fast kernels on how many problems. Pure; reads and writes nothing.
+"""Boards from runs and scores alone: who found how fast kernels on how many problems. Pure; reads and writes nothing.
 
 A board holds one device, for times of two devices are not compared; of several clocks the newest counts. A row is one
 entrant (model, strategy, target) with all its runs; a cell is its best kernel for one problem. Ranked by the geometric
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from kernelwright.agent.strategies import function_in
 from kernelwright.evals import figures
-from kernelwright.evals.figures import BASELINES, Effort, Estimate, Measured, Result
+from kernelwright.evals.figures import BASELINES, COPY, OWN_KERNEL, Effort, Estimate, Measured, Result
 from kernelwright.evals.runs.facts import Kernel, ProblemFacts, RunFacts
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.verdict.in_words import counted_speedup
@@ -135,6 +135,8 @@ class Row(Record):
     """Geometric mean of the credits over the problems that are ranked."""
     correct: int
     """Ranked problems with a right kernel."""
+    own_kernels: int = 0
+    """Ranked problems whose best kernel computes with one of its own; a library's, PyTorch's and a copy do not."""
     fast: dict[str, dict[float, float]]
     """fast_p by baseline: `best` (the fastest of all), `eager`, `shipped` (eager as shipped), `compile` (best mode).
 
@@ -224,6 +226,9 @@ class _Maker:
 
     def _published(self, run: RunFacts, facts: ProblemFacts, best: Kernel) -> tuple[Measured, Verified | None]:
         again = self.verifications(run.folder, facts.digest, best.candidate_digest)
+        label = best.measured.authenticity
+        if again and label == COPY:
+            again = again._replace(measured=again.measured.model_copy(update={"authenticity": label}))
         return again.measured if again else best.measured, again
 
     def _cell(self, asked: ProblemFacts, runs: Sequence[RunFacts], clock: TimingClock | None) -> Cell:
@@ -301,6 +306,7 @@ def _row(entrant: tuple[str, str, str], runs: Sequence[RunFacts], cells: Sequenc
         cells=tuple(cells),
         score=figures.geometric_mean([cell.credit for cell in ranked]).value if ranked else 1.0,
         correct=len(speedups),
+        own_kernels=sum(1 for cell in ranked if cell.counted and cell.counted.authenticity in OWN_KERNEL),
         fast={name: figures.fast_curve(found) for name, found in results.items() if found and _is_known(name, ranked)},
         geometric_mean=figures.geometric_mean(speedups) if speedups else None,
         pass_at={k: _pass_at(ranked, k) for k in PASS_AT},

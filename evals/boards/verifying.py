@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.boards.leaderboard import Board, Cell, Verified, boards
 from kernelwright.evals.figures import measured
 from kernelwright.evals.runs.facts import RunFacts
 from kernelwright.evals.scores.judgements import Judgement, Judgements
+from kernelwright.evals.scores.score_log import log_of
 from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.pool.protocol import Conditions
@@ -76,7 +76,7 @@ class Verifier:
         from kernelwright.sandbox.machine.identity import needs_device
 
         folder = Path(str(cell.folder))
-        with RunLog.open(folder) as log:
+        with log_of(folder) as log:
             problem = log.problem(cell.problem)
             candidate = candidate_of(log.text(str(cell.candidate_digest)))
             settings = _settings(log.header.config)

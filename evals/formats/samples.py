@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from pydantic import AwareDatetime
 
-from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.records import Attempt, ranked, standing_of
-from kernelwright.agent.log.run_log import HEADER, RunLog
+from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import DATABASE, Collected, read_source, source_digest
@@ -87,10 +86,6 @@ def target_of(problem: Problem) -> str:
 FILE_NUMBER = "sample_"
 
 
-def is_run(folder: Path) -> bool:
-    return (folder / HEADER).is_file()
-
-
 def run_outcomes(folder: Path) -> list[Outcome]:
     """Every attempt of a run that has a verdict, each with the one that counts, in the order of problems and attempts.
 
@@ -134,29 +129,25 @@ def _facts(log: RunLog, attempt: Attempt) -> dict[str, object]:
 
 def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple[list[Outcome], list[str]]:
     """The verdicts of a scored batch whose candidate files are still as they were; and why others are left out."""
-    if not (folder / DATABASE).is_file():
-        raise RunLogError(f"{folder} is neither a run nor the --out of a score; give the folder of one")
     outcomes: dict[tuple[str, str], Outcome] = {}
     left: dict[str, None] = {}
-    with Judgements(folder / DATABASE) as store:
-        for judgement in store:
-            problem = problems.problems.get(judgement.problem)
-            source = None
-            with suppress(OSError):
-                source = read_source(candidates / judgement.candidate)
-            if problem is None:
-                left[f"the problem {judgement.problem} is not among those given"] = None
-            elif source is None or source_digest(source) != judgement.candidate_digest:
-                left[f"{judgement.candidate} is no longer what was judged"] = None
-            else:
-                # A problem of a tree is addressed by level and number, also where its file does not say so.
-                level, _, stem = judgement.problem.rpartition("/")
-                bench = f"{level.rpartition('/')[2].replace('_', '')}/{stem.partition('_')[0]}"
-                target = bench if BENCH_ID.fullmatch(bench) and problem.origin is None else target_of(problem)
-                sample = Sample(target=target, number=_number(judgement.candidate), candidate=candidate_of(source))
-                key = (judgement.problem, judgement.candidate)
-                device, time = judgement.conditions.device, judgement.time
-                outcomes[key] = Outcome(sample, judgement.verdict, problem, device, time)
+    for judgement in Judgements.read(folder / DATABASE):
+        problem = problems.problems.get(judgement.problem)
+        source = None
+        with suppress(OSError):
+            source = read_source(candidates / judgement.candidate)
+        if problem is None:
+            left[f"the problem {judgement.problem} is not among those given"] = None
+        elif source is None or source_digest(source) != judgement.candidate_digest:
+            left[f"{judgement.candidate} is no longer what was judged"] = None
+        else:
+            # A problem of a tree is addressed by level and number, also where its file does not say so.
+            level, _, stem = judgement.problem.rpartition("/")
+            bench = f"{level.rpartition('/')[2].replace('_', '')}/{stem.partition('_')[0]}"
+            target = bench if BENCH_ID.fullmatch(bench) and problem.origin is None else target_of(problem)
+            sample = Sample(target=target, number=_number(judgement.candidate), candidate=candidate_of(source))
+            about = judgement.verdict, problem, judgement.conditions.device, judgement.time
+            outcomes[judgement.problem, judgement.candidate] = Outcome(sample, *about)
     return _renumbered(list(outcomes.values())), list(left)
 
 

@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs nothing else, or as one picture (SVG); and the page of file and live view.
+"""A run or a score as one HTML file that needs nothing else, or as one picture (SVG); and the page of both views.
 
 In a picture each problem is a row and each right attempt a point, the best one with its interval. It is drawn from the
 run's log alone: the same run gives the same picture. It asks for nothing from outside, not even a font.
@@ -18,10 +18,10 @@ from typing import Any, Literal
 from xml.sax.saxutils import escape, quoteattr
 
 from kernelwright.agent.log.records import Attempt
-from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View
 from kernelwright.evals.inspector.model import Data, RunModel
-from kernelwright.sandbox.verdict.in_words import marks
+from kernelwright.evals.scores.score_log import log_of
+from kernelwright.sandbox.verdict.in_words import DOUBTS, speedup_words
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 SCRIPTS = ("dom.js", "store.js", "code.js", "plots.js", "pages.js", "main.js")
@@ -89,11 +89,11 @@ SHORTEST_SHARED = 60
 
 
 def export(folder: Path, out: Path) -> int:
-    """Write the run in `folder` to `out`, as a picture where that ends in `.svg`, else as a page; the bytes written.
+    """Write the run or score in `folder` to `out`, as a picture where that ends in `.svg`, else as a page; the bytes.
 
     Raises `RunLogError` or `OSError`.
     """
-    with RunLog.open(folder) as log:
+    with log_of(folder) as log:
         model = RunModel(log)
         data = (picture(model) if out.suffix == ".svg" else exported(model)).encode()
     out.write_bytes(data)
@@ -301,8 +301,7 @@ def _best(attempt: Attempt, axis: Axis, y: int) -> str:
     assert isinstance(attempt.ruling, Passed), "only what passed is the best"
     found = attempt.ruling.measurement
     ends = axis.at(found.interval.low), axis.at(found.interval.high)
-    kind = found.comparison.replace("_", " ") + marks(None, found.timing_clock, found.is_launch_bound)
-    said = f"{found.speedup:.2f} x [{found.interval.low:.2f}, {found.interval.high:.2f}], {kind}"
+    said = speedup_words(attempt.ruling) + (f", {found.comparison}" if found.comparison not in DOUBTS else "")
     return "\n".join(
         [
             f'<line class="range" x1="{ends[0]}" x2="{ends[1]}" y1="{y}" y2="{y}"/>',

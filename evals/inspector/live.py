@@ -1,4 +1,4 @@
-"""The live view: the same page, served on this machine alone while a run goes on.
+"""The live view: the same page, served on this machine alone while a run or a score goes on.
 
 It listens on the loopback interface and answers only to a name of it, so that a web page elsewhere cannot reach it by a
 name that it points at this machine. It only reads.
@@ -20,9 +20,9 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from kernelwright.agent.log.events import RunLogError
-from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals.inspector.export import page
 from kernelwright.evals.inspector.model import RunModel
+from kernelwright.evals.scores.score_log import last_judgement, log_of
 
 HOSTS = ("127.0.0.1", "localhost")
 POLL_S = 0.5
@@ -40,24 +40,26 @@ HEADERS = {
 class LiveRuns:
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = {folder.resolve().name: folder for folder in folders}
-        self._models: dict[str, RunModel] = {}
+        self._models: dict[str, tuple[int | None, RunModel]] = {}
+        """With the last judgement of a score, which is read anew when it has grown."""
         self._turn = threading.Lock()
 
     def model(self, name: str) -> RunModel:
         if name not in self.folders:
             raise RunLogError(f"no run {name!r} is shown here; there are: {', '.join(self.folders)}")
+        folder = self.folders[name]
         with self._turn:
-            if name not in self._models:
-                self._models[name] = RunModel(RunLog.open(self.folders[name]))
-            self._models[name].refresh()
-            return self._models[name]
+            last = last_judgement(folder)
+            if name not in self._models or self._models[name][0] != last:
+                self._models[name] = last, RunModel(log_of(folder))
+            self._models[name][1].refresh()
+            return self._models[name][1]
 
     def last_event(self, name: str) -> int:
-        with RunLog.open(self.folders[name]) as log:
-            return log.last_seq()
+        return last_judgement(self.folders[name]) or self.model(name).log.last_seq()
 
     def close(self) -> None:
-        for model in self._models.values():
+        for _, model in self._models.values():
             model.log.close()
 
 

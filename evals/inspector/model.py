@@ -1,4 +1,4 @@
-"""What the pages show, as plain data: an index of the run, and each attempt in detail. Read from the log alone."""
+"""What the pages show, as plain data: an index of a run or a score, and each attempt in detail. Read from the log."""
 
 import math
 import re
@@ -12,18 +12,19 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.evals.figures import BASELINES
+from kernelwright.evals.figures import BASELINES, kernel_label, measured
 from kernelwright.evals.report import ending_words
 from kernelwright.evals.scores.scoring import level_of
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.reading import manifest_text
-from kernelwright.sandbox.verdict.in_words import counted_speedup, verdict_words
+from kernelwright.sandbox.verdict.in_words import counted_speedup, speedup_words, verdict_words
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Pairing, Passed, Verdict
 
 Data = dict[str, Any]
 ProblemText = Literal["reference", "manifest"]
 """Of a problem written as a folder: `reference.py` and `problem.toml`."""
+SIDES = ("best", *BASELINES)
 SAMPLE_DIGITS = 4
 """Of the samples that are plotted; the log has them whole."""
 
@@ -63,29 +64,36 @@ class RunModel:
                 "target": str(search.get("target", "unknown")),
                 "left_out": header.config.get("left_out") or [],
             },
-            "problems": [self._problem(problem) for problem in self.problems.values()],
+            "problems": [self._problem(name, problem) for name, problem in self.problems.items()],
         }
 
-    def _problem(self, problem: Problem) -> Data:
-        view = self.views[problem.name]
+    def _problem(self, name: str, problem: Problem) -> Data:
+        view = self.views[name]
         best = view.best
         verdict = _passed(best) if best else None
-        sides = _sides(verdict)
+        found = measured(verdict) if verdict else None
         statuses = [_weak(one.verdict) for one in view.attempts if one.verdict]
-        shown = ("name", "title", "family", "size", "digest", "precision", "operators", "direction")
-        return {name: getattr(problem, name) for name in shown} | {
-            "level": level_of(problem.name),
+        shown = ("title", "family", "size", "digest", "precision", "operators", "direction")
+        return {field: getattr(problem, field) for field in shown} | {
+            "name": name,
+            "level": level_of(name),
             "stopped": ending_words(view) or None,
             "fault": view.fault,
             "weak": next((status for status in statuses if status is not None), None),
             "best": best.number if best else None,
-            "speedups": sides,
-            "counted": {side: _counted(verdict, sides[side]) for side in ("best", *BASELINES)},
-            "baselines": verdict.measurement.baselines_ms if verdict else {},
-            "floor": report(verdict)["floor_ms"] if verdict else None,
+            "speedups": {side: found and found.against(side) for side in SIDES} | {"against": found and found.counted},
+            "said": {side: verdict and _said(verdict, side) for side in SIDES},
+            "counted": {side: found and _rounded(found.counting(side)) for side in SIDES},
+            "baselines": found.baselines_ms if found else {},
+            "floor": found and found.floor_ms,
             "manifest": manifest_text(problem),
-            "attempts": [_summary(attempt) for attempt in view.attempts],
+            "attempts": [_summary(attempt) | {"auth": self._label(problem, attempt)} for attempt in view.attempts],
         }
+
+    def _label(self, problem: Problem, attempt: Attempt) -> str | None:
+        if attempt.ruling is None or attempt.candidate is None:
+            return None
+        return kernel_label(attempt.ruling, self.log.text(attempt.candidate.digest), problem)
 
     def detail(self, name: str, number: int) -> Data:
         """All of one attempt. Raises `RunLogError` where the run has no such problem or attempt."""
@@ -165,18 +173,11 @@ def _passed(attempt: Attempt) -> Passed | None:
     return attempt.ruling if isinstance(attempt.ruling, Passed) else None
 
 
-def _sides(verdict: Passed | None) -> Data:
-    if verdict is None:
-        return dict.fromkeys(("best", "against", *BASELINES))
-    measured = verdict.measurement
-    usual = {short: measured.speedup_against(name) for short, name in BASELINES.items()}
-    return {"best": measured.speedup, "against": measured.closest.baseline} | usual
-
-
-def _counted(verdict: Passed | None, ratio: float | None) -> float | None:
-    if verdict is None or ratio is None:
-        return None
-    return _rounded(counted_speedup(ratio, verdict.measurement.comparison))
+def _said(verdict: Passed, side: str) -> str | None:
+    """The speedup against a baseline in words, with its interval and what is in doubt."""
+    found = verdict.measurement
+    pairing = found.against(BASELINES[side]) if side in BASELINES else found.closest
+    return speedup_words(verdict, pairing).replace(" x", " \u00d7", 1) if pairing else None
 
 
 def _weak(verdict: Verdict) -> list[str] | None:
@@ -185,8 +186,8 @@ def _weak(verdict: Verdict) -> list[str] | None:
 
 
 def _summary(attempt: Attempt) -> Data:
-    verdict = attempt.ruling
-    counted = _passed(attempt)
+    verdict = _passed(attempt)
+    found = verdict.measurement if verdict else None
     costs = [reply.usage.cost_usd for reply in attempt.replies]
     tokens = [one for reply in attempt.replies for one in (reply.usage.input_tokens, reply.usage.output_tokens)]
     return {
@@ -196,15 +197,14 @@ def _summary(attempt: Attempt) -> Data:
         "idea": attempt.ask.idea,
         "model": attempt.ask.model,
         "outcome": attempt.outcome,
-        "speedup": _rounded(counted.measurement.speedup) if counted else None,
-        "speedup_any": _rounded(counted.measurement.speedup_any) if counted else None,
-        "counted": _counted(counted, attempt.speedup),
+        "speedup": found and _rounded(found.speedup),
+        "speedup_any": found and _rounded(found.speedup_any),
+        "counted": found and _rounded(counted_speedup(found.speedup, found.comparison)),
         "marks": attempt.marks,
-        "timing_clock": counted.measurement.timing_clock if counted else None,
-        "ms": _rounded(counted.measurement.candidate_ms) if counted else None,
+        "timing_clock": found and found.timing_clock,
+        "ms": found and _rounded(found.candidate_ms),
         "cost": None if None in costs else round(sum(cost for cost in costs if cost is not None), 8),
         "tokens": None if None in tokens else sum(one for one in tokens if one is not None),
-        "auth": verdict.evidence.authenticity.label if verdict else None,
     }
 
 
@@ -244,8 +244,8 @@ def _samples(pairing: Pairing) -> Data:
     }
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{SAMPLE_DIGITS}g}") if math.isfinite(value) else value
+def _rounded(value: float | None) -> float | None:
+    return value if value is None or not math.isfinite(value) else float(f"{value:.{SAMPLE_DIGITS}g}")
 
 
 def find_attempt(text: str) -> tuple[str, int | ProblemText] | None:

@@ -1,4 +1,4 @@
-"""What a leaderboard needs of a run, derived from its folded log and kept beside it.
+"""What a leaderboard needs of a run or a score, derived from its folded log; that of a run is kept beside it.
 
 `derived.json` in the run's folder holds what was found, with the last event that it rests on; it may be deleted, and is
 made again when the run has grown or the judge version has changed. Where the folder cannot be written nothing is kept.
@@ -17,20 +17,21 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.steering.budget import known_sum
-from kernelwright.evals.figures import BUILT, Effort, Measured, measured, total_cost
-from kernelwright.evals.scores.scoring import level_of
+from kernelwright.evals.figures import BUILT, Effort, Measured, kernel_label, measured, total_cost
+from kernelwright.evals.scores.score_log import folders_in, is_score, logs_by_device
+from kernelwright.evals.scores.scoring import DATABASE, level_of
+from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION, judged_by
 from kernelwright.sandbox.verdict.verdicts import Failed
 
 DERIVED = "derived.json"
-FORMAT = 6
+FORMAT = 7
 
 
 class Kernel(Record):
     attempt: str
-    """Number of the attempt, or the candidate's file."""
     record: str
     """The event of the run's log, or the key in the file of judgements."""
     candidate_digest: str
@@ -123,10 +124,10 @@ def _problem_facts(log: RunLog, name: str) -> ProblemFacts:
     first = next((attempt for attempt in finished if attempt.passed), None)
     replies = [reply.usage for attempt in view.attempts for reply in attempt.replies]
     return ProblemFacts(
-        problem=problem.name,
+        problem=name,
         digest=problem.digest,
         family=problem.family,
-        level=level_of(problem.name),
+        level=level_of(name),
         size=problem.size,
         attempts=len(finished),
         passed=outcomes["passed"],
@@ -136,7 +137,7 @@ def _problem_facts(log: RunLog, name: str) -> ProblemFacts:
         tokens=known_sum(count for usage in replies for count in (usage.input_tokens, usage.output_tokens)),
         first_correct=_effort(view, first),
         to_best=_effort(view, view.best),
-        best=None if view.best is None else _kernel(view.best, events, judged_by(log.header.versions)),
+        best=None if view.best is None else _kernel(log, problem, view.best, events),
     )
 
 
@@ -155,8 +156,8 @@ def _effort(view: View, until: Attempt | None) -> Effort | None:
     return Effort(attempts=sum(one.finished and one.counts for one in before), cost_usd=total_cost(costs))
 
 
-def _kernel(best: Attempt, events: Iterable[Event], judge_version: str | None) -> Kernel:
-    """The best kernel; its record is the event of the verdict that counts.
+def _kernel(log: RunLog, problem: Problem, best: Attempt, events: Iterable[Event]) -> Kernel:
+    """The best kernel; its record is the event of the verdict that counts, for a score the key of the judgement.
 
     A verdict that names no judge version has the run's, unless a later process went on with the run.
     """
@@ -165,31 +166,28 @@ def _kernel(best: Attempt, events: Iterable[Event], judge_version: str | None) -
     events = list(events)
     seqs = [one.seq for one in events if one.kind == kind and getattr(one.body, "attempt", None) == best.number]
     went_on = any(one.kind == "resumed" and one.seq < seqs[-1] for one in events)
+    label = kernel_label(best.ruling, log.text(best.candidate.digest), problem)
+    key = best.reply.provider_request_id if best.reply and best.reply.provider == DATABASE else None
     return Kernel(
         attempt=str(best.number),
-        record=f"event {seqs[-1]}",
+        record=f"{DATABASE} {key[:12]}" if key else f"event {seqs[-1]}",
         candidate_digest=best.candidate.digest,
-        judge_version=judged_by(best.ruling.evidence.versions, None if went_on else judge_version),
-        measured=measured(best.ruling),
+        judge_version=judged_by(best.ruling.evidence.versions, None if went_on else judged_by(log.header.versions)),
+        measured=measured(best.ruling).model_copy(update={"authenticity": label}),
     )
 
 
 def all_facts(folders: Iterable[Path], leave_out: Callable[[RunLogError], None] | None = None) -> Iterator[RunFacts]:
-    """The facts of every run in, or right under, the folders. Raises `RunLogError` for a folder with none.
+    """The facts of every run and score in, or right under, the folders. Raises `RunLogError` for a folder with none.
 
-    Of several runs under a folder `leave_out` is told of those that can not be read; without it that is raised too.
+    A score has those of each device apart. Of several under a folder `leave_out` is told of those that can not be read;
+    without it that is raised too.
     """
     for folder in folders:
-        if (folder / "header.json").exists() or not folder.is_dir():
-            yield run_facts(folder)
-            continue
-        inside = sorted(path.parent for path in folder.glob("*/header.json"))
-        if not inside:
-            raise RunLogError(f"{folder} holds no run; give the folder of a run, or one that holds some")
-        for each in inside:
+        for each in folders_in(folder):
             try:
-                yield run_facts(each)
+                yield from map(_read, logs_by_device(each)) if is_score(each) else [run_facts(each)]
             except RunLogError as error:
-                if leave_out is None:
+                if leave_out is None or each == folder:
                     raise
                 leave_out(error)

@@ -1,9 +1,10 @@
 """`Judgements`: verdicts on disk outside of a run, each under the digest of all that it depends on.
 
-One SQLite file, append-only, shared by processes. A batch of files keeps its verdicts in one, and a verified
-leaderboard its second measurements. Files of several shards or machines are merged by copying rows.
+One SQLite file, append-only, shared by processes. A batch of files keeps its verdicts in one, with problems and
+sources; a verified leaderboard its second measurements. Files of several shards or machines are merged by copying rows.
 """
 
+import hashlib
 import json
 import sqlite3
 import time
@@ -12,10 +13,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, ValidationError
 
+from kernelwright.agent.log.events import RunLogError
 from kernelwright.evals.figures import Measured, measured
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Verdict
@@ -28,14 +30,16 @@ CREATE TABLE IF NOT EXISTS judgements (
     record TEXT NOT NULL, report TEXT NOT NULL, measured TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS judgements_of ON judgements (problem_digest, candidate_digest);
-CREATE TRIGGER IF NOT EXISTS judgements_no_update BEFORE UPDATE ON judgements
-    BEGIN SELECT RAISE(ABORT, 'judgements are append-only'); END;
-CREATE TRIGGER IF NOT EXISTS judgements_no_delete BEFORE DELETE ON judgements
-    BEGIN SELECT RAISE(ABORT, 'judgements are append-only'); END;
-"""
+CREATE TABLE IF NOT EXISTS texts (sha256 TEXT PRIMARY KEY, text TEXT NOT NULL);
+""" + "".join(
+    f"CREATE TRIGGER IF NOT EXISTS {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
+    "BEGIN SELECT RAISE(ABORT, 'judgements are append-only'); END;\n"
+    for table in ("judgements", "texts")
+    for verb in ("UPDATE", "DELETE")
+)
 
 
-class JudgementsError(Exception):
+class JudgementsError(RunLogError):
     """A file of judgements that cannot be used; the message is one sentence with the remedy."""
 
 
@@ -97,15 +101,14 @@ class Judgements:
             self._connection.execute("INSERT OR IGNORE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", row)
         return found
 
-    def known(self, key: str) -> Known | None:
-        """What can be said of the judgement under a key; kept in the file, since its intervals take long to derive."""
-        with _sqlite_errors(self.path):
-            query = "SELECT report, measured FROM judgements WHERE key = ?"
-            row = self._connection.execute(query, (key,)).fetchone()
-        return Known(json.loads(row[0]), Measured.model_validate_json(row[1])) if row else None
+    def keep(self, *texts: str) -> None:
+        """Keep texts under their digests: the record of a problem, the source of a candidate."""
+        rows = [(hashlib.sha256(text.encode()).hexdigest(), text) for text in texts]
+        with self._writing():
+            self._connection.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", rows)
 
     def known_like(self, problem_digest: str, candidate_digest: str, conditions: Iterable[Conditions]) -> Known | None:
-        """What can be said of the latest judgement of a candidate under conditions like one of these."""
+        """What the file keeps of the latest judgement of a candidate under conditions like one of these."""
         like = {one.alike for one in conditions}
         query = "SELECT json_extract(record, '$.conditions'), report, measured FROM judgements"
         query += " WHERE problem_digest = ? AND candidate_digest = ? ORDER BY rowid DESC"
@@ -121,28 +124,25 @@ class Judgements:
             rows = self._connection.execute("SELECT DISTINCT json_extract(record, '$.conditions') FROM judgements")
             return [Conditions.model_validate_json(row[0]) for row in rows]
 
-    def __iter__(self) -> Iterator[Judgement]:
-        with _sqlite_errors(self.path):
-            rows = self._connection.execute("SELECT record FROM judgements ORDER BY rowid").fetchall()
-        return (Judgement.model_validate_json(row[0]) for row in rows)
-
     def merge(self, others: Iterable[Path]) -> int:
         """Take over what other files hold and this one does not; how many were new."""
         added = 0
         for other in others:
             if not other.is_file():
                 raise JudgementsError(f"there is no file {other} to merge; give the --out folder of another shard")
-            rows = _rows_of(other, "*")
+            rows, texts = rows_of(other, "*"), rows_of(other, "*", "texts")
             with self._writing():
                 before = self._connection.total_changes
                 self._connection.executemany("INSERT OR IGNORE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", rows)
                 added += self._connection.total_changes - before
+                self._connection.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", texts)
         return added
 
     @staticmethod
     def read(path: Path) -> list[Judgement]:
         """All judgements of the file at `path`, which may be one that cannot be written."""
-        return [Judgement.model_validate_json(row[0]) for row in _rows_of(path, "record")]
+        with _sqlite_errors(path):
+            return [Judgement.model_validate_json(row[0]) for row in rows_of(path, "record")]
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -164,9 +164,12 @@ def _to_wal(connection: sqlite3.Connection) -> None:
         time.sleep(RETRY_S)
 
 
-def _rows_of(path: Path, columns: str) -> list[tuple[Any, ...]]:
+def rows_of(path: Path, columns: str, table: str = "judgements") -> list[tuple[Any, ...]]:
+    """What a file that may not be written holds; no texts in one of an older release. Raises `JudgementsError`."""
     with _sqlite_errors(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
-        return source.execute(f"SELECT {columns} FROM judgements ORDER BY rowid").fetchall()
+        if table == "texts" and not source.execute("SELECT 1 FROM sqlite_master WHERE name = 'texts'").fetchone():
+            return []
+        return source.execute(f"SELECT {columns} FROM {table} ORDER BY rowid").fetchall()
 
 
 @contextmanager
@@ -175,3 +178,5 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise JudgementsError(f"cannot use {path} (SQLite says: {error}); check the file and its folder") from error
+    except ValidationError as error:
+        raise JudgementsError(f"{path} is damaged at {first_fault(error).key!r}; score into another folder") from error

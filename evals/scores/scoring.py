@@ -236,8 +236,9 @@ class Batch:
             except OSError as error:
                 self._unjudged([file], f"the file cannot be read ({error.strerror}); check it and its permissions")
                 continue
-            digest = source_digest(source)
-            known = self.store.known_like(collected.problems[file.problem].digest, digest, conditions)
+            digest, problem = source_digest(source), collected.problems[file.problem]
+            self.store.keep(problem.record, source)
+            known = self.store.known_like(problem.digest, digest, conditions)
             if known is not None:
                 self.on_done(Scored(file, *known, cached=True))
             else:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Collection, Mapping
 
 from kernelwright.sandbox.verdict.findings import Look
-from kernelwright.sandbox.verdict.verdicts import Measurement, Passed, Verdict
+from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed, Verdict
 
 DOUBTS = {
     "too_noisy": "the machine was too noisy: this speedup may be chance",
@@ -29,11 +29,12 @@ def verdict_words(verdict: Verdict) -> str:
     return f"passed, {speedup_words(verdict)}{plain} {times}{others_of(found)}"
 
 
-def speedup_words(verdict: Passed) -> str:
-    """`2.34 x [2.20, 2.41]`, with `marks`."""
+def speedup_words(verdict: Passed, against: Pairing | None = None) -> str:
+    """`2.34 x [2.20, 2.41]`, with `marks`: against the baseline that counts, or another one."""
     found = verdict.measurement
+    pairing = against or found.closest
     said = marks(found.comparison, found.timing_clock, found.is_launch_bound)
-    return ratio_words(found.speedup, found.interval.low, found.interval.high) + said
+    return ratio_words(pairing.speedup, *found.interval_of(pairing)) + said
 
 
 def marks(

@@ -10,7 +10,8 @@ from kernelwright.agent.log.events import Asked, CandidateExtracted, JudgedAttem
 from kernelwright.agent.log.records import Ask, FoundCandidate, PromptOutline, Reply, Usage
 from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.evals.scores.judgements import Judgement, Judgements
+from kernelwright.evals.scores.scoring import source_digest
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.prompts.prompt import Section
@@ -58,12 +59,13 @@ def setting(device="Example CPU", model="model-a", judge_version="h1"):
     return Setting(config={"search": search}, device=device, versions=versions)
 
 
-def evidence(weak=False, judge_version=None):
+def evidence(weak=False, judge_version=None, label="custom", effort="rank"):
     status = ProblemStatus(status="weak", why=("it accepts zeros",)) if weak else ProblemStatus(status="ok")
     return Evidence(
         jail=("namespaces", "filter"),
         seconds={"build": 4.2, "time": 1.5},
-        authenticity=Authenticity(label="custom", evidence=("it defines kernels of its own",)),
+        authenticity=Authenticity(label=label, evidence=("it defines kernels of its own",)),
+        effort=effort,
         problem_status=status,
         versions={"python": "3.11"} | ({"judge_version": judge_version} if judge_version else {}),
     )
@@ -255,6 +257,20 @@ def made_verdict(rng):
 CONDITIONS = Conditions(judge_version="h", device="d", torch="2", settings="{}")
 
 
-def judgement(name, verdict):
-    about = {"problem": "one", "problem_digest": "p", "candidate": name, "candidate_digest": name}
-    return Judgement(**about, conditions=CONDITIONS, time=datetime.now(UTC), verdict=verdict)
+def scored(folder, *verdicts, of=None, source=None, device="Example CPU"):
+    """The folder of a score, new or with more in it: a candidate for each verdict."""
+    of = of or problem("one")
+    with Judgements(folder / "scores.db") as store:
+        for number, verdict in enumerate(verdicts, 1):
+            text = source or source_of(number, random.Random(number))
+            store.keep(of.record, text)
+            settings = f'{{"effort": "{verdict.evidence.effort}"}}'
+            under = CONDITIONS.model_copy(update={"device": device, "settings": settings})
+            about = {"problem": of.name, "problem_digest": of.digest, "candidate_digest": source_digest(text)}
+            store.add(judgement(f"{of.name}/{number}.py", verdict, conditions=under, **about))
+    return folder
+
+
+def judgement(name, verdict, **changes):
+    about = {"problem": "one", "problem_digest": "p", "candidate": name, "candidate_digest": name} | changes
+    return Judgement(**{"conditions": CONDITIONS, "time": datetime.now(UTC), "verdict": verdict} | about)

@@ -41,8 +41,8 @@ function problemTable(problems) {
     h("tbody", {}, problems.map((one) => h("tr", { "data-href": problemLink(one.name), tabindex: -1 },
       h("td", { class: "text" }, h("a", { href: problemLink(one.name) }, one.name), one.weak?.length ? h("span", { class: "badge time", title: one.weak.join("; ") }, "weak") : null),
       h("td", { class: "text" }, one.family), h("td", {}, one.attempts.length), h("td", {}, one.attempts.filter((a) => a.outcome === "passed").length),
-      h("td", {}, one.best === null ? "–" : h("a", { href: attemptLink(one.name, one.best) }, times(one.speedups.best)), one.attempts[one.best - 1]?.marks),
-      h("td", {}, times(one.speedups.eager)), h("td", {}, times(one.speedups.shipped)), h("td", {}, times(one.speedups.compile)), h("td", { class: "text" }, one.stopped || "not yet"))))));
+      h("td", {}, one.best === null ? "–" : h("a", { href: attemptLink(one.name, one.best) }, one.said.best)),
+      ["eager", "shipped", "compile"].map((side) => h("td", {}, one.said[side] || "–")), h("td", { class: "text" }, one.stopped || "not yet"))))));
 }
 
 function attemptTable(attempts, named) {
@@ -88,7 +88,7 @@ async function problemPage(index, name) {
     problem.fault ? h("p", { class: "warning" }, problem.stopped) : null,
     problem.weak?.length ? h("p", { class: "warning" }, `A weak problem, not ranked: ${problem.weak.join("; ")}.`) : null,
     facts([["family", problem.family], ["size", problem.size], ["precision", problem.precision], ["operators", problem.operators], ["direction", problem.direction],
-      ["best", problem.best === null ? "none" : h("a", { href: link(problem.best) }, `attempt ${problem.best}, ${times(problem.speedups.best)}${attempts[problem.best - 1].marks}`)],
+      ["best", problem.best === null ? "none" : h("a", { href: link(problem.best) }, `attempt ${problem.best}, ${problem.said.best}`)],
       ["baselines", Object.entries(problem.baselines).map(([label, ms]) => `${label} ${number(ms)} ms`).join(", ")],
       ["floor", problem.floor === null ? "not traced" : `${number(problem.floor)} ms`], ["ended", problem.stopped || "not yet"], ["digest", h("code", {}, problem.digest.slice(0, 16))]]),
     h("div", { class: "pair" }, progressPlot(attempts, (one) => one.n, "attempts", link), progressPlot(attempts, (one) => along.get(one.n), "US dollars spent", link)),

@@ -49,7 +49,11 @@ def judge(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys, nothing else.")] = False,
     record: Annotated[
         str | None,
-        typer.Option("--recheck", help="Only compute a file of `judge --json` again, from its own raw samples."),
+        typer.Option(
+            "--recheck",
+            help="Only compute stored records again, from their raw samples: a file of `judge --json`, RUN:PROBLEM/3, "
+            "a run, the --out of a score, FILE.jsonl.gz:LINE.",
+        ),
     ] = None,
 ) -> None:
     """Judge one candidate file. Exit code 1 if it failed, or if a record does not hold."""
@@ -58,7 +62,7 @@ def judge(
     if record is not None:
         _recheck(record, as_json)
     if problem is None or candidate is None:
-        raise UserMistake("judge needs a problem and a candidate file; or --recheck with a record of `judge --json`")
+        raise UserMistake("judge needs a problem and a candidate file; or --recheck with a stored record")
     from kernelwright.sandbox.jail.own_process import become_a_judge, imports_that_stay
     from kernelwright_child.gpu import driver
 
@@ -140,29 +144,33 @@ async def _served(
     raise (MachineError if why["machine_lacks"] else BrokenProblem)(why["message"])
 
 
-def _recheck(path: str, as_json: bool) -> NoReturn:
-    """Compare every derived number of a record with what its samples give; never returns."""
+def _recheck(text: str, as_json: bool) -> NoReturn:
+    """Compare every derived number of stored records with what their samples give; never returns."""
+    from kernelwright.commands.judging.stored_records import stored_records
     from kernelwright.sandbox.verdict.recheck import RecordError, measurement_of, recheck
     from kernelwright.sandbox.verdict.report import three_times
 
+    records = {one.names[0]: one.report for one in stored_records(text)}
+    passed = {name: found for name, found in records.items() if found.get("outcome") == "passed"}
     try:
-        found = json.loads(read_text(path, "record"))
-    except ValueError as error:
-        raise UserMistake(f"the record {path} is no JSON ({error}); use a file of `judge --json`") from None
-    if not isinstance(found, dict):
-        raise UserMistake(f"the record {path} is no JSON object; use a file of `judge --json`")
-    try:
-        differences, since = recheck(found), three_times(measurement_of(found))
+        found = {name: recheck(one) for name, one in (passed or records).items()}
     except RecordError as error:
         raise UserMistake(str(error)) from None
+    differences = {name: one for name, one in found.items() if one}
     if as_json:
-        print(json.dumps({"agrees": not differences, "differences": differences}))
-    elif differences:
-        for key, (said, computed) in differences.items():
-            print(f"{key}: the record says {said}, its samples say {computed}")
-    else:
-        count = len(found["samples"][0]["candidate_ms"])
-        print(f"the record agrees with its {count} samples: {_success(found | since)}")
+        told = differences if len(records) > 1 else next(iter(differences.values()), {})
+        counts = {"records": len(records), "without_samples": len(records) - len(passed)}
+        print(json.dumps({"agrees": not differences, "differences": told} | counts))
+        raise typer.Exit(FELL_SHORT if differences else DONE)
+    for name, one in differences.items():
+        for key, (said, computed) in one.items():
+            print(f"{f'{name}: ' if len(records) > 1 else ''}{key}: the record says {said}, its samples say {computed}")
+    if len(records) > 1:
+        print(f"{len(passed)} of {len(records)} records rest on samples; {len(differences)} of them differ")
+    elif not differences:
+        (one,) = records.values()
+        count = len(one["samples"][0]["candidate_ms"])
+        print(f"the record agrees with its {count} samples: {_success(one | three_times(measurement_of(one)))}")
     raise typer.Exit(FELL_SHORT if differences else DONE)
 
 

@@ -136,7 +136,7 @@ def opened(path: str, what: str) -> Iterator[TextIO]:
         yield file
 
 
-LOG_WIDTH = 180
+LOG_WIDTH = 190
 """Columns of a table where the output is no terminal."""
 
 

@@ -69,15 +69,14 @@ def _packaged(folder: Path, run: Path) -> str:
 
 
 def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tuple[list[Outcome], list[str]]":
-    from kernelwright.evals.formats.samples import is_run, run_outcomes, score_outcomes
+    from kernelwright.evals.formats.samples import run_outcomes, score_outcomes
+    from kernelwright.evals.scores.score_log import is_score
     from kernelwright.evals.scores.scoring import collect_problems
 
-    if is_run(run):
+    if not is_score(run):
         return run_outcomes(run), []
     if problems is None or candidates is None:
-        raise UserMistake(
-            f"{run} is not the folder of a run; for the --out of a score give its --problems and --candidates too"
-        )
+        raise UserMistake(f"{run} is the --out of a score; give its --problems and --candidates too")
     return score_outcomes(run, collect_problems(problems), candidates)
 
 

@@ -1,4 +1,4 @@
-"""`kernelwright show`, `inspect`, `leaderboard` and `diff`: runs in a terminal, in a browser, on a board, compared."""
+"""`kernelwright show`, `inspect`, `leaderboard` and `diff`: runs and scores in a terminal, in a browser, on a board."""
 
 import difflib
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or the --out of a score.")],
     what: Annotated[
         str | None,
         typer.Argument(
@@ -33,11 +33,11 @@ def show(
     ] = False,
 ) -> None:
     """Print a run as a tree of its attempts. Or the source of one of them, named behind the run."""
-    from kernelwright.agent.log.run_log import RunLog
     from kernelwright.evals.inspector.model import RunModel, find_attempt
     from kernelwright.evals.report import run_tree
+    from kernelwright.evals.scores.score_log import log_of
 
-    with RunLog.open(run) as log:
+    with log_of(run) as log:
         found = None if what is None else find_attempt(what)
         if what is not None and found is None:
             raise UserMistake(
@@ -69,19 +69,16 @@ def _print_source(log: "RunLog", problem: str, what: "int | ProblemText", as_jso
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(help="A run, or a folder that holds runs.")],
+    folder: Annotated[Path, typer.Argument(help="A run, the --out of a score, or a folder that holds some.")],
     export: Annotated[
-        Path | None, typer.Option(help="Write the run as one HTML file, or as a picture (.svg), and end.")
+        Path | None, typer.Option(help="Write it as one HTML file, or as a picture (.svg), and end.")
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any free one.")] = 8765,
 ) -> None:
-    """Look at runs: tree, prompts, replies, logs and plots. Live on this machine, or as one offline file."""
-    from kernelwright.agent.log.run_log import read_header
+    """Look at runs and scores: tree, prompts, replies, logs and plots. Live on this machine, or as one offline file."""
+    from kernelwright.evals.scores.score_log import folders_in
 
-    found = [folder] if (folder / "header.json").exists() else sorted(p.parent for p in folder.glob("*/header.json"))
-    if not found:
-        read_header(folder)
-        raise AssertionError("a folder without a header raised")
+    found = folders_in(folder)
     if export is not None:
         _export(found, export)
         return
@@ -101,7 +98,7 @@ def _export(found: list[Path], out: Path) -> None:
 
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:5])
-        raise UserMistake(f"a file shows one run and there are {len(found)} ({names}); name one of them")
+        raise UserMistake(f"a file shows one run or score and there are {len(found)} ({names}); name one of them")
     if out.suffix not in (".html", ".htm", ".svg"):
         raise UserMistake(f"{out} would be a page or a picture under another name; give report.html or picture.svg")
     with writing(out):
@@ -110,7 +107,7 @@ def _export(found: list[Path], out: Path) -> None:
 
 
 def leaderboard(
-    folders: Annotated[list[Path], typer.Argument(help="Runs, or folders that hold runs.")],
+    folders: Annotated[list[Path], typer.Argument(help="Runs, --out folders of scores, or folders that hold some.")],
     verify: Annotated[int, typer.Option(min=0, help="Judge the kernels of the N best rows again.")] = 0,
     effort: Annotated[
         str, typer.Option(help="The least effort of verdicts that count: screen, search or rank.")
@@ -125,7 +122,7 @@ def leaderboard(
     out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Rank models and strategies, a board for each device. What counts are the lower bounds of the best speedups."""
+    """Rank models, strategies and scores, a board for each device, by the lower bounds of the best speedups."""
     from kernelwright.evals.boards.leaderboard import load_metrics, with_metrics
     from kernelwright.evals.boards.tables import FORMATS
     from kernelwright.evals.runs.facts import all_facts
@@ -157,7 +154,7 @@ def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "li
 
     if verify:
         become_a_judge()
-    gpu = {run.target for run in runs} & set(ON_DEVICE) if verify else set()
+    gpu = {target for run in runs for target in run.target.split(", ")} & set(ON_DEVICE) if verify else set()
     here = sheet_for("cuda" if gpu else "cpp").name if verify else ""
     if verify and here not in {run.device for run in runs}:
         devices = ", ".join(sorted({run.device for run in runs}))
@@ -201,14 +198,14 @@ def diff(
 
 
 def _source(name: str) -> str:
-    from kernelwright.agent.log.run_log import RunLog
     from kernelwright.evals.inspector.model import find_attempt, source_of
+    from kernelwright.evals.scores.score_log import log_of
 
     folder, colon, what = name.rpartition(":")
     found = find_attempt(what) if colon else None
     if found is None:
         return read_text(name, "file or run")
-    with RunLog.open(Path(folder)) as log:
+    with log_of(Path(folder)) as log:
         source = source_of(log, *found)
     if source is None:
         raise UserMistake(f"{name} has no candidate, since its reply held none; choose another attempt")

@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.agent.replies.normalising import normal_digest
+from kernelwright.agent.replies.normalising import is_copy, normal_digest
 
 KERNEL = '''\
 """What it does."""
@@ -29,6 +29,7 @@ class ModelNew(nn.Module):
         LIBRARY.run(x.data_ptr(), result.data_ptr(), x.numel())
         return result
 '''
+REFERENCE = KERNEL.replace("ModelNew", "Model")
 
 UNLIKE = """\
 def f(a=None, *b, c: int | None = None):
@@ -70,12 +71,14 @@ OTHER = {
 @pytest.mark.parametrize("change", SAME)
 def test_sources_that_differ_only_in_this_are_the_same(change):
     assert normal_digest(KERNEL.replace(*SAME[change])) == normal_digest(KERNEL)
+    assert is_copy(KERNEL.replace(*SAME[change]), REFERENCE)
 
 
 @pytest.mark.parametrize("change", OTHER)
 def test_sources_that_differ_in_this_are_not_the_same(change):
     assert KERNEL.replace(*OTHER[change]) != KERNEL
     assert normal_digest(KERNEL.replace(*OTHER[change])) != normal_digest(KERNEL)
+    assert not is_copy(KERNEL.replace(*OTHER[change]), REFERENCE)
 
 
 def in_c(body):
@@ -117,3 +120,8 @@ def test_what_is_no_python_counts_as_it_stands():
 def test_the_digest_is_the_same_under_every_python():
     assert normal_digest(KERNEL) == "c26f1fc784019a0e72dbeb31f56646c1cf0baf02a342490a8cdac46a270524fe"
     assert normal_digest(UNLIKE) == "9e7c48976cd008fe6897a793c9bd0467b492eded2678dfd3561cec6427411fcd"
+
+
+@pytest.mark.parametrize("derived", ["class ModelNew(Model):\n    pass\n", "ModelNew = Model\n"])
+def test_what_only_derives_from_the_reference_is_a_copy(derived):
+    assert is_copy(f"{REFERENCE}\n{derived}", REFERENCE)

@@ -49,6 +49,7 @@ def test_each_table_and_file_marks_it(log, kind, tmp_path):
     texts = [
         shown(summary_table([view])), shown(live._table()), attempt_words(view.best, best=True).plain, picture(model),
         model.index()["problems"][0]["attempts"][0]["marks"], words(report(view.best.ruling)),
+        *filter(None, model.index()["problems"][0]["said"].values()),
     ]  # fmt: skip
     assert all(MARKS[kind] in text and "[4.00, 4.00]" in text for text in texts)
     for folder in (write_best(log, "one"), write_kept(tmp_path / "kept", found)):

@@ -123,7 +123,7 @@ def test_writers_that_are_killed_lose_nothing_that_they_had_acknowledged_and_lea
 def test_eight_processes_that_judge_into_one_file_lose_nothing(tmp_path):
     said = acknowledged([start(JUDGE, tmp_path / "scores.db", writer) for writer in range(WRITERS)])
     with Judgements(tmp_path / "scores.db") as store:
-        assert sorted(one.candidate for one in store) == sorted(said)
+        assert sorted(one.candidate for one in store.read(store.path)) == sorted(said)
 
 
 def test_a_file_that_another_process_is_laying_out_is_waited_for(tmp_path):
@@ -133,7 +133,7 @@ def test_a_file_that_another_process_is_laying_out_is_waited_for(tmp_path):
     done = threading.Timer(0.5, other.execute, ["ROLLBACK"])
     done.start()
     with Judgements(path) as store:
-        assert list(store) == []
+        assert store.read(store.path) == []
     assert not done.is_alive()
     other.close()
 
@@ -141,5 +141,5 @@ def test_a_file_that_another_process_is_laying_out_is_waited_for(tmp_path):
 def test_judges_that_are_killed_leave_a_sound_file_with_all_that_was_acknowledged(tmp_path):
     said = killed_midway(JUDGE, tmp_path / "scores.db")
     with Judgements(tmp_path / "scores.db") as store:
-        assert set(said) <= {one.candidate for one in store}
+        assert set(said) <= {one.candidate for one in store.read(store.path)}
     assert is_sound(tmp_path / "scores.db")
