@@ -265,7 +265,8 @@ def scored(folder, *verdicts, of=None, source=None, device="Example CPU"):
             text = source or source_of(number, random.Random(number))
             store.keep(of.record, text)
             settings = f'{{"effort": "{verdict.evidence.effort}"}}'
-            under = CONDITIONS.model_copy(update={"device": device, "settings": settings})
+            # No copy: that would carry a digest over which was computed before.
+            under = type(CONDITIONS)(**(CONDITIONS.model_dump() | {"device": device, "settings": settings}))
             about = {"problem": of.name, "problem_digest": of.digest, "candidate_digest": source_digest(text)}
             store.add(judgement(f"{of.name}/{number}.py", verdict, conditions=under, **about))
     return folder
