@@ -117,6 +117,21 @@ def again(
 
 @app.command()
 @with_exit_codes
+def hazards(
+    tree: Tree,
+    minutes: Annotated[float, typer.Option(min=0, help="End in time; what is left goes on with the next call.")] = 1e6,
+    folder: Folder = ROOT / "results",
+) -> None:
+    """Run compute-sanitizer's racecheck and synccheck over every kept kernel. Exit code 1 where some are left."""
+    from bench.results.hazards import check_hazards
+
+    left = check_hazards(folder, tree, lambda line: print(line, flush=True), minutes)
+    print(f"{left} kernels are left")
+    raise typer.Exit(FELL_SHORT if left else 0)
+
+
+@app.command()
+@with_exit_codes
 def draw(
     folder: Folder = ROOT / "results",
     docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = ROOT / "docs",

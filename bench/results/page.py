@@ -1,12 +1,13 @@
 """docs/results.md: drawn from the folder of results alone, the same bytes on every machine."""
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 
 from bench.results import figures, pictures
 from bench.results.figures import Standing, level_figures, level_of, standings
+from bench.results.hazards import TOOLS, read_hazards
 from bench.results.index import Index, Kept, read_index
 from bench.results.selection import Selection, read_selection
 from bench.results.words import (
@@ -44,7 +45,7 @@ def write_page(folder: Path, docs: Path) -> list[Path]:
     """Write the page and its pictures; the files. Raises `ProblemError` where the folder holds no run."""
     index, selection = read_index(folder), read_selection(folder)
     found = standings(index)
-    texts = {docs / PAGE: page(index, selection, found, read_notes(folder))}
+    texts = {docs / PAGE: page(index, selection, found, folder)}
     for one in found:
         texts[docs / "pictures" / f"results-{one.dtype}.svg"] = pictures.speedups(one)
         texts[docs / "pictures" / f"results-{one.dtype}-curves.svg"] = pictures.fast_curves(one)
@@ -67,8 +68,9 @@ def read_notes(folder: Path) -> dict[str, dict[str, str]]:
         raise ProblemError(f"{path} cannot be read ({error}); correct it") from None
 
 
-def page(index: Index, selection: Selection, found: Sequence[Standing], notes: dict[str, dict[str, str]]) -> str:
-    """The text of the page."""
+def page(index: Index, selection: Selection, found: Sequence[Standing], folder: Path) -> str:
+    """The text of the page; `folder` has what is beside the index: sentences, and outcomes of tools."""
+    notes, found_by = read_notes(folder), read_hazards(folder)
     parts = [_head(selection, found), *_missing(index, selection), _rounds(index)]
     parts.append(_table(SHORT, [(one.dtype, *_short(one, one.ranked)) for one in found]))
     parts += [fill(LIKE_OURS.format(without=_without_ours(found)), 120), SECTIONS["levels"]]
@@ -77,7 +79,7 @@ def page(index: Index, selection: Selection, found: Sequence[Standing], notes: d
     for one in found:
         parts += [f"### In {one.dtype}", f"![{one.dtype}](pictures/results-{one.dtype}.svg)"]
         parts.append(_table(EVERY, [_line(kept, cell) for kept, cell in one.pairs]))
-        parts += [*_unranked(one), HOW_MEASURED, _table(HOW, [_how(kept, cell) for kept, cell in one.pairs])]
+        parts += [*_unranked(one), HOW_MEASURED, _table(HOW, [_how(kept, cell, found_by) for kept, cell in one.pairs])]
     parts += [SECTIONS["above"], _above(found, notes), SECTIONS["tags"]]
     parts.append(SECTIONS["curves"])
     for one in found:
@@ -98,7 +100,7 @@ EVERY = (
     "problem", "answers", "kernel, ms", "eager, ms", "default, ms", "compiled, ms", "roofline, ms", "of a copy",
     "speedup [95 %]", "of any baseline", "judged", "against", "again",
 )  # fmt: skip
-HOW = ("problem", "clock", "effort", "samples", "judge", "accuracy", "tokens", "tags")
+HOW = ("problem", "clock", "effort", "samples", "judge", "accuracy", "tokens", "racecheck", "synccheck", "tags")
 ABOVE = 10.0
 """Speedups above this have a sentence each in `results/notes.toml`."""
 
@@ -173,16 +175,17 @@ def _line(kept: Kept, cell: Cell) -> Sequence[str]:
     return (*start, own, *times, copy, speedup, any_baseline, judged, found.counted or fastest, _judged_again(kept))
 
 
-def _how(kept: Kept, cell: Cell) -> Sequence[str]:
+def _how(kept: Kept, cell: Cell, hazards: Mapping[str, Mapping[str, str]]) -> Sequence[str]:
     """How a row was measured, and what its kernel's source shows."""
     found, best = cell.published, kept.facts.best
     tokens, marks = f"{kept.tokens / 1000:.1f} k", ", ".join(kept.tags) or "-"
     if found is None or not found.passed or best is None:
-        return (kept.address, "-", "-", "-", "-", "-", tokens, marks)
+        return (kept.address, "-", "-", "-", "-", "-", tokens, "-", "-", marks)
     clock = str(kept.clock).replace("_", " ")
     samples = f"{kept.samples} in {kept.worker_pairs}"
     judge = best.judge_version or "not recorded"
-    return (kept.address, clock, found.effort, samples, in_markdown(judge[:12]), found.accuracy, tokens, marks)
+    tools = [in_markdown(hazards.get(best.candidate_digest, {}).get(tool, "not run")) for tool in TOOLS]
+    return (kept.address, clock, found.effort, samples, in_markdown(judge[:12]), found.accuracy, tokens, *tools, marks)
 
 
 def _above(found: Sequence[Standing], notes: dict[str, dict[str, str]]) -> str:

@@ -132,7 +132,7 @@ class Judge:
     def _ask_to_build(self, built: Built, session: Session, limit: ImportTimeout, tools: Toolchain | None) -> None:
         arguments = self._baselines.arguments
         shortcuts = shortcuts_for(tools, self.settings)
-        message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
+        message = self.load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
         try:
             session.ask(message, limit, arguments)
         except Refused as error:
@@ -363,9 +363,10 @@ class Judge:
             return nullcontext()
         from kernelwright.sandbox.judge.tools import Subject, looked_at
 
-        return looked_at(Subject(built, lambda: self._load_message(built), lambda: self.reference, self.settings))
+        return looked_at(Subject(built, lambda: self.load_message(built), lambda: self.reference, self.settings))
 
-    def _load_message(self, built: Built) -> dict[str, object]:
+    def load_message(self, built: Built) -> dict[str, object]:
+        """What a worker is asked to load; writes the source into the work folder."""
         source = built.folder.write("candidate.py", built.candidate.source)
         return {
             "source": str(source),
@@ -380,7 +381,7 @@ class Judge:
 
     def _load(self, built: Built, session: Session, reference: ReferenceSession) -> None:
         limit = self.settings.start_timeout_s
-        message = self._load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
+        message = self.load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
         reference.admit(session)
         wall = 1 if self.settings.gpu else WALL  # others wait for the device
         session.ask(message, ImportTimeout.of(self.settings, wall=wall), reference.arguments)

@@ -33,24 +33,25 @@ _AND_IS = re.compile(r"and is (.+? nearest allocation)(?: at 0x[0-9a-f]+)?(?: of
 _FRAME = re.compile(r"Device Frame: ?(?P<kernel>.+?)(?:\+0x[0-9a-f]+| \[0x[0-9a-f]+\])(?: in (?P<where>.+))?")
 _OLD_PLACE = re.compile(r"(?P<where>\S+:\d+):(?P<kernel>.+)")
 _SUMMARY = re.compile(r"ERROR SUMMARY: ([\d,]+) errors?$")
+_HAZARDS = re.compile(r"(?:RACECHECK|ERROR) SUMMARY: ([\d,]+) (hazard|error)s?\b")
 
 
-def command(path: str, report: str) -> list[str]:
-    """The words in front of a program's own: it runs under memcheck, which writes its report to a file.
+def command(path: str, report: str, tool: str = "memcheck") -> list[str]:
+    """The words in front of a program's own: it runs under memcheck, racecheck or synccheck, which reports to a file.
 
     Errors that calls of the CUDA library return are left out: torch asks for what may not be there, and says so itself.
     """
     options = {
-        "tool": "memcheck",
+        "tool": tool,
         "target-processes": "application-only",  # not the compilers that it may start
-        "report-api-errors": "no",
         "show-backtrace": "device",
-        "padding": str(PADDING_BYTES),
         "print-limit": str(PRINTED),
         "launch-timeout": "60",
         "error-exitcode": str(FOUND_CODE),
         "log-file": report,
     }
+    if tool == "memcheck":
+        options |= {"report-api-errors": "no", "padding": str(PADDING_BYTES)}
     return [path, *(word for name, value in options.items() for word in (f"--{name}", value)), "--"]
 
 
@@ -64,6 +65,16 @@ def read(report: str, ended_well: bool = True, said: str = "") -> Memcheck:
     if counts == [0] and ended_well:
         return Memcheck(state="clean")
     return Memcheck(state="silent", why=_why(lines, counts, said))
+
+
+def read_hazards(report: str, ended_well: bool = True, said: str = "") -> str:
+    """What racecheck or synccheck found: `clean`, `N hazards`, `N errors`, or `silent: REASON`."""
+    lines = [line.removeprefix(MARK).strip() for line in report.splitlines() if line.startswith(MARK)]
+    found = [match for line in lines if (match := _HAZARDS.match(line))]
+    counts = [int(match[1].replace(",", "")) for match in found]
+    if any(counts):
+        return f"{max(counts)} {found[0][2]}"
+    return "clean" if counts and ended_well else f"silent: {_why(lines, counts, said)}"
 
 
 def _faults(lines: Sequence[str]) -> Iterator[MemoryFault]:

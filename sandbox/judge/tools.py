@@ -89,7 +89,7 @@ def looked_at(subject: Subject) -> Iterator[None]:
 def _sanitized(subject: Subject) -> Memcheck:
     path = needed(SANITIZE)
     tool = Tool(path, tuple(memcheck.command(path, "{report}")), memcheck.ENVIRONMENT)
-    ran = _run(subject, tool)
+    ran = run_call(subject, tool)
     found = memcheck.read(ran.report, ran.ended_well, ran.printed)
     if found.state == "silent" and (why := _fault_of(tool, subject.settings)):
         raise MachineError(f"compute-sanitizer does not work here ({why}); leave {SANITIZE} out, or mend that")
@@ -100,7 +100,7 @@ def _sanitized(subject: Subject) -> Memcheck:
 def _profiled(subject: Subject) -> None:
     path = needed(PROFILE)
     tool = Tool(path, tuple(profile.command(path, "{report}")), profile.ENVIRONMENT)
-    ran = _run(subject, tool)
+    ran = run_call(subject, tool)
     counters = tuple(profile.read_report(ran.report))
     obstacle = "" if counters else profile.obstacle(f"{ran.report}\n{ran.printed}")
     _note(subject.built, counters=counters, obstacle=obstacle)
@@ -110,7 +110,7 @@ def _note(built: Built, **what: object) -> None:
     built.look = (built.look or Look()).model_copy(update=what)
 
 
-def _run(subject: Subject, tool: Tool) -> Ran:
+def run_call(subject: Subject, tool: Tool) -> Ran:
     """The candidate's call under a tool; its time counts as part of the check."""
     built, reference = subject.built, subject.reference()
     if built.worker is not None:  # it may still have work on the device
