@@ -1,6 +1,6 @@
 """The reference worker: inputs, expected values and the baseline's time come from here.
 
-`python -I -m kernelwright_child.programs.reference FD`. It runs the problem's own code and never meets a candidate.
+`python -I -m kernelwright_child.reference FD`. It runs the problem's own code and never meets a candidate.
 """
 
 import os
@@ -13,11 +13,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 from kernelwright_child import wire
-from kernelwright_child.casting import cast_inputs, differentiate, weights_of
-from kernelwright_child.exact import widened, widened_value
-from kernelwright_child.programs.model_runner import ModelRunner, construct, on_cores, place, run_source, seed_draws
-from kernelwright_child.programs.serving import Handler, Message, serve
-from kernelwright_child.programs.worker import with_device
+from kernelwright_child.casting import cast_inputs, differentiate, weights_of, widened, widened_value
+from kernelwright_child.model_runner import ModelRunner, construct, on_cores, place, run_source, seed_draws
+from kernelwright_child.wire import Handler, Message, serve
+from kernelwright_child.worker import with_device
 
 CHANGING_LAYERS = "torch.nn."
 """Buffers of torch's own layers (running means and variances) are learnt; those of other modules may be constants."""
@@ -181,7 +180,7 @@ class Reference(ModelRunner):
         return [inputs, [torch.randn(shape).to(dtype) for shape, dtype in self.gradients]]
 
     def trace(self, message: Message, fds: list[int]) -> Message:
-        from kernelwright_child.floor.trace import trace
+        from kernelwright_child.roofline import trace
 
         assert self.model is not None
         values = wire.unpack(message["arguments"], self.lent)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from kernelwright_child.gpu import driver, sharing
+from kernelwright_child import driver
 from kernelwright_child.wire import NoRoom, refuse_unplain, resolved
 
 LENT = "lent"
@@ -28,7 +28,7 @@ class Borrowed:
     def __init__(self, fd: int, size: int, specs: Sequence[dict[str, Any]]) -> None:
         """`size`: all bytes of the allocation; `specs`: dtype, shape, and offset in bytes of each tensor."""
         torch.zeros(1, device="cuda")  # makes the device's primary context and takes it
-        self._shared = sharing.Shared(torch.cuda.current_device(), size, fd)
+        self._shared = driver.Shared(torch.cuda.current_device(), size, fd)
         self._whole = torch.as_tensor(_Bytes(self._shared.address, self._shared.bytes), device="cuda")
         self.tensors = [self._tensor(spec) for spec in specs]
 
@@ -125,10 +125,10 @@ def forget() -> None:
 
 
 def _placed(tensor: torch.Tensor) -> dict[str, Any]:
-    base, _ = sharing.address_range(tensor.data_ptr())
-    number = sharing.allocation_id(base)
+    base, _ = driver.address_range(tensor.data_ptr())
+    number = driver.allocation_id(base)
     if number not in _handles:
-        _handles[number] = sharing.ipc_handle(base).hex()
+        _handles[number] = driver.ipc_handle(base).hex()
     return _said(tensor, _handles[number], tensor.data_ptr() - base)
 
 
