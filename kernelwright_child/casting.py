@@ -5,6 +5,7 @@ missed by whatever holds the modules themselves, such as a lambda that a constru
 are float64 for as long as the context lasts, and what they were after it.
 """
 
+import math
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright_child import wire
 
@@ -55,9 +56,7 @@ def lent_tensors(fd: int, specs: Sequence[dict[str, Any]]) -> list[torch.Tensor]
 
 def _tensor(memory: mmap.mmap, spec: dict[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, spec["dtype"])
-    count = 1
-    for size in spec["shape"]:
-        count *= size
+    count = math.prod(spec["shape"])
     if count == 0:
         return torch.empty(spec["shape"], dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=spec["offset"]).view(spec["shape"])
@@ -82,7 +81,10 @@ def weights_of(model: torch.nn.Module, order: list[tuple[str, torch.Size]]) -> W
 def differentiate(run: Callable[..., Any], weights: Weights, values: Any) -> Any:
     """Outputs and gradients of a call on `[inputs, gradients of the floating outputs]`."""
     inputs, gradients = values
-    inputs = [_leaf(value) for value in inputs]
+    inputs = [
+        value.detach().requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in inputs
+    ]
     for parameter, _ in weights:
         if parameter is not None:
             parameter.grad = None
@@ -96,12 +98,6 @@ def differentiate(run: Callable[..., Any], weights: Weights, values: Any) -> Any
         "inputs": [value.grad if isinstance(value, torch.Tensor) else None for value in inputs],
         "weights": [None if w is None or w.grad is None else w.grad.reshape(shape) for w, shape in weights],
     }
-
-
-def _leaf(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.detach().requires_grad_()
-    return value
 
 
 def _detached(value: Any) -> Any:
@@ -158,7 +154,7 @@ class Widening(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in CASTS:
             return args[0].double()
-        if func in REINTERPRETING or _is_plumbing(func):
+        if func in REINTERPRETING or getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__"):
             return func(*args, **kwargs)
         args, kwargs = tree_map(_widened_type, (args, kwargs))
         if _has_wide(args, kwargs) and not _writes(func):
@@ -166,10 +162,6 @@ class Widening(TorchFunctionMode):
             args, given = tree_map(widened_value, (args, given))
             kwargs = kwargs | given
         return func(*args, **kwargs)
-
-
-def _is_plumbing(func: Any) -> bool:
-    return getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__")
 
 
 def _writes(func: Any) -> bool:
@@ -183,15 +175,8 @@ def _writes(func: Any) -> bool:
 
 
 def _has_wide(args: Any, kwargs: Any) -> bool:
-    found = []
-
-    def note(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64:
-            found.append(leaf)
-        return leaf
-
-    tree_map(note, (args, kwargs))
-    return bool(found)
+    leaves = tree_leaves((args, kwargs))
+    return any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 for leaf in leaves)
 
 
 def _widened_type(argument: Any) -> Any:
@@ -225,7 +210,9 @@ def widened(model: torch.nn.Module | None = None) -> Iterator[Callable[[Any], An
 class Held:
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         self._attributes = [
-            (vars(module), {name: _copied(value) for name, value in vars(module).items()}) for module in modules
+            # A copy of the dictionaries that a module keeps its parameters, buffers and modules in.
+            (vars(module), {k: v.copy() if isinstance(v, dict) else v for k, v in vars(module).items()})
+            for module in modules
         ]
         found = (tensor for attributes, _ in self._attributes for tensor in _tensors(attributes))
         self._tensors = [(tensor, tensor.data) for tensor in dict.fromkeys(found)]
@@ -264,11 +251,6 @@ class Held:
 def _place(tensor: torch.Tensor) -> int:
     """Where its memory begins; of what has no such, as a sparse one, an own number."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else -id(tensor)
-
-
-def _copied(value: Any) -> Any:
-    """Of the dictionaries that a module keeps its parameters, buffers and modules in, a copy."""
-    return value.copy() if isinstance(value, dict) else value
 
 
 def _tensors(attributes: dict[str, Any]) -> Iterator[torch.Tensor]:

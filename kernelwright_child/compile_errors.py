@@ -67,7 +67,12 @@ def end_siblings() -> None:
     while line[-1] in table and not table[line[-1]][0].startswith("ninja"):
         line.append(table[line[-1]][1])
     ninja = line.pop()
-    if ninja not in table or not _is_first(f"{ninja}-{table[ninja][2]}"):
+    if ninja not in table:
+        return
+    try:
+        mark = f".failed-{ninja}-{table[ninja][2]}"
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+    except OSError:
         return
     for _ in range(ROUNDS):
         found = _others(table, ninja, line)
@@ -77,14 +82,6 @@ def end_siblings() -> None:
         if not found:
             return
         table = _processes()
-
-
-def _is_first(build: str) -> bool:
-    try:
-        os.close(os.open(f".failed-{build}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
 
 
 def _others(table: Table, ninja: int, line: list[int]) -> list[int]:

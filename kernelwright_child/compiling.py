@@ -74,14 +74,17 @@ def main(arguments: list[str]) -> None:
             code = _compile(real, words, plan, folder)
         sys.exit(code)
     if glue or "-shared" in words:
-        sys.exit(_try_in_turn(real, words, _links(words, plan, glue), plan))
+        asked = any(word.startswith("-fuse-ld") for word in words)
+        fast = {} if asked or not plan.get("linker") else {"fast linker": [f"-fuse-ld={plan['linker']}", *glue]}
+        sys.exit(_try_in_turn(real, words, fast | {"stock": glue}, plan))
     _become(real, words)
 
 
 def _compile(real: str, words: list[str], plan: dict[str, Any], folder: str) -> int:
     text = _source(words)
     objects = light_ways(words, text, plan, folder)
-    ways = {"stock": []} if objects is None else {"light": _first(folder, plan), "stock": []}
+    light = {} if objects is None else {"light": ["-isystem", folder, "-isystem", f"{plan['light']}/light"]}
+    ways: dict[str, list[str]] = light | {"stock": []}
     return _try_in_turn(real, words, ways, plan, objects or [])
 
 
@@ -89,7 +92,8 @@ def light_ways(words: list[str], text: str, plan: dict[str, Any], folder: str) -
     """Write a source's light torch/extension.h below the folder; what it is linked with then, None if it gets none."""
     if not plan.get("light") or not allow_light(words, tuple(plan["known_folders"])):
         return None
-    objects = [f"{plan['light']}/{_level(words)}/{name}" for name in glue_of(text)]
+    level = "optimised" if are_optimised(words) else "plain"
+    objects = [f"{plan['light']}/{level}/{name}" for name in glue_of(text)]
     macros = f"{plan['light']}/macros"
     if FIRST.match(text) is None or not _is_there(macros):
         return None
@@ -101,10 +105,6 @@ def light_ways(words: list[str], text: str, plan: dict[str, Any], folder: str) -
     with open(f"{folder}/torch/extension.h", "w", encoding="utf-8") as file:
         file.write(header)
     return objects
-
-
-def _level(words: list[str]) -> str:
-    return "optimised" if are_optimised(words) else "plain"
 
 
 def _is_there(path: str) -> bool:
@@ -125,16 +125,6 @@ def is_being_made(path: str) -> bool:
     except OSError:
         pass
     return False
-
-
-def _first(folder: str, plan: dict[str, Any]) -> list[str]:
-    return ["-isystem", folder, "-isystem", f"{plan['light']}/light"]
-
-
-def _links(words: list[str], plan: dict[str, Any], glue: list[str]) -> dict[str, list[str]]:
-    asked = any(word.startswith("-fuse-ld") for word in words)
-    fast = {} if asked or not plan.get("linker") else {"fast linker": [f"-fuse-ld={plan['linker']}", *glue]}
-    return fast | {"stock": glue}
 
 
 def _try_in_turn(
@@ -285,7 +275,9 @@ def allow_light(words: list[str], known_folders: tuple[str, ...] = ()) -> bool:
         flag = next((flag for flag in FOLDER_FLAGS if word.startswith(flag)), None)
         if flag is not None:
             folder = word[len(flag) :] or next(todo, "")
-            if not _is_harmless_folder(folder, known_folders):
+            real = os.path.realpath(folder)
+            paths = [os.path.join(real, name) for name in SHADOWING]  # noqa: PTH118
+            if real not in known_folders and any(os.path.exists(path) for path in paths):  # noqa: PTH110
                 return False
     return True
 
@@ -294,11 +286,6 @@ def are_optimised(words: list[str]) -> bool:
     """Whether the host's code is: the last word on it decides, as in the compiler."""
     levels = [word for word in words if word.startswith("-O")]
     return bool(levels) and OPTIMISED.match(levels[-1]) is not None
-
-
-def _is_harmless_folder(path: str, known: tuple[str, ...]) -> bool:
-    real = os.path.realpath(path)
-    return real in known or not any(os.path.exists(os.path.join(real, name)) for name in SHADOWING)  # noqa: PTH110, PTH118
 
 
 # The light header of one source: what nearly all need, and the operators that this one names. Whatever names a macro of

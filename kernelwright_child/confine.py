@@ -30,9 +30,16 @@ def confine(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
     `drop` gives up all capabilities; `reads_all` leaves a changed user the one to read where permissions forbid it,
     which landlock bounds.
     """
-    _offer_to_the_oom_killer()
+    try:  # where memory runs out, a candidate goes first; a courtesy, not a layer: a child can take it back
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass
     for name, value in (plan["limits"] or {}).items():
-        _limit(getattr(resource, name), value)
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bound, bound))
     if plan["drop"]:
         _drop_privileges(libc, plan["user"], 1 << READ_SEARCH if plan["reads_all"] else 0)
     # After the change of user, which would clear both. The judge reads results from the child's memory.
@@ -44,21 +51,6 @@ def confine(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
         restrict_files(libc, plan["landlock"])
     if plan["filter"] is not None:
         install_filter(libc, plan["filter"])
-
-
-def _offer_to_the_oom_killer() -> None:
-    """Where memory runs out, a candidate goes first. A courtesy, not a layer: a child can take it back."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        pass
-
-
-def _limit(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (bound, bound))
 
 
 class _Header(ctypes.Structure):

@@ -155,7 +155,6 @@ class Context:
         self.make_current()
 
     def make_current(self) -> None:
-        """Use it from the calling thread."""
         call("cuCtxSetCurrent", self._context)
 
     def close(self) -> None:
@@ -166,13 +165,9 @@ class Context:
 
     @property
     def name(self) -> str:
-        """As the driver reports it."""
-        buffer = ctypes.create_string_buffer(256)
-        call("cuDeviceGetName", buffer, c_int(256), self._device)
-        return buffer.value.decode()
+        return device_name(self.ordinal)
 
     def attribute(self, name: str) -> int:
-        """One of `ATTRIBUTES`."""
         value = c_int()
         call("cuDeviceGetAttribute", byref(value), c_int(ATTRIBUTES[name]), self._device)
         return value.value
@@ -220,7 +215,6 @@ def allocate(size: int) -> int:
 
 
 def free(address: int) -> None:
-    """Give memory of `allocate` back."""
     call("cuMemFree_v2", c_uint64(address))
 
 
@@ -234,7 +228,6 @@ class Pinned:
         self.address = int(pointer.value or 0)
 
     def read(self, size: int) -> bytes:
-        """The first bytes."""
         return ctypes.string_at(self.address, size)
 
     def close(self) -> None:
@@ -281,14 +274,12 @@ class Stream:
 
     @property
     def is_done(self) -> bool:
-        """Whether all that was issued is done."""
         code = library().cuStreamQuery(self._stream)
         if code not in (0, NOT_READY):
             checked("cuStreamQuery", code)
         return bool(code == 0)
 
     def wait(self) -> None:
-        """Until all that was issued is done."""
         call("cuStreamSynchronize", self._stream)
 
     def close(self) -> None:
@@ -488,5 +479,4 @@ def ipc_open(handle: bytes) -> int:
 
 
 def ipc_close(address: int) -> None:
-    """Unmap what `ipc_open` mapped."""
     call("cuIpcCloseMemHandle", c_uint64(address))

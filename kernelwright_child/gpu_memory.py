@@ -1,5 +1,6 @@
 """The child's side of device memory: lent inputs as tensors, and where outputs lie. Both without a copy."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,9 +41,7 @@ class Borrowed:
 
     def _tensor(self, spec: dict[str, Any]) -> torch.Tensor:
         dtype = getattr(torch, spec["dtype"])
-        count = 1
-        for size in spec["shape"]:
-            count *= size
+        count = math.prod(spec["shape"])
         if count == 0:
             return torch.empty(spec["shape"], dtype=dtype, device="cuda")
         data = self._whole[spec["offset"] : spec["offset"] + count * dtype.itemsize]
@@ -59,11 +58,9 @@ class Spill:
         self._used = 0
 
     def lend(self, borrowed: Borrowed) -> None:
-        """From now on there is this much."""
         self._borrowed = borrowed
 
     def clear(self) -> None:
-        """A new call begins."""
         self._used = 0
 
     def take(self, tensor: torch.Tensor) -> dict[str, Any]:
@@ -120,7 +117,6 @@ Not by its place: memory that was given back and taken again lies where it lay b
 
 
 def forget() -> None:
-    """Memory is given back: its names are of no use any more."""
     _handles.clear()
 
 

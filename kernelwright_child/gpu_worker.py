@@ -72,7 +72,6 @@ class OnDevice:
         self._timed: list[list[Any]] = []
 
     def handlers(self) -> dict[str, Handler]:
-        """What the judge may ask."""
         return {
             "to device": self.to_device,
             "lend": self.lend,
@@ -290,7 +289,6 @@ class Drawing:
         self._reference: Any = device.worker
 
     def handlers(self) -> dict[str, Handler]:
-        """What the judge may ask."""
         return {
             "layout": self.layout,
             "draw": self.draw,

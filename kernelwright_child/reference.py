@@ -6,7 +6,6 @@
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -246,14 +245,11 @@ def _channels_last(value: Any) -> Any:
 
 
 def _changing(model: torch.nn.Module) -> list[str]:
-    return sorted({name for name, _ in model.named_parameters(remove_duplicate=False)} | set(_running(model)))
-
-
-def _running(model: torch.nn.Module) -> Iterator[str]:
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for path, module in model.named_modules(remove_duplicate=False):
         if type(module).__module__.startswith(CHANGING_LAYERS):
-            for name, _ in module.named_buffers(recurse=False):
-                yield f"{path}.{name}" if path else name
+            names |= {f"{path}.{name}" if path else name for name, _ in module.named_buffers(recurse=False)}
+    return sorted(names)
 
 
 def main() -> None:

@@ -336,9 +336,8 @@ class StorageView(NamedTuple):
     @property
     def bytes(self) -> float:
         """Distinct bytes; views that overlap themselves can not have more than their storage."""
-        count = 1
-        for size, stride in zip(self.size, self.stride, strict=True):
-            count *= size if stride else min(size, 1)
+        strided = zip(self.size, self.stride, strict=True)
+        count = math.prod(size if stride else min(size, 1) for size, stride in strided)
         return min(count * self.item_bytes, self.storage_bytes) * self.share
 
 
@@ -414,7 +413,8 @@ def trace(model: torch.nn.Module, arguments: Any, call: Call | None = None) -> d
     """
     call = call or _forward
     tracer = Tracer()
-    state = [*model.parameters(), *model.buffers(), *_loose(model)]
+    kept = (value for module in model.modules() for value in vars(module).values())
+    state = [*model.parameters(), *model.buffers(), *(value for value in kept if isinstance(value, torch.Tensor))]
     sources = {tracer.key(tensor) for tensor in (*_strided(arguments), *_strided(state))}
     with tracer:
         results = _strided(call(model, arguments))
@@ -439,11 +439,6 @@ def _forward(model: torch.nn.Module, arguments: Any) -> Any:
 def _strided(tree: Any) -> list[torch.Tensor]:
     leaves = tree_leaves(tree)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]
-
-
-def _loose(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    for module in model.modules():
-        yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
 
 
 def _needed(nodes: Sequence[Node], wanted: set[int]) -> Iterator[Node]:
