@@ -14,7 +14,7 @@ from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Measurement
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 
 class Twice(NamedTuple):

@@ -28,7 +28,7 @@ from bench.gpu_facts import NO_DEVICE, Report
 from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.pool.rewarding import judge_all
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 THEIRS, SHELL, SERVICE, SCORE = "KernelBench, a process each", "ours, shell", "ours, service", "ours, one score"
 WAYS = {"theirs": THEIRS, "shell": SHELL, "service": SERVICE, "score": SCORE}

@@ -31,7 +31,7 @@ from kernelwright.problems.record.problem import Dtype
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 from kernelwright.sandbox.verdict.verdicts import COMPILED, EAGER, Candidate, Passed
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu.honest import HONEST, problem
 
 WITHIN, FEWEST = 0.03, 20
@@ -200,8 +200,7 @@ def plain(case: Case) -> dict[str, dict[str, float]]:
     """In a process of its own: the median of each program by events, and what the host takes for a call, in ms."""
     import torch
 
-    from kernelwright_child.casting import cast_inputs, cast_model
-    from kernelwright_child.gpu.precision import fix_precision
+    from kernelwright_child.casting import cast_inputs, cast_model, fix_precision
 
     fix_precision("strict")
     dtype, folder = case.problem.dtype, tempfile.mkdtemp()

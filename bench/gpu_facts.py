@@ -27,9 +27,9 @@ from kernelwright.sandbox.judge.doctor import gpu_findings
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.verdict.peaks import Peaks
 from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
-from kernelwright_child.floor.trace import trace
-from kernelwright_child.gpu import driver
-from kernelwright_child.gpu.precision import fix_precision
+from kernelwright_child import driver
+from kernelwright_child.casting import fix_precision
+from kernelwright_child.roofline import trace
 
 SIZES = {"64 KiB": 2**14, "1 MiB": 2**18, "64 MiB": 2**24, "512 MiB": 2**27}
 """Elements of float32 inputs."""
@@ -59,7 +59,7 @@ print(f"{found} of {total} words of fresh memory hold what a process that has en
 """
 EXPORT = """
 import sys, torch
-from kernelwright_child.gpu.memory import describe
+from kernelwright_child.gpu_memory import describe
 x = torch.arange(1000.0, device="cuda")
 torch.cuda.synchronize()
 print(describe(x)[0], flush=True)
@@ -212,7 +212,7 @@ def dead_exporter() -> Iterator[str]:
     """Reading memory that another process showed before it died; in a process apart, in case it ends the context."""
     code = f"""
 import ast, subprocess, sys
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from kernelwright.sandbox.calls.buffers import Allocations, fetch
 context = driver.Context(0)
 child = subprocess.Popen([sys.executable, "-c", {EXPORT!r}], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)

@@ -7,7 +7,7 @@ from bench.chosen import chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from bench.gpu_placebo import clock_facts, shown_clock
 from kernelwright.sandbox.verdict.verdicts import Passed
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu.harness import Judges
 from tests.gpu.honest import HONEST
 

@@ -32,7 +32,7 @@ from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.timing.compiled import compiled_reference
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Verdict
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 SETTINGS = Settings(device="cuda", worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.02, time_budget_s=2)
 BUILDERS = 8

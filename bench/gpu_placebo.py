@@ -28,7 +28,7 @@ from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.timing.paired_samples import PLACEBO
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import EAGER, Candidate, Measurement, Passed, Verdict
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu.honest import problem
 
 COUNT, FEWEST_PROBLEMS = 40, 20

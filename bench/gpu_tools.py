@@ -14,7 +14,7 @@ from kernelwright.sandbox.judge.tools import Tool, ToolTask, run_under
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu.faulty import OVERRUN, PROBLEM
 from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.honest import HONEST

@@ -25,7 +25,7 @@ from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 ROUNDS = 3
 BUILDERS = 14

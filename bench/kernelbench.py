@@ -32,7 +32,7 @@ from kernelwright.sandbox.machine.logs import tell_logs_as_asked
 from kernelwright.sandbox.verdict.errors import SandboxError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 LEVELS = ("level1", "level2", "level3")
 PAIRS = int(os.environ.get("KERNELWRIGHT_PAIRS", "2"))

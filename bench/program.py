@@ -19,7 +19,7 @@ from bench.chosen import chosen
 from bench.gpu_facts import Report
 from kernelwright.programs.compare.comparison import Comparison, words
 from kernelwright.programs.record import read_split, write_record
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "card"
 PROMISED = {"block-infer": 1.3, "resnet50-infer": 0.99, "block-train": 0.99, "resnet50-train": 0.99}

@@ -20,7 +20,7 @@ from kernelwright.sandbox.jail.own_process import become_a_judge
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Verdict
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.honest.test_honest import HONEST
 from tests.hostile.cheats.problems import CORPUS, posed
 from tests.hostile.cheats.wrong_results import WRONG_RESULTS

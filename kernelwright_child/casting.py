@@ -1,17 +1,27 @@
-"""A model, its inputs and its calls: cast to another dtype, over memory that the judge lends, forward and backward.
+"""A model, its inputs and its calls: their precision, memory that the judge lends, forward and backward, and float64.
 
-What is floating is cast once it is made, as `Module.to` does.
+What is floating is cast once it is made, as `Module.to` does. For float64 the model is not copied: a copy would be
+missed by whatever holds the modules themselves, such as a lambda that a constructor made. Its parameters and buffers
+are float64 for as long as the context lasts, and what they were after it.
 """
 
+import math
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright_child import wire
+
+NARROW = (torch.float32, torch.float16, torch.bfloat16)
+CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+REINTERPRETING = (torch.Tensor.view, torch.finfo)
+"""What a dtype means for these is not a precision to compute in."""
 
 
 def cast_model(model: Any, dtype: str | None) -> None:
@@ -46,9 +56,7 @@ def lent_tensors(fd: int, specs: Sequence[dict[str, Any]]) -> list[torch.Tensor]
 
 def _tensor(memory: mmap.mmap, spec: dict[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, spec["dtype"])
-    count = 1
-    for size in spec["shape"]:
-        count *= size
+    count = math.prod(spec["shape"])
     if count == 0:
         return torch.empty(spec["shape"], dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=spec["offset"]).view(spec["shape"])
@@ -73,7 +81,10 @@ def weights_of(model: torch.nn.Module, order: list[tuple[str, torch.Size]]) -> W
 def differentiate(run: Callable[..., Any], weights: Weights, values: Any) -> Any:
     """Outputs and gradients of a call on `[inputs, gradients of the floating outputs]`."""
     inputs, gradients = values
-    inputs = [_leaf(value) for value in inputs]
+    inputs = [
+        value.detach().requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in inputs
+    ]
     for parameter, _ in weights:
         if parameter is not None:
             parameter.grad = None
@@ -89,15 +100,160 @@ def differentiate(run: Callable[..., Any], weights: Weights, values: Any) -> Any
     }
 
 
-def _leaf(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.detach().requires_grad_()
-    return value
-
-
 def _detached(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach()
     if isinstance(value, list | tuple):
         return (list if isinstance(value, list) else tuple)(map(_detached, value))
     return {key: _detached(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def fix_precision(policy: str) -> dict[str, Any]:
+    """Set torch's switches for `strict`, `tf32`, `half`, or `shipped`, torch's own defaults; return what they then are.
+
+    Candidate and baseline get the same: it decides what torch's own products may do to float32.
+    Only the older switches are used: torch refuses to read them once the newer ones were written, and candidates and
+    torch.compile read them. cudnn.benchmark stays off, so that a call's algorithm does not depend on which candidates
+    ran before; a candidate that changes a switch answers for it with its tolerance.
+    """
+    lower, shipped = policy in ("tf32", "half"), policy == "shipped"
+    torch.set_float32_matmul_precision("high" if lower else "highest")
+    torch.backends.cuda.matmul.allow_tf32 = lower
+    torch.backends.cudnn.allow_tf32 = lower or shipped
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = policy == "half" or shipped
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = policy == "half" or shipped
+    torch.backends.cudnn.benchmark = False
+    return precision_switches()
+
+
+def precision_switches() -> dict[str, Any]:
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+        "matmul.allow_fp16_reduced_precision_reduction": (
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+        ),
+        "matmul.allow_bf16_reduced_precision_reduction": (
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+        ),
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+    }
+
+
+class Widening(TorchFunctionMode):
+    """Every cast to a narrower floating type, every new tensor of one, and every tensor that is given, is float64.
+
+    The last are those that stand nowhere in the model: a mask in a global, a table in a list.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """The call with float64 in place of the narrower types and tensors among its arguments."""
+        kwargs = kwargs or {}
+        if func in CASTS:
+            return args[0].double()
+        if func in REINTERPRETING or getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__"):
+            return func(*args, **kwargs)
+        args, kwargs = tree_map(_widened_type, (args, kwargs))
+        if _has_wide(args, kwargs) and not _writes(func):
+            given = {name: value for name, value in kwargs.items() if name != "out"}
+            args, given = tree_map(widened_value, (args, given))
+            kwargs = kwargs | given
+        return func(*args, **kwargs)
+
+
+def _writes(func: Any) -> bool:
+    """Whether this changes its first argument in place: a copy of it must not take the change."""
+    name = getattr(func, "__name__", "")
+    return (
+        name == "__setitem__"
+        or (name.startswith("__i") and name in vars(torch.Tensor))
+        or (name.endswith("_") and not name.endswith("__"))
+    )
+
+
+def _has_wide(args: Any, kwargs: Any) -> bool:
+    leaves = tree_leaves((args, kwargs))
+    return any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 for leaf in leaves)
+
+
+def _widened_type(argument: Any) -> Any:
+    return torch.float64 if isinstance(argument, torch.dtype) and argument in NARROW else argument
+
+
+def widened_value(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype in NARROW else leaf
+
+
+@contextmanager
+def widened(model: torch.nn.Module | None = None) -> Iterator[Callable[[Any], Any]]:
+    """Within it all floating arithmetic is float64, if the inputs are; so are the model's parameters and buffers.
+
+    After it the model is what it was, also where a call counts, caches or replaces something: what is float64 there
+    would make the next call in its own dtype another one. What is yielded is to be called on the results, some of which
+    may be the model's own tensors.
+    """
+    before = torch.get_default_dtype()
+    held = Held([] if model is None else list(model.modules()))
+    torch.set_default_dtype(torch.float64)
+    try:
+        held.widen()
+        with Widening():
+            yield held.apart
+    finally:
+        torch.set_default_dtype(before)
+        held.put_back()
+
+
+class Held:
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._attributes = [
+            # A copy of the dictionaries that a module keeps its parameters, buffers and modules in.
+            (vars(module), {k: v.copy() if isinstance(v, dict) else v for k, v in vars(module).items()})
+            for module in modules
+        ]
+        found = (tensor for attributes, _ in self._attributes for tensor in _tensors(attributes))
+        self._tensors = [(tensor, tensor.data) for tensor in dict.fromkeys(found)]
+        # Integers and what is float64 already are computed with where they are.
+        self._values = [(data, data.clone()) for _, data in self._tensors if data.dtype not in NARROW]
+
+    def widen(self) -> None:
+        """Give all narrow tensors float64 values."""
+        for tensor, data in self._tensors:
+            tensor.grad = None
+            if data.dtype in NARROW:
+                tensor.data = data.double()
+
+    def apart(self, results: Any) -> Any:
+        """The results, with memory of their own in place of what will be put back."""
+        held = {_place(tensor) for tensor, _ in self._tensors}
+
+        def own(leaf: Any) -> Any:
+            is_held = isinstance(leaf, torch.Tensor) and _place(leaf) in held
+            return leaf.detach().clone() if is_held else leaf
+
+        return tree_map(own, results)
+
+    def put_back(self) -> None:
+        """All as it was: the same tensors at the same places, with the same values."""
+        for attributes, former in self._attributes:
+            attributes.clear()
+            attributes.update(former)
+        for tensor, data in self._tensors:
+            tensor.grad = None
+            tensor.data = data
+        for data, value in self._values:
+            data.copy_(value)
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Where its memory begins; of what has no such, as a sparse one, an own number."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else -id(tensor)
+
+
+def _tensors(attributes: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for kept in (attributes["_parameters"], attributes["_buffers"]):
+        yield from (tensor for tensor in kept.values() if tensor is not None)
+    yield from (value for value in attributes.values() if isinstance(value, torch.Tensor) and value.is_leaf)

@@ -1,4 +1,4 @@
-"""What really runs in one call of a candidate: operators with their time, native functions, lines of its source.
+"""What really runs in one call of a candidate: operators and kernels with their time, native functions, source lines.
 
 It is looked at in a process that is not timed any more, so nothing here changes a timing, and what is seen is what
 the timed calls had come to. The candidate shares this process and can lie in it: what comes out is evidence,
@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 
 MOST_NAMES, MOST_LINES, LONGEST_NAME = 48, 2000, 96
 """An answer is one small packet, whatever a candidate does."""
@@ -120,3 +121,20 @@ def _longest(rows: list[tuple[str, int, float]]) -> list[list[Any]]:
 
 def _is_own(frame: FrameType) -> bool:
     return os.path.basename(frame.f_code.co_filename) == OWN_FILE  # noqa: PTH119 - for every call that is traced
+
+
+def kernels_of(run: Callable[[], Any], calls: int = 3) -> list[tuple[str, int, float]]:
+    """Name, launches and milliseconds of each kernel (and copy) on the device, for one call on average."""
+    run()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(calls):
+            run()
+        torch.cuda.synchronize()
+    found: dict[str, tuple[int, float]] = {}
+    for event in profiler.events() or ():
+        if event.device_type == DeviceType.CUDA:
+            count, total = found.get(event.name, (0, 0.0))
+            found[event.name] = count + 1, total + event.time_range.elapsed_us() / 1e3
+    return [(name, -(-count // calls), total / calls) for name, (count, total) in found.items()]

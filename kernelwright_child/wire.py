@@ -1,12 +1,18 @@
-"""The messages between judge and child: one JSON object a packet, values as small trees, tensors by reference.
+"""The messages between judge and child, and how a child answers one after another until the judge hangs up.
 
-A tree is one of `{"t": i}` (tensor number i), `{"v": scalar}`, `{"l": [...]}` (list), `{"p": [...]}` (tuple),
-`{"d": [[key, tree], ...]}` (dict) and `{"dtype": name}`. Nothing is ever unpickled.
+A message is one JSON object a packet, with values as small trees and tensors by reference. A tree is one of `{"t": i}`
+(tensor number i), `{"v": scalar}`, `{"l": [...]}` (list), `{"p": [...]}` (tuple), `{"d": [[key, tree], ...]}` (dict)
+and `{"dtype": name}`. Nothing is ever unpickled.
 """
 
 import json
+import os
+import re
+import signal
 import socket
-from typing import Any
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 
@@ -17,6 +23,15 @@ RESULT, CHANGED_INPUT = "the result", "input {} after the call"
 """Keys of the tree that a reference's result has where calls change inputs in place."""
 
 Tree = dict[str, Any]
+Message = dict[str, Any]
+Handler = Callable[[Message, list[int]], Message]
+LOG_CHARACTERS = 24_000
+TENSOR_DUMP = re.compile(r"tensor\(\[[^()]*\)")
+"""Values in a message: pages of them, before the argument that is at fault."""
+VECTOR_FUNCTIONS = (
+    "acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "lgamma", "log", "log10", "log1p",
+    "log2", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
+)  # fmt: skip
 
 _resolved: list[torch.Tensor] = []
 """What an answer describes in place of a value that was returned, alive until the next question has come."""
@@ -123,3 +138,80 @@ def describe(tensor: torch.Tensor) -> dict[str, Any]:
         "stride": list(tensor.stride()),
         "address": tensor.data_ptr(),
     }
+
+
+def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
+    """Greet, then answer one message after another until the judge hangs up. Errors are answers too."""
+    meet_vector_functions()
+    send(channel, {"pid": os.getpid()})
+    while True:
+        try:
+            message, fds = receive(channel)
+        except EOFError:
+            return
+        try:
+            answer = handlers[message["op"]](message, fds)
+        except BaseException as error:  # SystemExit and KeyboardInterrupt of a candidate are its failures, not our end
+            is_ours = isinstance(error, WireError)
+            answer = failure(error, unsupported=is_ours, compiling=is_replayed(error), **_wants(error))
+        try:
+            send(channel, answer)
+        except WireError as error:
+            send(channel, failure(error, unsupported=True))
+
+
+def _wants(error: BaseException) -> Message:
+    """What kind of room the error says is missing: `memory`, or `room` for so many bytes of outputs."""
+    if isinstance(error, NoRoom):
+        return {"room": error.size}
+    # torch tells of the host's memory in a RuntimeError like any other; there is nothing but its text to know it by.
+    refused = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return {"memory": True} if refused or isinstance(error, MemoryError | torch.OutOfMemoryError) else {}
+
+
+def wait_for_a_build(channel: socket.socket) -> NoReturn:
+    """In the midst of a question: tell the judge that a call of the candidate's has been noted, and go no further."""
+    send(channel, {"unbuilt": True})
+    while True:
+        signal.pause()
+
+
+def failure(error: BaseException, **more: Any) -> Message:
+    """The message for an exception: its last line and the traceback's end.
+
+    Exceptions of ours come without the name of their class, which says nothing to who has to mend the candidate.
+    """
+    kind = type(error)
+    inner = f"{kind.__module__}.{kind.__qualname__}: " if kind.__module__.startswith("kernelwright_child.") else ""
+    line = TENSOR_DUMP.sub("tensor(...)", traceback.format_exception_only(error)[-1].strip()).removeprefix(inner)
+    log = TENSOR_DUMP.sub("tensor(...)", "".join(traceback.format_exception(error)))
+    log = log.replace(inner, "") if inner else log
+    return {"error": line[:2000], "log": log[-LOG_CHARACTERS:]} | more
+
+
+def causes(error: BaseException | None) -> list[BaseException]:
+    """The error, and those that it was raised over."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def is_replayed(error: BaseException) -> bool:
+    """Whether it is the error of a build (see `kernelwright_child.inline.replayed`), or was raised over one."""
+    return any(getattr(one, "of_a_build", False) for one in causes(error))
+
+
+def meet_vector_functions() -> None:
+    """Call each once on this thread, before there are several: 14 ms the first time in a process and its forks.
+
+    The library behind them sets itself up in their first use. Where that use was a child's first parallel operation,
+    one thread's part of it came out less exact than every later time (`tanh`: the first half of the rows off by 1e-5).
+    """
+    few = 64  # no operator shares so few elements among threads
+    with torch.no_grad():
+        for dtype in (torch.float32, torch.float64):
+            values = torch.full((few,), 0.5, dtype=dtype)
+            for name in VECTOR_FUNCTIONS:
+                getattr(torch, name)(values)

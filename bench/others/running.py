@@ -22,7 +22,7 @@ from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import Accuracy, Settings
 from kernelwright.sandbox.verdict.verdicts import Passed
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 IN_FLIGHT, BUILT_AHEAD = 4, 8
 

@@ -21,7 +21,7 @@ from kernelwright.problems.texts.libraries import LibraryMissing
 from kernelwright.prompts import Target
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.gpu.driver import device_count
+from kernelwright_child.driver import device_count
 
 try:
     from fastapi import FastAPI

@@ -18,7 +18,7 @@ from kernelwright.programs.capture.watching import CallKind, look
 from kernelwright.programs.record import CallSite, Run, TensorSeen
 from kernelwright.sandbox.verdict.roofline import NecessaryWork
 from kernelwright_child.casting import differentiate, weights_of
-from kernelwright_child.floor.trace import trace
+from kernelwright_child.roofline import trace
 
 TRIES = 5
 CLOSE_ENOUGH = 1e-3

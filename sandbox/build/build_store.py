@@ -18,7 +18,7 @@ from kernelwright.sandbox.build import diagnose
 from kernelwright.sandbox.build.toolchain import Toolchain
 from kernelwright.sandbox.machine.cache import READING, Bounds, FolderStore, digest_of
 from kernelwright.sandbox.machine.logs import escaped, one_line
-from kernelwright_child.building.shortcuts import REPORT
+from kernelwright_child.compiling import REPORT
 
 MAX_BYTES = 256 * 1024
 MAX_LINES = 64
@@ -76,7 +76,7 @@ def read_record(work_folder: Path) -> BuildRecord:
 
 LOG = logging.getLogger("kernelwright.sandbox.build")
 INDEX = "built.json"
-"""The builder's list of what it built, see `kernelwright_child.building.inline`; it imports torch, and is not imported
+"""The builder's list of what it built, see `kernelwright_child.inline`; it imports torch, and is not imported
 here."""
 
 LIMIT_BYTES = 2 * 2**30

@@ -2,7 +2,7 @@
 
 The stock header brings g++ and nvcc two thousand operators, pybind11, torch::nn and the JIT, for sources that name
 five. The light one (`light`) has what nearly all of them use; the compiler's stand-in adds the operators that a source
-names (`kernelwright_child.building.light`). It is text: whatever the flags, there is nothing to precompile. What it
+names (`kernelwright_child.compiling`). It is text: whatever the flags, there is nothing to precompile. What it
 replaces by plain functions (`glue`) is compiled from torch's own headers: one set for sources that are optimised, one
 for those that are not. What is missing is made beside a build, and whatever becomes of that it is made to its end.
 """
@@ -26,8 +26,7 @@ from kernelwright.sandbox.build.diagnose import build_reason
 from kernelwright.sandbox.build.toolchain import GLUE, LIGHT, Toolchain, toolchain
 from kernelwright.sandbox.machine.cache import LIMIT_VARIABLE, MARK, all_entries, cache_root, is_there
 from kernelwright.sandbox.machine.workfolder import HeldFolder
-from kernelwright_child.building.compiling import MAKING, is_being_made
-from kernelwright_child.building.flags import are_optimised
+from kernelwright_child.compiling import MAKING, are_optimised, is_being_made
 
 LOG = logging.getLogger("kernelwright.sandbox.build")
 TIMEOUT_S = 3000

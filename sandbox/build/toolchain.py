@@ -27,7 +27,7 @@ COMPILER_BYTES = 1500 * 2**20
 """What one compilation of torch's headers takes at its height; measured with g++ 12."""
 PROGRAM = """#!/bin/sh
 exec {python} -I -S -c 'import sys; sys.path.insert(0, {root})
-from kernelwright_child.building.compiling import main; main(sys.argv[1:])' {kind} "$@"
+from kernelwright_child.compiling import main; main(sys.argv[1:])' {kind} "$@"
 """
 INCLUDES_PYTHON = re.compile(
     r"#\s*include\s*[<\"](?:torch/(?:extension|python)\.h|pybind11/|Python\.h)"
@@ -68,7 +68,7 @@ class Toolchain(NamedTuple):
         return self.folder / f"light-{hashlib.sha256(b''.join(texts)).hexdigest()[:8]}"
 
     def plan(self, memory_bytes: int, light: bool = True, cuda_architectures: str = "") -> dict[str, Any]:
-        """What a builder's message carries as `shortcuts`, see `kernelwright_child.building.shortcuts`; empty where
+        """What a builder's message carries as `shortcuts`, see `kernelwright_child.compiling`; empty where
         there are none.
 
         `light`: whether the light header is tried. Without, every object file is byte for byte the stock one.
@@ -99,11 +99,10 @@ class Toolchain(NamedTuple):
             return None
         try:
             # What the programs import, copied to where builders can read it whatever jail they are in.
-            for package in ("kernelwright_child", "kernelwright_child/building"):
-                _put(self.folder / "lib" / package / "__init__.py", "", 0o644)
-            for name in ("compiling.py", "flags.py", "light.py", "siblings.py", "unmendable.py"):
-                text = (child_package.FOLDER / "building" / name).read_text()
-                _put(self.folder / "lib/kernelwright_child/building" / name, text, 0o644)
+            package = self.folder / "lib" / "kernelwright_child"
+            _put(package / "__init__.py", "", 0o644)
+            for name in ("compiling.py", "compile_errors.py"):
+                _put(package / name, (child_package.FOLDER / name).read_text(), 0o644)
             for kind, path in paths.items():
                 python = shlex.quote(sys.executable)
                 _put(path, PROGRAM.format(python=python, root=json.dumps(root), kind=kind), 0o755)

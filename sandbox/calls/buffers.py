@@ -20,7 +20,7 @@ from kernelwright.sandbox.calls.memory_relief import with_relief
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError, require_plain
 from kernelwright.sandbox.tensors.shared_memory import ALIGNMENT
 from kernelwright.sandbox.tensors.values import DeviceBytes, RawTensor, ShownBytes, same_bytes
-from kernelwright_child.gpu import driver, sharing
+from kernelwright_child import driver
 
 POISON_WORD = 0x7FF87FF8
 """A NaN as float32 and float64 and, twice, as bfloat16; as float16 too. As an index it is far out of range."""
@@ -49,7 +49,7 @@ class Lent:
             {"dtype": dtype, "shape": list(shape), "offset": offset}
             for (dtype, shape), offset in zip(self._layout, self._offsets, strict=True)
         ]
-        self._shared = with_relief(lambda: sharing.Shared(ordinal, end))
+        self._shared = with_relief(lambda: driver.Shared(ordinal, end))
         self.bytes, self.address = self._shared.bytes, self._shared.address
         self._staged: list[torch.Tensor] = []
         self.fd = self._shared.export()
@@ -210,8 +210,8 @@ class Allocations:
         place = self._mapped.pop(handle, None)
         if place is None:
             try:
-                base = sharing.ipc_open(handle)
-                place = base, sharing.address_range(base)[1]
+                base = driver.ipc_open(handle)
+                place = base, driver.address_range(base)[1]
             except (driver.CudaError, ValueError) as error:
                 raise MemoryReadError(f"the memory of an output can not be mapped: {error}") from None
         self._mapped[handle] = place  # the last is what was shown last
@@ -224,12 +224,12 @@ class Allocations:
         soon have all of it.
         """
         for handle in list(self._mapped)[: max(0, len(self._mapped) - used - SPARE_PLACES)]:
-            sharing.ipc_close(self._mapped.pop(handle)[0])
+            driver.ipc_close(self._mapped.pop(handle)[0])
 
     def forget(self) -> None:
         """Unmap all: memory that a child has freed goes only when nobody maps it any more."""
         for base, _ in self._mapped.values():
-            sharing.ipc_close(base)
+            driver.ipc_close(base)
         self._mapped.clear()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from kernelwright.sandbox.calls.buffers import Shown, poison, seen
 from kernelwright.sandbox.tensors.values import DeviceBytes, RawTensor, Values
-from kernelwright_child.gpu import driver, sharing
+from kernelwright_child import driver
 
 FLAG_BYTES = 4096
 ISSUE_S, ISSUE_FACTOR = 0.25, 10
@@ -30,9 +30,9 @@ class Flags:
     """Two words of device memory that judge and child share. Close it."""
 
     def __init__(self, ordinal: int) -> None:
-        self._shared = sharing.Shared(ordinal, FLAG_BYTES)
+        self._shared = driver.Shared(ordinal, FLAG_BYTES)
         self.bytes, self.begun = self._shared.bytes, self._shared.address
-        self.done = self.begun + sharing.DONE_OFFSET
+        self.done = self.begun + driver.DONE_OFFSET
         driver.call("cuMemsetD32_v2", ctypes.c_uint64(self.begun), ctypes.c_uint(0), ctypes.c_size_t(FLAG_BYTES // 4))
         self.fd = self._shared.export()
         self.last = 0

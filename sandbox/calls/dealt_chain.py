@@ -16,7 +16,7 @@ from kernelwright.sandbox.tensors.merging import alone, with_changed
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.trees import is_sound
 from kernelwright.sandbox.tensors.values import Values
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 LEAST_PASSES, MOST_PASSES, SETTLED = 2, 8, 0.03
 """A program is at its speed once two passes of calls differ by this share at most."""

@@ -14,7 +14,7 @@ from kernelwright.sandbox.machine.clocks import Clocks
 from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.gpu import driver, sharing
+from kernelwright_child import driver
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.dealing import Dealer
@@ -216,7 +216,7 @@ class CudaDevice:
     @cached_property
     def chain_obstacle(self) -> str:
         """Why calls cannot be issued ahead on this device; empty where they can."""
-        return sharing.chain_obstacle(self.ordinal)
+        return driver.chain_obstacle(self.ordinal)
 
     @cached_property
     def dealer(self) -> "Dealer":

@@ -34,7 +34,7 @@ from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 LOG = logging.getLogger("kernelwright.sandbox.calls")
 DISTURBED_AT_LEAST, DISTURBED_SHARE = 3, 0.5

@@ -59,7 +59,7 @@ def _ask(giver: Callable[[], None]) -> None:
 
 def with_relief(work: Callable[[], Result]) -> Result:
     """What `work` gives; where memory is missing, once more after `relieve`. Raises what it raises then."""
-    from kernelwright_child.gpu.driver import CudaError
+    from kernelwright_child.driver import CudaError
 
     try:
         return work()

@@ -391,7 +391,7 @@ class ReferenceSession:
         return self._on_device.switches if self._on_device else {}
 
     def work(self) -> dict[str, Any]:
-        """What `kernelwright_child.floor.trace` finds that the problem needs."""
+        """What `kernelwright_child.roofline` finds that the problem needs."""
         values = self.draw()
         with self._translated():
             found: dict[str, Any] = self._session.trace(values, self._patience_s)["work"]

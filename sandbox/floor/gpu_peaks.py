@@ -8,7 +8,7 @@ from kernelwright.sandbox.machine.clocks import Clocks
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.peaks import Level, Peaks
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 MEASURE = 2
 TIMEOUT_S = 300

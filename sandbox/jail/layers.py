@@ -19,7 +19,7 @@ from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import JAIL_OFF
-from kernelwright_child.jail import landlock, syscalls
+from kernelwright_child import confine
 
 NOBODY = 65534
 RANGES = (range(1_900_000_000, 2_000_000_000), range(50_000, 60_000))
@@ -88,7 +88,7 @@ REMEDIES = {
 }
 START = (
     f"import sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
-    "from kernelwright_child.jail.start import main; main(sys.argv[1:])"
+    "from kernelwright_child.start import main; main(sys.argv[1:])"
 )
 """Starts the keeper. As a module rather than as a script, so that its compiled form is found."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
@@ -113,7 +113,7 @@ class Jail(NamedTuple):
         return self.group.entries if self.group else ()
 
     def command(self, inner: Sequence[str], lifeline: int, status: int) -> list[str]:
-        """The whole command line for a child that runs `inner`: see `kernelwright_child.jail.keeper`."""
+        """The whole command line for a child that runs `inner`: see `kernelwright_child.keeper`."""
         return self._keeper(inner, lifeline, status, self.fds)
 
     def guard(self, meeting: int, lifeline: int, status: int) -> list[str]:
@@ -175,7 +175,7 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     own_users = prefix is not None and bubblewrap.is_own_user_namespace()
     fenced = prefix is None and landlock_abi() > 0
     user = None if own_users else _user(folder, prefix is not None, fenced and not settings.gpu)
-    filtered = syscalls.machine() is not None
+    filtered = confine.filter_architecture() is not None
     limits, fence = _limits(settings, own_users), _fence(readable, writable, settings.gpu) if fenced else None
     # With one thread there is nothing for OpenMP to bind, and a candidate is kept on the one core that it has.
     allowed = ["timers", "cores"] if settings.gpu else ["cores"] if kind != "worker" or settings.threads > 1 else []
@@ -203,7 +203,7 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
 
 
 def filter_plan(alone: bool, allowed: Sequence[str]) -> dict[str, Any]:
-    """The system call filter of a child, as `kernelwright_child.jail.syscalls.install` takes it."""
+    """The system call filter of a child, as `kernelwright_child.confine.install_filter` takes it."""
     return {"alone": alone, "guarded": [os.getpid()], "allowed": list(allowed)}
 
 
@@ -302,12 +302,12 @@ def landlock_layer() -> str:
     """The layer's name with what this kernel's version of it covers."""
     level = landlock_abi()
     covered = ["files"]
-    covered += ["TCP"] if level >= landlock.TCP_ABI else []
-    covered += ["signals", "abstract sockets"] if level >= landlock.SCOPE_ABI else []
+    covered += ["TCP"] if level >= confine.TCP_ABI else []
+    covered += ["signals", "abstract sockets"] if level >= confine.SCOPE_ABI else []
     return f"{LANDLOCK} ({', '.join(covered)})"
 
 
 @cache
 def landlock_abi() -> int:
     """The landlock version of this kernel; 0 where there is none."""
-    return landlock.abi(ctypes.CDLL(None, use_errno=True))
+    return confine.landlock_abi(ctypes.CDLL(None, use_errno=True))

@@ -64,7 +64,7 @@ class Capture:
 LOG = logging.getLogger("kernelwright.sandbox.jail")
 START = (
     f"import sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
-    "from kernelwright_child.jail.zygote import main; main(sys.argv[1:])"
+    "from kernelwright_child.zygote import main; main(sys.argv[1:])"
 )
 OWN_VARIABLES = {"HOME": "/nonexistent", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Beside what all children have in common. The latter two keep torch, which looks whether there is a GPU as soon as
@@ -129,7 +129,7 @@ class Zygote:
         return self._process.poll() is None and resident_bytes(self.pid) < RECYCLED_BYTES
 
     def order(self, order: dict[str, Any], fds: Sequence[int]) -> None:
-        """Have it fork a child: see `kernelwright_child.jail.zygote_birth.Order`. Raises `ZygoteGone`."""
+        """Have it fork a child: see `kernelwright_child.zygote.Order`. Raises `ZygoteGone`."""
         try:
             socket.send_fds(self._control, [marshal.dumps(order)], list(fds))
         except OSError:

@@ -15,12 +15,12 @@ from typing import NamedTuple, Protocol
 from kernelwright.sandbox.jail.bubblewrap import namespaces
 from kernelwright.sandbox.jail.layers import Jail, Kind
 from kernelwright.sandbox.jail.zygote import Zygote
-from kernelwright_child.jail import keeper
+from kernelwright_child import keeper
 
 MODULES: dict[Kind, str] = {
-    "builder": "kernelwright_child.programs.builder",
-    "worker": "kernelwright_child.programs.worker",
-    "reference": "kernelwright_child.programs.reference",
+    "builder": "kernelwright_child.builder",
+    "worker": "kernelwright_child.worker",
+    "reference": "kernelwright_child.reference",
 }
 CREDENTIALS = struct.Struct("3i")
 """The kernel's `struct ucred`: process, user, group."""

@@ -14,7 +14,7 @@ from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedHere
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.gpu.driver import CudaError
+from kernelwright_child.driver import CudaError
 
 GRANTED = 1.5
 """Times what a reference takes, that a candidate may take before it is to blame."""

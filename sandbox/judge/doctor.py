@@ -43,8 +43,7 @@ from kernelwright.sandbox.machine.workfolder import WorkFolder, sweep, temporary
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_bytes
 from kernelwright.sandbox.verdict.errors import MachineError, SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.gpu import driver, sharing
-from kernelwright_child.jail import syscalls
+from kernelwright_child import confine, driver
 
 
 class HealthCheck(Record):
@@ -126,7 +125,7 @@ def _clocks(uuid: str) -> Iterator[HealthCheck]:
 def _lending(context: driver.Context) -> HealthCheck:
     """Whether memory can be had whose descriptor a child can map."""
     try:
-        shared = sharing.Shared(context.ordinal, 1)
+        shared = driver.Shared(context.ordinal, 1)
         os.close(shared.export())
         shared.close()
     except driver.CudaError as error:
@@ -137,7 +136,7 @@ def _lending(context: driver.Context) -> HealthCheck:
 
 def _timing_clock(context: driver.Context) -> HealthCheck:
     """Which clock confirms what candidates report of their time."""
-    obstacle = sharing.chain_obstacle(context.ordinal)
+    obstacle = driver.chain_obstacle(context.ordinal)
     if not obstacle:
         return HealthCheck(name="GPU: timing clock", state="ok", found="calls issued ahead, dealt by the judge")
     remedy = "calls are timed one by one, and savings below 0.3 ms stay unconfirmed; allow CUDA IPC and end MPS"
@@ -285,7 +284,9 @@ def _layers() -> Iterator[HealthCheck]:
     level = landlock_abi()
     yield _layer("landlock", level > 0, f"version {level}; {landlock_layer()}", "not in this kernel", LANDLOCK_REMEDY)
     why = _filter_obstacle()
-    yield _layer("system call filter", not why, syscalls.machine() or "", why, "use Linux on x86_64 or aarch64")
+    yield _layer(
+        "system call filter", not why, confine.filter_architecture() or "", why, "use Linux on x86_64 or aarch64"
+    )
     why = "" if cgroups.available() else "no group can be made here"
     yield _layer("control group", not why, "bounds memory and processes of a child as a whole", why, GROUP_REMEDY)
 
@@ -299,13 +300,13 @@ def _layer(name: str, good: bool, found: str, why: str, remedy: str) -> HealthCh
 
 def _filter_obstacle() -> str:
     """Why the filter can not be had; tried in a process of its own, since there is no way back."""
-    if syscalls.machine() is None:
+    if confine.filter_architecture() is None:
         return f"not written for {platform.machine()}"
     code = (
         f"import ctypes, sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
-        "from kernelwright_child.jail import syscalls; "
+        "from kernelwright_child import confine; "
         "libc = ctypes.CDLL(None, use_errno=True); libc.prctl(38, 1, 0, 0, 0); "
-        f"syscalls.install(libc, {filter_plan(alone=True, allowed=())!r})"
+        f"confine.install_filter(libc, {filter_plan(alone=True, allowed=())!r})"
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]

@@ -43,7 +43,7 @@ class Ran(NamedTuple):
 
 
 class ToolTask(NamedTuple):
-    """What `kernelwright_child.programs.gpu_once` is to do."""
+    """What `kernelwright_child.gpu_tool` is to do."""
 
     plan: Mapping[str, object]
     kept: Mapping[str, Values]
@@ -149,7 +149,7 @@ def _trial(path: str, command: tuple[str, ...], environment: tuple[tuple[str, st
 
 
 def run_under(tool: Tool, call: ToolTask, folder: WorkFolder, settings: Settings) -> Ran:
-    """Start the program `kernelwright_child.programs.gpu_once` below a tool, in a jail, and wait for both."""
+    """Start the program `kernelwright_child.gpu_tool` below a tool, in a jail, and wait for both."""
     folder.shown = folders(tool.path)
     more = {"memory_bytes": MEMORY * settings.memory_bytes}
     try:

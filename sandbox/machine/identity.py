@@ -139,7 +139,7 @@ def processor_name() -> str:
 
 def device_name(device: str) -> str:
     """The model of the processor (`cpu`) or of a GPU (`cuda`, `cuda:N`); empty for a GPU that is not here."""
-    from kernelwright_child.gpu import driver
+    from kernelwright_child import driver
 
     if device == "cpu":
         return processor_name()
@@ -173,14 +173,14 @@ def needs_device(language: str, size: str) -> bool:
 
     What is plain Python runs wherever torch does: on a device where there is one, unless the size is for a processor.
     """
-    from kernelwright_child.gpu import driver
+    from kernelwright_child import driver
 
     return language in ON_DEVICE or (language == "python" and size != "cpu" and driver.device_count() > 0)
 
 
 def require_tools(language: str) -> None:
     """Raise `MachineError`, with the remedy, where this machine can not build or run candidates of this language."""
-    from kernelwright_child.gpu import driver
+    from kernelwright_child import driver
 
     require_package(language)
     if language in ON_DEVICE and driver.device_count() == 0:

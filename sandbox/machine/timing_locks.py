@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright_child.jail.keeper import descendants
+from kernelwright_child.keeper import descendants
 
 OWN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 EVERYBODYS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -10,7 +10,7 @@ from kernelwright.sandbox.pool.local import LocalExecutor
 from kernelwright.sandbox.pool.protocol import Executor, ExecutorError, choose_kind
 from kernelwright.sandbox.verdict.memory import child_limit_bytes
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 NAMES = ("local", "ray")
 

@@ -21,8 +21,7 @@ from kernelwright.sandbox.machine.logs import tell_logs_as_asked
 from kernelwright.sandbox.machine.workfolder import close_all
 from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.protocol import Answer, Question
-from kernelwright_child.gpu import driver
-from kernelwright_child.jail import keeper
+from kernelwright_child import driver, keeper
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool.judges import Worker

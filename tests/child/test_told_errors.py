@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from kernelwright_child.programs.serving import failure
-from kernelwright_child.wire import WireError, refuse_unplain
+from kernelwright_child.wire import WireError, failure, refuse_unplain
 
 
 class OwnError(Exception):

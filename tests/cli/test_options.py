@@ -17,7 +17,7 @@ from kernelwright.commands.options.judging_options import (
 from kernelwright.commands.options.terminal import UserMistake
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.support.problems import CUDA, RIGHT
 from tests.support.servers import fake_reply
 

@@ -9,7 +9,7 @@ PAGES = {package: structure.ROOT / package / "README.md" for package in ("sandbo
 
 def rooms_named(package):
     """The first column of the page's table; a dot is the package's own folder."""
-    cells = re.findall(r"^\| `([\w/.]+)` \|", PAGES[package].read_text(), re.MULTILINE)
+    cells = re.findall(r"^\| `([\w/]+|\.)` \|", PAGES[package].read_text(), re.MULTILINE)
     return [cell.strip(".").replace("/", ".") for cell in cells]
 
 

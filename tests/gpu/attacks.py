@@ -370,7 +370,7 @@ ATTACKS = {
         "can not be mapped|in a form",
         HONEST,
         """
-        from kernelwright_child.gpu import memory as gpu_memory
+        from kernelwright_child import gpu_memory
         gpu_memory.sharing.ipc_handle = lambda base: bytes(range(64))
         """,
     ),
@@ -380,7 +380,7 @@ ATTACKS = {
         "reaches beyond",
         HONEST,
         """
-        from kernelwright_child.gpu import memory as gpu_memory
+        from kernelwright_child import gpu_memory
         plain = gpu_memory._said
         gpu_memory._said = lambda tensor, handle, offset: plain(tensor, handle, 2**40)
         """,
@@ -391,7 +391,7 @@ ATTACKS = {
         "can not be mapped|wrong|NaN|still changed|out of memory",
         HONEST,
         """
-        from kernelwright_child.gpu import memory as gpu_memory
+        from kernelwright_child import gpu_memory
         plain = gpu_memory.describe
         def describe(tensor, spill=None):
             said, kept = plain(tensor, spill)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernelwright.sandbox.calls.device import first_device
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 
 @pytest.fixture(scope="session")

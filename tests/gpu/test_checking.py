@@ -5,7 +5,7 @@ import pytest
 from kernelwright.evals.formats.checking import examine_problem
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import UnsupportedProblem
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu.harness import SETTINGS
 
 pytestmark = [

@@ -7,7 +7,7 @@ from kernelwright.commands.options.terminal import UserMistake
 from kernelwright.evals.scores.scoring import CandidateFile
 from kernelwright.sandbox.machine.identity import needs_device, require_tools
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu.honest import HONEST
 
 CPP = """

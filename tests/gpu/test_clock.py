@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright.sandbox.verdict.gpu_timing import CALLS_MS, CHAIN_MS, CHAIN_SHARE, CHAIN_SHORT_MS
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu.clock_attacks import CLOCK_ATTACKS, HANGING, RELU, SLOW
 from tests.gpu.clock_honest import CLOCK_HONEST
 from tests.gpu.harness import SETTINGS, Judges

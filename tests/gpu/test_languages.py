@@ -9,7 +9,7 @@ from kernelwright.sandbox.authenticity.evidence import read_authenticity
 from kernelwright.sandbox.authenticity.languages import candidate_of, refuse
 from kernelwright.sandbox.machine.identity import PACKAGES, package_version
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.languages import HONEST, HOSTILE
 

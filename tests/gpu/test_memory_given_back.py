@@ -4,7 +4,7 @@ import pytest
 
 from kernelwright.sandbox.calls.buffers import SPARE_PLACES
 from kernelwright.sandbox.calls.reference import ReferenceSession
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.honest import RELU, problem
 

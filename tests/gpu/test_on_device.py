@@ -22,7 +22,7 @@ from kernelwright.sandbox.machine.timing_locks import device_holder
 from kernelwright.sandbox.tensors.values import RawTensor
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu import faulty
 from tests.gpu.attacks import ATTACKS, NOT_FASTER, PROBLEM, SLOWER
 from tests.gpu.harness import SETTINGS, Judges

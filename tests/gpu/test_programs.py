@@ -4,7 +4,7 @@ import pytest
 
 from bench import program
 from kernelwright.programs.record import read_split
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from kernelwright.sandbox.tensors.merging import alone
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright_child.gpu.precision import fix_precision, told
+from kernelwright_child.casting import fix_precision, precision_switches
 
 SIZES = [0, 3, 4, 7, 4 * PROBES - 4, 4 * PROBES, 4 * PROBES + 4, 10**6 + 3, 2**31]
 
@@ -162,7 +162,7 @@ def test_the_result_of_one_call_of_several_has_only_its_own_tensors():
 def test_the_precision_policy_sets_the_same_switches_on_every_side(policy, allowed):
     try:
         switches = fix_precision(policy)
-        assert switches == told()
+        assert switches == precision_switches()
         assert switches["matmul.allow_tf32"] is switches["cudnn.allow_tf32"] is allowed
     finally:
         fix_precision("strict")

@@ -4,7 +4,7 @@ import pytest
 
 from kernelwright.sandbox.authenticity.languages import refuse
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.short_floats import DTYPES, HONEST, HOSTILE
 

@@ -8,7 +8,7 @@ import torch
 from kernelwright.problems import Problem
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.gpu.harness import SETTINGS
 
 pytestmark = [

@@ -14,7 +14,7 @@ from kernelwright.sandbox.jail import layers as jail
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.jail import syscalls
+from kernelwright_child import confine
 from tests.hostile.surroundings import CHECKOUT
 from tests.hostile.test_unprivileged import as_user, environment
 
@@ -101,11 +101,11 @@ def test_a_tool_in_somebodys_home_shows_nothing_but_itself(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("allowed", [(), ("cores",), ("timers", "cores")])
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("architecture", syscalls.AUDIT_ARCH)
+@pytest.mark.parametrize("architecture", confine.AUDIT_ARCH)
 def test_the_filter_is_a_program_that_the_kernel_could_load(architecture, alone, allowed):
-    code = syscalls.program(architecture, alone, (1234,), *allowed)
+    code = confine.filter_program(architecture, alone, (1234,), *allowed)
     assert len(code) < 4096
-    assert code[-1] == (syscalls.RETURN, 0, 0, syscalls.ALLOW)
+    assert code[-1] == (confine.RETURN, 0, 0, confine.ALLOW)
     for place, (_, if_true, if_false, operand) in enumerate(code[:-1]):
         assert max(if_true, if_false) < 256
         assert place + 1 + max(if_true, if_false) < len(code)
@@ -114,11 +114,11 @@ def test_the_filter_is_a_program_that_the_kernel_could_load(architecture, alone,
 
 def test_both_architectures_refuse_the_same_calls_as_far_as_they_have_them():
     only_on_x86 = {"iopl", "ioperm", "modify_ldt", "chmod", "chown", "lchown", "utime", "utimes", "futimesat"}
-    tables = (syscalls.REFUSED, syscalls.REFUSED_ALONE, syscalls.TIMERS, syscalls.OF_A_PROCESS, syscalls.EXAMINED)
+    tables = (confine.REFUSED, confine.REFUSED_ALONE, confine.TIMERS, confine.OF_A_PROCESS, confine.EXAMINED)
     for table in tables:
-        missing = set(table[syscalls.X86_64]) - set(table[syscalls.AARCH64])
+        missing = set(table[confine.X86_64]) - set(table[confine.AARCH64])
         assert missing <= only_on_x86
-        assert set(table[syscalls.AARCH64]) <= set(table[syscalls.X86_64])
+        assert set(table[confine.AARCH64]) <= set(table[confine.X86_64])
 
 
 def test_signals_that_the_judges_user_has_waiting_take_no_room_from_his_children(folder):

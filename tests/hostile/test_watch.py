@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kernelwright_child.jail.watch import LONGEST_PATH, Watch, resident, size
+from kernelwright_child.keeper import LONGEST_PATH, Watch, resident, size_on_disk
 
 MIB = 2**20
 
@@ -36,13 +36,13 @@ def process():
 def test_empty_files_count(tmp_path):
     for number in range(1000):
         (tmp_path / str(number)).touch()
-    assert size(str(tmp_path), 2**40) >= 1000 * 4096
+    assert size_on_disk(str(tmp_path), 2**40) >= 1000 * 4096
 
 
 def test_a_sparse_file_counts_only_what_it_takes(tmp_path):
     with open(tmp_path / "sparse", "wb") as file:
         file.truncate(2**40)
-    assert size(str(tmp_path), 2**40) < MIB
+    assert size_on_disk(str(tmp_path), 2**40) < MIB
 
 
 def test_what_lies_too_deep_to_be_seen_counts_as_too_much(tmp_path):
@@ -50,13 +50,13 @@ def test_what_lies_too_deep_to_be_seen_counts_as_too_much(tmp_path):
     for _ in range(LONGEST_PATH // 100 + 1):
         os.mkdir("d" * 100, dir_fd=here)
         here = os.open("d" * 100, os.O_RDONLY, dir_fd=here)
-    assert size(str(tmp_path), 2**40) > 2**40
+    assert size_on_disk(str(tmp_path), 2**40) > 2**40
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
 def test_a_closed_folder_counts_as_too_much(tmp_path):
     (tmp_path / "closed").mkdir(mode=0)
-    assert size(str(tmp_path), 2**40) > 2**40
+    assert size_on_disk(str(tmp_path), 2**40) > 2**40
 
 
 def test_a_file_without_a_name_counts_while_it_is_open(tmp_path, process):

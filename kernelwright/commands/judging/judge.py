@@ -64,7 +64,7 @@ def judge(
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a stored record")
     from kernelwright.sandbox.jail.own_process import become_a_judge, imports_that_stay
-    from kernelwright_child.gpu import driver
+    from kernelwright_child import driver
 
     if server is None:
         options.check_threads(threads)

@@ -216,7 +216,7 @@ def memory_size(text: str) -> int:
 
 def device_count() -> int:
     """CUDA devices that this process may see."""
-    from kernelwright_child.gpu import driver
+    from kernelwright_child import driver
 
     return driver.device_count()
 

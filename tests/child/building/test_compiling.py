@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright_child.building import compiling
+from kernelwright_child import compiling
 
 ROOT = Path(__file__).parents[3]
 STOCK = "int light_name = 1; int stock_name = 2;"
@@ -29,8 +29,7 @@ m.def("f", torch::wrap_pybind_function(f), "f");
 }
 """
 CALL = (
-    f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
-    "from kernelwright_child.building.compiling import main; main(sys.argv[1:])"
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); from kernelwright_child.compiling import main; main(sys.argv[1:])"
 )
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright_child.building import flags
+from kernelwright_child import compiling
 
 TORCHS = ["-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20", "-DTORCH_EXTENSION_NAME=ext"]
 
@@ -16,7 +16,7 @@ TORCHS = ["-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20", "-DTORCH_EXT
     ],
 )
 def test_ordinary_flags_allow_the_light_header(words):
-    assert flags.allow_light([*TORCHS, *words])
+    assert compiling.allow_light([*TORCHS, *words])
 
 
 @pytest.mark.parametrize(
@@ -36,19 +36,19 @@ def test_ordinary_flags_allow_the_light_header(words):
     ],
 )
 def test_what_changes_layouts_or_what_torchs_headers_say_forbids_it(words):
-    assert not flags.allow_light([*TORCHS, *words])
+    assert not compiling.allow_light([*TORCHS, *words])
 
 
 def test_an_include_folder_with_headers_of_torchs_names_forbids_it(tmp_path):
-    assert flags.allow_light([*TORCHS, f"-I{tmp_path}"])
+    assert compiling.allow_light([*TORCHS, f"-I{tmp_path}"])
     (tmp_path / "torch").mkdir()
-    assert not flags.allow_light([*TORCHS, f"-I{tmp_path}"])
-    assert not flags.allow_light([*TORCHS, "-isystem", str(tmp_path)])
-    assert flags.allow_light([*TORCHS, "-isystem", str(tmp_path)], (str(tmp_path),))
+    assert not compiling.allow_light([*TORCHS, f"-I{tmp_path}"])
+    assert not compiling.allow_light([*TORCHS, "-isystem", str(tmp_path)])
+    assert compiling.allow_light([*TORCHS, "-isystem", str(tmp_path)], (str(tmp_path),))
 
 
 @pytest.mark.parametrize(
     ("words", "whether"), [(["-O3"], True), (["-O0"], False), (["-O2", "-O0"], False), ([], False)]
 )
 def test_the_last_word_on_optimisation_decides(words, whether):
-    assert flags.are_optimised(words) is whether
+    assert compiling.are_optimised(words) is whether

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from kernelwright_child.building import light
+from kernelwright_child import compiling
 
 RUN = "#include <torch/extension.h>\ntorch::Tensor run(torch::Tensor x) { return torch::relu(x); }\n"
 BOUND = RUN + 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {\nm.def("run", torch::wrap_pybind_function(run), "run");\n}\n'
@@ -14,7 +14,7 @@ def header(tmp_path):
     (tmp_path / "ATen" / "ops").mkdir(parents=True)
     for name in ("relu", "gelu", "relu_native"):
         (tmp_path / "ATen" / "ops" / f"{name}.h").touch()
-    return lambda text: light.header_for(text, str(tmp_path), frozenset({"TORCH_LIBRARY", "PYBIND11_TYPE_CASTER"}))
+    return lambda text: compiling.header_for(text, str(tmp_path), frozenset({"TORCH_LIBRARY", "PYBIND11_TYPE_CASTER"}))
 
 
 def test_the_operators_that_a_source_names_are_in_its_header_and_no_others(header):
@@ -25,15 +25,15 @@ def test_the_operators_that_a_source_names_are_in_its_header_and_no_others(heade
 
 def test_what_torch_binds_gets_what_stands_in_for_pybind11_and_what_binds_itself_gets_pybind11(header):
     assert "kernelwright/module.h" in header(BOUND) and "pybind" not in header(BOUND)
-    assert light.glue_of(BOUND) == ("binding.o", "factories.o")
+    assert compiling.glue_of(BOUND) == ("binding.o", "factories.o")
     assert "torch/csrc/utils/pybind.h" in header(BINDS_ITSELF) and "module.h" not in header(BINDS_ITSELF)
-    assert light.glue_of(BINDS_ITSELF) == ()
+    assert compiling.glue_of(BINDS_ITSELF) == ()
 
 
 def test_a_kernel_of_cuda_as_load_inline_writes_it_gets_one(header):
     source = "#include <torch/types.h>\n#include <cuda.h>\n" + RUN + "__global__ void k() {}"
     assert header(source) is not None
-    assert light.glue_of(source) == ("factories.o",)
+    assert compiling.glue_of(source) == ("factories.o",)
 
 
 @pytest.mark.parametrize(

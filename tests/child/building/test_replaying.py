@@ -5,7 +5,8 @@ import json
 import pytest
 
 from kernelwright.sandbox.build.build_store import read_failures
-from kernelwright_child.building.inline import INDEX, BuildCall, Index, Keys, Recorder, is_replayed, replayed
+from kernelwright_child.inline import INDEX, BuildCall, Index, Keys, Recorder, replayed
+from kernelwright_child.wire import is_replayed
 
 CALL, KEYS = BuildCall("load_inline", {"name": "ext"}), Keys("whole", "essence")
 ERROR = "Error building extension 'ext': [1/2] c++ main.cpp\nmain.cpp:1:2: error: 'x' was not declared"

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright_child.building import compiling
+from kernelwright_child import compiling
 
 ROOT = Path(__file__).parents[3]
 STAND_IN = (
-    f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
-    "from kernelwright_child.building.compiling import main; main(sys.argv[1:])"
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); from kernelwright_child.compiling import main; main(sys.argv[1:])"
 )
 WAIT = "while [ ! -e {} ]; do sleep 0.01; done"
 PATIENCE_S = 300
@@ -82,7 +81,7 @@ def test_without_a_ninja_above_nothing_else_is_ended(tmp_path):
     beside = subprocess.Popen(["sleep", str(PATIENCE_S)])
     try:
         call = f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
-        call += "from kernelwright_child.building.siblings import end_siblings"
+        call += "from kernelwright_child.compile_errors import end_siblings"
         subprocess.run([sys.executable, "-c", f"{call}; end_siblings()"], cwd=tmp_path, check=True)
         assert beside.poll() is None
     finally:

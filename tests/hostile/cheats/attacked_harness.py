@@ -185,7 +185,7 @@ ATTACKED_HARNESS = [
           import torch as package
           for folder in {os.path.dirname(found.__file__) for found in list(sys.modules.values())
                          if getattr(found, "__file__", None) and "kernelwright_child" in found.__file__}:
-              for name in ("wire.py", "programs/worker.py", "programs/model_runner.py", "model_runner.py",
+              for name in ("wire.py", "worker.py", "model_runner.py",
                            "../sandbox/correctness/compare.py"):
                   try:
                       with open(os.path.join(folder, name), "a") as file: file.write("\\nmismatch = lambda *a, **k: None\\n")
@@ -223,7 +223,7 @@ ATTACKED_HARNESS = [
           KEPT.append(torch.zeros_like(x))
           def call(self, message, fds):
               return {"tree": {"t": 0}, "tensors": [wire.describe(sys.modules["candidate"].KEPT[0])]}
-          module("programs.model_runner").ModelRunner.call.__code__ = call.__code__
+          module("child.model_runner").ModelRunner.call.__code__ = call.__code__
           return KEPT[0]
           """, WIRE + "KEPT = []\n"),
     Cheat("a download of somebody's kernel", (82,), "weighted", "check", ZEROS,

@@ -22,9 +22,9 @@ def main(name, folder, shortcuts=None):
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     os.environ.setdefault("MAX_JOBS", "1")
     if shortcuts:
-        from kernelwright_child.building import shortcuts as ours
+        from kernelwright_child import compiling as ours
 
-        ours.install(json.loads(shortcuts), str(folder))
+        ours.install_shortcuts(json.loads(shortcuts), str(folder))
     start = time.perf_counter()
     outcome = attempt(case, folder)
     usage = os.times()

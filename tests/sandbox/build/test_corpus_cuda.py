@@ -1,7 +1,7 @@
 import pytest
 
 from kernelwright.sandbox.build import toolchain
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 from tests.sandbox.build.corpus_cuda import CUDA
 from tests.sandbox.build.outcomes import both_ways, device_code, first_error, is_equal, ways_of
 

@@ -7,7 +7,7 @@ from kernelwright.sandbox.build.diagnose import (
     trim_build_log,
     trim_traceback,
 )
-from kernelwright_child.programs.serving import failure
+from kernelwright_child.wire import failure
 
 GCC = """RuntimeError: Error building extension 'x': [1/2] g++ -MMD -MF main.o.d -DTORCH_EXTENSION_NAME=x
 FAILED: [code=1] main.o

@@ -15,7 +15,7 @@ from kernelwright.sandbox.judge.stages import Built, header_made
 from kernelwright.sandbox.machine.cache import VARIABLE, all_entries
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.verdicts import Candidate
-from kernelwright_child.building.compiling import MAKING
+from kernelwright_child.compiling import MAKING
 from tests.support.processes import ordinary_user
 
 COMPILER = """#!/bin/sh

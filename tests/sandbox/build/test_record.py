@@ -1,7 +1,7 @@
 import json
 
 from kernelwright.sandbox.build import read_record
-from kernelwright_child.building.shortcuts import REPORT
+from kernelwright_child.compiling import REPORT
 
 LINE = {"extension": "ext", "file": "main.cpp", "way": "light", "failed": [], "seconds": 4.2}
 

@@ -20,7 +20,7 @@ from kernelwright.sandbox.calls.timeouts import (
     is_compiler,
 )
 from kernelwright.sandbox.jail.children import ChildLate
-from kernelwright_child.jail.keeper import descendants
+from kernelwright_child.keeper import descendants
 
 PATIENCE_S = 120
 """Beyond this a test itself has gone wrong."""

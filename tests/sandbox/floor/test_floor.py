@@ -8,7 +8,7 @@ import pytest
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key
 from kernelwright.sandbox.verdict.peaks import HEADROOM, Level, Peaks
 from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
-from kernelwright_child.floor.operators import Convolution, Window, fewest
+from kernelwright_child.roofline import Convolution, Window, fewest
 
 LEVELS = (
     Level(name="first", inside_bytes=0, bytes_per_s=1e12),

@@ -7,7 +7,7 @@ from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.floor.processor import measured_again, processor_peaks
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
-from kernelwright_child.floor.trace import trace
+from kernelwright_child.roofline import trace
 
 pytestmark = pytest.mark.slow
 CALLS = 5

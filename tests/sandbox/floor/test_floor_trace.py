@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kernelwright_child.floor.trace import trace
+from kernelwright_child.roofline import trace
 
 FOUR = 4
 """Bytes of a float32."""

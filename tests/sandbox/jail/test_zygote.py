@@ -46,7 +46,7 @@ def ModelNew():
         "descriptors": sorted(os.listdir("/proc/self/fd"))[:4],
         "session": os.getsid(0) == os.getpid(),
         "vector math is met": all(first_use(name) < 6 for name in ("tanh", "exp", "erf")),
-        "file": getattr(sys.modules.get("kernelwright_child.programs.builder"), "__file__", None),
+        "file": getattr(sys.modules.get("kernelwright_child.builder"), "__file__", None),
     }))
 """
 

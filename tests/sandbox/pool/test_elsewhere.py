@@ -5,7 +5,7 @@ from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, as_far_as_
 from kernelwright.sandbox.pool.protocol import ExecutorError
 from kernelwright.sandbox.verdict.memory import child_limit_bytes
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.gpu import driver
+from kernelwright_child import driver
 
 BEYOND = 4096
 """No machine of ours has so many cores."""

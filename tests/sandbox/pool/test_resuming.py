@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from kernelwright_child.jail import keeper
+from kernelwright_child import keeper
 from tests.sandbox.pool.conftest import COUNT
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

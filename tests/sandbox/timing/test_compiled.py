@@ -19,8 +19,8 @@ from kernelwright.sandbox.verdict.errors import BrokenProblem
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
-from kernelwright_child.gpu import driver
-from kernelwright_child.programs.reference import note_no_launches
+from kernelwright_child import driver
+from kernelwright_child.reference import note_no_launches
 from tests.support.problems import stateless, tiny_problem
 
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, compiled=("default",))

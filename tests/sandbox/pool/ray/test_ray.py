@@ -20,7 +20,7 @@ from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.protocol import Product, Work
 from kernelwright.sandbox.pool.ray.executor import RayExecutor
 from kernelwright.sandbox.verdict.verdicts import Candidate
-from kernelwright_child.jail import keeper
+from kernelwright_child import keeper
 from tests.sandbox.pool.workers.test_local import executor as local_executor
 from tests.support.executors import COMPILED, HIDDEN, NEGATED, QUICK, batch, judged, outcome, right
 

@@ -1,7 +1,7 @@
 """The builder: imports the candidate and constructs it once, so that its extensions compile.
 
 Another one makes the call that a worker has noted, where an extension is built only later.
-`python -I -m kernelwright_child.programs.builder FD`. It gets no inputs and no weights; what it makes
+`python -I -m kernelwright_child.builder FD`. It gets no inputs and no weights; what it makes
 are files in the work folder.
 """
 
@@ -10,19 +10,18 @@ import os
 import socket
 import sys
 
-from kernelwright_child import wire
-from kernelwright_child.building import inline, shortcuts
+from kernelwright_child import compiling, inline, wire
 from kernelwright_child.casting import lent_tensors
-from kernelwright_child.programs.model_runner import construct, run_source
-from kernelwright_child.programs.serving import Message, failure, serve
+from kernelwright_child.model_runner import construct, run_source
+from kernelwright_child.wire import Message, failure, serve
 
 
 def build(message: Message, fds: list[int]) -> Message:
     """Import and construct; an error says whether a compilation raised it.
 
-    The message's `shortcuts`, where there are any, are a plan for `kernelwright_child.building.shortcuts`.
+    The message's `shortcuts`, where there are any, are a plan for `kernelwright_child.compiling`.
     """
-    shortcuts.install(message.get("shortcuts", {}), os.environ["HOME"])
+    compiling.install_shortcuts(message.get("shortcuts", {}), os.environ["HOME"])
     recorder = inline.record(message["built"])
     try:
         tensors = lent_tensors(fds[0], message["specs"]) if fds else []
@@ -37,7 +36,7 @@ def build(message: Message, fds: list[int]) -> Message:
 
 def build_noted(message: Message, fds: list[int]) -> Message:
     """Make a worker's call. An error of it stands in the index, and is the candidate's to meet."""
-    shortcuts.install(message.get("shortcuts", {}), os.environ["HOME"])
+    compiling.install_shortcuts(message.get("shortcuts", {}), os.environ["HOME"])
     with contextlib.suppress(BaseException):
         inline.build_noted(message["built"])
     return {}

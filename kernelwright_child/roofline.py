@@ -1,15 +1,25 @@
-"""What single operators of torch read and compute, and which of them leave no room to rearrange. Tables.
+"""The necessary work of a model: which bytes it must read and write, and the operations of its products.
 
-An operator that is in no table is taken to read all that it is given and to compute nothing that counts. Products and
+Runs in the reference's child, in a call like any other: fake tensors would compute nothing, but torch needs seconds to
+import what makes them. What is found is a lower bound. Bytes are those of the whole model's inputs, weights and
+outputs, once each; what lies between can stay on the chip. An input counts as far as some operation on the way to an
+output reads it for certain, whatever its values.
+
+First come the tables of single operators: what they read and compute, and which of them leave no room to rearrange. An
+operator that is in no table is taken to read all that it is given and to compute nothing that counts. Products and
 convolutions count the operations of the direct algorithm, and the fewest known; a multiplication with the addition that
 follows it counts as two operations, as in every vendor's peak.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 
@@ -191,11 +201,11 @@ PARTLY_READ = {
 ATTENTION = "_scaled_dot_product_"
 
 
-def name(function: Any) -> str:
+def operator_name(function: Any) -> str:
     return str(function._schema.name).partition("::")[2]
 
 
-def shares(name: str, arguments: Sequence[Any], result: Any) -> dict[int, float]:
+def read_shares(name: str, arguments: Sequence[Any], result: Any) -> dict[int, float]:
     """By `id` of a tensor argument, the share of it that is certainly read, where that is not all."""
     tensors = {i: value for i, value in enumerate(arguments) if isinstance(value, torch.Tensor)}
     if name in UNREAD:
@@ -229,12 +239,12 @@ def _spread(value: Any, axes: int) -> list[int]:
     return values * axes if len(values) == 1 else values
 
 
-def arithmetic(function: Any, arguments: Sequence[Any], options: dict[str, Any], result: Any) -> Arithmetic:
+def arithmetic_of(function: Any, arguments: Sequence[Any], options: dict[str, Any], result: Any) -> Arithmetic:
     """What the operator computes, if it is a product; without a formula of ours it is torch's, and the least 0."""
-    formula = FORMULAS.get(name(function))
+    formula = FORMULAS.get(operator_name(function))
     if formula is not None:
         return formula(arguments, result)
-    if name(function).startswith(ATTENTION) and not name(function).endswith("_backward"):
+    if operator_name(function).startswith(ATTENTION) and not operator_name(function).endswith("_backward"):
         return _attention([*arguments, *options.values()])
     registered = flop_registry.get(getattr(function, "overloadpacket", None))
     if registered is None:
@@ -269,7 +279,7 @@ FORMULAS: dict[str, Callable[[Sequence[Any], Any], Arithmetic]] = {
 }
 
 
-def kind(name: str) -> Kind:
+def kind_of(name: str) -> Kind:
     if name in FORMULAS or name.startswith(ATTENTION):
         return "product"
     plain = name.removesuffix("_")
@@ -305,3 +315,169 @@ def firm(steps: Sequence[tuple[Kind, str]]) -> list[bool]:
 def _mark(marks: list[bool], run: list[int]) -> None:
     if len(run) == 1:
         marks[run[0]] = True
+
+
+LARGEST_MAP = 2**28
+"""Elements of a storage up to which overlapping partial reads are told apart; above, the largest read counts."""
+
+Call = Callable[[torch.nn.Module, Any], Any]
+
+
+class StorageView(NamedTuple):
+    """A part of a storage: a strided view, of which a share is certainly read."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    item_bytes: int
+    storage_bytes: int
+    share: float = 1.0
+
+    @property
+    def bytes(self) -> float:
+        """Distinct bytes; views that overlap themselves can not have more than their storage."""
+        strided = zip(self.size, self.stride, strict=True)
+        count = math.prod(size if stride else min(size, 1) for size, stride in strided)
+        return min(count * self.item_bytes, self.storage_bytes) * self.share
+
+
+class Node(NamedTuple):
+    name: str
+    reads: tuple[tuple[int, StorageView], ...]
+    makes: tuple[int, ...]
+    dtype: str
+    arithmetic: Arithmetic
+    kind: Kind
+
+
+class Tracer(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nodes: list[Node] = []
+        self._alive: dict[int, StorageWeakRef] = {}
+        """So that no address is used twice; the memory itself may go."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks; to keep its compiler out of `__torch_dispatch__` it would first import it: seconds."""
+        return False
+
+    def key(self, tensor: torch.Tensor) -> int:
+        storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        return int(self._alive.setdefault(storage.cdata, storage).cdata)
+
+    def part(self, tensor: torch.Tensor, share: float = 1.0) -> StorageView:
+        whole = tensor.untyped_storage().nbytes()
+        size, stride = tuple(tensor.shape), tuple(tensor.stride())
+        return StorageView(size, stride, int(tensor.storage_offset()), tensor.element_size(), whole, share)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation as it would be, then note it."""
+        options = options or {}
+        result = function(*arguments, **options)
+        if function.namespace == "prim":  # asks for a tensor's device or the like
+            return result
+        given, made = _strided((arguments, options)), _strided(result)
+        makes = tuple(self.key(tensor) for tensor in made)
+        is_view = made and not function._schema.is_mutable and set(makes) <= {self.key(tensor) for tensor in given}
+        if not is_view:
+            self._note(function, (arguments, options, given), result, makes)
+        elif repeats(given, made):
+            self.nodes.append(Node(operator_name(function), (), makes, "", NOTHING, "other"))
+        return result
+
+    def _note(
+        self,
+        function: Any,
+        called: tuple[Sequence[Any], dict[str, Any], list[torch.Tensor]],
+        result: Any,
+        makes: tuple[int, ...],
+    ) -> None:
+        arguments, options, given = called
+        name = operator_name(function)
+        shares = read_shares(name, arguments, result)
+        reads = tuple((self.key(t), self.part(t, shares.get(id(t), 1.0))) for t in given)
+        dtype = next((str(t.dtype).removeprefix("torch.") for t in given), "")
+        arithmetic = arithmetic_of(function, arguments, options, result)
+        self.nodes.append(Node(name, reads, makes, dtype, arithmetic, kind_of(name)))
+
+
+def trace(model: torch.nn.Module, arguments: Any, call: Call | None = None) -> dict[str, Any]:
+    """The work of `call(model, arguments)`; as it stands, of `model(*arguments)` without gradients.
+
+    `bytes`: `read` and `written`. `flops`: operations of matrix products and convolutions by dtype, in the direct
+    algorithm. `least_flops`: the same in the best algorithm known; empty where the model could be rearranged to save
+    some (see `operators.firm`). `operators`: the names of all that was dispatched, in order.
+    """
+    call = call or _forward
+    tracer = Tracer()
+    kept = (value for module in model.modules() for value in vars(module).values())
+    state = [*model.parameters(), *model.buffers(), *(value for value in kept if isinstance(value, torch.Tensor))]
+    sources = {tracer.key(tensor) for tensor in (*_strided(arguments), *_strided(state))}
+    with tracer:
+        results = _strided(call(model, arguments))
+    made = [(tracer.key(tensor), tracer.part(tensor)) for tensor in results]
+    needed = list(_needed(tracer.nodes, {key for key, _ in made}))
+    read = _bytes([read for node in needed for read in node.reads if read[0] in sources])
+    written = _bytes([(key, part) for key, part in made if key not in sources])
+    is_firm = firm([(node.kind, node.name) for node in needed])
+    return {
+        "bytes": {"read": read, "written": written},
+        "flops": _by_dtype(needed, "direct"),
+        "least_flops": _by_dtype([node for node, sure in zip(needed, is_firm, strict=True) if sure], "least"),
+        "operators": [node.name for node in tracer.nodes],
+    }
+
+
+def _forward(model: torch.nn.Module, arguments: Any) -> Any:
+    with torch.no_grad():
+        return model(*arguments)
+
+
+def _strided(tree: Any) -> list[torch.Tensor]:
+    leaves = tree_leaves(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]
+
+
+def _needed(nodes: Sequence[Node], wanted: set[int]) -> Iterator[Node]:
+    """Nodes that something wanted depends on, in their order; what makes nothing decides on the way, so it counts."""
+    found = []
+    for node in reversed(nodes):
+        if not node.makes or wanted & set(node.makes):
+            wanted |= {key for key, _ in node.reads}
+            found.append(node)
+    yield from reversed(found)
+
+
+def _bytes(parts: Sequence[tuple[int, StorageView]]) -> int:
+    by_storage: dict[int, set[StorageView]] = {}
+    for key, part in parts:
+        by_storage.setdefault(key, set()).add(part)
+    return sum(int(_covered(found)) for found in by_storage.values())
+
+
+def _covered(parts: set[StorageView]) -> float:
+    """A lower bound on the bytes that parts of one storage cover together."""
+    largest = max(part.bytes for part in parts)
+    sure = [part for part in parts if part.share == 1.0]
+    widths = {part.item_bytes for part in sure}
+    if len(sure) < 2 or len(widths) > 1 or largest >= max(part.storage_bytes for part in parts):
+        return largest
+    (width,) = widths
+    elements = sure[0].storage_bytes // width
+    if elements > LARGEST_MAP:
+        return largest
+    touched = np.zeros(elements, dtype=bool)
+    for part in sure:
+        np.lib.stride_tricks.as_strided(touched[part.offset :], part.size, part.stride)[...] = True
+    return max(largest, float(np.count_nonzero(touched)) * width)
+
+
+def _by_dtype(nodes: Sequence[Node], which: str) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for node in nodes:
+        if node.arithmetic.direct:
+            total[node.dtype] = total.get(node.dtype, 0) + int(getattr(node.arithmetic, which))
+    return {dtype: count for dtype, count in total.items() if count}

@@ -1,23 +1,21 @@
 """The reference worker: inputs, expected values and the baseline's time come from here.
 
-`python -I -m kernelwright_child.programs.reference FD`. It runs the problem's own code and never meets a candidate.
+`python -I -m kernelwright_child.reference FD`. It runs the problem's own code and never meets a candidate.
 """
 
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from kernelwright_child import wire
-from kernelwright_child.casting import cast_inputs, differentiate, weights_of
-from kernelwright_child.exact import widened, widened_value
-from kernelwright_child.programs.model_runner import ModelRunner, construct, on_cores, place, run_source, seed_draws
-from kernelwright_child.programs.serving import Handler, Message, serve
-from kernelwright_child.programs.worker import with_device
+from kernelwright_child.casting import cast_inputs, differentiate, weights_of, widened, widened_value
+from kernelwright_child.model_runner import ModelRunner, construct, on_cores, place, run_source, seed_draws
+from kernelwright_child.wire import Handler, Message, serve
+from kernelwright_child.worker import with_device
 
 CHANGING_LAYERS = "torch.nn."
 """Buffers of torch's own layers (running means and variances) are learnt; those of other modules may be constants."""
@@ -181,7 +179,7 @@ class Reference(ModelRunner):
         return [inputs, [torch.randn(shape).to(dtype) for shape, dtype in self.gradients]]
 
     def trace(self, message: Message, fds: list[int]) -> Message:
-        from kernelwright_child.floor.trace import trace
+        from kernelwright_child.roofline import trace
 
         assert self.model is not None
         values = wire.unpack(message["arguments"], self.lent)
@@ -247,14 +245,11 @@ def _channels_last(value: Any) -> Any:
 
 
 def _changing(model: torch.nn.Module) -> list[str]:
-    return sorted({name for name, _ in model.named_parameters(remove_duplicate=False)} | set(_running(model)))
-
-
-def _running(model: torch.nn.Module) -> Iterator[str]:
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for path, module in model.named_modules(remove_duplicate=False):
         if type(module).__module__.startswith(CHANGING_LAYERS):
-            for name, _ in module.named_buffers(recurse=False):
-                yield f"{path}.{name}" if path else name
+            names |= {f"{path}.{name}" if path else name for name, _ in module.named_buffers(recurse=False)}
+    return sorted(names)
 
 
 def main() -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from kernelwright_child import wire
-from kernelwright_child.building import inline
+from kernelwright_child import inline, wire
 from kernelwright_child.casting import cast_model, constant_of, differentiate, lent_tensors, weights_of
 from kernelwright_child.observe import observe
-from kernelwright_child.programs.serving import Handler, Message
+from kernelwright_child.wire import Handler, Message
 
 LARGEST_SMALL, SMALL_CHUNKS = 2048, 96
 

@@ -1,19 +1,154 @@
-"""The seccomp filter: system calls that no kernel, compiler or GPU runtime needs are refused with EPERM.
+"""What a child does to itself before it runs anything untrusted: limits, user, landlock, system call filter.
 
-A list of what is refused, not of what is allowed: CUDA, OpenMP, ninja, nvcc and gcc use hundreds of calls that change
-from version to version. Standard library only.
+Standard library only. The order matters: limits and user first, while there are rights; then no new privileges; then
+landlock and the filter, which both need that. A step that fails ends the child: it never runs with less than was
+promised.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 1, 4, 8
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 38, 47
+SIGKILL, AMBIENT_RAISE, CAPABILITIES, CAPABILITY_VERSION = 9, 2, 64, 0x20080522
+READ_SEARCH = 2
+"""CAP_DAC_READ_SEARCH: to read what permissions would not allow."""
+
+
+def confine(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
+    """Carry out a plan of `sandbox.jail.layers`: keys `limits`, `user`, `landlock` and `filter`, each may be None.
+
+    `drop` gives up all capabilities; `reads_all` leaves a changed user the one to read where permissions forbid it,
+    which landlock bounds.
+    """
+    try:  # where memory runs out, a candidate goes first; a courtesy, not a layer: a child can take it back
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass
+    for name, value in (plan["limits"] or {}).items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bound, bound))
+    if plan["drop"]:
+        _drop_privileges(libc, plan["user"], 1 << READ_SEARCH if plan["reads_all"] else 0)
+    # After the change of user, which would clear both. The judge reads results from the child's memory.
+    libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "no_new_privs was refused")
+    if plan["landlock"] is not None:
+        restrict_files(libc, plan["landlock"])
+    if plan["filter"] is not None:
+        install_filter(libc, plan["filter"])
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Set(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+def _drop_privileges(libc: ctypes.CDLL, user: int | None, kept: int) -> None:
+    """Become `user`, with the capabilities in `kept` (a mask of the first 32) and no others, for good."""
+    for capability in range(CAPABILITIES):
+        if not kept >> capability & 1:
+            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused above the last one that the kernel knows
+    if user is not None:
+        libc.prctl(PR_SET_KEEPCAPS, 1 if kept else 0, 0, 0, 0)
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    wanted = (_Set * 2)(_Set(kept, kept, kept), _Set(0, 0, 0))
+    if libc.capset(ctypes.byref(_Header(CAPABILITY_VERSION, 0)), wanted) != 0:
+        raise OSError(ctypes.get_errno(), "capabilities could not be dropped")
+    if kept and libc.prctl(PR_CAP_AMBIENT, AMBIENT_RAISE, READ_SEARCH, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "the right to read could not be kept")
+
+
+# Landlock, used where namespaces are not available. See landlock(7); the ABI says what the kernel can restrict.
+
+CREATE, ADD_RULE, RESTRICT = 444, 445, 446
+"""System call numbers, the same on all architectures."""
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+READ = EXECUTE | READ_FILE | READ_DIR
+ALL_FILES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
+"""All file rights by ABI; 2 added linking across folders, 3 truncation, 5 ioctl on devices."""
+OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15
+"""Rights that make sense on a file; the others are of folders, and the kernel refuses them on a file."""
+TCP_ABI, BOTH_TCP = 4, 0b11
+SCOPE_ABI, SIGNALS_AND_ABSTRACT_SOCKETS = 6, 0b11
+PATH_BENEATH = 1
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+def landlock_abi(libc: ctypes.CDLL) -> int:
+    """0 where the kernel has no landlock."""
+    create_version = 1
+    return max(0, int(libc.syscall(CREATE, None, ctypes.c_size_t(0), create_version)))
+
+
+def restrict_files(libc: ctypes.CDLL, fence: dict[str, list[str]]) -> None:
+    """Leave only the paths under `read`, `list` (names in a folder, no contents) and `write`; no TCP, no signals out.
+
+    Missing paths are passed over. Raises `OSError` where the kernel refuses.
+    """
+    level = landlock_abi(libc)
+    if level == 0:
+        raise OSError("this kernel has no landlock")
+    rights = ALL_FILES[min(level, max(ALL_FILES))]
+    network = BOTH_TCP if level >= TCP_ABI else 0
+    scoped = SIGNALS_AND_ABSTRACT_SOCKETS if level >= SCOPE_ABI else 0
+    size = 24 if level >= SCOPE_ABI else 16 if level >= TCP_ABI else 8
+    ruleset = _Ruleset(rights, network, scoped)
+    handle = _checked(libc.syscall(CREATE, ctypes.byref(ruleset), ctypes.c_size_t(size), 0))
+    for kind, allowed in (("read", READ), ("list", READ_DIR), ("write", rights)):
+        for path in fence[kind]:
+            _allow(libc, handle, path, allowed)
+    _checked(libc.syscall(RESTRICT, handle, 0))
+    os.close(handle)
+
+
+def _allow(libc: ctypes.CDLL, handle: int, path: str, rights: int) -> None:
+    try:
+        parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    if not os.path.isdir(path):  # noqa: PTH112 - pathlib costs milliseconds at start
+        rights &= OF_A_FILE
+    rule = _PathBeneath(rights, parent)
+    _checked(libc.syscall(ADD_RULE, handle, PATH_BENEATH, ctypes.byref(rule), 0))
+    os.close(parent)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "landlock refused a rule")
+    return result
+
+
+# The system call filter lists what is refused with EPERM, not what is allowed: CUDA, OpenMP, ninja, nvcc and gcc use
+# hundreds of calls that change from version to version.
 
 X86_64, AARCH64 = "x86_64", "aarch64"
 AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
@@ -127,13 +262,13 @@ NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
 Instruction = tuple[int, int, int, int]
 
 
-def machine() -> str | None:
-    """This machine's architecture, where the filter knows it."""
+def filter_architecture() -> str | None:
+    """This machine's architecture; None where the filter does not know it."""
     name = os.uname().machine
     return name if name in AUDIT_ARCH else None
 
 
-def program(architecture: str, alone: bool, guarded: tuple[int, ...] = (), *allowed: str) -> list[Instruction]:
+def filter_program(architecture: str, alone: bool, guarded: tuple[int, ...] = (), *allowed: str) -> list[Instruction]:
     """The filter as BPF instructions `(code, jump if true, jump if false, operand)`.
 
     `alone`: no namespaces are around it, so what they would stop is refused here, and whatever names one of the
@@ -197,18 +332,18 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def install(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
-    """Put the filter on this process and all that it will start; `alone`, `guarded`, `allowed` are as in `program`.
+def install_filter(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
+    """Put the filter on this process and all that it will start; the plan's keys are parameters of `filter_program`.
 
     Needs no_new_privs. Raises `OSError`.
     """
-    architecture = machine()
+    architecture = filter_architecture()
     if architecture is None:
         raise OSError(f"the system call filter does not know {os.uname().machine}")
-    steps = program(architecture, plan["alone"], tuple(plan["guarded"]), *plan["allowed"])
+    steps = filter_program(architecture, plan["alone"], tuple(plan["guarded"]), *plan["allowed"])
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     buffer = ctypes.create_string_buffer(code, len(code))
-    filter_program = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+    whole = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     set_seccomp, mode_filter = 22, 2
-    if libc.prctl(set_seccomp, mode_filter, ctypes.byref(filter_program), 0, 0) != 0:
+    if libc.prctl(set_seccomp, mode_filter, ctypes.byref(whole), 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the system call filter was refused")

@@ -36,8 +36,8 @@ class Entering:
 
 
 def main(arguments: list[str]) -> None:
-    """`GROUPS LIFELINE STATUS PLAN COMMAND...`; the rest is described in `kernelwright_child.jail.keeper`."""
+    """`GROUPS LIFELINE STATUS PLAN COMMAND...`; the rest is described in `kernelwright_child.keeper`."""
     entering = Entering(arguments[0])
-    from kernelwright_child.jail import keeper
+    from kernelwright_child import keeper
 
     keeper.main(arguments[1:], entering.wait)

@@ -189,7 +189,7 @@ class Recorder:
 
     def words_beside(self, error: BaseException) -> str:
         """The first failure's words, where this error is another one that does not tell of it."""
-        told = "".join(str(one) for one in _chain(error))
+        told = "".join(str(one) for one in wire.causes(error))
         missing = [entry["text"] for entry in self.failures if entry["text"][:TOLD_CHARACTERS] not in told]
         return missing[0][:TOLD_CHARACTERS] if missing else ""
 
@@ -247,11 +247,6 @@ def reuse(folder: str, unbuilt: Callable[[], object]) -> None:
     _replace(reusing)
 
 
-def is_replayed(error: BaseException) -> bool:
-    """Whether it is the error of a build, or was raised over one."""
-    return any(getattr(one, "of_a_build", False) for one in _chain(error))
-
-
 def replayed(entry: Entry) -> BaseException:
     """The error that a call met, as its nearest type that Python itself has."""
     kind = vars(builtins).get(entry["error"])
@@ -261,14 +256,6 @@ def replayed(entry: Entry) -> BaseException:
             error = kind(entry["text"])
     error.of_a_build = True  # type: ignore[attr-defined]
     return error
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
 
 
 def _changes(before: dict[str, str]) -> dict[str, str | None]:

@@ -1,11 +1,12 @@
 """The child's side of device memory: lent inputs as tensors, and where outputs lie. Both without a copy."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from kernelwright_child.gpu import driver, sharing
+from kernelwright_child import driver
 from kernelwright_child.wire import NoRoom, refuse_unplain, resolved
 
 LENT = "lent"
@@ -28,7 +29,7 @@ class Borrowed:
     def __init__(self, fd: int, size: int, specs: Sequence[dict[str, Any]]) -> None:
         """`size`: all bytes of the allocation; `specs`: dtype, shape, and offset in bytes of each tensor."""
         torch.zeros(1, device="cuda")  # makes the device's primary context and takes it
-        self._shared = sharing.Shared(torch.cuda.current_device(), size, fd)
+        self._shared = driver.Shared(torch.cuda.current_device(), size, fd)
         self._whole = torch.as_tensor(_Bytes(self._shared.address, self._shared.bytes), device="cuda")
         self.tensors = [self._tensor(spec) for spec in specs]
 
@@ -40,9 +41,7 @@ class Borrowed:
 
     def _tensor(self, spec: dict[str, Any]) -> torch.Tensor:
         dtype = getattr(torch, spec["dtype"])
-        count = 1
-        for size in spec["shape"]:
-            count *= size
+        count = math.prod(spec["shape"])
         if count == 0:
             return torch.empty(spec["shape"], dtype=dtype, device="cuda")
         data = self._whole[spec["offset"] : spec["offset"] + count * dtype.itemsize]
@@ -59,11 +58,9 @@ class Spill:
         self._used = 0
 
     def lend(self, borrowed: Borrowed) -> None:
-        """From now on there is this much."""
         self._borrowed = borrowed
 
     def clear(self) -> None:
-        """A new call begins."""
         self._used = 0
 
     def take(self, tensor: torch.Tensor) -> dict[str, Any]:
@@ -120,15 +117,14 @@ Not by its place: memory that was given back and taken again lies where it lay b
 
 
 def forget() -> None:
-    """Memory is given back: its names are of no use any more."""
     _handles.clear()
 
 
 def _placed(tensor: torch.Tensor) -> dict[str, Any]:
-    base, _ = sharing.address_range(tensor.data_ptr())
-    number = sharing.allocation_id(base)
+    base, _ = driver.address_range(tensor.data_ptr())
+    number = driver.allocation_id(base)
     if number not in _handles:
-        _handles[number] = sharing.ipc_handle(base).hex()
+        _handles[number] = driver.ipc_handle(base).hex()
     return _said(tensor, _handles[number], tensor.data_ptr() - base)
 
 

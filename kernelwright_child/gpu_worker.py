@@ -12,16 +12,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from kernelwright_child import wire
-from kernelwright_child.casting import differentiate, weights_of
-from kernelwright_child.exact import widened, widened_value
-from kernelwright_child.gpu import driver, sharing
-from kernelwright_child.gpu import memory as gpu_memory
-from kernelwright_child.gpu.kernels import kernels
-from kernelwright_child.gpu.precision import fix_precision
-from kernelwright_child.programs.gpu_tool import Tools
-from kernelwright_child.programs.model_runner import ModelRunner, seed_draws
-from kernelwright_child.programs.serving import Handler, Message
+from kernelwright_child import driver, gpu_memory, wire
+from kernelwright_child.casting import differentiate, fix_precision, weights_of, widened, widened_value
+from kernelwright_child.gpu_tool import Tools
+from kernelwright_child.model_runner import ModelRunner, seed_draws
+from kernelwright_child.observe import kernels_of
+from kernelwright_child.wire import Handler, Message
 
 WIDEST_ITEM = 8
 """Bytes of an element of the widest dtype that outputs come in, complex ones aside."""
@@ -72,11 +68,10 @@ class OnDevice:
         self._woken: torch.Tensor | None = None
         self._kept: list[torch.Tensor] = []
         """Outputs that the judge may still look at."""
-        self._flags: sharing.Shared | None = None
+        self._flags: driver.Shared | None = None
         self._timed: list[list[Any]] = []
 
     def handlers(self) -> dict[str, Handler]:
-        """What the judge may ask."""
         return {
             "to device": self.to_device,
             "lend": self.lend,
@@ -153,7 +148,7 @@ class OnDevice:
 
     def lend_flags(self, message: Message, fds: list[int]) -> Message:
         """Map the words by which the judge and this process's stream tell each other how far they are."""
-        self._flags = sharing.Shared(torch.cuda.current_device(), message["bytes"], fds[0])
+        self._flags = driver.Shared(torch.cuda.current_device(), message["bytes"], fds[0])
         os.close(fds[0])
         return {}
 
@@ -166,7 +161,7 @@ class OnDevice:
         """
         assert self._flags is not None
         stream = torch.cuda.current_stream()
-        begun, done = self._flags.address, self._flags.address + sharing.DONE_OFFSET
+        begun, done = self._flags.address, self._flags.address + driver.DONE_OFFSET
         arguments = wire.unpack(message["arguments"], self.worker.lent)
         run = self._ahead_of(message["of"], arguments, message["bytes"])
         self._kept, self.worker.results, self._timed = [], None, []
@@ -241,7 +236,7 @@ class OnDevice:
         """The kernels of a call on the lent inputs as they lie there."""
         arguments = wire.unpack(message["arguments"], self.worker.lent)
         with torch.no_grad():
-            return {"kernels": kernels(lambda: self._run(*arguments))[:64]}
+            return {"kernels": kernels_of(lambda: self._run(*arguments))[:64]}
 
     def answered(self, arguments: Any, differentiated: bool) -> Any:
         """What the model makes of the arguments, with gradients or without."""
@@ -294,7 +289,6 @@ class Drawing:
         self._reference: Any = device.worker
 
     def handlers(self) -> dict[str, Handler]:
-        """What the judge may ask."""
         return {
             "layout": self.layout,
             "draw": self.draw,

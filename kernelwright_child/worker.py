@@ -1,6 +1,6 @@
 """A candidate's worker: builds `ModelNew`, takes weights, answers calls.
 
-`python -I -m kernelwright_child.programs.worker FD`.
+`python -I -m kernelwright_child.worker FD`.
 
 It knows the candidate's source, its constructor's arguments, weights and inputs. It knows no reference, no seed and
 no expected value, so there is nothing here to steal.
@@ -10,8 +10,8 @@ import os
 import socket
 import sys
 
-from kernelwright_child.programs.model_runner import ModelRunner
-from kernelwright_child.programs.serving import Handler, Message, serve, wait_for_a_build
+from kernelwright_child.model_runner import ModelRunner
+from kernelwright_child.wire import Handler, Message, serve, wait_for_a_build
 
 
 def with_device(runner: ModelRunner) -> dict[str, Handler]:
@@ -19,7 +19,7 @@ def with_device(runner: ModelRunner) -> dict[str, Handler]:
     handlers = runner.handlers()
 
     def use_device(message: Message, fds: list[int]) -> Message:
-        from kernelwright_child.programs import gpu_worker
+        from kernelwright_child import gpu_worker
 
         gpu_worker.use_device(runner, handlers)
         if "threads" in message:

@@ -1,1 +1,0 @@
-"""Compiling what a candidate asks for, and answering it again later."""

@@ -1,0 +1,363 @@
+"""The compiler as a builder's ninja sees it: the real one, with the shortcuts that this one call can take.
+
+A file with torch/extension.h is compiled with a light one first, made for its words; where that does not compile, with
+the stock one. What was compiled with the light one is linked with objects that the judge has made; the first builds
+wait for those here. A link gets the fast linker, then the usual one. So whatever builds the stock way builds here. What
+fails with the light header and can be mended by no other is told in its words; all else in those of the stock one.
+Where one file does not compile, the others of its build are ended: what becomes of them is of no use.
+
+`main(["cxx" or "nvcc", ARGUMENTS...])`; the plan is in the environment, where `install_shortcuts` puts it in a builder.
+Standard library only, imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+PLAN = "KERNELWRIGHT_SHORTCUTS"
+REPORT = "compilations.jsonl"
+"""In the builder's home: one line for each compilation."""
+GLUE = ".glue"
+"""Ends the name of a file beside an object file, with the paths of what that has to be linked with."""
+MAKING = "making-"
+"""Begins the name of a file that lies beside what is being made."""
+GLUE_WAIT_S = 600.0
+"""From the start of this process on; then the stock header serves, which takes longer."""
+STARTED = time.monotonic()
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""For the compilers, which take hundreds of megabytes: a fifth of their page faults fewer."""
+OUTPUTS = ("-o", "-MF", "-MT", "-MQ", "--dependency-output")
+WHAT_TO_WRITE = ("-c", "-MD", "-MMD", "--generate-dependencies-with-compile", "-S")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    Done = subprocess.CompletedProcess[bytes]
+
+
+def install_shortcuts(plan: dict[str, Any], home: str) -> None:
+    """Put the shortcuts in front of torch's own way to compile, inside a builder, before the candidate runs.
+
+    Nothing of torch is changed: it takes the compiler from `CXX` and `PYTORCH_NVCC`, as it does for any user; what
+    a candidate sets there itself wins. `plan` is what `kernelwright.sandbox.build.Toolchain.plan` made; an empty one
+    changes nothing.
+    """
+    if not plan:
+        return
+    os.environ[PLAN] = json.dumps(plan | {"report": f"{home}/{REPORT}"})
+    if os.access(plan["programs"]["cxx"], os.X_OK):
+        os.environ["CXX"] = plan["programs"]["cxx"]
+    if plan.get("nvcc") and os.access(plan["programs"]["nvcc"], os.X_OK):
+        os.environ["PYTORCH_NVCC"] = plan["programs"]["nvcc"]
+    if plan.get("cuda_architectures"):
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", plan["cuda_architectures"])
+    os.environ["MAX_JOBS"] = str(min(int(os.environ.get("MAX_JOBS") or plan["jobs"]), plan["jobs"]))
+
+
+def main(arguments: list[str]) -> None:
+    """Compile, or become the real compiler where there is nothing to shorten; never returns."""
+    kind, words = arguments[0], arguments[1:]
+    plan = json.loads(os.environ.get(PLAN, "{}"))
+    real = plan.get(kind) or ("c++" if kind == "cxx" else "nvcc")
+    if not plan:
+        _become(real, words)
+    glue = _glue(words)
+    if "-c" in words:
+        with tempfile.TemporaryDirectory(prefix="light-") as folder:
+            code = _compile(real, words, plan, folder)
+        sys.exit(code)
+    if glue or "-shared" in words:
+        asked = any(word.startswith("-fuse-ld") for word in words)
+        fast = {} if asked or not plan.get("linker") else {"fast linker": [f"-fuse-ld={plan['linker']}", *glue]}
+        sys.exit(_try_in_turn(real, words, fast | {"stock": glue}, plan))
+    _become(real, words)
+
+
+def _compile(real: str, words: list[str], plan: dict[str, Any], folder: str) -> int:
+    text = _source(words)
+    objects = light_ways(words, text, plan, folder)
+    light = {} if objects is None else {"light": ["-isystem", folder, "-isystem", f"{plan['light']}/light"]}
+    ways: dict[str, list[str]] = light | {"stock": []}
+    return _try_in_turn(real, words, ways, plan, objects or [])
+
+
+def light_ways(words: list[str], text: str, plan: dict[str, Any], folder: str) -> list[str] | None:
+    """Write a source's light torch/extension.h below the folder; what it is linked with then, None if it gets none."""
+    if not plan.get("light") or not allow_light(words, tuple(plan["known_folders"])):
+        return None
+    level = "optimised" if are_optimised(words) else "plain"
+    objects = [f"{plan['light']}/{level}/{name}" for name in glue_of(text)]
+    macros = f"{plan['light']}/macros"
+    if FIRST.match(text) is None or not _is_there(macros):
+        return None
+    with open(macros, encoding="utf-8") as file:
+        header = header_for(text, plan["torch_include"], frozenset(file.read().split()))
+    if header is None:
+        return None
+    os.mkdir(f"{folder}/torch")  # noqa: PTH102
+    with open(f"{folder}/torch/extension.h", "w", encoding="utf-8") as file:
+        file.write(header)
+    return objects
+
+
+def _is_there(path: str) -> bool:
+    """Whether the judge has made it; waits while it is being made."""
+    while not os.path.exists(path) and time.monotonic() < STARTED + GLUE_WAIT_S and is_being_made(path):  # noqa: PTH110
+        time.sleep(0.02)
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_being_made(path: str) -> bool:
+    """Whether a living process holds the lock on the mark beside the path."""
+    making = os.path.join(os.path.dirname(path), MAKING + os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
+    try:
+        with open(making, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _try_in_turn(
+    real: str, words: list[str], ways: dict[str, list[str]], plan: dict[str, Any], glue: list[str] | None = None
+) -> int:
+    """Try one way after another; the last one's words are what is shown. Returns the exit code."""
+    start = time.perf_counter()
+    for name, value in LARGE_PAGES.items():
+        os.environ.setdefault(name, value)
+    failed: list[str] = []
+    for way, extra in ways.items():
+        done = subprocess.run([real, *extra, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if done.returncode == 0 and (way != "light" or all([_is_there(path) for path in glue or []])):
+            break
+        if way == "stock" or (way == "light" and done.returncode and _is_unmendable(real, words, extra[1], done)):
+            break
+        failed.append(way)
+    if done.returncode != 0:
+        from kernelwright_child.compile_errors import end_siblings  # only what fails needs it
+
+        end_siblings()
+    if glue is not None:
+        _note_glue(words, glue if way == "light" else [])
+    _report(plan, words, (way, failed, done.returncode == 0), time.perf_counter() - start)
+    sys.stdout.buffer.write(done.stdout)
+    sys.stdout.flush()
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def _is_unmendable(real: str, words: list[str], folder: str, done: Done) -> bool:
+    """Whether the stock header would not help, as far as what the compiler has said tells."""
+    from kernelwright_child import compile_errors  # only what fails needs it
+
+    path = words[words.index("-c") + 1]
+    error = compile_errors.first_error(done.stdout.decode(errors="replace"), path)
+    if done.returncode not in (1, 2) or error is None:
+        return False
+    includes = f"{folder}/includes{os.path.splitext(path)[1]}"  # noqa: PTH122
+    with open(includes, "w", encoding="utf-8") as file:
+        file.write(compile_errors.includes_of(_source(words)))
+    return compile_errors.is_unmendable(error, lambda: _words_of(real, [*_preprocessing(words), "-E", includes], path))
+
+
+def _words_of(real: str, words: list[str], own: str) -> frozenset[str]:
+    """All words that a preprocessed file brings; where that fails, those of the source itself, so that none is new."""
+    from kernelwright_child import compile_errors
+
+    done = subprocess.run([real, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        with open(own, encoding="utf-8", errors="replace") as file:
+            return compile_errors.words_of(file.read())
+    return compile_errors.words_of(done.stdout.decode(errors="replace"))
+
+
+def _preprocessing(words: list[str]) -> list[str]:
+    left, todo = [], iter(words)
+    for word in todo:
+        if word in OUTPUTS or word == "-c":
+            next(todo, "")
+        elif word not in WHAT_TO_WRITE:
+            left.append(word)
+    return left
+
+
+def _glue(words: list[str]) -> list[str]:
+    """What the object files of a link have to be linked with, since they were compiled with a light header.
+
+    Each object once, though nvcc's files and the C++ compiler's may ask for it at two levels of optimisation.
+    """
+    found: list[str] = []
+    for word in words:
+        try:
+            with open(word + GLUE, encoding="utf-8") as file:
+                found += file.read().split("\n")
+        except OSError:
+            continue
+    return list({os.path.basename(path): path for path in sorted(found, reverse=True)}.values())  # noqa: PTH119
+
+
+def _note_glue(words: list[str], objects: list[str]) -> None:
+    path = words[words.index("-o") + 1] + GLUE if "-o" in words[:-1] else ""
+    if objects and path:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("\n".join(objects))
+    elif os.path.exists(path):  # noqa: PTH110
+        os.unlink(path)  # noqa: PTH108
+
+
+def _source(words: list[str]) -> str:
+    path = words[words.index("-c") + 1] if "-c" in words[:-1] else ""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _report(plan: dict[str, Any], words: list[str], outcome: tuple[str, list[str], bool], seconds: float) -> None:
+    """One line for the record; ninja may run several of us at once, and short appended lines stay whole.
+
+    The outcome: the last way, those that failed before, and whether the last did not.
+    """
+    way, failed, compiled = outcome
+    path = words[words.index("-c") + 1] if "-c" in words[:-1] else words[words.index("-o") + 1]
+    entry: dict[str, Any] = {
+        "extension": os.path.basename(os.getcwd()),  # noqa: PTH109, PTH119
+        "file": os.path.basename(path),  # noqa: PTH119
+        "way": way,
+        "failed": failed,
+        "seconds": round(seconds, 3),
+        "compiled": compiled,
+    }
+    try:
+        with open(plan["report"], "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+    except OSError:
+        pass
+
+
+def _become(real: str, words: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    os.execvp(real, [real, *words])
+
+
+# Where the light header is allowed. It is text, so it is compiled with the flags of the candidate whatever they are.
+# What it is linked with was compiled with others, so nothing may change how things lie in memory or what names mean.
+
+FORBIDDEN = re.compile(
+    r"@.*|-(?:include|imacros|x|ansi|nostdinc.*|m(?:32|x32|abi=.*|long-double.*)|f(?:abi|pack|short|no-gnu|plugin).*)"
+    r"|-[DU] *(?!TORCH_EXTENSION_NAME=|TORCH_API_INCLUDE_EXTENSION_H$|PYBIND11_(?:COMPILER_TYPE|STDLIB|BUILD_ABI)=)"
+    r"(?:_GLIBCXX|AT_|TORCH|C10|CAFFE2|PYBIND11|KERNELWRIGHT|Py|_?STD).*"
+)
+"""Files with more text or flags, other layouts, and macros that torch's or the standard library's headers look at."""
+FOLDER_FLAGS = ("-I", "-isystem", "-iquote", "-idirafter")
+SHADOWING = ("torch", "ATen", "c10", "caffe2", "pybind11", "torch_stable", "kernelwright", "Python.h")
+OPTIMISED = re.compile(r"-O(?!0$)")
+
+
+def allow_light(words: list[str], known_folders: tuple[str, ...] = ()) -> bool:
+    """Whether the light header means the same as the stock one with these flags.
+
+    `known_folders` are torch's and Python's own include folders; any other must not hold headers of their names.
+    """
+    todo = iter(words)
+    for word in todo:
+        if FORBIDDEN.fullmatch(word + next(todo, "") if word in ("-D", "-U") else word):
+            return False
+        flag = next((flag for flag in FOLDER_FLAGS if word.startswith(flag)), None)
+        if flag is not None:
+            folder = word[len(flag) :] or next(todo, "")
+            real = os.path.realpath(folder)
+            paths = [os.path.join(real, name) for name in SHADOWING]  # noqa: PTH118
+            if real not in known_folders and any(os.path.exists(path) for path in paths):  # noqa: PTH110
+                return False
+    return True
+
+
+def are_optimised(words: list[str]) -> bool:
+    """Whether the host's code is: the last word on it decides, as in the compiler."""
+    levels = [word for word in words if word.startswith("-O")]
+    return bool(levels) and OPTIMISED.match(levels[-1]) is not None
+
+
+# The light header of one source: what nearly all need, and the operators that this one names. Whatever names a macro of
+# the stock header alone, or a namespace that it could clash with, gets the stock one.
+
+FIRST = re.compile(r"\A(?:\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*+\*/)*+#\s*include\s*[<\"]torch/(extension|types)\.h[>\"]")
+STOCK = re.compile(
+    r"torch::(?:nn|optim|data|jit|serialize|autograd)\b|at::(?:native|_ops|jit)\b|c10::(?:List|Dict|IValue)\b"
+    r"|namespace\s+(?:torch|at|c10|pybind11|py|kernelwright)\b(?!\s*(?:=|::\s*(?:literals|indexing)))"
+    r"|CustomClassHolder|\b(?:KERNELWRIGHT|kernelwright)|#\s*(?:include_next|pragma\s+once)"
+    r"|#\s*include\s*(?:\"(?!torch/extension\.h\"|torch/types\.h\")|[^\s<\"])"
+)
+"""What the light header has not, could clash with, or can not see: files of the candidate's own."""
+BINDING = re.compile(
+    r"\nPYBIND11_MODULE\(TORCH_EXTENSION_NAME, m\) \{\n"
+    r"(?:m\.def\(\"[\w:]+\", torch::wrap_pybind_function\([\w:]+\), \"[^\n]*\"\);\n)+\}\s*\Z"
+)
+"""What `load_inline` writes for its `functions`."""
+PYTHON = re.compile(r"pybind11|PYBIND11|\bpy::|\bTHP|torch/(?:csrc|python)|HANDLE_TH_ERRORS")
+"""Names of what binds to Python."""
+WORD = re.compile(r"[A-Za-z_]\w*")
+NO_OPERATOR = re.compile(r"_(?:native|ops|meta|dispatch)$")
+MORE = {"indexing": "ATen/TensorIndexing.h", "globalContext": "ATen/Context.h", "IValue": "ATen/core/ivalue.h"}
+"""Headers by a name that only they bring."""
+PYBIND = ("torch/csrc/Exceptions.h", "torch/csrc/utils/pybind.h")
+MODULE = "kernelwright/module.h"
+TEXT = """#ifndef KERNELWRIGHT_EXTENSION_H
+#define KERNELWRIGHT_EXTENSION_H
+{before}#include <kernelwright/core.h>
+#define KERNELWRIGHT_INSIDE
+#define AT_PER_OPERATOR_HEADERS
+{operators}#undef AT_PER_OPERATOR_HEADERS
+#undef KERNELWRIGHT_INSIDE
+{after}#endif
+"""
+
+
+def glue_of(text: str) -> tuple[str, ...]:
+    if _binding(text) == MODULE:
+        return ("binding.o", "factories.o")
+    return () if _binds_itself(text) else ("factories.o",)
+
+
+def header_for(text: str, torch_include: str, whole_macros: frozenset[str]) -> str | None:
+    """The light header's text for a source; None for one that gets the stock header.
+
+    `whole_macros` are those that the stock header defines and the light one does not.
+    """
+    words = frozenset(WORD.findall(text))
+    binds = _binds_itself(text)
+    lacking = {word for word in words & whole_macros if not (binds and word.startswith(("PYBIND11", "HANDLE", "END_")))}
+    if FIRST.match(text) is None or "torch/extension.h" not in text or STOCK.search(text) or lacking:
+        return None
+    names = sorted(word for word in words if not NO_OPERATOR.search(word))
+    operators = [name for name in names if os.path.exists(f"{torch_include}/ATen/ops/{name}.h")]  # noqa: PTH110
+    after = [MORE[name] for name in names if name in MORE]
+    return TEXT.format(
+        before="#define KERNELWRIGHT_PYBIND\n" if binds else "",
+        operators=_includes([*(f"ATen/ops/{name}.h" for name in operators), *(PYBIND if binds else ())]),
+        after=_includes([*after, *([MODULE] if _binding(text) else [])]),
+    )
+
+
+def _binds_itself(text: str) -> bool:
+    return _binding(text) is None and PYTHON.search(text) is not None
+
+
+def _binding(text: str) -> str | None:
+    """What binds a source whose words for Python are all those that `load_inline` writes for `functions`."""
+    found = BINDING.search(text)
+    return MODULE if found and not PYTHON.search(text[: found.start()]) else None
+
+
+def _includes(names: list[str]) -> str:
+    return "".join(f"#include <{name}>\n" for name in names)

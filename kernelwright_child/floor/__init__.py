@@ -1,1 +1,0 @@
-"""The necessary work of a model, counted in a call."""

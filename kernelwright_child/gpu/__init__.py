@@ -1,1 +1,0 @@
-"""A child's side of a CUDA device."""

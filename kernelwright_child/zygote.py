@@ -1,0 +1,281 @@
+"""The zygote: a process that has imported torch once, and is forked for every child that is asked for.
+
+`main([CONTROL, JUDGE, CORES, IMPORTS])`: CONTROL is a descriptor of packets, each an `Order` with descriptors; JUDGE is
+the number of the process that gives them. CORES are those that its children may use, IMPORTS what is imported for them
+beside torch and themselves, both divided by commas. It ends when the judge closes the other end of CONTROL, or dies.
+
+It is trusted and not confined: it runs nothing of a candidate, reads nothing that a candidate wrote, and its
+environment is scrubbed. It has one thread, since a fork takes only the calling one with it, and never touches CUDA,
+which does not survive a fork.
+
+A fork becomes a child in a jail of its own by forking once more: a process enters another process namespace only by
+being started there. Where bubblewrap has made namespaces, with a keeper as process 1 in them, the first fork enters all
+of them, starts the child inside, and stays outside to tell the keeper how the child ended. Elsewhere the first fork
+becomes the keeper itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import itertools
+import marshal
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from typing import Any, NamedTuple, NoReturn
+
+from kernelwright_child import keeper
+from kernelwright_child.confine import confine
+
+ORDER_BYTES = 192 * 1024
+MOST_DESCRIPTORS = 16
+IMPORTED = ("kernelwright_child.builder", "kernelwright_child.worker", "kernelwright_child.reference")
+"""All of a child but its candidate; a module that is not among them is imported by the child that needs it."""
+GATHERED_AT = 32
+"""At this order memory is put into huge pages: it takes as long as some forty forks gain by it."""
+UNFIT = 3
+"""The exit code of a process that had better not be forked, as another would not be either."""
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+HUGE_PAGE = 2**21
+MADV_COLLAPSE = 25
+CLOSE_RANGE = 436
+"""The system call's number, the same on all architectures."""
+CHANNEL = 3
+"""The one descriptor of a child beside its standard streams, until the judge lends it memory."""
+FAILED = 127
+
+
+class UnfitError(Exception):
+    """This process can not be forked safely; the text says why."""
+
+
+def main(arguments: list[str]) -> None:
+    """Import, and serve until the judge goes; never returns."""
+    # Another process of the user could otherwise read it, write to it, or take its descriptors.
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    control, judge = socket.socket(fileno=int(arguments[0])), int(arguments[1])
+    try:
+        parent = os.pidfd_open(judge)
+        if os.getppid() != judge:
+            raise UnfitError("the judge has gone")
+        cores, imports = (argument.split(",") for argument in arguments[2:4])
+        affinity = _prepared(frozenset(map(int, cores)), list(filter(None, imports)))
+    except (UnfitError, ImportError, OSError) as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(UNFIT)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects what has ended
+    _serve(affinity, control, parent)
+    os._exit(0)
+
+
+def _prepared(cores: frozenset[int], imports: list[str]) -> Affinity:
+    # OpenMP takes what it sees now for all that there is, and a child that is timed has a core a thread.
+    os.sched_setaffinity(0, sorted(cores)[: int(os.environ["OMP_NUM_THREADS"])])
+    gc.disable()  # what is imported stays: a sixth of the time went into looking through it again and again
+    for name in (*IMPORTED, *imports):
+        importlib.import_module(name)
+    importlib.import_module("kernelwright_child.wire").meet_vector_functions()
+    del sys.path[0]  # `kernelwright_child` is imported, and what lies beside it is not for a child
+    _settle()
+    bound = frozenset(os.sched_getaffinity(0))
+    # OpenMP may have bound this thread to one core, where every fork would wait for whatever else runs on it.
+    os.sched_setaffinity(0, cores)
+    gc.freeze()  # a collection in a child would write to, and so copy, every page of what was imported
+    gc.enable()
+    return Affinity(bound, cores)
+
+
+def _settle() -> None:
+    """Be fit to be forked, or raise `UnfitError`. Libraries end their idle threads before a fork, so one is made."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    if threads != 1:
+        raise UnfitError(f"importing torch leaves {threads} threads running here, and a fork would lose them")
+    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia"):  # noqa: PTH115
+                raise UnfitError("importing torch opens the GPU here, which does not survive a fork")
+
+
+def _gather_memory() -> None:
+    """Put what was imported into huge pages, as far as the kernel does that; a fork then takes a quarter of the time.
+
+    Only what is there now: a child's own memory is as it would be without.
+    """
+    libc = ctypes.CDLL(None)
+    with open("/proc/self/maps") as table:
+        mappings = [line.split() for line in table]
+    for span, rights, _, device, _, *name in mappings:
+        if rights == "rw-p" and device == "00:00" and name in ([], ["[heap]"]):
+            start, end = (int(number, 16) for number in span.split("-"))
+            start, end = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+            if start < end:
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
+
+
+def _serve(affinity: Affinity, control: socket.socket, parent: int) -> None:
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(parent, select.POLLIN)
+    for number in itertools.count(1):
+        ready = [fd for fd, _ in poll.poll()]
+        if parent in ready:
+            return
+        data, fds, _, _ = socket.recv_fds(control, ORDER_BYTES, MOST_DESCRIPTORS)
+        if not data:
+            _wait_for_children()
+            return
+        if number == GATHERED_AT:  # somebody waits for this child, so nothing is timed now
+            _gather_memory()
+        if os.fork() == 0:
+            control.close()
+            os.close(parent)
+            born(affinity, marshal.loads(data), fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def _wait_for_children() -> None:
+    """Forked keepers may live on when no more are wanted; whoever else inherited them might never collect them."""
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        return
+
+
+Order = dict[str, Any]
+"""An order: `module` (whose `main()` serves on the descriptor in `sys.argv[1]`), `is_timed`, `environment`, `plan` (see
+`confine.confine`), `namespaces` (the flags of setns(2); 0: become the keeper) and `groups` (how many control groups to
+enter). Its descriptors: meeting point, channel, output, then lifeline and status where it becomes the keeper, then the
+groups."""
+
+
+class Affinity(NamedTuple):
+    """The cores that a child may run on."""
+
+    bound: frozenset[int]
+    """Those that the main thread of a program has once torch is imported: its OpenMP may bind it to one."""
+    cores: frozenset[int]
+    """Those that it had before."""
+
+
+def born(affinity: Affinity, order: Order, fds: list[int]) -> NoReturn:
+    """Go through with the order; never returns. What fails is said on the child's output."""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        meeting, channel, output, *rest = fds
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.close(output)
+        os.setsid()
+        for fd in rest[len(rest) - order["groups"] :]:
+            os.write(fd, b"0")  # the process that writes enters the group
+            os.close(fd)
+        birth = _Birth(affinity, order, socket.socket(fileno=meeting), channel)
+        if order["namespaces"]:
+            birth.enter()
+        else:
+            birth.keep(*rest[:2])
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(FAILED)
+
+
+class _Birth:
+    def __init__(self, affinity: Affinity, order: Order, meeting: socket.socket, channel: int) -> None:
+        self._affinity = affinity
+        self._order = order
+        self._meeting = meeting
+        self._channel = channel
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(self) -> NoReturn:
+        """Start the child in the namespaces of the keeper at the meeting point, and tell that one of its end."""
+        _, fds, _, _ = socket.recv_fds(self._meeting, 1, 1)
+        if not fds:
+            os._exit(FAILED)  # the keeper has ended before there was anything to keep
+        # All at once: entering the user namespace first would take away the right to enter those around it.
+        if self._libc.setns(fds[0], self._order["namespaces"]) != 0:
+            raise OSError(ctypes.get_errno(), "the namespaces could not be entered")
+        os.close(fds[0])
+        os.chdir("/tmp")  # it came to the root with the mounts
+        child = os.fork()
+        if child == 0:
+            self._meeting.send(b"!")  # the kernel adds which process this is, in the receiver's numbering
+            self._live()
+        os.close(self._channel)
+        _, code = os.waitpid(child, 0)
+        with contextlib.suppress(OSError):  # the keeper may be what has ended
+            self._meeting.send(keeper.how(code).encode())
+        os._exit(0)
+
+    def keep(self, lifeline: int, status: int) -> NoReturn:
+        """Be the keeper, with the child below."""
+        self._libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        keeper.handle_signals(self._libc, keeper.IGNORE)
+        plan = self._order["plan"]
+        if plan["filter"] is not None:
+            plan["filter"]["guarded"].append(os.getpid())
+        self._meeting.send(b"!")
+        child = os.fork()
+        if child == 0:
+            self._live()
+        os.close(self._channel)
+        keeper.keep(keeper.ForkedChild(child), lifeline, status, plan)
+
+    def _live(self) -> NoReturn:
+        """In the child: nothing left of the zygote that is not meant for it; then confined, then its module."""
+        try:
+            keeper.handle_signals(self._libc, keeper.DEFAULT)
+            self._leave_descriptors()
+            self._libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise its own files below /proc are closed to it
+            os.setsid()
+            self._take_environment()
+            draw_afresh()
+            confine(self._libc, self._order["plan"])
+        except BaseException as error:
+            print(f"the child could not be confined: {error}", file=sys.stderr, flush=True)
+            os._exit(FAILED)
+        sys.argv = [self._order["module"], str(CHANNEL)]
+        try:
+            importlib.import_module(self._order["module"]).main()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+
+    def _leave_descriptors(self) -> None:
+        self._meeting.detach()
+        os.dup2(self._channel, CHANNEL, inheritable=False)
+        everything_above = CHANNEL + 1
+        if self._libc.syscall(CLOSE_RANGE, everything_above, ctypes.c_uint(-1), 0) != 0:
+            os.closerange(everything_above, os.sysconf("SC_OPEN_MAX"))
+
+    def _take_environment(self) -> None:
+        os.environ.clear()
+        os.environ.update(self._order["environment"])
+        tempfile.tempdir = None  # it may hold what the zygote's environment said
+        # A builder's compilers are for all cores, and inherit what it has.
+        os.sched_setaffinity(0, self._affinity.bound if self._order["is_timed"] else self._affinity.cores)
+
+
+def draw_afresh() -> None:
+    """Random numbers differ between forks as they do between programs."""
+    random.seed()
+    sys.modules["torch"].default_generator.seed()
+    numbers = sys.modules.get("numpy.random")
+    if numbers is not None:
+        numbers.seed()
