@@ -19,9 +19,7 @@ MOST_FENCES = 16
 """Fences behind the first bare one among which the end of a block is looked for."""
 _CODE_LINE = re.compile(r"^(?:import [A-Za-z_]|from [\w.]+ import |class \w+[ \t]*[(:]|def \w+\(|@\w)", re.MULTILINE)
 """A line that a program may begin with."""
-_FENCE = re.compile(
-    r"^(?P<margin>[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<run>`{3,}+|~{3,}+)(?P<info>[^`\n]*)$", re.MULTILINE
-)
+_FENCE = re.compile(r"^(?P<margin>[ \t]*+(?:(?:[-*+]|\d+[.)])[ \t]++)*+)(?P<run>`{3,}+|~{3,}+)(?P<info>[^`\n]*)$", re.M)
 """CommonMark's fence, also behind list markers and however far in."""
 
 
@@ -108,9 +106,6 @@ def raw_block(text: str, at: int, fenced: Sequence[Block]) -> Block | None:
     return None
 
 
-_TORCH = re.compile(r"^[ \t]*(?:import|from)[ \t][^#\n]*\btorch\b", re.MULTILINE)
-
-
 class Module:
     """A text that parses, with its syntax tree."""
 
@@ -126,7 +121,7 @@ class Module:
     @property
     def imports_torch(self) -> bool:
         """Whether it can stand by itself as far as its imports show."""
-        return _TORCH.search(self.source) is not None
+        return bool(re.search(r"^[ \t]*(?:import|from)[ \t][^#\n]*\btorch\b", self.source, re.MULTILINE))
 
     def defines(self, entry: str) -> bool:
         """Tell whether the top level has a class of that name, or assigns something to it.
@@ -240,6 +235,14 @@ def leaves_string_open(source: str) -> bool:
 
 
 def breaks_off(source: str, error: Broken) -> bool:
-    """Tell whether the text that does not parse ends in the middle of a statement, as one that was cut off does."""
+    """Tell whether a text that does not parse ends in the middle of a statement, as one that was cut off does.
+
+    A bracket that stays open shows that, unless statements follow: then its closing one was forgotten.
+    """
     lines = source.rstrip().split("\n")
-    return leaves_string_open(source) or (error.line >= len(lines) and not is_prose(lines[-1]))
+    is_open = sum(map(source.count, "([{")) > sum(map(source.count, ")]}"))
+    goes_on = re.search(
+        r"^[ \t]*(?:def|class|return|import|while|with)\b", "\n".join(lines[error.line :]), re.MULTILINE
+    )
+    is_cut = error.line >= len(lines) or (is_open and not goes_on)
+    return leaves_string_open(source) or (is_cut and not is_prose(lines[-1]))

@@ -147,7 +147,8 @@ class Zone:
             if program is not None:
                 return program if program.module.imports_torch else self._joined(program)
         last, at = None, 0
-        for _ in range(MOST_RAW_STARTS if self.entry in self.text else 0):
+        defines = re.search(rf"^(?:class[ \t]+)?{re.escape(self.entry)}\b", self.text, re.MULTILINE)
+        for _ in range(MOST_RAW_STARTS if defines else 0):
             if (raw := raw_block(self.text, at, self.blocks)) is None:
                 break
             last = self._defining(raw) or last
@@ -192,10 +193,12 @@ class Zone:
             return None
         failed = [] if self.found else [block for block, _ in self.failures]
         last = next((block for block in [*self.blocks[-1:], *failed] if not block.closed), None)
-        error = self.parser.trimmed(last.text) if last and last.is_python else None
-        if last and isinstance(error, Broken) and breaks_off(last.text, error):
-            return f"The last {last.origin} breaks off in the middle (line {error.line}, {error.text!r})."
-        return None
+        if last is None or not last.is_python or isinstance(self.parser.trimmed(last.text), Module):
+            return None
+        error = self.parser.read(last.text)
+        if isinstance(error, Module) or not breaks_off(last.text, error):
+            return None
+        return f"The last {last.origin} breaks off in the middle (line {error.line}, {error.text!r})."
 
 
 def _extracted(zones: Sequence[Zone], found: Program, truncated: bool) -> Extraction:
@@ -225,11 +228,9 @@ def _doubts(zones: Sequence[Zone], found: Program, truncated: bool) -> Iterator[
         yield "The source does not import torch."
 
 
-MOST_NAMES = 8
 _REFUSAL = re.compile(
-    r"\bI(?:['\u2019]m| am) (?:very |really |so )?(?:sorry|unable|not able|not comfortable)\b"
-    r"|\bI (?:cannot|can['\u2019]t|won['\u2019]t|will not|must decline|have to decline|am not able to)\b"
-    r"|\bas an AI\b|\bunable to (?:help|assist|comply|fulfil)|\bagainst (?:my|our) (?:guidelines|policy|policies)\b",
+    r"\bI(?:['\u2019]m| am) (?:very |really |so )?(?:sorry|unable|not able)\b|\bas an AI\b|\bunable to (?:help|assist)"
+    r"|\bI (?:cannot|can['\u2019]t|won['\u2019]t|will not|must decline)\b|\bagainst (?:my|our) (?:guidelines|polic)",
     re.IGNORECASE,
 )
 _C_LINE = re.compile(r"__global__|^[ \t]*#include\b|\btorch::Tensor\b", re.MULTILINE)
@@ -255,12 +256,11 @@ def _diagnosed(zones: Sequence[Zone], entry: str) -> NotExtracted:
 
 def _other_code(zone: Zone) -> str:
     """Name what code a zone holds in place of the entry class; empty where it holds none."""
-    raw = raw_block(zone.text, 0, zone.blocks)
-    blocks = [*zone.blocks[-MOST_PARTS:], *([raw] if raw else [])]
+    blocks = [one for one in (*zone.blocks[-MOST_PARTS:], raw_block(zone.text, 0, zone.blocks)) if one]
     modules = [read for block in blocks if isinstance(read := zone.parser.trimmed(block.text), Module)]
     bindings = [binding for module in modules for binding in module.bindings]
     names = dict.fromkeys(one.name[:60] for one in bindings if one.kind in ("class", "function"))
     if bindings:
-        return ", ".join([*names][:MOST_NAMES]) or "Python statements but no class"
+        return ", ".join([*names][:8]) or "Python statements but no class"
     is_code = any(block.is_python or _C_LINE.search(block.text) for block in blocks)
     return "code that is no Python module" if is_code else ""
