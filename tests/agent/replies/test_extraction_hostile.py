@@ -34,16 +34,10 @@ def huge(size: int) -> dict[str, str]:
         "closing tags": repeated("</think>"),
         "opening tags": repeated("<think>\n"),
         "closing tags in a fence": "```\n<think>\n" + repeated("</think>\n"),
-        "code tags": repeated("<code>x</code>\n"),
-        "open code tags": repeated("<code "),
-        "nested JSON": repeated('{"a":'),
-        "a JSON string": '{"code": "' + repeated("ModelNew\\n"),
-        "JSON values": repeated('{"a": "x\\ny"}\n'),
         "quotation marks": repeated('"'),
         "escaped quotation marks": f"```python\nModelNew{repeated(chr(39) + chr(92))}\n```",
         "open classes": repeated("import torch\nclass ModelNew(\n"),
         "a program and a sea of statements": PROGRAM + repeated("x = 1\n"),
-        "quoted fences": repeated("> ```\n"),
         "channels": repeated("<|channel|>"),
         "NUL characters": repeated("\0"),
         "lone surrogates": repeated("\ud800"),
@@ -52,10 +46,9 @@ def huge(size: int) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("size", [1_000_000, pytest.param(5_000_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("case", huge(0))
-def test_a_huge_reply_is_read_within_seconds(case: str, size: int) -> None:
-    reply = huge(size)[case]
+def test_a_huge_reply_is_read_within_seconds(case: str) -> None:
+    reply = huge(1_000_000)[case]
     started = time.perf_counter()
     extract(reply)
 
@@ -97,7 +90,7 @@ def test_a_long_chain_of_branches_is_no_obstacle() -> None:
 
 FRAGMENTS = [
     *["```", "~~~", "````", "```python\n", "\n```\n", "python\n", "\n", "\r\n", " ", "\t", "> ", "- ", "1. "],
-    *["<think>", "</think>", "<code>", "</code>", "<answer>\n", "&lt;", "<![CDATA[", "]]>", "<|end|>", "</s>"],
+    *["<think>", "</think>", "<code>", "</code>", "<answer>\n", "<|end|>", "</s>"],
     *["<|channel|>final<|message|>", "<|channel|>analysis<|message|>", '{"code": "', "\\n", '"}', "[", "{", "("],
     *[
         "class ModelNew:\n",
@@ -128,12 +121,11 @@ FRAGMENTS = [
 ]
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("truncated", [False, True])
-def test_no_mixture_of_fragments_makes_it_raise(truncated: bool, count: int) -> None:
+def test_no_mixture_of_fragments_makes_it_raise(truncated: bool) -> None:
     draw = random.Random(0)
 
-    for _ in range(count):
+    for _ in range(300):
         reply = "".join(draw.choice(FRAGMENTS) for _ in range(draw.randint(1, 60)))
         reasoning = "".join(draw.choice(FRAGMENTS) for _ in range(draw.randint(0, 5)))
         extract(reply, reasoning=reasoning, truncated=truncated).model_dump_json()

@@ -1,9 +1,8 @@
-"""Blocks within lists and quotations, and programs that hold fences: each comes out character by character."""
+"""Blocks within lists, and programs that hold fences: each comes out character by character."""
 
 import pytest
 
 from tests.agent.replies.test_extraction import (
-    ACCEPTED,
     DRAFT,
     FINAL,
     extracted,
@@ -13,7 +12,6 @@ from tests.agent.replies.test_extraction import (
     with_docstring,
 )
 
-CUT_IN_STRING = ACCEPTED["a module cut inside its string"]
 SHAPES: dict[str, str] = {
     "a block in a nested list item": f"1. First\n   - The kernel:\n\n{indented(fenced(FINAL), '     ')}\n2. The end.\n",
     "a fence behind two list markers": f"1. - {indented(fenced(FINAL), '     ').lstrip()}",
@@ -21,13 +19,8 @@ SHAPES: dict[str, str] = {
     "a list item whose code is not indented": f"- ```python\n{FINAL}```\n",
     "an indented fence whose code is not": f"1. The kernel:\n\n   ```python\n{FINAL}   ```\n",
     "a fence far in under a line of prose": f"The kernel:\n{indented(fenced(FINAL), '      ')}",
-    "a quotation within a quotation": indented(fenced(FINAL), "> > ").replace("\n\n", "\n> >\n"),
-    "JSON in a block of a list item": ACCEPTED["JSON in a block"].replace("```json\n", "- ```json\n  "),
     "a fence in a table's cell before the block": f"| a | b |\n|---|---|\n| ``` | x |\n\n{fenced(FINAL)}",
     "a thought that leaves a listed block open": f"- ```python\n  {DRAFT}\n</think>\n{fenced(FINAL)}",
-    "a code tag within another tag": f'<pre><code class="python">\n{FINAL}</code></pre>\n',
-    "a module cut inside its string": CUT_IN_STRING,
-    "a module cut inside its string, prose between": CUT_IN_STRING.replace("```\n\n```", "```\n\nIt goes on:\n\n```"),
 }
 IN_DOCSTRINGS = {
     "two examples": "A:\n```python\nfirst()\n```\nB:\n```python\nsecond()\n```\n",
@@ -49,20 +42,12 @@ def test_fences_in_a_docstring_stay_in_it(case: str) -> None:
     assert extracted(f"Here:\n\n{fenced(program)}\nDone.\n").source == program
 
 
-def test_a_block_that_a_short_fence_closes_is_whole_where_the_reply_was_cut() -> None:
-    assert extracted(f"````python\n{FINAL}```\nand then", truncated=True).source == FINAL
+def test_a_class_without_torch_is_given_the_block_above() -> None:
+    assert extracted(fenced(ABOVE) + fenced(NEEDING)).source == f"{ABOVE}\n\n{NEEDING}"
 
 
-@pytest.mark.parametrize("more", ["", "\n\ndef other():\n    scaled = 1\n    return scaled\n"])
-def test_a_class_is_given_what_it_reads_from_the_block_above(more: str) -> None:
-    """Also where another function has a local name that is called so."""
-    found = extracted(fenced(ABOVE) + fenced(NEEDING + more))
-    assert found.source == f"{ABOVE}\n\n{NEEDING}{more}"
-
-
-@pytest.mark.parametrize("line", ["from kernels import *", "def f(x):\n    global x"])
-def test_where_missing_names_can_not_be_told_nothing_is_added(line: str) -> None:
-    own = f"import torch\n{line}\n\n\n{NEEDING}"
+def test_a_class_with_its_own_import_of_torch_is_given_nothing() -> None:
+    own = f"import torch\n\n\n{NEEDING}"
     assert extracted(fenced(ABOVE) + fenced(own)).source == own
 
 
