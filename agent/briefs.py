@@ -25,8 +25,8 @@ from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.floor.processor import known_peaks_here
 from kernelwright.sandbox.machine.fact_store import Store, work_key
 from kernelwright.sandbox.machine.identity import cpu_facts, processor_name, versions
-from kernelwright.sandbox.timing.baseline_times import BaselineTimes
-from kernelwright.sandbox.verdict.in_words import DOUBTS, timings
+from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
+from kernelwright.sandbox.verdict.report import DOUBTS, timings
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER, Failed, Measurement, Passed
 

@@ -21,12 +21,10 @@ from bench.chosen import chosen
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.calls.buffers import Lent, Shown
 from kernelwright.sandbox.calls.device import CudaDevice
-from kernelwright.sandbox.floor.gpu_measure import arithmetic, best_ms, memory
-from kernelwright.sandbox.floor.gpu_peaks import device_peaks
+from kernelwright.sandbox.floor.gpu_measure import arithmetic, best_ms, device_peaks, memory
 from kernelwright.sandbox.judge.doctor import gpu_findings
 from kernelwright.sandbox.machine.fact_store import Store
-from kernelwright.sandbox.verdict.peaks import Peaks
-from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
+from kernelwright.sandbox.verdict.roofline import NecessaryWork, Peaks, floor_of
 from kernelwright_child import driver
 from kernelwright_child.casting import fix_precision
 from kernelwright_child.roofline import trace

@@ -25,7 +25,7 @@ from bench.gpu_facts import NO_DEVICE, Report
 from bench.placebo import itself
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.timing.paired_samples import PLACEBO
+from kernelwright.sandbox.timing.samples import PLACEBO
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import EAGER, Candidate, Measurement, Passed, Verdict
 from kernelwright_child import driver

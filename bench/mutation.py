@@ -12,8 +12,8 @@ SUBJECTS = {
     "compare": ("sandbox/correctness/compare.py", "sandbox/correctness/distance.py"),
     "statistics": (
         "sandbox/verdict/statistics.py",
-        "sandbox/verdict/worker_intervals.py",
-        "sandbox/timing/spreads.py",
+        "sandbox/verdict/statistics.py",
+        "sandbox/timing/samples.py",
     ),
     "strategies": ("agent/strategies/*.py",),
     "replies": ("agent/replies/*.py",),

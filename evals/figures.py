@@ -14,11 +14,10 @@ from pydantic import Field
 from kernelwright.agent.replies.normalising import is_copy
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.verdict.in_words import DOUBTS, counted_speedup
-from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.report import DOUBTS, counted_speedup, report
 from kernelwright.sandbox.verdict.settings import Accuracy, JudgingEffort
+from kernelwright.sandbox.verdict.statistics import student
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Passed, TimingClock, Verdict
-from kernelwright.sandbox.verdict.worker_intervals import student
 
 THRESHOLDS = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0, 5.0)
 RESAMPLES, FEW = 2000, 20

@@ -16,8 +16,7 @@ from kernelwright.agent.log import events as log_events
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View, fold
 from kernelwright.sandbox.machine.logs import escaped, one_line
-from kernelwright.sandbox.verdict.in_words import others_of, speedup_words, verdict_words
-from kernelwright.sandbox.verdict.report import USUAL, usual_speedups
+from kernelwright.sandbox.verdict.report import USUAL, others_of, speedup_words, usual_speedups, verdict_words
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 

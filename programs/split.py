@@ -23,8 +23,7 @@ from kernelwright.programs.record import (
 )
 from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
-from kernelwright.sandbox.verdict.peaks import Peaks
-from kernelwright.sandbox.verdict.roofline import floor_of
+from kernelwright.sandbox.verdict.roofline import Peaks, floor_of
 from kernelwright.sandbox.verdict.settings import Settings
 
 LEAST_GAIN = 0.005

@@ -24,23 +24,22 @@ from kernelwright.sandbox.calls.dealt_chain import (
     rehearse,
     run_chain,
 )
-from kernelwright.sandbox.calls.device import CudaDevice
+from kernelwright.sandbox.calls.device import CudaDevice, Timed
 from kernelwright.sandbox.calls.gpu_session import CHANGED_INPUT, GpuSession
 from kernelwright.sandbox.calls.memory_relief import free_cached_memory
 from kernelwright.sandbox.calls.reference import PATIENCE, Precision, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Session
-from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.calls.timeouts import FirstCallTimeout
 from kernelwright.sandbox.machine.clocks import ClockSample, steady
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.paired import Timing
-from kernelwright.sandbox.timing.paired_samples import PLACEBO, PairedSamples
+from kernelwright.sandbox.timing.samples import PLACEBO, PairedSamples
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.gpu_timing import ClockCheck, DeviceRecord
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.statistics import KnownSpread
 from kernelwright.sandbox.verdict.verdicts import EAGER, Measurement
-from kernelwright.sandbox.verdict.worker_intervals import KnownSpread
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.timing.baselines import OtherBaseline

@@ -12,8 +12,7 @@ from kernelwright.agent.log.view import fold
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.reading import write_problem
 from kernelwright.sandbox.machine.cache import write_atomically
-from kernelwright.sandbox.verdict.in_words import DOUBTS, OLDER_CLOCKS, timings
-from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.report import DOUBTS, OLDER_CLOCKS, report, timings
 from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
 
 FILES = ("candidate.py", "verdict.json", "README.md")

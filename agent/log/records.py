@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Idea, Prompt, Role, Section, Target
-from kernelwright.sandbox.verdict.in_words import DOUBTS, speedup_words
+from kernelwright.sandbox.verdict.report import DOUBTS, speedup_words
 from kernelwright.sandbox.verdict.verdicts import (
     NOISE_LIMIT,
     SAME_WITHIN,

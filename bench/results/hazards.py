@@ -59,7 +59,7 @@ def _checked(row: Kept, tree: Path, source: str, settings: Settings, path: str) 
         try:
             if built.failure:
                 return {tool: f"silent: it fails at {built.failure.stage}" for tool in TOOLS}
-            subject = Subject(built, lambda: judge.load_message(built), lambda: judge.reference, settings)
+            subject = Subject(built, lambda: judge._load_message(built), lambda: judge.reference, settings)
             found = {}
             for name in TOOLS:
                 tool = Tool(path, tuple(memcheck.command(path, "{report}", name)), memcheck.ENVIRONMENT)

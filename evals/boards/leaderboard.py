@@ -16,7 +16,7 @@ from kernelwright.evals import figures
 from kernelwright.evals.figures import BASELINES, COPY, OWN_KERNEL, Effort, Estimate, Measured, Result
 from kernelwright.evals.runs.facts import Kernel, ProblemFacts, RunFacts
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.verdict.in_words import counted_speedup
+from kernelwright.sandbox.verdict.report import counted_speedup
 from kernelwright.sandbox.verdict.settings import AT_EFFORT, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import TimingClock
 

@@ -15,12 +15,12 @@ from kernelwright.problems.formats.reading import json_lines
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.source import lint_source
 from kernelwright.sandbox.calls.backend import device_held
+from kernelwright.sandbox.calls.exact_on_device import PartOfReference
 from kernelwright.sandbox.calls.memory_planning import refusal_by_text
 from kernelwright.sandbox.calls.reference import ReferenceSession
-from kernelwright.sandbox.calls.reference_part import PartOfReference
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.lint import SEED, Finding, TimedResult, examine, status_of
-from kernelwright.sandbox.jail.own_process import give_back_freed_memory
+from kernelwright.sandbox.jail.zygote_start import give_back_freed_memory
 from kernelwright.sandbox.machine.identity import device_name
 from kernelwright.sandbox.pool.judges import within_memory
 from kernelwright.sandbox.tensors.values import Values

@@ -19,7 +19,7 @@ from kernelwright.problems.formats.definition import Definition, FlashInferTrace
 from kernelwright.problems.formats.reading import Unsupported, safe_name
 from kernelwright.problems.record.source import parse_expression, read_json, read_text
 from kernelwright.sandbox.machine.cache import write_atomically
-from kernelwright.sandbox.verdict.in_words import verdict_words
+from kernelwright.sandbox.verdict.report import verdict_words
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 
 CANDIDATE_FILE = "candidate.py"

@@ -21,7 +21,7 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View
 from kernelwright.evals.inspector.model import Data, RunModel
 from kernelwright.evals.scores.score_log import log_of
-from kernelwright.sandbox.verdict.in_words import DOUBTS, speedup_words
+from kernelwright.sandbox.verdict.report import DOUBTS, speedup_words
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 SCRIPTS = ("dom.js", "store.js", "code.js", "plots.js", "pages.js", "main.js")

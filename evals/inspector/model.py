@@ -17,8 +17,7 @@ from kernelwright.evals.report import ending_words
 from kernelwright.evals.scores.scoring import level_of
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.reading import manifest_text
-from kernelwright.sandbox.verdict.in_words import counted_speedup, speedup_words, verdict_words
-from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.report import counted_speedup, report, speedup_words, verdict_words
 from kernelwright.sandbox.verdict.verdicts import Pairing, Passed, Verdict
 
 Data = dict[str, Any]

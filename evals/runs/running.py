@@ -11,8 +11,7 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from kernelwright.agent.briefs import BriefMaker, sheet_for
-from kernelwright.agent.engine.evaluator import evaluating
-from kernelwright.agent.engine.scheduling import Scheduler, views_of
+from kernelwright.agent.engine.scheduling import Scheduler, evaluating, views_of
 from kernelwright.agent.engine.search import Parts
 from kernelwright.agent.engine.steps import Evaluator
 from kernelwright.agent.log.best import write_best
@@ -22,8 +21,7 @@ from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.log.view import View
 from kernelwright.agent.providers.kinds.recorded import read_story, recorded_targets, stories
 from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator
-from kernelwright.agent.providers.provider import ProviderOptions
-from kernelwright.agent.providers.registry import check_provider, providing
+from kernelwright.agent.providers.provider import ProviderOptions, check_provider, providing
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.runs.version import commit, own_version

@@ -14,7 +14,7 @@ from kernelwright.evals.figures import BASELINES, Result, separate_baselines
 from kernelwright.evals.report import LiveTable
 from kernelwright.evals.scores.scoring import NOT_JUDGED, Scored, level_of
 from kernelwright.problems import Problem
-from kernelwright.sandbox.verdict.in_words import marks, others_words, ratio_words
+from kernelwright.sandbox.verdict.report import marks, others_words, ratio_words
 
 
 class BatchProgress(LiveTable):

@@ -21,7 +21,7 @@ from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.judge.given import is_file_name, shown
 from kernelwright.sandbox.machine.identity import needs_device
 from kernelwright.sandbox.pool.rewarding import Judging
-from kernelwright.sandbox.verdict.in_words import counted_speedup
+from kernelwright.sandbox.verdict.report import counted_speedup
 from kernelwright.sandbox.verdict.settings import Settings
 
 LONGEST_TEXT = 60_000

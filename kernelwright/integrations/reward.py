@@ -20,10 +20,8 @@ from pydantic import Field
 
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts.markdown import trimmed
-from kernelwright.sandbox.verdict.findings import Look
-from kernelwright.sandbox.verdict.in_words import DOUBTS, counted_speedup, timing_lines
-from kernelwright.sandbox.verdict.recheck import measurement_of
-from kernelwright.sandbox.verdict.verdicts import JAIL_OFF
+from kernelwright.sandbox.verdict.report import DOUBTS, counted_speedup, measurement_of, timing_lines
+from kernelwright.sandbox.verdict.verdicts import JAIL_OFF, Look
 
 LEAST_FULL_SPEEDUP = 2.0
 """S is not below this: else a hundredth more would be worth a lot where the baseline is close to the floor."""

@@ -16,7 +16,7 @@ from kernelwright.problems.formats.reading import (
 )
 from kernelwright.problems.record.problem import Origin, ProblemError
 from kernelwright.problems.record.source import read_json, read_text
-from kernelwright.problems.texts.libraries import library
+from kernelwright.problems.texts.rewriting import library
 
 LEVEL = re.compile(r"level_?(\d+)")
 FILE = re.compile(r"(\d+)_(.*)")

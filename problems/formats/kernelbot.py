@@ -15,7 +15,7 @@ from kernelwright.problems.formats.definition import fault_of
 from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
 from kernelwright.problems.record.problem import Origin, Problem, ProblemError
 from kernelwright.problems.record.source import bound_names, parse, read_text
-from kernelwright.problems.texts.libraries import library
+from kernelwright.problems.texts.rewriting import library
 
 TASK, SUBMISSION, REFERENCE = "task.yml", "@SUBMISSION@", "reference.py"
 NEEDED = ("generate_input", "ref_kernel")

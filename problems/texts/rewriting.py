@@ -8,6 +8,8 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
 
 from kernelwright.problems.record.source import parse_module
 
@@ -166,3 +168,20 @@ def _in(statement: ast.stmt) -> Iterator[ast.Call | ast.Constant]:
                 yield node
             case ast.Constant(value=str() as text) if CUDA.fullmatch(text):
                 yield node
+
+
+class LibraryMissing(Exception):
+    """A library that this installation lacks; the message is one sentence with the remedy."""
+
+    @classmethod
+    def of_extra(cls, what_for: str, package: str | None, extra: str) -> "LibraryMissing":
+        """What is wanted, the package that it needs, and the extra of ours that brings it."""
+        return cls(f"{what_for} needs {package}; run pip install 'kernelwright[{extra}]'")
+
+
+def library(name: str, what_for: str) -> Any:
+    """The module, or `LibraryMissing`, which says what it is wanted for."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise LibraryMissing.of_extra(what_for, name.partition(".")[0], "data") from None

@@ -19,8 +19,8 @@ from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.problem import ProblemError
 from kernelwright.sandbox.machine.identity import device_name, versions
 from kernelwright.sandbox.machine.timing_locks import processor_turn
-from kernelwright.sandbox.timing.paired_samples import PLACEBO
-from kernelwright.sandbox.verdict.in_words import ratio_words
+from kernelwright.sandbox.timing.samples import PLACEBO
+from kernelwright.sandbox.verdict.report import ratio_words
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, Measurement, Pairing
 
 KERNELS, ALONE = "kernels", "alone "

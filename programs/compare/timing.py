@@ -24,7 +24,7 @@ from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
 from kernelwright.sandbox.correctness.distance import measure
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.timing.paired import BACKWARDS
-from kernelwright.sandbox.timing.paired_samples import PLACEBO
+from kernelwright.sandbox.timing.samples import PLACEBO
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED
 
 MOST_CALLS = 8

@@ -21,8 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
-from kernelwright.sandbox.build.build_store import BuildStore
-from kernelwright.sandbox.build.diagnose import build_reason
+from kernelwright.sandbox.build.build_store import BuildStore, build_reason
 from kernelwright.sandbox.build.toolchain import GLUE, LIGHT, Toolchain, toolchain
 from kernelwright.sandbox.machine.cache import LIMIT_VARIABLE, MARK, all_entries, cache_root, is_there
 from kernelwright.sandbox.machine.workfolder import HeldFolder

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelwright.sandbox.machine import child_package
+from kernelwright.sandbox.machine import identity as child_package
 from kernelwright.sandbox.machine.cache import cache_root
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.verdict.errors import MachineError

@@ -17,8 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kernelwright.sandbox.calls.memory_relief import with_relief
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError, require_plain
-from kernelwright.sandbox.tensors.shared_memory import ALIGNMENT
+from kernelwright.sandbox.tensors.process_memory import ALIGNMENT, MemoryReadError, require_plain
 from kernelwright.sandbox.tensors.values import DeviceBytes, RawTensor, ShownBytes, same_bytes
 from kernelwright_child import driver
 

@@ -12,10 +12,8 @@ from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.memory_relief import with_relief
 from kernelwright.sandbox.jail.children import ChildLate
 from kernelwright.sandbox.machine.clocks import ClockSample
-from kernelwright.sandbox.tensors.merging import alone, with_changed
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.trees import is_sound
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.tensors.values import Values, alone, is_sound, with_changed
 from kernelwright_child import driver
 
 LEAST_PASSES, MOST_PASSES, SETTLED = 2, 8, 0.03

@@ -18,6 +18,10 @@ from kernelwright_child import driver
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.dealing import Dealer
+from kernelwright.sandbox.calls.buffers import Layout
+from kernelwright.sandbox.machine.clocks import ClockSample
+from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.verdict.errors import BrokenProblem
 
 FLUSH = 2
 """Times the L2 cache's size: as much is written between calls, so that nothing of them is left in it."""
@@ -270,3 +274,64 @@ def first_device() -> CudaDevice:
 @cache
 def _opened(ordinal: int) -> CudaDevice:
     return CudaDevice(ordinal)
+
+
+CLOCKS, CLOCKS_MS = 0.02, 0.05
+"""By how much, of the time and at least, the kernel's clock of a process may be off the judge's in one call."""
+
+
+class Witnessed(NamedTuple):
+    """What is known of one call on the device beside its time on the judge's clock."""
+
+    device_ms: float | None
+    """What the worker says that the device's events said. A hint."""
+    prepared: Prepared
+    clocks: ClockSample | None
+    made_twice: bool = False
+    """Whether a candidate made it once more on the same values, after one for which memory was missing: the first may
+    have done the work."""
+
+
+class Timed(NamedTuple):
+    """One call's result, its time on the judge's clock, and the processor time of all threads of the child."""
+
+    output: Values
+    milliseconds: float
+    cpu_ms: float
+    device: Witnessed | None = None
+    """What else is known of a call on a GPU."""
+
+
+def beyond_threads(settings: Settings, milliseconds: float, cpu_ms: float) -> str:
+    """What is wrong with a candidate's call on a processor that used more of it than its threads can; mostly nothing.
+
+    A child that is timed has a core a thread, and all threads that it starts stay there, however many they are. So it
+    takes moving them to other cores.
+    """
+    threads = settings.threads
+    if threads >= len(settings.cores) or cpu_ms <= threads * (milliseconds * (1 + CLOCKS) + CLOCKS_MS):
+        return ""
+    used = f"{cpu_ms:.2f} ms of processor time in a call of {milliseconds:.2f} ms"
+    return f"the candidate used {used}, more than --threads {threads} allows"
+
+
+class SharedInputs:
+    """One allocation for all references of a problem, made when its layout is known. Close it."""
+
+    def __init__(self) -> None:
+        self._lent: Lent | None = None
+
+    def for_layout(self, layout: Layout, device: CudaDevice) -> Lent:
+        """The memory; all references have one layout, since those that see it would go on seeing it."""
+        if self._lent is None:
+            device.make_current()
+            self._lent = Lent(layout, device.ordinal)
+            device.calibrate(self._lent)
+        if not self._lent.is_for(layout):
+            raise BrokenProblem("get_inputs gives tensors of another shape or dtype under another seed; let it not")
+        return self._lent
+
+    def close(self) -> None:
+        if self._lent is not None:
+            self._lent.close()
+            self._lent = None

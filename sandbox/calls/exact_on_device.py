@@ -7,18 +7,19 @@ did. Else on the processor. All three are the same function in float64.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Literal
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal, Protocol
 
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.calls.buffers import Layout, Lent
 from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.calls.gpu_session import GpuSession
-from kernelwright.sandbox.calls.memory_needs import Needs
+from kernelwright.sandbox.calls.memory_planning import Needs
 from kernelwright.sandbox.calls.memory_relief import relieve
 from kernelwright.sandbox.calls.sessions import Refused
-from kernelwright.sandbox.correctness.chunking import Cut, Joined, are_alike, cuts, part, result_rows, spans
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
+from kernelwright.sandbox.correctness.distance import Cut, Joined, are_alike, cuts, part, result_rows, spans
+from kernelwright.sandbox.correctness.lint import RunningReference, TimedResult
 from kernelwright.sandbox.tensors.values import Values
 
 Way = Literal["whole", "parts", "processor"]
@@ -139,3 +140,50 @@ class ExactOnDevice:
 def layout_of_part(values: Values, cut: Cut, rows: int) -> Layout:
     """Of a part of these inputs; the values themselves are not held by whoever lends memory for them."""
     return [raw[:2] for raw in part(values, cut, 0, rows).tensors]
+
+
+class Whole(RunningReference, Protocol):
+    """A reference that can be called on parts of its inputs."""
+
+    def exact_part(self, values: Values) -> Values:
+        """The reference in float64 on fewer indices, for which memory is lent."""
+
+    def reweighted(self) -> AbstractContextManager[Values]:
+        """Within it the model has other weights than before and after."""
+
+
+class PartOfReference:
+    """A reference that is called on fewer indices of the first axis: enough to see which lazy answers pass.
+
+    Its child sees memory for so many, and `turn` shows it that for whole inputs.
+    """
+
+    def __init__(self, whole: Whole, turn: Callable[[], None], cut: Cut, step: int) -> None:
+        self._whole, self._turn, self._cut, self._step = whole, turn, cut, step
+        self.weights = whole.weights
+
+    def draw(self) -> Values:
+        self._turn()
+        try:
+            return part(self._whole.draw(), self._cut, 0, self._step).copied()
+        finally:
+            self._turn()
+
+    def call(self, values: Values) -> TimedResult:
+        return self._whole.call(values)
+
+    def call_ms(self, values: Values) -> float:
+        return self._whole.call_ms(values)
+
+    def exact(self, values: Values) -> Values:
+        """In float64."""
+        return self._whole.exact_part(values)
+
+    def keep(self, output: Values) -> Values:
+        return self._whole.keep(output)
+
+    def reweighted(self) -> AbstractContextManager[Values]:
+        return self._whole.reweighted()
+
+    def nothing_ms(self) -> float:
+        return self._whole.nothing_ms()

@@ -10,8 +10,8 @@ from typing import Any
 
 from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
 from kernelwright.sandbox.calls.dealing import ISSUE_FACTOR, ISSUE_S, RUN_S, Flags
-from kernelwright.sandbox.calls.device import CudaDevice, Prepared
-from kernelwright.sandbox.calls.memory_needs import Needs
+from kernelwright.sandbox.calls.device import CudaDevice, Prepared, Timed, Witnessed
+from kernelwright.sandbox.calls.memory_planning import Needs
 from kernelwright.sandbox.calls.memory_relief import relieve
 from kernelwright.sandbox.calls.sessions import (
     LEAST_BYTES,
@@ -23,14 +23,11 @@ from kernelwright.sandbox.calls.sessions import (
     Timeout,
     question,
 )
-from kernelwright.sandbox.calls.timed_call import Timed, Witnessed
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.merging import with_changed
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.trees import is_sound
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors.values import RawTensor, Values, is_sound, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import Settings

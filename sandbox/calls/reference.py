@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import device_held, open_session
-from kernelwright.sandbox.calls.memory_needs import LARGE_BYTES, Needs
-from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, require_room
-from kernelwright.sandbox.calls.reference_part import PartOfReference
+from kernelwright.sandbox.calls.device import Timed
+from kernelwright.sandbox.calls.exact_on_device import PartOfReference
+from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, LARGE_BYTES, Needs, planned, require_room
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
-from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.families import changed
 from kernelwright.sandbox.correctness.lint import OVERALL, draws, quick_status
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.machine.fact_store import Store, status_key
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.merging import alone, poisoned
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors.values import RawTensor, Values, alone, poisoned
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
@@ -31,9 +29,9 @@ from kernelwright_child.wire import RESULT
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.buffers import Layout
+    from kernelwright.sandbox.calls.device import SharedInputs
     from kernelwright.sandbox.calls.exact_on_device import ExactOnDevice
     from kernelwright.sandbox.calls.gpu_session import GpuSession
-    from kernelwright.sandbox.calls.inputs import SharedInputs
 
 PATIENCE = 10
 """A reference may take this many times a candidate's call limit: float64 is slow."""
@@ -256,9 +254,8 @@ class ReferenceSession:
             self.sample = self.sample or self.draw()
             self._session.lend(self.sample)
             return
-        from kernelwright.sandbox.calls.device import device_of
+        from kernelwright.sandbox.calls.device import SharedInputs, device_of
         from kernelwright.sandbox.calls.gpu_session import GpuSession
-        from kernelwright.sandbox.calls.inputs import SharedInputs
         from kernelwright.sandbox.calls.memory_relief import register
 
         assert isinstance(self._session, GpuSession)

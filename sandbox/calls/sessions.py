@@ -5,17 +5,14 @@ import time
 from collections.abc import Sequence
 from typing import Any, Self
 
-from kernelwright.sandbox.calls.timed_call import Timed, beyond_threads
+from kernelwright.sandbox.calls.device import Timed, beyond_threads
 from kernelwright.sandbox.calls.timeouts import CallTimeout, FirstCallTimeout, ImportTimeout
 from kernelwright.sandbox.jail.children import TELLS_REST, Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.machine.logs import escaped, one_line
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.merging import with_changed
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_tensors
-from kernelwright.sandbox.tensors.shared_memory import SharedMemory
-from kernelwright.sandbox.tensors.trees import is_sound
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError, SharedMemory, read_tensors
+from kernelwright.sandbox.tensors.values import Values, is_sound, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Defence, Settings
 

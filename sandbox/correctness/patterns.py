@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernelwright.sandbox.tensors.trees import flatten
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.tensors.values import Values, flatten
 
 SHOWN = 5
 MANY = 0.02

@@ -11,7 +11,7 @@ from kernelwright.sandbox.machine.identity import compiler, cpu_facts, processor
 from kernelwright.sandbox.machine.timing_locks import measuring
 from kernelwright.sandbox.machine.workfolder import HeldFolder
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.peaks import Level, Peaks
+from kernelwright.sandbox.verdict.roofline import Level, Peaks
 
 PROGRAM = Path(__file__).with_name("measure.cpp")
 MEASURE = 2
@@ -160,7 +160,7 @@ def peaks_here(gpu: bool, threads: int) -> Peaks:
     """
     if not gpu:
         return processor_peaks(threads)
-    from kernelwright.sandbox.floor.gpu_peaks import device_peaks
+    from kernelwright.sandbox.floor.gpu_measure import device_peaks
 
     return device_peaks()
 
@@ -169,6 +169,6 @@ def known_peaks_here(gpu: bool, threads: int, store: Store | None = None) -> Pea
     """The same without measuring: None where they are not remembered."""
     if not gpu:
         return known_peaks(threads, store)
-    from kernelwright.sandbox.floor import gpu_peaks
+    from kernelwright.sandbox.floor import gpu_measure as gpu_peaks
 
     return gpu_peaks.known_peaks(store=store)

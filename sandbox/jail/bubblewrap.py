@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from kernelwright.sandbox.machine import child_package
+from kernelwright.sandbox.machine import identity as child_package
 from kernelwright.sandbox.machine.cache import state_root
 
 PROBE_S = 20

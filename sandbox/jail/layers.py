@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from kernelwright.sandbox.build.toolchain import shown_paths
 from kernelwright.sandbox.jail import bubblewrap, cgroups
-from kernelwright.sandbox.machine import child_package
+from kernelwright.sandbox.machine import identity as child_package
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings

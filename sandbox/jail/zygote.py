@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelwright.sandbox.machine import child_package
+from kernelwright.sandbox.machine import identity as child_package
 
 KEPT_BYTES = 64 * 1024
 """How much of the head, and how much of the tail, is kept."""

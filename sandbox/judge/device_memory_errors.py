@@ -7,7 +7,7 @@ import torch
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.device import CudaDevice, device_of
-from kernelwright.sandbox.calls.memory_needs import CONTEXT_BYTES, ON_DEVICE, refusal
+from kernelwright.sandbox.calls.memory_planning import CONTEXT_BYTES, ON_DEVICE, refusal
 from kernelwright.sandbox.calls.memory_relief import OUT_OF_MEMORY, free_cached_memory
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.timing.baselines import Baselines

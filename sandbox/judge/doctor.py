@@ -26,7 +26,7 @@ from kernelwright.sandbox.jail.layers import (
 )
 from kernelwright.sandbox.jail.zygote import ZYGOTES, private_bytes, resident_bytes
 from kernelwright.sandbox.judge import cuda_toolkit, memcheck, profile
-from kernelwright.sandbox.machine import child_package
+from kernelwright.sandbox.machine import identity as child_package
 from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_full, is_writable, limit_fault
 from kernelwright.sandbox.machine.clocks import Clocks
 from kernelwright.sandbox.machine.identity import (

@@ -10,8 +10,7 @@ from kernelwright.sandbox.floor import processor
 from kernelwright.sandbox.floor.processor import peaks_here
 from kernelwright.sandbox.machine.fact_store import Store, work_key
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
-from kernelwright.sandbox.verdict.peaks import Peaks
-from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, floor_of
+from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, Peaks, floor_of
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement
 
@@ -77,6 +76,6 @@ class Floors:
     def _peaks_again(self) -> Peaks:
         if not self._settings.gpu:
             return processor.measured_again(self._settings.threads)
-        from kernelwright.sandbox.floor.gpu_peaks import measured_again
+        from kernelwright.sandbox.floor.gpu_measure import measured_again
 
         return measured_again()

@@ -8,7 +8,8 @@ from typing import Self, get_args
 from kernelwright.sandbox.authenticity import languages
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
 from kernelwright.sandbox.authenticity.native import needed_symbols
-from kernelwright.sandbox.build import BuildStore, Toolchain, diagnose, require_headers, toolchain
+from kernelwright.sandbox.build import BuildStore, Toolchain, require_headers, toolchain
+from kernelwright.sandbox.build import build_store as diagnose
 from kernelwright.sandbox.build.build_store import read_failures
 from kernelwright.sandbox.calls.backend import build_turn, device_held, timing_turn
 from kernelwright.sandbox.calls.reference import ReferenceSession
@@ -19,14 +20,13 @@ from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidat
 from kernelwright.sandbox.judge.stages import Built, Spare, build_key, built_by, shortcuts_for, with_late_builds
 from kernelwright.sandbox.machine.identity import needs_device, versions, versions_used
 from kernelwright.sandbox.machine.timing_locks import WaitLimit, meet_load
-from kernelwright.sandbox.timing.background import in_background
 from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.timing.fresh_values import in_background
 from kernelwright.sandbox.timing.paired import DrawingReference, Timing, weight_seed
 from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
-from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Accuracy, Settings
-from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Measurement, Passed, Verdict
+from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Look, Measurement, Passed, Verdict
 
 STORED = "taken from the store of finished builds"
 UNOBSERVED = "which kernels and operators run in a call"
@@ -132,7 +132,7 @@ class Judge:
     def _ask_to_build(self, built: Built, session: Session, limit: ImportTimeout, tools: Toolchain | None) -> None:
         arguments = self._baselines.arguments
         shortcuts = shortcuts_for(tools, self.settings)
-        message = self.load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
+        message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
         try:
             session.ask(message, limit, arguments)
         except Refused as error:
@@ -363,9 +363,9 @@ class Judge:
             return nullcontext()
         from kernelwright.sandbox.judge.tools import Subject, looked_at
 
-        return looked_at(Subject(built, lambda: self.load_message(built), lambda: self.reference, self.settings))
+        return looked_at(Subject(built, lambda: self._load_message(built), lambda: self.reference, self.settings))
 
-    def load_message(self, built: Built) -> dict[str, object]:
+    def _load_message(self, built: Built) -> dict[str, object]:
         """What a worker is asked to load; writes the source into the work folder."""
         source = built.folder.write("candidate.py", built.candidate.source)
         return {
@@ -381,7 +381,7 @@ class Judge:
 
     def _load(self, built: Built, session: Session, reference: ReferenceSession) -> None:
         limit = self.settings.start_timeout_s
-        message = self.load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
+        message = self._load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
         reference.admit(session)
         wall = 1 if self.settings.gpu else WALL  # others wait for the device
         session.ask(message, ImportTimeout.of(self.settings, wall=wall), reference.arguments)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from kernelwright.sandbox.judge.cuda_toolkit import SANITIZE, TOOLS
-from kernelwright.sandbox.verdict.findings import MOST_FAULTS, Memcheck, MemoryFault
+from kernelwright.sandbox.verdict.verdicts import MOST_FAULTS, Memcheck, MemoryFault
 
 PROGRAM = TOOLS[SANITIZE]
 MARK = "========="

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from kernelwright.sandbox.judge.cuda_toolkit import PROFILE, TOOLS
-from kernelwright.sandbox.verdict.findings import KernelFacts
+from kernelwright.sandbox.verdict.verdicts import KernelFacts
 
 PROGRAM = TOOLS[PROFILE]
 METRICS = {

@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeVar
 
-from kernelwright.sandbox.build import BuildStore, HeaderShelf, Toolchain, diagnose, read_record, toolchain
+from kernelwright.sandbox.build import BuildStore, HeaderShelf, Toolchain, read_record, toolchain
+from kernelwright.sandbox.build import build_store as diagnose
 from kernelwright.sandbox.build.build_store import FailedBuild, read_failures
 from kernelwright.sandbox.calls.backend import all_at_once, architecture, open_session
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Unbuilt
@@ -27,9 +28,8 @@ from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.verdict.errors import SandboxError, StageFailed
-from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Stage
+from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Look, Stage
 
 LOG = logging.getLogger("kernelwright.sandbox.judge")
 AHEAD = 2

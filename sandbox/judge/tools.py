@@ -16,8 +16,8 @@ from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
-from kernelwright.sandbox.verdict.findings import Look, Memcheck
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Look, Memcheck
 
 TOOL_S = 300.0
 """For one run under a tool; a longer one says nothing."""

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import kernelwright_child
 from kernelwright.sandbox.verdict.errors import MachineError
 
 
@@ -201,3 +202,8 @@ def _first_line(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.splitlines()[0] if done.stdout else ""
+
+
+FOLDER = Path(kernelwright_child.__file__).parent
+ROOT = FOLDER.parent
+"""To be put on a child's `sys.path`."""

@@ -17,7 +17,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.machine import child_package
+from kernelwright.sandbox.machine import identity as child_package
 from kernelwright.sandbox.pool.devices import (
     CUDA_VISIBLE,
     WorkerOptions,

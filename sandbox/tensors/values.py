@@ -1,11 +1,33 @@
-"""Values as the judge holds them: raw bytes and a tree, never an object that a child made."""
+"""Values of calls: trees of tensors as bytes, their parts, where strided elements lie. Pure."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from kernelwright.sandbox.tensors.strides import is_shared
+from kernelwright.sandbox.machine.logs import one_line
+from kernelwright_child.wire import CHANGED_INPUT, RESULT
+
+
+def is_shared(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether several elements lie in one place, as `expand` and overlapping windows have them."""
+    if 0 in shape:
+        return False
+    reach, is_nested = 1, True
+    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1):
+        is_nested = is_nested and step >= reach
+        reach += (size - 1) * step
+    count = math.prod(shape)
+    if is_nested:
+        return False
+    if count > reach:
+        return True
+    # What lies between the elements of other axes need not meet them: it is counted.
+    taken = torch.zeros(reach, dtype=torch.bool)
+    taken.as_strided(tuple(shape), tuple(stride)).fill_(True)
+    return int(taken.sum()) < count
+
 
 LOOK_BYTES = 2**28
 """Device memory is compared in pieces: torch notes the outcome for each element before it says whether all are same."""
@@ -137,3 +159,154 @@ class Values(NamedTuple):
     def size(self) -> int:
         """Bytes of all tensors."""
         return sum(len(raw.data) for raw in self.tensors)
+
+
+NUMBER = "a number"
+DEEPEST = 32
+LONGEST_KEY, LONGEST_STRUCTURE = 40, 150
+"""In characters, of what is shown; two structures and the words around them still fit a reason."""
+SCALARS = (int, float, str, type(None))
+
+
+class Flat(NamedTuple):
+    """A result in a form in which two can be compared."""
+
+    shape: Any
+    """The nesting, with dicts in order of their keys and tensors and floats without their values."""
+    tensors: tuple[RawTensor, ...]
+    """The tensors and floats in the order of `shape`; a float is a tensor without axes."""
+    labels: tuple[str, ...]
+    """Where each stands: `the output`, `output 1`, `output 'mean'`."""
+
+
+def is_sound(tree: Any, tensors: int, depth: int = 0) -> bool:
+    """Whether this is a tree of `kernelwright_child.wire` over so many tensors: what a child sent may be anything."""
+    if depth > DEEPEST or not isinstance(tree, dict) or len(tree) != 1:
+        return False
+    ((kind, body),) = tree.items()
+    if kind in ("l", "p"):
+        return isinstance(body, list) and all(is_sound(item, tensors, depth + 1) for item in body)
+    if kind == "d":
+        return isinstance(body, list) and all(_is_entry(entry, tensors, depth) for entry in body)
+    if kind == "t":
+        return type(body) is int and 0 <= body < tensors
+    return isinstance(body, SCALARS if kind == "v" else str) and kind in ("v", "dtype")
+
+
+def _is_entry(entry: Any, tensors: int, depth: int) -> bool:
+    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+        return False
+    return is_sound(entry[1], tensors, depth + 1)
+
+
+def flatten(values: Values) -> Flat:
+    """The structure of a result and its values in the order of the structure.
+
+    Two dicts with the same keys are the same, in whatever order they were filled. Integers, booleans, strings and None
+    belong to the structure, so they must agree exactly; floats were rounded like the elements of tensors.
+    """
+    if not is_sound(values.tree, len(values.tensors)):
+        return Flat("malformed", (), ())
+    walk = _Walk(values.tensors)
+    shape = walk.over(values.tree, "")
+    return Flat(shape, tuple(walk.tensors), tuple(walk.labels))
+
+
+class _Walk:
+    """Over one tree. No closure that calls itself: that is a cycle, and would keep gigabytes until it is collected."""
+
+    def __init__(self, given: Sequence[RawTensor]) -> None:
+        self._given = given
+        self.tensors: list[RawTensor] = []
+        self.labels: list[str] = []
+
+    def over(self, node: dict[str, Any], path: str) -> Any:
+        """The shape of a node; tensors and labels are noted."""
+        ((kind, body),) = node.items()
+        if kind == "t":
+            self.tensors.append(self._given[body])
+            is_changed = path.endswith(" after the call")  # keys of a result's own stand in quotes
+            self.labels.append(path if is_changed else f"output {path}" if path else "the output")
+            return "a tensor"
+        if kind == "v" and isinstance(body, float):
+            self.tensors.append(RawTensor.of(torch.tensor(body, dtype=torch.float32)))
+            self.labels.append(f"number {path}" if path else "the number")
+            return NUMBER
+        if kind in ("l", "p"):
+            items = ((f"{path}[{index}]" if path else str(index), item) for index, item in enumerate(body))
+            return ("list" if kind == "l" else "tuple", tuple(self.over(item, name) for name, item in items))
+        if kind == "d":
+            entries = sorted(body, key=lambda entry: str(entry[0]))
+            if not path and RESULT in [key for key, _ in entries]:
+                named = (("" if key == RESULT else one_line(key, LONGEST_KEY), key, item) for key, item in entries)
+            else:
+                named = ((f"{path}[{_named(key)}]" if path else _named(key), key, item) for key, item in entries)
+            return ("dict", tuple((key, self.over(item, name)) for name, key, item in named))
+        return (type(body).__name__, body)
+
+
+def _named(key: str) -> str:
+    """A key in words that end: a child may have made it."""
+    return one_line(repr(key), LONGEST_KEY)
+
+
+def show(shape: Any) -> str:
+    return one_line(_words(shape), LONGEST_STRUCTURE)
+
+
+def _words(shape: Any) -> str:
+    if isinstance(shape, str):
+        return shape
+    kind, body = shape
+    if kind in ("list", "tuple"):
+        return f"a {kind} of ({', '.join(map(_words, body))})"
+    if kind == "dict":
+        return "a dict of (" + ", ".join(f"{one_line(key, LONGEST_KEY)}: {_words(item)}" for key, item in body) + ")"
+    return one_line(repr(body), LONGEST_KEY)
+
+
+def with_changed(result: Values, inputs: Mapping[int, RawTensor]) -> Values:
+    """A result, with what the call has made of these inputs as further outputs; the result alone without any."""
+    if not inputs:
+        return result
+    first = len(result.tensors)
+    entries = [[CHANGED_INPUT.format(index), {"t": number}] for number, index in enumerate(inputs, first)]
+    return Values({"d": [[RESULT, result.tree], *entries]}, (*result.tensors, *inputs.values()))
+
+
+def poisoned(values: Values, index: int) -> Values:
+    """The values with NaN in one tensor; without NaN, 1 in place of 0 and 0 in place of all else."""
+    tensor = values.tensors[index].tensor()
+    has_nan = tensor.is_floating_point() or tensor.is_complex()
+    raw = RawTensor.of(torch.full_like(tensor, torch.nan) if has_nan else (tensor == 0).to(tensor.dtype))
+    return values._replace(tensors=(*values.tensors[:index], raw, *values.tensors[index + 1 :]))
+
+
+def changed_inputs(result: Values) -> dict[int, int]:
+    """By input, the number of the tensor that `with_changed` has added for it. For results of a reference."""
+    (key, _), *entries = result.tree.get("d") or [(None, None)]
+    is_mixed = key == RESULT and all(name.startswith(CHANGED_INPUT[:6]) for name, _ in entries)
+    return {int(name.split()[1]): body["t"] for name, body in entries} if is_mixed else {}
+
+
+def alone(tree: dict[str, Any], made: Values) -> Values:
+    """A part of a bigger value with only its own tensors, renumbered."""
+    tensors: list[RawTensor] = []
+
+    def taken(number: int) -> int:
+        tensors.append(made.tensors[number])
+        return len(tensors) - 1
+
+    return Values(_renumbered(tree, taken), tuple(tensors))
+
+
+def _renumbered(tree: dict[str, Any], number: Callable[[int], int]) -> dict[str, Any]:
+    """The same structure over tensors of other numbers, which are asked for in its order."""
+    ((kind, body),) = tree.items()
+    if kind == "t":
+        return {"t": number(body)}
+    if kind in ("l", "p"):
+        return {kind: [_renumbered(item, number) for item in body]}
+    if kind == "d":
+        return {"d": [[key, _renumbered(item, number)] for key, item in body]}
+    return tree

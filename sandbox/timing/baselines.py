@@ -11,26 +11,24 @@ from pydantic import ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import all_at_once
-from kernelwright.sandbox.calls.memory_needs import ON_DEVICE, ON_HOST, Needs, holds_another, references_kept
+from kernelwright.sandbox.calls.device import Timed
+from kernelwright.sandbox.calls.memory_planning import ON_DEVICE, ON_HOST, Needs, holds_another, references_kept
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
-from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.compare import IEEE, KERNELBENCH, Shares, are_within
 from kernelwright.sandbox.correctness.families import FAMILIES, Domain
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key, status_key
 from kernelwright.sandbox.tensors.values import Values
-from kernelwright.sandbox.timing.baseline_accuracy import BaselineErrors, accuracy_of
-from kernelwright.sandbox.timing.baseline_times import BaselineTimes
+from kernelwright.sandbox.timing.baseline_facts import BaselineErrors, BaselineTimes, accuracy_of, place_of
 from kernelwright.sandbox.timing.compiled import begin_compiler, compiled_reference
-from kernelwright.sandbox.timing.device_versions import place_of
-from kernelwright.sandbox.timing.spreads import Spreads, by_worker
+from kernelwright.sandbox.timing.samples import Spreads, by_worker
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import Accuracy, Settings
+from kernelwright.sandbox.verdict.statistics import KnownSpread
 from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus
-from kernelwright.sandbox.verdict.worker_intervals import KnownSpread
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.calls.inputs import SharedInputs
+    from kernelwright.sandbox.calls.device import SharedInputs
 
 AT_ONCE = 2
 """On a processor so many start at a time: more would only wait for each other's memory."""
@@ -204,7 +202,7 @@ class Baselines:
         if not self._settings.gpu:
             return self.first.sample if self._eager else None
         if self._inputs is None:
-            from kernelwright.sandbox.calls.inputs import SharedInputs
+            from kernelwright.sandbox.calls.device import SharedInputs
 
             self._inputs = SharedInputs()
         return self._inputs

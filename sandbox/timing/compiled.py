@@ -17,11 +17,11 @@ from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSessi
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.machine.cache import Bounds, FolderStore, digest_of
 from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environment
-from kernelwright.sandbox.timing.device_versions import place_of, processor_kind
+from kernelwright.sandbox.timing.baseline_facts import place_of, processor_kind
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.calls.inputs import SharedInputs
+    from kernelwright.sandbox.calls.device import SharedInputs
     from kernelwright.sandbox.tensors.values import Values
 
 LOG = logging.getLogger("kernelwright.sandbox.timing")

@@ -4,8 +4,9 @@ import itertools
 import random
 import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from kernelwright.sandbox.calls.reference import ReferenceSession
@@ -117,3 +118,19 @@ class FreshValues:
 
     def _drawing(self, family: str, source: Source) -> Future[Values]:
         return self._beside.submit(self.by, source.session, family, [source.core])
+
+
+@contextmanager
+def in_background(work: Callable[[], object], beside: bool = True) -> Iterator[None]:
+    """Have `work` done by another thread during the block, or by this one before it where it can not be `beside`.
+
+    When the block is left it is done, or its error raised; an error of the block comes first.
+    """
+    if not beside:
+        work()
+        yield
+        return
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        yield
+    future.result()

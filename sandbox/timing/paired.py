@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Self, get_args
 
+from kernelwright.sandbox.calls.device import Timed
 from kernelwright.sandbox.calls.reference import ReferenceSession, operation
 from kernelwright.sandbox.calls.sessions import Session
-from kernelwright.sandbox.calls.timed_call import Timed
 from kernelwright.sandbox.correctness.compare import (
     IEEE,
     KERNELBENCH,
@@ -28,11 +28,9 @@ from kernelwright.sandbox.correctness.compare import (
 )
 from kernelwright.sandbox.correctness.families import DRAWN
 from kernelwright.sandbox.tensors.values import Values
-from kernelwright.sandbox.timing.background import in_background
 from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines
-from kernelwright.sandbox.timing.fresh_values import FreshValues
-from kernelwright.sandbox.timing.paired_samples import PairedSamples
-from kernelwright.sandbox.timing.stopping import EFFORT, is_clearly_slower, is_enough_to_choose
+from kernelwright.sandbox.timing.fresh_values import FreshValues, in_background
+from kernelwright.sandbox.timing.samples import EFFORT, PairedSamples, is_clearly_slower, is_enough_to_choose
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.settings import Accuracy, Defence, Settings
 

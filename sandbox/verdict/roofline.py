@@ -1,12 +1,95 @@
-"""The floor: necessary work over the device's peaks. Pure."""
+"""The roofline: necessary work over the device's peaks. Pure."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.problem import PrecisionPolicy
-from kernelwright.sandbox.verdict.peaks import Peaks
+
+HEADROOM = 1.1
+"""Measured rates are raised by this much: clocks wander, and no measurement reaches the very limit."""
+Rate = Annotated[float, Field(gt=0)]
+
+SPLITS: dict[str, tuple[tuple[str, float], ...]] = {
+    "float64": (("float16", 2 / 28),),
+    "float32": (("float16", 1 / 3), ("bfloat16", 1 / 6), ("tf32", 1 / 3)),
+}
+"""How a dtype's precision can be had from units of a lower one, as (units, share of their rate).
+
+float32 from three products of two float16 parts each, or of two TF32 parts (H. Ootomo and R. Yokota, Recovering single
+precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance, IJHPCA 36, 2022); from six
+of three bfloat16 parts (G. Henry, P. Tang and A. Heinecke, Leveraging the bfloat16 AI datatype for higher-precision
+computations, ARITH 2019). float64 from 28 products of seven int8 parts (K. Ozaki et al., Numerical Algorithms 59,
+2012), int8 at twice the rate of float16.
+"""
+LOWER: dict[PrecisionPolicy, tuple[str, ...]] = {"strict": (), "tf32": ("tf32", "float16"), "half": ("tf32", "float16")}
+"""Units that a policy lets float32 problems use as they are. float16 has as many fraction bits as TF32."""
+
+
+class Level(Record):
+    """Memory at one distance. What lies beyond `inside_bytes` must come through here."""
+
+    name: str
+    inside_bytes: int = Field(ge=0)
+    """What all closer levels together can hold: so much may not need to pass."""
+    bytes_per_s: Rate
+    """Read and written together."""
+
+
+class Peaks(Record):
+    """One device, with the number of threads on a processor. All rates are for all units together."""
+
+    device: str
+    levels: tuple[Level, ...] = Field(min_length=1)
+    flops_per_s: dict[str, Rate]
+    """By dtype, and `tf32`; those that the device has no units for are absent."""
+    copy_bytes_per_s: Rate | None = None
+    """Of a plain copy of what fits no cache, read and written together; None where it was not measured."""
+    versions: dict[str, str] = Field(default_factory=dict)
+
+    def memory_ms(self, needed_bytes: float) -> float:
+        """The least time in which so many distinct bytes can pass, wherever they happen to lie before.
+
+        What comes from farther away passes the nearer levels too, so a nearer one that was measured to be slower, under
+        load, counts as no slower; nor does any as slower than a plain copy.
+        """
+        rate, times = self.copy_bytes_per_s or 0.0, []
+        for level in reversed(self.levels):
+            rate = max(rate, level.bytes_per_s)
+            times.append(max(0.0, needed_bytes - level.inside_bytes) / rate)
+        return 1e3 * max(times) / HEADROOM
+
+    def arithmetic_ms(self, flops: Mapping[str, float], precision: PrecisionPolicy) -> float:
+        """The least time for so many operations by dtype; several kinds of units may run at once."""
+        times = [count / rate for dtype, count in flops.items() if (rate := self.rate(dtype, precision))]
+        return 1e3 * max(times, default=0.0) / HEADROOM
+
+    def rate(self, dtype: str, precision: PrecisionPolicy) -> float | None:
+        """Operations a second of the fastest way that keeps the dtype's precision as the policy wants it."""
+        have = self.flops_per_s
+        ways = [have.get(dtype), *(have[unit] * share for unit, share in SPLITS.get(dtype, ()) if unit in have)]
+        if dtype == "float32":
+            ways += [have.get(unit) for unit in LOWER[precision]]
+            ways += [have.get("bfloat16")] if precision == "half" else []
+        if dtype in ("float16", "bfloat16"):
+            ways += [have.get("float16"), have.get("bfloat16"), have.get("float32")]
+        return max((way for way in ways if way), default=None)
+
+    def raised(self, other: "Peaks") -> "Peaks":
+        """The better of two measurements of the same device, figure by figure."""
+        rates = {level.name: level.bytes_per_s for level in other.levels}
+        levels = tuple(
+            level.model_copy(update={"bytes_per_s": max(level.bytes_per_s, rates.get(level.name, 0.0))})
+            for level in self.levels
+        )
+        kinds = self.flops_per_s.keys() | other.flops_per_s.keys()
+        flops = {kind: max(self.flops_per_s.get(kind, 0), other.flops_per_s.get(kind, 0)) for kind in sorted(kinds)}
+        copies = [rate for rate in (self.copy_bytes_per_s, other.copy_bytes_per_s) if rate]
+        return self.model_copy(
+            update={"levels": levels, "flops_per_s": flops, "copy_bytes_per_s": max(copies, default=None)}
+        )
 
 
 class NecessaryWork(Record):

@@ -10,7 +10,7 @@ import torch
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.shared_memory import SharedMemory
+from kernelwright.sandbox.tensors.process_memory import SharedMemory
 from kernelwright.sandbox.tensors.values import RawTensor
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.casting import lent_tensors

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernelwright.agent.briefs import yardstick_of
-from kernelwright.agent.engine.evaluator import measuring
+from kernelwright.agent.engine.scheduling import measuring
 from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View
 from kernelwright.problems import Problem

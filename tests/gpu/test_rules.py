@@ -11,9 +11,8 @@ from kernelwright.sandbox.calls.buffers import POISON_WORD, PROBES, Allocations,
 from kernelwright.sandbox.calls.device import Prepared
 from kernelwright.sandbox.machine.clocks import ClockSample, steady
 from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit, device_holder, device_path
-from kernelwright.sandbox.tensors.merging import alone
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors.values import RawTensor, Values, alone
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright_child.casting import fix_precision, precision_switches
 

@@ -10,8 +10,8 @@ from kernelwright.sandbox.judge.tools import Tool, ToolTask, run_under
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.findings import Look
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Look
 
 CLEAN = """========= COMPUTE-SANITIZER
 ========= ERROR SUMMARY: 0 errors

@@ -7,7 +7,7 @@ from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats import LibraryMissing, format_of, read_collection
 from kernelwright.problems.formats.flashinfer import changed_parameters
 from kernelwright.problems.record.source import parse
-from kernelwright.problems.texts import libraries
+from kernelwright.problems.texts import rewriting as libraries
 from tests.support.foreign import (
     CONFIGURATIONS,
     DEFINITION,

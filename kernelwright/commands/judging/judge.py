@@ -63,7 +63,7 @@ def judge(
         _recheck(record, as_json)
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a stored record")
-    from kernelwright.sandbox.jail.own_process import become_a_judge, imports_that_stay
+    from kernelwright.sandbox.jail.zygote_start import become_a_judge, imports_that_stay
     from kernelwright_child import driver
 
     if server is None:
@@ -147,8 +147,7 @@ async def _served(
 def _recheck(text: str, as_json: bool) -> NoReturn:
     """Compare every derived number of stored records with what their samples give; never returns."""
     from kernelwright.commands.judging.stored_records import stored_records
-    from kernelwright.sandbox.verdict.recheck import RecordError, measurement_of, recheck
-    from kernelwright.sandbox.verdict.report import three_times
+    from kernelwright.sandbox.verdict.report import RecordError, measurement_of, recheck, three_times
 
     records = {one.names[0]: one.report for one in stored_records(text)}
     passed = {name: found for name, found in records.items() if found.get("outcome") == "passed"}
@@ -192,7 +191,7 @@ def _source_in(text: str, name: str) -> str:
 
 
 def words(found: dict[str, Any], dtype: str | None = None) -> str:
-    from kernelwright.sandbox.verdict.findings import Look
+    from kernelwright.sandbox.verdict.verdicts import Look
 
     failure = f"failed at {found['stage']}: {found['reason']}" + (f"\n{found['log']}" if found["log"] else "")
     lines = [failure if found["outcome"] == "failed" else _success(found), *_three_times(found)]
@@ -215,7 +214,7 @@ def words(found: dict[str, Any], dtype: str | None = None) -> str:
 
 
 def _success(found: dict[str, Any]) -> str:
-    from kernelwright.sandbox.verdict.in_words import DOUBTS, marks, others_words, ratio_words
+    from kernelwright.sandbox.verdict.report import DOUBTS, marks, others_words, ratio_words
 
     baselines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found["baselines_ms"].items())
     floor = ""
@@ -234,7 +233,7 @@ def _success(found: dict[str, Any]) -> str:
 
 
 def _three_times(found: dict[str, Any]) -> list[str]:
-    from kernelwright.sandbox.verdict.in_words import LAUNCH_BOUND
+    from kernelwright.sandbox.verdict.report import LAUNCH_BOUND
 
     times, lines = found.get("times") or {}, []
     for key in ("gpu_time_ms", "call_latency_ms", "host_time_ms"):

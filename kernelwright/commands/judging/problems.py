@@ -85,7 +85,7 @@ class Checks:
     """Checks problems: one alone in this process, several in another. What ends that one costs the problem's line."""
 
     def __init__(self, threads: int | None, apart: bool) -> None:
-        from kernelwright.sandbox.jail.own_process import become_a_judge
+        from kernelwright.sandbox.jail.zygote_start import become_a_judge
 
         self._begin = partial(become_a_judge, threads, apart)
         self._apart = multiprocessing.get_context("spawn") if apart else None
@@ -257,7 +257,7 @@ def show(
 ) -> None:
     """Print a problem's reference with its sizes put in. Before it, policies and what PyTorch took for it here."""
     from kernelwright.problems import load_problem
-    from kernelwright.sandbox.timing.baseline_times import BaselineTimes, in_words
+    from kernelwright.sandbox.timing.baseline_facts import BaselineTimes, in_words
 
     found = load_problem(problem, size, dtype)
     times = BaselineTimes(found).known()

@@ -76,7 +76,7 @@ def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
 
 
 def _kind(typed: ProviderArguments) -> str:
-    from kernelwright.agent.providers.registry import load_presets, providers
+    from kernelwright.agent.providers.provider import load_presets, providers
 
     if typed.provider is None:
         return "server" if typed.model else "recorded"
@@ -96,8 +96,7 @@ def _kind(typed: ProviderArguments) -> str:
 
 
 def _server(typed: ProviderArguments) -> "dict[str, object]":
-    from kernelwright.agent.providers.provider import OpenAISettings
-    from kernelwright.agent.providers.registry import load_presets
+    from kernelwright.agent.providers.provider import OpenAISettings, load_presets
 
     preset = load_presets(typed.presets).get(typed.provider or "")
     found: dict[str, object] = (preset.settings if preset else OpenAISettings()).model_dump()
@@ -200,7 +199,7 @@ def prepare_process() -> None:
 
     Workers judge, in processes of their own; the keys to models are here.
     """
-    from kernelwright.sandbox.jail.own_process import protect_this_process, rest_between_loops
+    from kernelwright.sandbox.jail.zygote_start import protect_this_process, rest_between_loops
 
     rest_between_loops()
     protect_this_process()

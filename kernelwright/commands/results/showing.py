@@ -10,7 +10,7 @@ import typer
 
 from kernelwright.commands.options.judging_options import judging_effort
 from kernelwright.commands.options.terminal import FELL_SHORT, UserMistake, fit_for, read_text, table_console, writing
-from kernelwright.problems.texts.libraries import LibraryMissing
+from kernelwright.problems.texts.rewriting import LibraryMissing
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
@@ -148,7 +148,7 @@ def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "li
     from kernelwright.agent.briefs import sheet_for
     from kernelwright.evals.boards.leaderboard import boards
     from kernelwright.evals.boards.verifying import Verifier
-    from kernelwright.sandbox.jail.own_process import become_a_judge
+    from kernelwright.sandbox.jail.zygote_start import become_a_judge
     from kernelwright.sandbox.machine.identity import ON_DEVICE
     from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
@@ -219,7 +219,7 @@ def _compare(first: Path, second: Path, as_json: bool) -> None:
 
     from kernelwright.evals.boards.comparing import compare_runs
     from kernelwright.evals.runs.facts import run_facts
-    from kernelwright.sandbox.verdict.in_words import marks, ratio_words
+    from kernelwright.sandbox.verdict.report import marks, ratio_words
 
     ours, theirs = run_facts(first), run_facts(second)
     try:

@@ -19,7 +19,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a server, nothing else.")] = False,
 ) -> None:
     """List the servers that `run --provider` knows by name. Beside each, whether the variable of its key is set."""
-    from kernelwright.agent.providers.registry import load_presets
+    from kernelwright.agent.providers.provider import load_presets
 
     for name, preset in load_presets(presets).items():
         is_set = bool(os.environ.get(preset.key)) if preset.key else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelwright.sandbox.build import BuildStore
 from kernelwright.sandbox.build.build_store import BUILD_BYTES, BUILD_FILES, LIMIT_BYTES
-from kernelwright.sandbox.jail.own_process import become_a_judge, rest_between_loops
+from kernelwright.sandbox.jail.zygote_start import become_a_judge, rest_between_loops
 from kernelwright.sandbox.machine.cache import Cache, cache_root
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.machine.workfolder import HeldFolder

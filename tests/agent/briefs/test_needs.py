@@ -10,9 +10,8 @@ from kernelwright.prompts.brief import Yardstick
 from kernelwright.sandbox.floor import processor
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key, work_key
 from kernelwright.sandbox.machine.identity import versions
-from kernelwright.sandbox.timing.baseline_times import BaselineTime
-from kernelwright.sandbox.verdict.peaks import Level, Peaks
-from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
+from kernelwright.sandbox.timing.baseline_facts import BaselineTime
+from kernelwright.sandbox.verdict.roofline import Floor, Level, NecessaryWork, Peaks
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed
 from tests.support.runs import doubted
 from tests.support.search import EVIDENCE, PROBLEM, failed, new_log, searched

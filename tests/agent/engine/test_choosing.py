@@ -4,14 +4,23 @@ import asyncio
 
 import pytest
 
-from kernelwright.agent.providers import kinds, registry
+from kernelwright.agent.providers import kinds
+from kernelwright.agent.providers import provider as registry
 from kernelwright.agent.providers.kinds.batch import BatchProvider
 from kernelwright.agent.providers.kinds.files import FilesProvider
 from kernelwright.agent.providers.kinds.recorded import RecordedProvider
 from kernelwright.agent.providers.kinds.server import OpenAIProvider
 from kernelwright.agent.providers.kinds.simulated import SimulatedProvider
-from kernelwright.agent.providers.provider import OpenAISettings, ProviderError, ProviderOptions
-from kernelwright.agent.providers.registry import CachedProvider, check_provider, load_presets, provider_for, providing
+from kernelwright.agent.providers.provider import (
+    CachedProvider,
+    OpenAISettings,
+    ProviderError,
+    ProviderOptions,
+    check_provider,
+    load_presets,
+    provider_for,
+    providing,
+)
 
 ECHO = """
 class Echo:

@@ -9,8 +9,15 @@ import pytest
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.kinds.files import FilesProvider
-from kernelwright.agent.providers.provider import ProviderError, ProviderOptions
-from kernelwright.agent.providers.registry import CACHED, CachedProvider, ReplyCache, answer_key, check_provider
+from kernelwright.agent.providers.provider import (
+    CACHED,
+    CachedProvider,
+    ProviderError,
+    ProviderOptions,
+    ReplyCache,
+    answer_key,
+    check_provider,
+)
 from tests.support.processes import no_room
 from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 

@@ -22,8 +22,7 @@ from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.batch_tables import batch_table, scored_words
 from kernelwright.evals.scores.scoring import CandidateFile, Scored
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
-from kernelwright.sandbox.verdict.in_words import others_of, timings, verdict_words
-from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.report import others_of, report, timings, verdict_words
 from tests.support.foreign import outcome, tree_problems
 from tests.support.foreign import passed as of_tree
 from tests.support.runs import Writer, failed, passed, problem, setting

@@ -19,8 +19,7 @@ from kernelwright.evals.report import Progress, attempt_words, summary_rows, sum
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.integrations.reward import reward
 from kernelwright.prompts import TargetVersions, render
-from kernelwright.sandbox.verdict.in_words import DOUBTS
-from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.report import DOUBTS, report
 from tests.support.foreign import outcome, trace_problem, tree_problems
 from tests.support.runs import doubted, ended, passed
 from tests.support.search import CPU

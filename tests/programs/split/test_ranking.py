@@ -5,8 +5,7 @@ import pytest
 
 from kernelwright.programs.record import CallSite, CapturedProgram, Part, PartInput, PartSize, Run, TensorSeen
 from kernelwright.programs.split import attempts_for, choose, split_picture, summary
-from kernelwright.sandbox.verdict.peaks import HEADROOM, Level, Peaks
-from kernelwright.sandbox.verdict.roofline import NecessaryWork
+from kernelwright.sandbox.verdict.roofline import HEADROOM, Level, NecessaryWork, Peaks
 
 TENSOR = TensorSeen(shape=(8, 64), dtype="float32", stride=(64, 1))
 PEAKS = Peaks(

@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.sandbox.build.diagnose import (
+from kernelwright.sandbox.build.build_store import (
     KEPT_CHARACTERS,
     build_reason,
     names_an_error,

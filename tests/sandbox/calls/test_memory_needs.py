@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelwright.sandbox.calls.memory_needs import (
+from kernelwright.sandbox.calls.memory_planning import (
     ON_DEVICE,
     ON_HOST,
     Needs,

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelwright.problems import Tolerance
-from kernelwright.sandbox.correctness.chunking import Cut, Joined, are_alike, cuts, part, result_rows, spans
 from kernelwright.sandbox.correctness.compare import mismatch
+from kernelwright.sandbox.correctness.distance import Cut, Joined, are_alike, cuts, part, result_rows, spans
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 
 

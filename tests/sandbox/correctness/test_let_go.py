@@ -8,8 +8,7 @@ import torch
 
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import is_right_anyhow, mismatch
-from kernelwright.sandbox.tensors.trees import flatten
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors.values import RawTensor, Values, flatten
 
 TREES = {
     "a tensor": {"t": 0},

@@ -6,8 +6,7 @@ import logging
 import pytest
 
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key
-from kernelwright.sandbox.verdict.peaks import HEADROOM, Level, Peaks
-from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
+from kernelwright.sandbox.verdict.roofline import HEADROOM, Level, NecessaryWork, Peaks, floor_of
 from kernelwright_child.roofline import Convolution, Window, fewest
 
 LEVELS = (

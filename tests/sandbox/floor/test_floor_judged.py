@@ -7,8 +7,8 @@ from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine.fact_store import Store, work_key
 from kernelwright.sandbox.verdict.errors import StageFailed
-from kernelwright.sandbox.verdict.peaks import Level, Peaks
 from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.roofline import Level, Peaks
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed
 from tests.support.problems import stateless, tiny_problem

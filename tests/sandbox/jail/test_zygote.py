@@ -370,7 +370,7 @@ folder.close()
 
 def test_a_protected_judge_can_still_read_its_children():
     code = """
-from kernelwright.sandbox.jail.own_process import protect_this_process
+from kernelwright.sandbox.jail.zygote_start import protect_this_process
 from kernelwright.sandbox.tensors.process_memory import read_bytes
 protect_this_process()
 second = Child("worker", folder, Settings())

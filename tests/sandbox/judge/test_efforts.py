@@ -9,8 +9,7 @@ from kernelwright.problems.record.value_families import FAMILIES
 from kernelwright.sandbox.authenticity.evidence import OBSERVED_CAVEAT
 from kernelwright.sandbox.judge.judging import UNOBSERVED, Judge, judge
 from kernelwright.sandbox.timing.baselines import AS_CONSTRUCTED, Baselines
-from kernelwright.sandbox.verdict.recheck import recheck
-from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.report import recheck, report
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence
 from tests.sandbox.timing.test_timing import HONEST, IGNORES_WEIGHTS, NORM

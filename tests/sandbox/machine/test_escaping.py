@@ -2,12 +2,11 @@ import pytest
 
 from kernelwright.sandbox.authenticity import languages
 from kernelwright.sandbox.authenticity.evidence import Observed
-from kernelwright.sandbox.build import diagnose
+from kernelwright.sandbox.build import build_store as diagnose
 from kernelwright.sandbox.calls.sessions import Refused
 from kernelwright.sandbox.machine.logs import LONGEST_LINE, escaped, one_line
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.trees import Flat, flatten, show
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors.values import Flat, RawTensor, Values, flatten, show
 
 HOSTILE = "\x1b[2Jpassed\x07 \ud800 \u202eback\x9b31m\r" + "A" * 100_000 + "\nmore"
 """A blank screen, a bell, half a pair, another direction, a second kind of sequence, an overwritten line."""

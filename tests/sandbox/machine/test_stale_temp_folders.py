@@ -15,7 +15,7 @@ from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 
 ROOT = Path(__file__).parents[3]
-SWEEPING = "from kernelwright.sandbox.jail.own_process import become_a_judge; become_a_judge(1)"
+SWEEPING = "from kernelwright.sandbox.jail.zygote_start import become_a_judge; become_a_judge(1)"
 HOLDING = (
     "import time; from kernelwright.sandbox.machine.workfolder import WorkFolder; "
     "print(WorkFolder().path, flush=True); time.sleep(600)"

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from kernelwright.sandbox.machine.fact_store import Store
-from kernelwright.sandbox.timing.spreads import KEPT, Spreads, by_worker
+from kernelwright.sandbox.timing.samples import KEPT, Spreads, by_worker
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Pairing
 from tests.sandbox.timing.test_timing import NORM

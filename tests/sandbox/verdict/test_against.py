@@ -3,8 +3,7 @@
 import pytest
 
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
-from kernelwright.sandbox.verdict.recheck import recheck
-from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.report import recheck, report
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Measurement, Pairing, Passed
 from tests.support.search import EVIDENCE
 

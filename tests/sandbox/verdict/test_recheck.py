@@ -2,8 +2,7 @@
 
 import pytest
 
-from kernelwright.sandbox.verdict.recheck import RecordError, recheck
-from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.report import RecordError, recheck, report
 from kernelwright.sandbox.verdict.verdicts import Failed, Measurement, Pairing, Passed
 from tests.support.search import EVIDENCE
 

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from kernelwright.sandbox.timing.stopping import is_enough_to_choose
-from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
-from kernelwright.sandbox.verdict.worker_intervals import (
+from kernelwright.sandbox.timing.samples import is_enough_to_choose
+from kernelwright.sandbox.verdict.statistics import (
     LEAST,
     UNKNOWN,
     WRONG,
@@ -16,6 +15,7 @@ from kernelwright.sandbox.verdict.worker_intervals import (
     student,
     worker_interval,
 )
+from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
 TRIALS = 1000
 PAIRS = 4

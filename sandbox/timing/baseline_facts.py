@@ -1,0 +1,203 @@
+"""Facts of a problem's baselines that are kept: times, errors, and versions of the device."""
+
+import datetime
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from kernelwright.problems import Problem
+from kernelwright.problems.record.base import Record
+from kernelwright.sandbox.calls.device import Timed
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.correctness.compare import (
+    Checks,
+    ExactCase,
+    Shares,
+    add_shares,
+    mismatch,
+    mismatch_shaken,
+    tolerance_of,
+)
+from kernelwright.sandbox.correctness.families import DRAWN, Domain, vary
+from kernelwright.sandbox.machine.fact_store import Store, baseline_key
+from kernelwright.sandbox.machine.identity import cpu_facts, processor_name, versions
+from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.statistics import ratio_interval
+from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
+
+
+class BaselineErrors(NamedTuple):
+    """The errors of one baseline on all input distributions."""
+
+    errors: Shares
+    """As `Evidence.errors` has them."""
+    is_equal: bool
+    """Whether each result was right as a candidate's has to be."""
+
+
+def accuracy_of(
+    baselines: Mapping[str, Callable[[Values], Timed]], eager: ReferenceSession, domain: Domain
+) -> dict[str, BaselineErrors]:
+    """Compare baselines that have the weights of `eager` with it and with float64, on every input distribution."""
+    found, tolerance = dict.fromkeys(baselines, BaselineErrors({}, True)), tolerance_of(eager.problem)
+    for family in (DRAWN, *domain.families):
+        values = vary(eager.draw(), family, in_place=True)
+        near = eager.keep(eager.show(values).output)
+        want = eager.keep(eager.exact(values, near))
+        exact = partial(_exact, eager, near, values, want)
+        if domain.excludes(family, near, partial(exact, values)):
+            continue
+        asked = ExactCase(values, exact, domain.defines_nan(family))
+        for name, call in baselines.items():
+            shares: Shares = {}
+            output = call(values).output
+            wrong = mismatch_shaken(output, asked, near, tolerance, shares)
+            if family == DRAWN:
+                mismatch(output, near, near, tolerance_of(eager.problem, "kernelbench"), Checks(shares=shares))
+            eager.let_go()
+            errors, is_equal = found[name]
+            add_shares(shares, errors)
+            found[name] = BaselineErrors(shares, is_equal and wrong is None)
+    return found
+
+
+def _exact(eager: ReferenceSession, near: Values, values: Values, want: Values, asked: Values) -> Values:
+    return want if asked is values else eager.exact(asked, near)
+
+
+KIND_OF_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part", "CPU variant")
+"""Lines of /proc/cpuinfo that say what code a processor can run."""
+
+
+class DeviceVersions(NamedTuple):
+    """Equal where times can stand side by side."""
+
+    device: str
+    """A GPU by its name; a processor by its name and the number of threads."""
+    versions: dict[str, str]
+
+
+def place_of(settings: Settings) -> DeviceVersions:
+    """Where these settings judge on this machine. Raises `MachineError` where a GPU is wanted and there is none."""
+    if settings.gpu:
+        device, more = _device(settings.ordinal)
+        return DeviceVersions(device, versions() | dict(more))
+    return DeviceVersions(f"{processor_name()}, {settings.threads} threads", versions())
+
+
+def processor_kind() -> str:
+    """A digest that differs between processors that may need other code."""
+    facts = [f"{name}={cpu_facts().get(name, '')}" for name in KIND_OF_PROCESSOR]
+    return hashlib.sha256("\n".join([*facts, os.uname().machine]).encode()).hexdigest()
+
+
+@cache
+def _device(ordinal: int) -> tuple[str, tuple[tuple[str, str], ...]]:
+    import torch
+
+    from kernelwright.sandbox.calls.device import device_of
+    from kernelwright.sandbox.machine.clocks import Clocks
+
+    device = device_of(Settings(device=f"cuda:{ordinal}"))
+    clocks = Clocks(device.uuid)
+    facts = clocks.facts()
+    clocks.close()
+    found = {
+        "architecture": device.architecture,
+        "cuda": str(torch.version.cuda),
+        "driver": facts.driver if facts else "",
+    }
+    return device.name, tuple(found.items())
+
+
+QUICK = 12
+"""A measurement on fewer samples, which is a check rather than a timing, never replaces what is known."""
+
+
+class BaselineTime(Record):
+    """One baseline of one problem on one device."""
+
+    baseline: str
+    """`eager`, or `torch.compile` and its mode."""
+    device: str
+    versions: dict[str, str]
+    median_ms: float
+    low_ms: float
+    """The ends of the median's 95 % interval."""
+    high_ms: float
+    samples: int
+    clock: str
+    """Whose times these are, see `Measurement.clock`."""
+    measured_at: str
+    """In ISO 8601, UTC."""
+
+
+class BaselineTimes:
+    """The times of one problem; nothing is computed, and torch is not needed, to read them."""
+
+    def __init__(self, problem: Problem, store: Store | None = None) -> None:
+        self._digest = problem.digest
+        self._store = store or Store(f"baselines/{problem.digest}")
+
+    def keep(self, measurement: Measurement, settings: Settings) -> None:
+        """Keep the medians of a measurement that the placebo does not speak against."""
+        if not measurement.is_steady:
+            return
+        try:
+            device, versions = place_of(settings)
+        except MachineError:
+            return
+        for pairing in measurement.pairings:
+            key = baseline_key(self._digest, device, versions, pairing.baseline)
+            if len(pairing.baseline_ms) < QUICK and self._store.get(key) is not None:
+                continue
+            low, high = _interval(pairing)
+            found = BaselineTime(
+                baseline=pairing.baseline,
+                device=device,
+                versions=versions,
+                median_ms=measurement.baselines_ms[pairing.baseline],
+                low_ms=low,
+                high_ms=high,
+                samples=len(pairing.baseline_ms),
+                clock=measurement.clock,
+                measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            )
+            self._store.put(key, found.model_dump(mode="json"))
+
+    def known(self) -> list[BaselineTime]:
+        """All that are kept, by device, the fastest first; what can not be read counts as absent."""
+        return sorted(self._read(), key=lambda time: (time.device, time.versions.get("torch", ""), time.median_ms))
+
+    def _read(self) -> Iterator[BaselineTime]:
+        for key, value in self._store.items():
+            try:
+                time = BaselineTime.model_validate(value)
+            except ValidationError:
+                continue
+            if key == baseline_key(self._digest, time.device, time.versions, time.baseline):
+                yield time
+
+
+def _interval(pairing: Pairing) -> tuple[float, float]:
+    ones = (1.0,) * len(pairing.baseline_ms)
+    return ratio_interval(pairing.baseline_ms, ones, pairing.workers)
+
+
+def in_words(times: list[BaselineTime]) -> list[str]:
+    """One line for each device and version of torch: `NVIDIA H200 (torch 2.11): eager 1.24 ms, ... (date)`."""
+    lines: dict[tuple[str, str], list[BaselineTime]] = {}
+    for time in times:
+        lines.setdefault((time.device, time.versions.get("torch", "")), []).append(time)
+    return [f"{device} (torch {torch}): {_listed(found)}" for (device, torch), found in lines.items()]
+
+
+def _listed(times: list[BaselineTime]) -> str:
+    listed = ", ".join(f"{time.baseline} {time.median_ms:#.3g} ms" for time in times)
+    return f"{listed}; measured {max(time.measured_at for time in times)[:10]}"
