@@ -42,7 +42,7 @@ CACHE = """
         self.scale = nn.Parameter(torch.ones(1024))
 """
 POSED = {
-    "cache": ("pass", "cache, k", f"{WIDE}, torch.randn(768, 64)", "cache[:, 64:128] = torch.tanh(k); return cache"),
+    "cache": ("pass", "cache, k", f"{WIDE}, torch.randn(768, 832)", "cache[:, 64:896] = torch.tanh(k); return cache"),
     "step": (
         "pass",
         "weight, gradient, momentum",
@@ -74,10 +74,10 @@ OTHER = "which the reference leaves as it is"
 NEW = "new = self.cache.clone(); new[self.pos] = x * self.scale; "
 CASES = {
     "cache": {
-        "cache[:, 64:128].copy_(torch.tanh(k)); return cache[:]": None,
-        "new = cache.clone(); new[:, 64:128] = torch.tanh(k); return new": "input 0 after the call",
-        "cache[:, 63:127] = torch.tanh(k); return cache": "input 0 after the call",
-        "cache[:, 64:128] = k.tanh_(); return cache": "the call changed input 1 in place, " + OTHER,
+        "cache[:, 64:896].copy_(torch.tanh(k)); return cache[:]": None,
+        "new = cache.clone(); new[:, 64:896] = torch.tanh(k); return new": "input 0 after the call",
+        "cache[:, 63:895] = torch.tanh(k); return cache": "input 0 after the call",
+        "cache[:, 64:896] = k.tanh_(); return cache": "the call changed input 1 in place, " + OTHER,
     },
     "step": {
         "momentum.copy_(momentum * 0.9 + gradient); weight.add_(momentum, alpha=-0.1)": None,
