@@ -99,6 +99,14 @@ def test_the_interval_of_a_mean_holds_the_truth_in_about_95_of_100_samples(count
     assert 364 <= held <= 396
 
 
+def test_the_interval_of_many_ratios_is_drawn_alike_each_time():
+    found = figures.geometric_mean([1 + number / 10 for number in range(24)])
+    assert (found.low, found.high) == (
+        pytest.approx(1.754527327997044, rel=1e-12),
+        pytest.approx(2.3207745967011433, rel=1e-12),
+    )
+
+
 @pytest.mark.parametrize(("low", "credit"), [(None, 1.0), (0.7, 1.0), (1.6, 1.6)])
 def test_a_failure_and_a_slower_kernel_are_credited_with_the_baseline(low, credit):
     assert figures.credited(low) == credit
