@@ -14,7 +14,9 @@ LENT = "lent"
 ALIGNMENT = 64
 
 
-class _Bytes:
+class ArrayInterface:
+    """Device bytes as other libraries take them in without a copy."""
+
     def __init__(self, address: int, size: int) -> None:
         self._address, self._size = address, size
 
@@ -30,7 +32,7 @@ class Borrowed:
         """`size`: all bytes of the allocation; `specs`: dtype, shape, and offset in bytes of each tensor."""
         torch.zeros(1, device="cuda")  # makes the device's primary context and takes it
         self._shared = driver.Shared(torch.cuda.current_device(), size, fd)
-        self._whole = torch.as_tensor(_Bytes(self._shared.address, self._shared.bytes), device="cuda")
+        self._whole = torch.as_tensor(ArrayInterface(self._shared.address, self._shared.bytes), device="cuda")
         self.tensors = [self._tensor(spec) for spec in specs]
 
     def close(self) -> None:

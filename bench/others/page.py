@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bench.gpu_facts import Report
 from bench.others.records import OURS, RECORDS, THEIRS, Row, add_rows
-from kernelwright.evals.boards.tables import in_markdown, number_text, share_text
+from kernelwright.evals.boards.tables import in_markdown, markdown_table, number_text, share_text
 from kernelwright.evals.figures import geometric_mean
 from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.report import counted_speedup
@@ -93,7 +93,7 @@ def page(rows: Iterable[Row]) -> str:
         kernels = _kernels(found, sizes)
         if kernels:
             parts += [f"## {title}", _summary(kernels)]
-            parts += [_table(COLUMNS, [_line(one) for one in kernels if one.first.source == source])
+            parts += [markdown_table(COLUMNS, [_line(one) for one in kernels if one.first.source == source])
                       for source in dict.fromkeys(one.first.source for one in kernels)]  # fmt: skip
     return "\n\n".join([*parts, FAIR]) + "\n"
 
@@ -146,7 +146,7 @@ def _summary(kernels: Sequence[Judged]) -> str:
             number_text(statistics.median(claims) if claims else None),
             number_text(statistics.median(speedups) if speedups else None), number_text(mean),
         ))  # fmt: skip
-    return _table(SUMMARY, lines)
+    return markdown_table(SUMMARY, lines)
 
 
 def _count(kernels: Sequence[Judged], accuracy: Accuracy) -> str:
@@ -194,7 +194,3 @@ def _phrase(one: Judged, found: Measurement | None) -> str:
     if one.best.verdict and one.best.verdict.evidence.weights == "seeded":
         said.append("weights by seed")
     return ", ".join(said)[:PHRASE]
-
-
-def _table(names: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *lines])

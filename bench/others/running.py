@@ -55,23 +55,29 @@ def judge_released(words: tuple[str, ...]) -> Report:
     rows = _Rows()
     accuracies: list[Accuracy] = options.accuracy or ["default", "kernelbench"]
     facts = {"sizes": "present" if options.present else "released", "device": _device_name(options.device)}
-    for number, accuracy in enumerate(accuracies):
-        settings = Settings.model_validate(
-            {"device": options.device, "effort": options.effort, "accuracy": accuracy, "compiled": ["default"]}
-        )
-
-        def ours(one: Released, judges: Judges, accuracy: Accuracy = accuracy, is_first: bool = number == 0) -> None:
-            made = facts | {"way": OURS, "accuracy": accuracy, "effort": options.effort}
-            earlier = [row for row in rows.known.values() if row.name == one.name and row.source == one.source]
-            is_known = any(row.sizes == facts["sizes"] and row.meets(accuracy) is not None for row in earlier)
-            if is_in_time() and not (_row(one, made | EMPTY).key in rows.known or (is_known and not is_first)):
-                rows.add(_row(one, made | _judged(judges, one)))
-
-        with Judges(settings) as judges:
-            _each(chosen, lambda one, judges=judges, ours=ours: ours(one, judges), IN_FLIGHT)  # type: ignore[misc]
+    for accuracy in accuracies:
+        ours = facts | {"way": OURS, "accuracy": accuracy, "effort": options.effort}
+        _judge(chosen, rows, ours, options.device, is_first=accuracy == accuracies[0])
     if options.tree and not options.present:
         _evaluate(options.tree, chosen, rows, facts)
     return _report(chosen, rows, facts["sizes"], with_theirs=bool(options.tree))
+
+
+def _judge(chosen: list[Released], rows: _Rows, facts: dict[str, Any], device: str, is_first: bool) -> None:
+    """Judge at one accuracy; after the first only those of which no earlier judging tells it."""
+    asked = {"device": device, "effort": facts["effort"], "accuracy": facts["accuracy"], "compiled": ["default"]}
+
+    def tells(row: Row, one: Released) -> bool:
+        is_same = (row.source, row.name, row.sizes) == (one.source, one.name, facts["sizes"])
+        return is_same and row.meets(facts["accuracy"]) is not None
+
+    def work(one: Released) -> None:
+        is_known = not is_first and any(tells(row, one) for row in list(rows.known.values()))
+        if is_in_time() and not is_known and _row(one, facts | EMPTY).key not in rows.known:
+            rows.add(_row(one, facts | _judged(judges, one)))
+
+    with Judges(Settings.model_validate(asked)) as judges:
+        _each(chosen, work, IN_FLIGHT)
 
 
 EMPTY = {"outcome": "", "seconds": 0.0}

@@ -140,10 +140,7 @@ def is_at_the_wall(kept: Kept, cell: Cell) -> bool:
 
 def copy_share(kept: Kept, cell: Cell) -> float | None:
     """A copy's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
-    found = cell.published
-    if not cell.is_beyond_doubt or found is None or not kept.copy_ms or not found.candidate_ms:
-        return None
-    return kept.copy_ms / found.candidate_ms
+    return _share_of_time(cell, kept.copy_ms)
 
 
 def is_faster(cell: Cell) -> bool:
@@ -153,10 +150,13 @@ def is_faster(cell: Cell) -> bool:
 
 def floor_share(cell: Cell) -> float | None:
     """The roofline's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
-    found = cell.published
-    if not cell.is_beyond_doubt or found is None or not found.floor_ms or not found.candidate_ms:
+    return _share_of_time(cell, cell.published and cell.published.floor_ms)
+
+
+def _share_of_time(cell: Cell, least_ms: float | None) -> float | None:
+    if cell.counted is None or not cell.is_beyond_doubt or not least_ms or not cell.counted.candidate_ms:
         return None
-    return figures.roofline_fraction(found.candidate_ms, found.floor_ms)
+    return figures.roofline_fraction(cell.counted.candidate_ms, least_ms)
 
 
 class After(NamedTuple):

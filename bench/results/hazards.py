@@ -14,7 +14,7 @@ from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.judge import memcheck
 from kernelwright.sandbox.judge.cuda_toolkit import SANITIZE, needed
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.judge.tools import Subject, Tool, run_call
+from kernelwright.sandbox.judge.tools import run_call, sanitizer
 from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
@@ -33,17 +33,19 @@ def check_hazards(folder: Path, tree: Path, tell: Callable[[str], None], minutes
     """Run the tools over what has no outcome yet; how many kernels are left. Raises `MachineError` without a tool."""
     end = time.monotonic() + 60 * minutes
     index = read_index(folder)
-    waiting = [row for row in index.rows if _digest(row) not in ("", *read_hazards(folder))]
-    path = needed(SANITIZE) if waiting else ""
+    known = read_hazards(folder)
+    waiting = [row for row in index.rows if _digest(row) not in ("", *known)]
+    if waiting:
+        needed(SANITIZE)
     for at, row in enumerate(waiting):
         if time.monotonic() > end:
             return len(waiting) - at
         settings = Settings.model_validate(index.runs[row.run]["config"]["judging"]).at("screen")
         try:
-            found = _checked(row, tree, (folder / str(row.kernel)).read_text(encoding="utf-8"), settings, path)
+            found = _checked(row, tree, (folder / str(row.kernel)).read_text(encoding="utf-8"), settings)
         except SandboxError as error:
             found = {tool: f"silent: {error}" for tool in TOOLS}
-        known = read_hazards(folder) | {_digest(row): found}
+        known[_digest(row)] = found
         write_atomically(folder / HAZARDS, json.dumps(known, indent=1, sort_keys=True) + "\n")
         tell(f"{row.address} in {row.dtype}: {', '.join(f'{tool} {said}' for tool, said in found.items())}")
     return 0
@@ -53,18 +55,13 @@ def _digest(row: Kept) -> str:
     return row.facts.best.candidate_digest if row.facts.best else ""
 
 
-def _checked(row: Kept, tree: Path, source: str, settings: Settings, path: str) -> dict[str, str]:
+def _checked(row: Kept, tree: Path, source: str, settings: Settings) -> dict[str, str]:
     with Judge(problem_of(row, tree), settings) as judge:
         built = judge.build(candidate_of(source))
         try:
             if built.failure:
                 return {tool: f"silent: it fails at {built.failure.stage}" for tool in TOOLS}
-            subject = Subject(built, lambda: judge._load_message(built), lambda: judge.reference, settings)
-            found = {}
-            for name in TOOLS:
-                tool = Tool(path, tuple(memcheck.command(path, "{report}", name)), memcheck.ENVIRONMENT)
-                ran = run_call(subject, tool)
-                found[name] = memcheck.read_hazards(ran.report, ran.ended_well, ran.printed)
-            return found
+            runs = {tool: run_call(judge._subject(built), sanitizer(tool)) for tool in TOOLS}
+            return {tool: memcheck.read_hazards(ran.report, ran.ended_well, ran.printed) for tool, ran in runs.items()}
         finally:
             built.close()

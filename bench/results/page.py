@@ -25,7 +25,7 @@ from bench.results.words import (
     UNDER_WAY,
 )
 from kernelwright.evals.boards.leaderboard import Cell
-from kernelwright.evals.boards.tables import estimate_text, in_markdown, number_text, share_text
+from kernelwright.evals.boards.tables import estimate_text, in_markdown, markdown_table, number_text, share_text
 from kernelwright.evals.figures import THRESHOLDS, Measured, fast_curve
 from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
 from kernelwright.problems import ProblemError
@@ -72,19 +72,23 @@ def page(index: Index, selection: Selection, found: Sequence[Standing], folder: 
     """The text of the page; `folder` has what is beside the index: sentences, and outcomes of tools."""
     notes, found_by = read_notes(folder), read_hazards(folder)
     parts = [_head(selection, found), *_missing(index, selection), _rounds(index)]
-    parts.append(_table(SHORT, [(one.dtype, *_short(one, one.ranked)) for one in found]))
+    parts.append(markdown_table(SHORT, [(one.dtype, *_short(one, one.ranked)) for one in found]))
     parts += [fill(LIKE_OURS.format(without=_without_ours(found)), 120), SECTIONS["levels"]]
-    parts.append(_table(("dtype", "level", *SHORT[1:]), [row for one in found for row in _by_level(one)]))
+    parts.append(markdown_table(("dtype", "level", *SHORT[1:]), [row for one in found for row in _by_level(one)]))
     parts.append(SECTIONS["problems"])
     for one in found:
         parts += [f"### In {one.dtype}", f"![{one.dtype}](pictures/results-{one.dtype}.svg)"]
-        parts.append(_table(EVERY, [_line(kept, cell) for kept, cell in one.pairs]))
-        parts += [*_unranked(one), HOW_MEASURED, _table(HOW, [_how(kept, cell, found_by) for kept, cell in one.pairs])]
+        parts.append(markdown_table(EVERY, [_line(kept, cell) for kept, cell in one.pairs]))
+        parts += [
+            *_unranked(one),
+            HOW_MEASURED,
+            markdown_table(HOW, [_how(kept, cell, found_by) for kept, cell in one.pairs]),
+        ]
     parts += [SECTIONS["above"], _above(found, notes), SECTIONS["tags"]]
     parts.append(SECTIONS["curves"])
     for one in found:
         parts.append(f"![fast_p in {one.dtype}](pictures/results-{one.dtype}-curves.svg)")
-        parts.append(_table(("against", *(f"fast_{p:g}" for p in THRESHOLDS)), _curve(one)))
+        parts.append(markdown_table(("against", *(f"fast_{p:g}" for p in THRESHOLDS)), _curve(one)))
     parts += [SECTIONS["turns"], _turns(found), *_ended_early(index), ROLES, _roles(index)]
     parts += [SECTIONS["failures"], _failures(index)]
     parts += [SECTIONS["ideas"], _ideas(index), _again(index), _commands(index, selection), _made(index), LIMITS]
@@ -203,7 +207,7 @@ def _above(found: Sequence[Standing], notes: dict[str, dict[str, str]]) -> str:
 def _rounds(index: Index) -> str:
     """The status of each round."""
     lines = [tuple(map(str, one)) for one in figures.rounds(index.rows)]
-    return f"{ROUNDS}\n\n{_table(('dtype', 'round', 'asked', 'answered', 'judged'), lines)}"
+    return f"{ROUNDS}\n\n{markdown_table(('dtype', 'round', 'asked', 'answered', 'judged'), lines)}"
 
 
 def _baseline_times(found: Measured | None) -> list[float | None]:
@@ -254,7 +258,7 @@ def _turns(found: Sequence[Standing]) -> str:
         for one in found
         for after in figures.after_each_answer(one)
     ]
-    return _table(heading, lines)
+    return markdown_table(heading, lines)
 
 
 def _count(answers: int) -> str:
@@ -266,7 +270,7 @@ def _roles(index: Index) -> str:
         (role, str(found.asked), str(found.right), number_text(found.faster, "d"), number_text(found.gain))
         for role, found in figures.by_role(index.rows).items()
     ]
-    return _table(("asked for", "answers", "right", "faster than before", "median gain"), lines)
+    return markdown_table(("asked for", "answers", "right", "faster than before", "median gain"), lines)
 
 
 def _ended_early(index: Index) -> list[str]:
@@ -285,7 +289,9 @@ def _failures(index: Index) -> str:
     unsolved = [f"{row.address} in {row.dtype}" for row in index.rows if row.is_begun and row.kernel is None]
     parts = [f"Without a right kernel: {', '.join(unsolved) or 'none'}.", *_unjudged(index)]
     if found:
-        parts.append(_table(("outcome", "answers"), [(outcome, str(len(ones))) for outcome, ones in found.items()]))
+        parts.append(
+            markdown_table(("outcome", "answers"), [(outcome, str(len(ones))) for outcome, ones in found.items()])
+        )
     for outcome, ones in found.items():
         told = [f"- {row.address} in {row.dtype}, answer {turn.number}: {in_markdown(turn.why)}" for row, turn in ones]
         more = [f"- and {len(told) - MOST_REASONS} more"] if len(told) > MOST_REASONS else []
@@ -304,7 +310,7 @@ def _ideas(index: Index) -> str:
         (in_markdown(idea), str(found.tried), str(found.won), number_text(found.gain))
         for idea, found in figures.by_idea(index.rows).items()
     ]
-    return _table(("idea", "tried", "won", "median gain of an improvement"), lines)
+    return markdown_table(("idea", "tried", "won", "median gain of an improvement"), lines)
 
 
 def _again(index: Index) -> str:
@@ -359,8 +365,4 @@ def _made(index: Index) -> str:
         "opened at commit",
         "kept kernels judged by",
     )
-    return f"{MADE}\n\n{_table(heading, lines)}"
-
-
-def _table(names: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *lines])
+    return f"{MADE}\n\n{markdown_table(heading, lines)}"

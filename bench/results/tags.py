@@ -7,9 +7,8 @@ import ast
 import re
 
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-TENSOR_CORES = re.compile(r"mma(?:_async)?\.sync[\w.@]*\.(?:row\.col\.)?f32\.(f16|bf16|tf32)\.")
-TENSOR_CORES_SPLIT = re.compile(r"k(?:16|8)\.f32\.(f16|bf16|tf32)\.")
-"""The end of an instruction whose shape is put together from pieces."""
+TENSOR_CORES = re.compile(r"k(?:16|8)(?:\.row\.col)?\.f32\.(f16|bf16|tf32)\.")
+"""The end of an instruction's shape and its types: the beginning may be put together from pieces."""
 PRODUCTS = {"f16": "fp16x3", "tf32": "tf32x3", "bf16": "bf16x6"}
 """The fewest products of pieces with which the bound of `ieee` is met: two pieces an operand, of bf16 three."""
 SHARED_LOAD = re.compile(
@@ -33,7 +32,7 @@ def tags(source: str, dtype: str, is_below_roofline: bool = False) -> tuple[str,
     """The tags of a kernel for a problem in `dtype`; `is_below_roofline`: it needs fewer operations than counted."""
     code = COMMENT.sub("", source)
     found = []
-    cores = TENSOR_CORES.search(code) or TENSOR_CORES_SPLIT.search(code)
+    cores = TENSOR_CORES.search(code)
     if dtype == "float32" and cores:
         found.append(f"emulated fp32 ({PRODUCTS[cores[1]]})")
     if is_below_roofline:

@@ -234,8 +234,12 @@ def as_markdown(boards: Sequence[Board]) -> str:
 
 
 def _md_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [names, ["---"] * len(names), *([in_markdown(text) for text in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(names, ([in_markdown(text) for text in row] for row in rows))
+
+
+def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows under names, in Markdown; the texts as they are."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *rows])
 
 
 def in_markdown(text: str) -> str:

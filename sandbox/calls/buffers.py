@@ -20,6 +20,7 @@ from kernelwright.sandbox.calls.memory_relief import with_relief
 from kernelwright.sandbox.tensors.process_memory import ALIGNMENT, MemoryReadError, require_plain
 from kernelwright.sandbox.tensors.values import DeviceBytes, RawTensor, ShownBytes, same_bytes
 from kernelwright_child import driver
+from kernelwright_child.gpu_memory import ArrayInterface
 
 POISON_WORD = 0x7FF87FF8
 """A NaN as float32 and float64 and, twice, as bfloat16; as float16 too. As an index it is far out of range."""
@@ -330,22 +331,11 @@ def poison(output: Shown, stream: driver.Stream) -> None:
         stream.fill_bytes(output.address + 4 * body, 0x7F, output.bytes - 4 * body)
 
 
-class _Bytes:
-    """Device bytes as other libraries take them in without a copy."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self._address, self._size = address, size
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": (self._size,), "typestr": "|u1", "data": (self._address, False), "version": 3}
-
-
 def seen(address: int, size: int) -> torch.Tensor:
     """Device memory of this process as a tensor of bytes, without a copy, by torch's CUDA."""
     if not size:
         return torch.empty(0, dtype=torch.uint8, device="cuda")
-    return torch.as_tensor(_Bytes(address, size), device="cuda")
+    return torch.as_tensor(ArrayInterface(address, size), device="cuda")
 
 
 def _on_device(data: bytearray) -> torch.Tensor:

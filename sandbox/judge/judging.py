@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from typing import Self, get_args
+from typing import TYPE_CHECKING, Self, get_args
 
 from kernelwright.sandbox.authenticity import languages
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
@@ -27,6 +27,9 @@ from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Accuracy, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Look, Measurement, Passed, Verdict
+
+if TYPE_CHECKING:
+    from kernelwright.sandbox.judge.tools import Subject
 
 STORED = "taken from the store of finished builds"
 UNOBSERVED = "which kernels and operators run in a call"
@@ -361,9 +364,15 @@ class Judge:
         """What the settings ask to be looked at, on a device, once the judging inside has ended."""
         if not self.settings.gpu or not (self.settings.sanitize or self.settings.profile):
             return nullcontext()
-        from kernelwright.sandbox.judge.tools import Subject, looked_at
+        from kernelwright.sandbox.judge.tools import looked_at
 
-        return looked_at(Subject(built, lambda: self._load_message(built), lambda: self.reference, self.settings))
+        return looked_at(self._subject(built))
+
+    def _subject(self, built: Built) -> "Subject":
+        """The candidate as a tool runs it."""
+        from kernelwright.sandbox.judge.tools import Subject
+
+        return Subject(built, lambda: self._load_message(built), lambda: self.reference, self.settings)
 
     def _load_message(self, built: Built) -> dict[str, object]:
         """What a worker is asked to load; writes the source into the work folder."""

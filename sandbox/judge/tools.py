@@ -86,9 +86,14 @@ def looked_at(subject: Subject) -> Iterator[None]:
         _profiled(subject)
 
 
-def _sanitized(subject: Subject) -> Memcheck:
+def sanitizer(name: str = "memcheck") -> Tool:
+    """Memcheck, racecheck or synccheck of compute-sanitizer. Raises `MachineError` where that is missing."""
     path = needed(SANITIZE)
-    tool = Tool(path, tuple(memcheck.command(path, "{report}")), memcheck.ENVIRONMENT)
+    return Tool(path, tuple(memcheck.command(path, "{report}", name)), memcheck.ENVIRONMENT)
+
+
+def _sanitized(subject: Subject) -> Memcheck:
+    tool = sanitizer()
     ran = run_call(subject, tool)
     found = memcheck.read(ran.report, ran.ended_well, ran.printed)
     if found.state == "silent" and (why := _fault_of(tool, subject.settings)):
