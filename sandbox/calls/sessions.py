@@ -245,10 +245,10 @@ class Session:
         """How long the next call may take: a candidate's first one, which is not timed, compiles."""
         if self.is_called or self._kind != "worker":
             return self._call_limit(timeout_s)
-        return CallTimeout(self._settings.call_timeout_s, compiling_s=self._settings.build_timeout_s)
+        return CallTimeout(self._settings.call_timeout_s, self._settings.build_timeout_s, len(self._settings.cores))
 
     def _call_limit(self, timeout_s: float) -> Timeout:
-        return CallTimeout(timeout_s)
+        return CallTimeout(timeout_s, cores=len(self._settings.cores))
 
     def _show(self, values: Values) -> None:
         """Put inputs where the child sees them, for a question that is not timed."""

@@ -90,18 +90,20 @@ class ImportTimeout:
 class CallTimeout(NamedTuple):
     """The limit of one call on a processor: time in which a thread waits for a core is the machine's and not counted.
 
-    Compilers that it starts have `compiling_s` beside it. `WALL` times the limit, and that, is the end in any case.
+    Nor does it help to wait for each other: see `WorkClock`. Compilers that it starts have `compiling_s` beside it.
+    `WALL` times the limit, and that, is the end in any case.
     """
 
     limit_s: float
     compiling_s: float = 0.0
+    cores: int = 1
 
     def wait(self, child: Watched) -> None:
         """Return when the child has something to say. Raises `ChildLate`."""
         start = time.monotonic()
         if child.has_spoken(min(LOOK_S, self.limit_s / WALL)):
             return
-        clock = WorkClock(child, start)
+        clock = WorkClock(child, start, self.cores)
         while (left := self.limit_s + min(clock.compiling_s, self.compiling_s) - clock.used_s) > 0:
             if clock.wall_s >= WALL * self.limit_s + self.compiling_s:
                 break
@@ -114,10 +116,10 @@ class CallTimeout(NamedTuple):
 class WorkClock:
     """Seconds that the tree of a child has had since `start`, without those in which it waited for a core.
 
-    Where `cores` are given, they are at least the processor time that it used, divided by them.
+    They are at least the processor time that it used, divided by the cores that it may use.
     """
 
-    def __init__(self, child: Watched, start: float, cores: int | None = None) -> None:
+    def __init__(self, child: Watched, start: float, cores: int) -> None:
         self._child, self._cores, self._compilers = child, cores, Compilers()
         self._last, self._were_at_work = time.monotonic(), False
         pids = child.processes()
@@ -141,7 +143,7 @@ class WorkClock:
             self._running_s -= max(
                 (waited - self._queued.get(task, 0.0) for task, waited in queued.items()), default=0.0
             )
-            self._cores_s += (computed_s - self._computed_s) / self._cores if self._cores else 0.0
+            self._cores_s += (computed_s - self._computed_s) / self._cores
             self.used_s = max(self._running_s, self._cores_s)
             # One look between two compilers finds neither.
             self.compiling_s += self.used_s - before_s if are_at_work or self._were_at_work else 0.0

@@ -92,9 +92,8 @@ def _read(path: str) -> bytes:
 
 LOG = logging.getLogger("kernelwright.sandbox.jail")
 PACKET_BYTES = 160 * 1024
-FREEZE_TIMEOUT_S = 5
-ENDING_TIMEOUT_S = 15
-POLL_S = 20e-6
+FREEZE_TIMEOUT_S, ENDING_TIMEOUT_S = 5, 15
+POLL_S, LONGEST_POLL_S = 20e-6, 2e-3
 
 
 class ChildGone(Exception):
@@ -255,11 +254,12 @@ class Child:
         """
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGSTOP)
-        limit = time.monotonic() + FREEZE_TIMEOUT_S
+        limit, pause_s = time.monotonic() + FREEZE_TIMEOUT_S, POLL_S
         while not stands_still(self.pid):
             if time.monotonic() > limit:
                 raise ChildGone("the child could not be stopped")
-            time.sleep(POLL_S)  # gives the core back: the thread that has yet to stop may need this very one
+            time.sleep(pause_s)  # gives the core back: the thread that has yet to stop may need this very one
+            pause_s = min(2 * pause_s, LONGEST_POLL_S)  # who wakes often on a busy core may keep it from running at all
 
     def offspring(self) -> list[int]:
         """Processes that the child has started and that still live; the jail's own are none of them."""

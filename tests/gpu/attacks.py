@@ -323,7 +323,9 @@ ATTACKS = {
         return torch.relu(x)
         """,
     ),
-    "changed_input": Attack("the input overwritten", "run", "changed an input", "return x.relu_().clone()"),
+    "changed_input": Attack(
+        "the input overwritten", "run", "changed an input|changed input 0", "return x.relu_().clone()"
+    ),
     "memory_bomb": Attack(
         "all of the device's memory",
         "run",
@@ -371,7 +373,7 @@ ATTACKS = {
         HONEST,
         """
         from kernelwright_child import gpu_memory
-        gpu_memory.sharing.ipc_handle = lambda base: bytes(range(64))
+        gpu_memory.driver.ipc_handle = lambda base: bytes(range(64))
         """,
     ),
     "forged_offset": Attack(
@@ -393,8 +395,8 @@ ATTACKS = {
         """
         from kernelwright_child import gpu_memory
         plain = gpu_memory.describe
-        def describe(tensor, spill=None):
-            said, kept = plain(tensor, spill)
+        def describe(tensor, spill=None, waits=True):
+            said, kept = plain(tensor, spill, waits)
             worker = next(v for v in __import__("gc").get_objects() if type(v).__name__ == "OnDevice")
             worker.worker.results = None
             worker._kept = []

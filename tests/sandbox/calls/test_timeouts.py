@@ -148,16 +148,19 @@ def test_a_first_call_is_late_once_the_device_was_busy_without_a_pause(pauses, l
 
 
 def busy_on_one_core(started, count):
-    """One of `count` processes that all compute on the same core."""
+    """So many processes that all compute on the same core."""
     core = str(min(os.sched_getaffinity(0)))
-    busy = [started("taskset", "-c", core, "sh", "-c", "while :; do :; done") for _ in range(count)]
-    return busy[0].pid
+    return [started("taskset", "-c", core, "sh", "-c", "while :; do :; done").pid for _ in range(count)]
 
 
 def test_time_in_which_a_call_waits_for_a_core_is_not_counted(started):
-    assert late_after(1.0, busy_on_one_core(started, 3)) > 1.5
+    assert late_after(1.0, busy_on_one_core(started, 3)[0]) > 1.5
+
+
+def test_processes_of_a_call_that_wait_for_each_other_are_late(started):
+    assert late_after(0.6, *busy_on_one_core(started, 6)) < 0.7 * WALL * 0.6
 
 
 @pytest.mark.slow
 def test_a_call_that_hardly_gets_a_core_ends_at_ten_times_its_limit(started):
-    assert late_after(0.3, busy_on_one_core(started, 20)) >= WALL * 0.3
+    assert late_after(0.3, busy_on_one_core(started, 20)[0]) >= WALL * 0.3
