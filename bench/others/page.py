@@ -16,7 +16,7 @@ from kernelwright.sandbox.verdict.verdicts import Measurement, Passed
 
 PAGE = Path(__file__).parents[2] / "docs" / "others.md"
 SOURCES = {
-    "CUDA-L1": (227, "deepreinforce-ai/CUDA-L1, `optimized_cuda_code/h100.json`, commit 51e8356, MIT"),
+    "CUDA-L1": (210, "deepreinforce-ai/CUDA-L1, `optimized_cuda_code/h100.json`, commit 51e8356, MIT"),
     "KernelAgent": (32, "Laurawly/kernelagent-artifacts, commit 14ed07a"),
     "robust-kbench": (8, "SakanaAI/robust-kbench, `highlighted`, commit 078f5ba, Apache 2.0"),
 }

@@ -87,11 +87,11 @@ def _problem(name: str, source: str, dtype: str | None = None) -> Problem:
 
 
 def _cuda_l1(path: Path) -> Iterator[Released]:
-    """A list of objects, or a line for each; some have no kernel."""
+    """A list of objects, or a line for each; some have no kernel, or the text `None` in its place."""
     text = path.read_text(encoding="utf-8")
     rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()]
     for row in rows:
-        if row.get("custom_code"):
+        if row.get("custom_code") not in (None, "", "None"):
             name = f"level{row['level_id']}/{row['task_id']}"
             yield Released("CUDA-L1", name, _problem(name, row["ref_code"]), row["custom_code"], row["score_default"])
 
