@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from bench.chosen import chosen
 from bench.varied import ROWS, answer
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.build import BuildStore, HeaderShelf, read_record, toolchain
-from kernelwright.sandbox.calls.backend import architecture
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.machine.cache import VARIABLE, all_entries, limit_bytes
 from kernelwright.sandbox.machine.workfolder import WorkFolder
@@ -137,7 +137,7 @@ def build(source: str, settings: Settings) -> Built:
     try:
         with shelf.making(shelf.missing(source)) as making, Session("builder", folder, settings) as session:
             path = folder.write("candidate.py", source)
-            plan = found.plan(settings.memory_bytes, cuda_architectures=architecture(settings))
+            plan = found.plan(settings.memory_bytes, cuda_architectures=backend_of(settings).architecture)
             message = {"op": "build", "source": str(path), "entry": "ModelNew", "built": str(folder.path / "build")}
             session.greet()
             try:

@@ -27,9 +27,9 @@ from bench.recorded import recorded_source
 from kernelwright.agent.providers.kinds.recorded import read_story, recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.prompts import Target
-from kernelwright.sandbox.calls.backend import device_held
+from kernelwright.sandbox.backends import backend_of
+from kernelwright.sandbox.calls.reference import Form
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.timing.compiled import compiled_reference
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Verdict
 from kernelwright_child import driver
@@ -126,7 +126,8 @@ def compile_baselines(answer: Answer) -> None:
     said = []
     for mode in answer.compiled:
         start = time.monotonic()
-        with device_held(SETTINGS), closing(compiled_reference(answer.asked, SETTINGS, mode)) as session:
+        backend = backend_of(SETTINGS)
+        with backend.device_lock(), closing(backend.reference(answer.asked, Form(mode))) as session:
             took_s, values = time.monotonic() - start, session.draw()
             best = min(session.call_ms(values) for _ in range(CALLS))
         made, found = session.compilation

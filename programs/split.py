@@ -297,18 +297,17 @@ def speedup_of_compile(folder: Path, part: Part, settings: Settings) -> float | 
 
     None where it can not compile the part. Raises `MachineError`.
     """
-    from kernelwright.sandbox.calls.backend import device_held
-    from kernelwright.sandbox.calls.reference import ReferenceSession
+    from kernelwright.sandbox.backends import backend_of
+    from kernelwright.sandbox.calls.reference import Form
     from kernelwright.sandbox.calls.sessions import Misbehaved, Refused
     from kernelwright.sandbox.jail.children import ChildGone, ChildLate
-    from kernelwright.sandbox.timing.compiled import compiled_reference
 
-    problem = load_problem(str(folder / part.problem))
+    problem, backend = load_problem(str(folder / part.problem)), backend_of(settings)
     try:
         with (
-            device_held(settings),
-            closing(ReferenceSession(problem, settings)) as eager,
-            closing(compiled_reference(problem, settings, "default")) as compiled,
+            backend.device_lock(),
+            closing(backend.reference(problem)) as eager,
+            closing(backend.reference(problem, Form("default"))) as compiled,
         ):
             values = eager.draw()
             times = [(eager.call_ms(values), compiled.call_ms(values)) for _ in range(ROUNDS)]

@@ -11,7 +11,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,6 +24,7 @@ from kernelwright.sandbox.calls.dealt_chain import (
     run_chain,
 )
 from kernelwright.sandbox.calls.device import CudaDevice, Timed
+from kernelwright.sandbox.calls.gpu_reference import GpuReference
 from kernelwright.sandbox.calls.gpu_session import CHANGED_INPUT, GpuSession
 from kernelwright.sandbox.calls.memory_relief import free_cached_memory
 from kernelwright.sandbox.calls.reference import PATIENCE, Precision, ReferenceSession
@@ -32,7 +32,8 @@ from kernelwright.sandbox.calls.sessions import Misbehaved, Session
 from kernelwright.sandbox.calls.timeouts import FirstCallTimeout
 from kernelwright.sandbox.machine.clocks import ClockSample, steady
 from kernelwright.sandbox.tensors.values import RawTensor, Values
-from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.timing.baselines import OtherBaseline
+from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
 from kernelwright.sandbox.timing.paired import Timing
 from kernelwright.sandbox.timing.samples import PLACEBO, PairedSamples
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -40,9 +41,6 @@ from kernelwright.sandbox.verdict.gpu_timing import ClockCheck, DeviceRecord
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.statistics import KnownSpread
 from kernelwright.sandbox.verdict.verdicts import EAGER, Measurement
-
-if TYPE_CHECKING:
-    from kernelwright.sandbox.timing.baselines import OtherBaseline
 
 CANDIDATE = "candidate"
 TURNS_MS = 0.5
@@ -162,7 +160,7 @@ class Side:
     @contextmanager
     def ready(self) -> Iterator[GpuSession]:
         """Within it the session, under this side's precision policy."""
-        if isinstance(self._source, ReferenceSession):
+        if isinstance(self._source, GpuReference):
             with self._source.on_device(self._precision) as session:
                 yield session
         else:
@@ -195,8 +193,11 @@ class DeviceTiming(Timing):
     """Times one candidate on the device; hold the device meanwhile."""
 
     samples: DeviceSamples
+    _baselines: GpuBaselines
 
-    def __init__(self, baselines: Baselines, settings: Settings, device: CudaDevice, beat: float | None = None) -> None:
+    def __init__(
+        self, baselines: GpuBaselines, settings: Settings, device: CudaDevice, beat: float | None = None
+    ) -> None:
         super().__init__(baselines, settings, beat)
         self._device = device
         self.samples = DeviceSamples(device, self.samples.known_spread)
@@ -211,6 +212,10 @@ class DeviceTiming(Timing):
         """Values that every side has met already: for calls that are not timed."""
         self._call_ms = (1.0, 1.0)
         """What a call of the candidate and of the baseline took in the warm-up, by the judge's clock."""
+
+    @property
+    def baseline(self) -> GpuReference:
+        return self._baselines.eager(self.number)
 
     def warm_up(self, session: Session) -> bool | None:
         """Checked calls of the candidate; the first one, in which it may compile or tune, has the build's limit."""
@@ -263,6 +268,7 @@ class DeviceTiming(Timing):
         self._look_at_nothing()
         samples.switches |= {CANDIDATE: session.switches, EAGER: self.baseline.switches}
         for name, reference, precision in self._sides_beside():
+            assert isinstance(reference, GpuReference)
             samples.switches[name] = (
                 reference.switches_under.get(precision, reference.switches) if precision else reference.switches
             )
@@ -293,7 +299,7 @@ class DeviceTiming(Timing):
         samples.shipped_is_eager = "shipped" not in self._baselines.policies
         return sides + [Side(name, reference, what, precision) for name, reference, precision in self._sides_beside()]
 
-    def _sides_beside(self) -> "list[OtherBaseline]":
+    def _sides_beside(self) -> list[OtherBaseline]:
         """The baselines beside strict eager; a screen has none."""
         return [] if self._settings.effort == "screen" else self._baselines.others(self.number)
 

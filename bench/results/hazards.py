@@ -61,7 +61,7 @@ def _checked(row: Kept, tree: Path, source: str, settings: Settings) -> dict[str
         try:
             if built.failure:
                 return {tool: f"silent: it fails at {built.failure.stage}" for tool in TOOLS}
-            runs = {tool: run_call(judge._subject(built), sanitizer(tool)) for tool in TOOLS}
+            runs = {tool: run_call(judge.subject(built), sanitizer(tool)) for tool in TOOLS}
             return {tool: memcheck.read_hazards(ran.report, ran.ended_well, ran.printed) for tool, ran in runs.items()}
         finally:
             built.close()

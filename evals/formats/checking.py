@@ -14,13 +14,13 @@ from kernelwright.problems.formats import Entry
 from kernelwright.problems.formats.reading import json_lines
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.source import lint_source
-from kernelwright.sandbox.calls.backend import device_held
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.exact_on_device import PartOfReference
 from kernelwright.sandbox.calls.memory_planning import refusal_by_text
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.lint import SEED, Finding, TimedResult, examine, status_of
-from kernelwright.sandbox.jail.zygote_start import give_back_freed_memory
+from kernelwright.sandbox.cpu import CpuBackend
 from kernelwright.sandbox.machine.identity import device_name
 from kernelwright.sandbox.pool.judges import within_memory
 from kernelwright.sandbox.tensors.values import Values
@@ -204,26 +204,24 @@ class _Reweighted:
 
 def examine_problem(problem: Problem, settings: Settings) -> Examined:
     """What a run in the jail tells of a problem. Raises what its reference is refused for, and `MachineError`."""
+    backend = backend_of(settings)
+    backend.certain_bytes = 0
     try:
-        with device_held(settings):
-            findings = within_memory(problem, lambda: _findings(problem, settings))
+        with backend.device_lock():
+            findings = within_memory(problem, lambda: _findings(problem, backend))
     finally:
-        _give_back(settings)
+        backend.release_memory()  # none of this problem is to count for the next one
     status = status_of(findings)
     kinds = dict.fromkeys(finding.kind for finding in findings if finding.weak)
     return Examined(status.status, (*status.why, *lint_source(problem.source)), tuple(kinds))
 
 
-class _Planned(ReferenceSession):
-    certain_bytes = 0
-
-
-def _findings(problem: Problem, settings: Settings) -> list[Finding]:
-    with closing(_Planned(problem, settings)) as reference:
+def _findings(problem: Problem, backend: CpuBackend) -> list[Finding]:
+    with closing(backend.reference(problem)) as reference:
         reference.sample = None  # no candidate comes that is equipped like it
         with reference.subject() as subject:
             reweighted = _Reweighted(subject) if reference.changing else None
-            findings = examine(subject, tolerance_of(problem, settings.accuracy), reweighted)
+            findings = examine(subject, tolerance_of(problem, backend.settings.accuracy), reweighted)
         if {"random", "dropout"} & {finding.kind for finding in findings}:
             _ = reference.is_random  # raises where no seed has it draw alike
         return findings + _handed_over(reference, problem)
@@ -245,13 +243,3 @@ def _handed_over(reference: ReferenceSession, problem: Problem) -> list[Finding]
     if wrong is not None:
         raise UnsupportedProblem(NOT_HANDED_OVER.format(name=problem.name))
     return []
-
-
-def _give_back(settings: Settings) -> None:
-    """Leave no memory of this problem to the next one's account."""
-    if settings.gpu:
-        from kernelwright.sandbox.calls.memory_relief import free_cached_memory
-
-        free_cached_memory()
-    else:
-        give_back_freed_memory()

@@ -1,11 +1,13 @@
-"""Which kind of session a child gets: on the processor, or on the device where the settings say so."""
+"""Where children run and under which locks they are timed; here on processors, on a device in `sandbox/gpu.py`."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
+from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES
 from kernelwright.sandbox.calls.sessions import Session
+from kernelwright.sandbox.calls.timeouts import WALL
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.machine.timing_locks import PATIENT, WaitLimit, processor_turn
 from kernelwright.sandbox.machine.workfolder import WorkFolder
@@ -14,68 +16,60 @@ from kernelwright.sandbox.verdict.settings import Settings
 Made = TypeVar("Made")
 
 
-def open_session(kind: Kind, folder: WorkFolder, settings: Settings) -> Session:
-    """Start a child. A builder needs no device: what it compiles with runs on the processor."""
-    if kind == "builder" or not settings.gpu:
-        return Session(kind, folder, settings)
-    from kernelwright.sandbox.calls.device import device_of
-    from kernelwright.sandbox.calls.gpu_session import GpuSession
+class Backend:
+    """The processors of this machine. A backend is chosen once, by `backend_of`; nothing else asks for the device."""
 
-    return GpuSession(kind, folder, settings, device_of(settings))
+    kind = "cpu"
+    """In keys of stored facts."""
+    workers_ahead = 1
+    """Workers that are started before a candidate's build is done: each more would disturb a timing."""
+    most_parallel: int | None = 2
+    """References that start at a time: more would only wait for each other's memory. None for all."""
+    certain_bytes = CERTAIN_BYTES
+    """Inputs below this are no reason to plan a call's memory before one; 0 to plan it whatever the inputs."""
+    import_wall = WALL
+    """An import may take so many times its limit by the wall clock."""
 
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.timed_threads = settings.threads
+        """Threads that compute during a timing."""
+        self.worker_cores = list(settings.cores[: settings.threads])
+        """Cores of the processor that a worker may use."""
 
-def device_held(settings: Settings, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
-    """Within it no other judge of this machine times anything on the GPU; nothing where the settings have none."""
-    if not settings.gpu:
-        return nullcontext()
-    from kernelwright.sandbox.calls.device import device_of
-
-    return device_of(settings).hold(waiting.stopped)
-
-
-def all_at_once(settings: Settings, works: Sequence[Callable[[], Made]], most: int | None = None) -> list[Made]:
-    """What each comes to, side by side where nothing is timed; hold the device meanwhile, where there is one.
-
-    The first error is raised once all have come to their end.
-    """
-    if not works:
-        return []
-    with ThreadPoolExecutor(most or len(works)) as pool:
-        futures = [pool.submit(_as_guest, settings, work) for work in works]
-    return [future.result() for future in futures]
-
-
-def _as_guest(settings: Settings, work: Callable[[], Made]) -> Made:
-    if not settings.gpu:
-        return work()
-    from kernelwright.sandbox.calls.device import device_of
-
-    with device_of(settings).as_guest():
-        return work()
-
-
-def timing_turn(settings: Settings, waiting: WaitLimit) -> AbstractContextManager[None]:
-    """Within it nothing of ours disturbs a timing on the cores; come with the device's turn, where there is one.
-
-    What runs on a GPU is timed beside builds, and beside what other GPUs' judges do on the same cores.
-    """
-    return processor_turn(settings.cores, shared=settings.gpu, waiting=waiting)
-
-
-def build_turn(settings: Settings, waiting: WaitLimit) -> AbstractContextManager[None]:
-    """Within it nothing is timed on the cores that the build would take from it; nothing where there are some to spare.
-
-    Builds share their turn.
-    """
-    if settings.gpu or settings.threads < len(settings.cores):
-        return nullcontext()
-    return processor_turn(settings.cores, shared=True, waiting=waiting)
-
-
-def architecture(settings: Settings) -> str:
-    """Of the device, as `9.0`; empty where the settings have none."""
-    if not settings.gpu:
+    @property
+    def architecture(self) -> str:
+        """Of the device, as `9.0`; empty where there is none."""
         return ""
-    from kernelwright.sandbox.calls.device import device_of
 
-    return device_of(settings).architecture
+    def open_session(self, kind: Kind, folder: WorkFolder) -> Session:
+        """Start a child in a work folder."""
+        return Session(kind, folder, self.settings)
+
+    def device_lock(self, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
+        """Keep other judges of this machine from the device; processors have none."""
+        return nullcontext()
+
+    def timing_lock(self, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
+        """Keep what disturbs a timing from the cores; taken after the device's lock."""
+        return processor_turn(self.settings.cores, waiting=waiting)
+
+    def build_lock(self, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
+        """Keep timings from the cores that a build would take from them, unless there are some to spare."""
+        if self.settings.threads < len(self.settings.cores):
+            return nullcontext()
+        return processor_turn(self.settings.cores, shared=True, waiting=waiting)
+
+    def in_parallel(self, works: Sequence[Callable[[], Made]], most: int | None = None) -> list[Made]:
+        """Run all while nothing is timed and return their results in order; hold the device's lock meanwhile.
+
+        The first error is raised once all have ended.
+        """
+        if not works:
+            return []
+        with ThreadPoolExecutor(most or len(works)) as pool:
+            futures = [pool.submit(self._in_thread, work) for work in works]
+        return [future.result() for future in futures]
+
+    def _in_thread(self, work: Callable[[], Made]) -> Made:
+        return work()

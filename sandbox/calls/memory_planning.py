@@ -124,10 +124,10 @@ def require_room(
 ) -> None:
     """Raise `UnsupportedHere` where a reference with large inputs takes more of the host's memory than there is.
 
-    Asked of a child that has loaded nothing yet; `source` is the path of the reference. On a device what a call takes
-    is measured in one, which is quicker. `certain_bytes`: 0 to look closer whatever the inputs.
+    Asked of a child that has loaded nothing yet; `source` is the path of the reference. `certain_bytes`: 0 to look
+    closer whatever the inputs.
     """
-    if settings.gpu or input_bytes(problem.source) < certain_bytes:
+    if input_bytes(problem.source) < certain_bytes:
         return
     if said := refusal_by_text(problem, settings):
         raise UnsupportedHere(said)

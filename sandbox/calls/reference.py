@@ -1,16 +1,16 @@
 """The problem's own code in its own child: arguments, weights, inputs, expected values and the baseline's time."""
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import device_held, open_session
+from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.calls.device import Timed
 from kernelwright.sandbox.calls.exact_on_device import PartOfReference
-from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, LARGE_BYTES, Needs, planned, require_room
+from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, Needs, planned, require_room
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.families import changed
@@ -22,16 +22,10 @@ from kernelwright.sandbox.tensors.process_memory import MemoryReadError
 from kernelwright.sandbox.tensors.values import RawTensor, Values, alone, poisoned
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.memory import gib
-from kernelwright.sandbox.verdict.settings import CompileMode, Settings
+from kernelwright.sandbox.verdict.settings import CompileMode
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 from kernelwright_child.casting import constant_of
 from kernelwright_child.wire import RESULT
-
-if TYPE_CHECKING:
-    from kernelwright.sandbox.calls.buffers import Layout
-    from kernelwright.sandbox.calls.device import SharedInputs
-    from kernelwright.sandbox.calls.exact_on_device import ExactOnDevice
-    from kernelwright.sandbox.calls.gpu_session import GpuSession
 
 PATIENCE = 10
 """A reference may take this many times a candidate's call limit: float64 is slow."""
@@ -41,23 +35,14 @@ Precision = Literal["strict", "shipped", "tf32"]
 """Torch's precision switches of a baseline: as the problem's policy says, torch's own defaults, or with TF32."""
 SHIPPED: Precision = "shipped"
 UNDER: dict[Precision, str] = {"strict": "", "shipped": " as shipped", "tf32": " tf32"}
-MOST_WARMING = 4
-"""Calls after memory was given back."""
-STATUS_BYTES = 2**28
-"""Of inputs and result that lazy answers are held against, where a part of them does."""
 RANDOM = (
     "two calls on the same values differ by more than rounding (dropout, or another draw in forward), so both sides "
     "are seeded alike before each call and only what draws in the same way can be right"
-)
-UNFOLLOWED = (
-    "{name} can not be judged on a GPU: calls of its reference go on from weights or integers that they have changed, "
-    "and calls are issued ahead there; judge it with --device cpu"
 )
 NEVER_ALIKE = (
     "{name} can not be judged: its reference answers otherwise on the same values under the same seed; let it draw by "
     "torch's default generator, and keep what calls go on from in parameters or buffers that are part of the state"
 )
-UNTRIED = "whether lazy answers fail was not tried: the device has no room for them beside inputs and results"
 
 
 def operation(problem: Problem) -> str:
@@ -99,57 +84,50 @@ class CompiledGraphs(NamedTuple):
 class ReferenceSession:
     """The problem's own code in its own child: constructor arguments, weights, inputs, expected values, baseline."""
 
-    certain_bytes = CERTAIN_BYTES
-    """Of inputs, below which what a call takes is not looked at before one."""
-
     def __init__(
         self,
         problem: Problem,
-        settings: Settings,
+        backend: Backend,
         form: Form = PLAIN,
         folder: WorkFolder | None = None,
-        inputs: "SharedInputs | Values | None" = None,
+        sample: Values | None = None,
     ) -> None:
         """Of a compiled form, `compile` is due before the first call. The folder is removed with the child.
 
-        `inputs`: of another reference of the problem, on a device the memory that it sees them in; on a processor some
-        that it has drawn, which tell how they are laid out.
+        `sample`: inputs that another reference of the problem has drawn, which show how they are laid out.
         """
-        self.problem, self.settings, self.form = problem, settings, form
+        self.problem, self.backend, self.settings, self.form = problem, backend, backend.settings, form
         self.compilation = CompiledGraphs(0, 0)
         self._folder = folder or WorkFolder()
-        self._on_device: GpuSession | None = None
-        self.sample = inputs if isinstance(inputs, Values) else None
-        """On a processor: inputs as they are drawn."""
-        self._shared = None if isinstance(inputs, Values) else inputs
-        self._own_inputs = inputs is None
+        self.sample = sample
+        """Inputs as they are drawn, where those lie in memory of the processor."""
         self._only_written: tuple[int, ...] = ()
         """Of the inputs that calls change, those that they do not read."""
         self.followed: dict[int, str] = {}
         """Weights that each call begins with as they are and that its result holds, with their names there."""
-        self._forget: Callable[[], None] = lambda: None
-        self._shows_exact, self._seed = False, _seed()
-        self.switches_under: dict[Precision, dict[str, Any]] = {}
-        """On a device: torch's switches under the policies of `under`, as the child reported them."""
+        self._seed = fresh_seed()
         try:
-            self._session = open_session("reference", self._folder, settings)
+            self._session = backend.open_session("reference", self._folder)
         except BaseException:
             self._folder.close()
             raise
         try:
-            with device_held(settings):
+            with backend.device_lock():
                 self._session.greet()
                 with self._translated():
                     source = str(self._folder.write("reference.py", self.problem.source))
-                    require_room(problem, settings, self._session, source, self.certain_bytes)
+                    self._require_room(source)
                     self._load(source)
                     if form.channels_last:
-                        self._session.ask({"op": "channels last"}, settings.start_timeout_s)
+                        self._session.ask({"op": "channels last"}, self.settings.start_timeout_s)
                     self._lend()
                 self._learn_changes()
         except BaseException:
             self.close()
             raise
+
+    def _require_room(self, source: str) -> None:
+        require_room(self.problem, self.settings, self._session, source, self.backend.certain_bytes)
 
     def _load(self, source: str) -> None:
         limit = self.settings.start_timeout_s
@@ -175,7 +153,7 @@ class ReferenceSession:
             self.weights = self._session.fetch(self._take(self._other_weights()))
 
     def _other_weights(self) -> Values:
-        other = changed(self.weight_names, self.weights.tensors, self.changing, _seed())
+        other = changed(self.weight_names, self.weights.tensors, self.changing, fresh_seed())
         return Values(self.weights.tree, tuple(other))
 
     def _take(self, weights: Values) -> dict[str, Any]:
@@ -225,7 +203,7 @@ class ReferenceSession:
         if not found:
             return False
         names = [str(number) for number in range(len(found))]
-        values = Values({"l": []}, tuple(changed(names, list(found.values()), names, _seed())))
+        values = Values({"l": []}, tuple(changed(names, list(found.values()), names, fresh_seed())))
         question = {"op": "replace constants", "constants": [constant for constant, _ in found], "only": None}
         with self._translated():
             own = question | {"only": sorted(self.changing)}
@@ -247,42 +225,29 @@ class ReferenceSession:
     def construct_again(self) -> None:
         """From now on another model answers: under another seed, with the same weights and buffers."""
         with self._translated():
-            self._session.ask({"op": "construct again", "seed": _seed()}, self.settings.start_timeout_s)
+            self._session.ask({"op": "construct again", "seed": fresh_seed()}, self.settings.start_timeout_s)
 
     def _lend(self) -> None:
-        if not self.settings.gpu:
-            self.sample = self.sample or self.draw()
-            self._session.lend(self.sample)
-            return
-        from kernelwright.sandbox.calls.device import SharedInputs, device_of
-        from kernelwright.sandbox.calls.gpu_session import GpuSession
-        from kernelwright.sandbox.calls.memory_relief import register
-
-        assert isinstance(self._session, GpuSession)
-        self._on_device = session = self._session
-        session.to_device(self.problem.precision if self.form.precision == "strict" else self.form.precision)
-        session.trust_results()
-        self.layout: Layout = session.layout(_seed(), self._patience_s)
-        self._shared = self._shared or SharedInputs()
-        session.lend_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
-        if not session.can_be_mapped():
-            session.lend_outputs(self.needs.exact)
-        self._forget = register(self.rest, self.settings.ordinal)
+        """Share the memory in which inputs will lie with the child."""
+        self.sample = self.sample or self.draw()
+        self._session.lend(self.sample)
 
     def _learn_changes(self) -> None:
         """Know which inputs and weights a call changes in place, and what it only writes; found once a problem."""
         if self.problem.direction != "forward":
             return
-        store, key = Store("changes"), status_key(self.problem.digest, "cuda" if self.settings.gpu else "cpu")
+        store, key = Store("changes"), status_key(self.problem.digest, self.backend.kind)
         found = store.get(key)
         if set(found or ()) != {"inputs", "only written", "weights"}:
             found = self._found_changes()
             store.put(key, found)
         self._session.changes, self._only_written = (tuple(found[name]) for name in ("inputs", "only written"))
-        if self.settings.gpu and (found["weights"] or any("int" in self.layout[one][0] for one in found["inputs"])):
-            raise UnsupportedProblem(UNFOLLOWED.format(name=self.problem.name))
+        self._require_followable(found["weights"])
         self.followed = {number: f"{self.weight_names[number]} after the call" for number in found["weights"]}
         self._follow(self._session, self.followed)
+
+    def _require_followable(self, weights: list[int]) -> None:
+        """Raise `UnsupportedProblem` where calls cannot begin with these weights, or inputs, as they were."""
 
     def _follow(self, session: Session, weights: dict[int, str]) -> None:
         """Have each call begin with these weights as they are, and its result hold those that have a name there."""
@@ -295,9 +260,14 @@ class ReferenceSession:
         with self._translated():
             one, two = (session.changes_made(values, self._patience_s) for values in drawn)
         inputs, parameters, buffers = (sorted({*one[it], *two[it]}) for it in ("inputs", "parameters", "buffers"))
-        session.changes, weights, values = tuple(inputs), sorted(parameters + buffers), drawn[0]._replace(seed=_seed())
+        session.changes, weights, values = (
+            tuple(inputs),
+            sorted(parameters + buffers),
+            drawn[0],
+        )
         if not inputs and not weights:
             return {"inputs": [], "only written": [], "weights": []}
+        values = values._replace(seed=fresh_seed())
         self._follow(session, dict.fromkeys(weights, ""))
         session.restores = False
         first, again = (self.call(values).output for _ in range(2))
@@ -335,57 +305,17 @@ class ReferenceSession:
         """Whether weights and inputs are so small that many such children fit on any machine."""
         return self.sample is not None and self.weights.size + self.sample.size < CERTAIN_BYTES
 
-    @cached_property
-    def needs(self) -> Needs:
-        """On a device: what a call takes of its memory, measured in one."""
-        assert self._on_device is not None
-        with self._translated():
-            return self._on_device.needs(self.problem.direction != "forward", self.draw())
-
-    @cached_property
-    def _exact(self) -> "ExactOnDevice":
-        from kernelwright.sandbox.calls.device import device_of
-        from kernelwright.sandbox.calls.exact_on_device import ExactOnDevice
-
-        assert self._on_device is not None
-        return ExactOnDevice(self._on_device, device_of(self.settings), self.needs, tolerance_of(self.problem))
-
     @property
     def exact_ways(self) -> tuple[str, ...]:
-        """On a device: how float64 results were computed so far: `whole`, in `parts`, on the `processor`."""
-        return tuple(sorted(self._exact.ways)) if "_exact" in self.__dict__ else ()
-
-    def rest(self) -> None:
-        """On a device: give back all memory that is kept for the next call only; that one is then preceded by another.
-
-        Nothing while a result is still to be read where it lies.
-        """
-        if self._on_device is not None:
-            with self._translated():
-                self._on_device.rest()
+        """How float64 results were computed so far, where there is more than one way."""
+        return ()
 
     def let_go(self) -> None:
-        """The last result that was shown is no longer needed."""
-        if self._on_device is not None:
-            self._on_device.let_go()
-            if self._shows_exact and self.needs.is_large:
-                self.rest()
-            self._shows_exact = False
+        """Release the last result that was shown."""
 
     def keep(self, output: Values) -> Values:
         """A result of this child that stays what it is, whatever is asked next."""
-        if self._on_device is None:
-            return output
-        from kernelwright.sandbox.calls.memory_relief import with_relief
-
-        owned = with_relief(output.owned)
-        self._on_device.let_go()
-        return owned
-
-    @property
-    def switches(self) -> dict[str, Any]:
-        """On a device: torch's precision switches as the child reported them."""
-        return self._on_device.switches if self._on_device else {}
+        return output
 
     def work(self) -> dict[str, Any]:
         """What `kernelwright_child.roofline` finds that the problem needs."""
@@ -400,106 +330,50 @@ class ReferenceSession:
         On a processor on these cores, where they are given; else on the one that calls begin on.
         """
         with self._translated():
-            if self._on_device is not None:
-                values = self._on_device.draw(_seed(), self._patience_s)
-                if values.size > LARGE_BYTES:
-                    self._on_device.rest()
-            else:
-                question = {"op": "draw", "seed": _seed(), "cores": list(cores)}
-                values = self._session.fetch(self._session.ask(question, self.settings.call_timeout_s))
+            values = self._drawn(cores)
         for index in self._only_written:
             values = poisoned(values, index)
         return values
 
+    def _drawn(self, cores: Sequence[int]) -> Values:
+        question = {"op": "draw", "seed": fresh_seed(), "cores": list(cores)}
+        return self._session.fetch(self._session.ask(question, self.settings.call_timeout_s))
+
     def admit(self, worker: Session) -> None:
-        """Prepare a candidate's worker before its source runs: on a device, lend it memory like this child's."""
-        if self._on_device is not None:
-            assert isinstance(worker, type(self._on_device))
-            worker.admit(self.layout, self.needs.result)
+        """Prepare a candidate's worker before its source runs."""
 
     def equip(self, worker: Session) -> None:
-        """Prepare it once its model stands and has its weights: lend it memory, or move the model to the device."""
+        """Prepare it once its model stands and has its weights."""
+        assert self.sample is not None
         worker.changes = self.changes
-        if self._on_device is None:
-            assert self.sample is not None
-            worker.lend(self.sample)
-            self._follow(worker, self.followed)
-        else:
-            assert isinstance(worker, type(self._on_device))
-            worker.to_device(self.problem.precision)
+        worker.lend(self.sample)
+        self._follow(worker, self.followed)
 
     def call(self, values: Values) -> Timed:
-        """The reference as it stands: the baseline's time, and what its dtype can reach."""
+        """Call the reference as it is: the baseline's time, and a result in its dtype."""
         with self._translated():
             self._warm(values)
             return self._session.call(values, self._patience_s, operation(self.problem))
 
     def show(self, values: Values) -> Timed:
-        """The same; on a device the result is read where it lies, until the next question: `keep` what must last."""
-        if self._on_device is None:
-            return self.call(values)
-        with self._translated():
-            self._warm(values)
-            return self._on_device.call(values, self._patience_s, operation(self.problem), in_place=True)
+        """The same; the result may have to be read before the next question: `keep` what must last."""
+        return self.call(values)
 
     def call_ms(self, values: Values) -> float:
-        """The baseline's time alone; on a device by its events, which a trusted child tells as they are."""
+        """The baseline's time alone."""
         with self._translated():
             self._warm(values)
-            if self._on_device is not None:
-                return self._on_device.call_ms(values, self._patience_s, operation(self.problem))
             return self._session.call_ms(values, self._patience_s, operation(self.problem))
 
     def _warm(self, values: Values) -> None:
-        """Whoever has given memory back gets it again in calls that nobody times.
-
-        Until a result lies where an earlier one did: it may take turns with what lies between.
-        """
-        if self._on_device is None or not self._on_device.is_cold:
-            return
-        for _ in range(MOST_WARMING):
-            known = self._on_device.places_known
-            self._on_device.call_ms(values, self._patience_s, operation(self.problem))
-            if self._on_device.places_known == known:
-                return
-
-    def under(self, precision: Precision, values: Values, in_place: bool = True) -> Timed:
-        """On a device: the same under another policy, which is then put back.
-
-        `in_place`: the result is read where it lies, until the next question.
-        """
-        with self.on_device(precision) as session:
-            self._warm(values)
-            return session.call(values, self._patience_s, operation(self.problem), in_place=in_place)
-
-    @contextmanager
-    def on_device(self, precision: Precision | None = None) -> Iterator["GpuSession"]:
-        """Within it the child's session on the device, under another precision policy where one is named."""
-        session = self._on_device
-        assert session is not None
-        with self._translated():
-            if precision:
-                self.switches_under[precision] = session.policy(precision)
-            try:
-                yield session
-            finally:
-                session.let_go()
-                if precision:
-                    session.policy(self.problem.precision)
+        """Have untimed calls take memory again that was given back."""
 
     def exact(self, values: Values, near: Values | None = None) -> Values:
-        """The reference in float64; `near`, where it is known, is the result as it stands, for when memory is short.
-
-        A large result on a device is read where it lies, until the next question: `owned` is what must last.
-        """
-        with self._translated():
-            if self._on_device is not None:
-                self._shows_exact = True
-                return self._exact.result(values, near, operation(self.problem), self._patience_s)
-            return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
+        """The result in float64; `near`, where it is known, is the one as it stands, for when memory is short."""
+        return self.exact_part(values)
 
     def exact_part(self, values: Values) -> Values:
-        """The same of fewer indices, for which memory is lent: nothing is cut any further."""
+        """The result in float64, computed at once."""
         with self._translated():
             return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
 
@@ -522,7 +396,7 @@ class ReferenceSession:
 
     def compile(self) -> None:
         """From now on calls are those of the compiled model; all compilation is done when this returns."""
-        with device_held(self.settings), self._translated():
+        with self.backend.device_lock(), self._translated():
             values = self.draw()
             self._session.ask({"op": "compile", "mode": self.form.compiled}, self.settings.start_timeout_s)
             self._session.call_ms(values, COMPILING_S, operation(self.problem))
@@ -539,10 +413,8 @@ class ReferenceSession:
             return self._session.nothing_ms()
 
     def nothing_ms(self) -> float:
-        if self._on_device is None:
-            return self.protocol_ms()
-        with self._translated():
-            return self._on_device.nothing_on_device_ms()
+        """The same on the clock of `call_ms`."""
+        return self.protocol_ms()
 
     @property
     def _patience_s(self) -> float:
@@ -551,18 +423,7 @@ class ReferenceSession:
     @cached_property
     def status(self) -> ProblemStatus:
         """Whether trivial answers fail on this problem."""
-        if self.is_random:
-            return ProblemStatus(status="weak", why=(RANDOM,))
-        if self._on_device is None:
-            return self._status()
-        import torch
-
-        from kernelwright.sandbox.calls.memory_relief import with_relief
-
-        try:
-            return with_relief(self._status)
-        except torch.OutOfMemoryError:
-            return ProblemStatus(status="weak", why=(UNTRIED,))
+        return ProblemStatus(status="weak", why=(RANDOM,)) if self.is_random else self._status()
 
     def _status(self) -> ProblemStatus:
         with self.subject() as subject:
@@ -571,24 +432,8 @@ class ReferenceSession:
 
     @contextmanager
     def subject(self) -> Iterator["ReferenceSession | PartOfReference"]:
-        """What `lint` looks at: this, or of one that is large on its device a part, which tells as much."""
-        if self._on_device is None or not self.needs.is_large:
-            yield self
-            return
-        from kernelwright.sandbox.calls.exact_on_device import layout_of_part
-
-        values = self.draw()
-        cut = self._exact.cut(values, self.call(values).output, operation(self.problem), self._patience_s)
-        if cut is None:
-            del values
-            yield self
-            return
-        call_bytes = self.needs.inputs + self.needs.result
-        step = max(2, min(self._exact.step(cut), cut.rows * STATUS_BYTES // max(1, call_bytes)))
-        layout = layout_of_part(values, cut, step)
-        del values
-        with self._exact.lent(layout) as turn:
-            yield PartOfReference(self, turn, cut, step)
+        """What `lint` looks at: this, or of a large one a part, which tells as much."""
+        yield self
 
     @cached_property
     def is_random(self) -> bool:
@@ -603,7 +448,7 @@ class ReferenceSession:
         return self.is_random
 
     def _answers_otherwise(self, values: Values, once: Values) -> bool:
-        again, alike = self.show(values).output, values._replace(seed=_seed())
+        again, alike = self.show(values).output, values._replace(seed=fresh_seed())
         tolerance = tolerance_of(self.problem)
         found = draws(again, once, tolerance, lambda: self.keep(self.show(alike).output))
         if found:
@@ -636,22 +481,13 @@ class ReferenceSession:
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
 
     def _lacking(self, how: str) -> str:
-        """The sentence for a reference that has not enough memory, in its own child or on the device."""
-        name = self.problem.name
+        """The sentence for a reference that has not enough memory."""
         plan = "" if self.plan is None else f" (by its shapes about {gib(self.plan.inputs + self.plan.peak)} a call)"
-        if self.settings.gpu:
-            from kernelwright.sandbox.calls.device import device_of
+        return f"the reference of {self.problem.name} takes more memory{plan} than {self._room(how)}"
 
-            there = gib(device_of(self.settings).total_bytes())
-            return (
-                f"the reference of {name} takes more memory{plan} than the device's {there} leave it{how}; use a "
-                "device with more, or make the problem smaller"
-            )
+    def _room(self, how: str) -> str:
         there = gib(self.settings.memory_bytes)
-        return (
-            f"the reference of {name} takes more memory{plan} than the {there} that a child may take here{how}; give "
-            "more with --memory, or use a machine that has more"
-        )
+        return f"the {there} that a child may take here{how}; give more with --memory, or use a machine that has more"
 
     @property
     def returns_inputs(self) -> bool:
@@ -663,15 +499,11 @@ class ReferenceSession:
         return self._session.layers
 
     def close(self) -> None:
-        self._forget()
-        self._forget = lambda: None
         try:
             self._session.close()
         finally:
-            if self._own_inputs and self._shared is not None:
-                self._shared.close()
             self._folder.close()
 
 
-def _seed() -> int:
+def fresh_seed() -> int:
     return secrets.randbits(63)

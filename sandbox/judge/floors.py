@@ -6,18 +6,16 @@ from pydantic import ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.reference import ReferenceSession
-from kernelwright.sandbox.floor import processor
-from kernelwright.sandbox.floor.processor import peaks_here
+from kernelwright.sandbox.cpu import CpuBackend
 from kernelwright.sandbox.machine.fact_store import Store, work_key
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, Peaks, floor_of
-from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement
 
 
 class Floors:
-    def __init__(self, problem: Problem, settings: Settings, store: Store | None = None) -> None:
-        self._problem, self._settings = problem, settings
+    def __init__(self, problem: Problem, backend: CpuBackend, store: Store | None = None) -> None:
+        self._problem, self._backend = problem, backend
         self._works = store or Store("works")
         self._floor: Floor | None = None
         self._is_known = False
@@ -25,7 +23,7 @@ class Floors:
     def of(self, reference: ReferenceSession) -> Floor | None:
         """The floor; the first time some peaks may be measured, which takes seconds."""
         if not self._is_known:
-            self._floor = self._found(reference, self._peaks)
+            self._floor = self._found(reference, self._backend.peaks)
             self._is_known = True
         return self._floor
 
@@ -38,7 +36,7 @@ class Floors:
         floor, mine = self.of(reference), measurement.candidate_ms
         quickest = min(measurement.baselines_ms.values())
         if floor is not None and floor.is_impossible(min(mine, quickest)):
-            floor = self._found(reference, self._peaks_again)
+            floor = self._found(reference, self._backend.peaks_again)
             if floor is not None and floor.is_impossible(quickest):
                 floor = None
             self._floor = floor
@@ -69,13 +67,3 @@ class Floors:
             return None
         self._works.put(key, work.model_dump(mode="json"))
         return work
-
-    def _peaks(self) -> Peaks:
-        return peaks_here(self._settings.gpu, self._settings.threads)
-
-    def _peaks_again(self) -> Peaks:
-        if not self._settings.gpu:
-            return processor.measured_again(self._settings.threads)
-        from kernelwright.sandbox.floor.gpu_measure import measured_again
-
-        return measured_again()

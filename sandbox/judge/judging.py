@@ -2,34 +2,31 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Self, get_args
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from typing import Self, get_args
 
 from kernelwright.sandbox.authenticity import languages
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
 from kernelwright.sandbox.authenticity.native import needed_symbols
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.build import BuildStore, Toolchain, require_headers, toolchain
 from kernelwright.sandbox.build import build_store as diagnose
 from kernelwright.sandbox.build.build_store import read_failures
-from kernelwright.sandbox.calls.backend import build_turn, device_held, timing_turn
 from kernelwright.sandbox.calls.reference import ReferenceSession
-from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.calls.timeouts import WALL, ImportTimeout
+from kernelwright.sandbox.calls.sessions import Refused, Session, Unbuilt
+from kernelwright.sandbox.calls.timeouts import ImportTimeout
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
-from kernelwright.sandbox.judge.stages import Built, Spare, build_key, built_by, shortcuts_for, with_late_builds
+from kernelwright.sandbox.judge.stages import Built, Spare, build_key, build_late, built_by, shortcuts_for
+from kernelwright.sandbox.judge.tools import Subject
 from kernelwright.sandbox.machine.identity import needs_device, versions, versions_used
 from kernelwright.sandbox.machine.timing_locks import WaitLimit, meet_load
-from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.fresh_values import in_background
 from kernelwright.sandbox.timing.paired import DrawingReference, Timing, weight_seed
 from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Accuracy, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Look, Measurement, Passed, Verdict
-
-if TYPE_CHECKING:
-    from kernelwright.sandbox.judge.tools import Subject
 
 STORED = "taken from the store of finished builds"
 UNOBSERVED = "which kernels and operators run in a call"
@@ -48,8 +45,9 @@ class Judge:
             )
         self.spare: Spare | None = None
         """Where workers stand for the next candidate of any problem, if somebody lends one, who closes it."""
-        self._baselines = Baselines(problem, self.settings)
-        self._floors = Floors(problem, self.settings)
+        self.backend = backend_of(self.settings)
+        self._baselines = self.backend.baselines(problem)
+        self._floors = Floors(problem, self.backend)
         self._layers: tuple[str, ...] = ()
         self._is_stopped = False
         self._waiting = WaitLimit(stopped=lambda: self._is_stopped)
@@ -76,10 +74,7 @@ class Judge:
     def close(self) -> None:
         self.stop()
         self._baselines.close()
-        if self.settings.gpu:
-            from kernelwright.sandbox.calls.memory_relief import free_cached_memory
-
-            free_cached_memory()
+        self.backend.release_memory()
 
     def judge(self, candidate: GivenSource) -> Verdict:
         """Scan, build, load, run, check and time one candidate."""
@@ -93,12 +88,12 @@ class Judge:
         start = time.perf_counter()
         refusal = languages.refuse(candidate.source)
         scanned_s = time.perf_counter() - start
-        built = Built(candidate, self.spare.take() if self.spare and ahead and not refusal else None)
+        built = Built(candidate, self.backend, self.spare.take() if self.spare and ahead and not refusal else None)
         built.seconds["scan"] = scanned_s
         try:
             if refusal:
                 raise StageFailed("scan", refusal)
-            with build_turn(self.settings, self._waiting):
+            with self.backend.build_lock(self._waiting):
                 self._compile(built, ahead)
         except StageFailed as stop:
             built.failure = stop
@@ -111,15 +106,15 @@ class Judge:
         """Have the builder compile, or take what the same source has given before."""
         require_headers(built.candidate.source)
         if ahead:
-            built.stand.start_first(self.settings)
+            built.stand.start_first()
         tools = toolchain() if self.settings.shortcuts else None
-        built.key = build_key(built.candidate.source, tools, self._baselines.arguments, self.settings)
+        built.key = build_key(built.candidate.source, tools, self._baselines.arguments, self.backend)
         with built.stage("build"):
             if tools is not None and BuildStore().restore(built.key, built.folder.path / "build"):
                 self._greet_ahead(built)
                 built.ways, built.failed_builds = (STORED,), read_failures(built.folder.path / "build")
                 return
-        with built_by(built, tools, self.settings) as (session, limit):
+        with built_by(built, tools) as (session, limit):
             self._layers = session.layers
             # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
             self._greet_ahead(built)
@@ -134,7 +129,7 @@ class Judge:
 
     def _ask_to_build(self, built: Built, session: Session, limit: ImportTimeout, tools: Toolchain | None) -> None:
         arguments = self._baselines.arguments
-        shortcuts = shortcuts_for(tools, self.settings)
+        shortcuts = shortcuts_for(tools, self.backend)
         message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
         try:
             session.ask(message, limit, arguments)
@@ -151,55 +146,77 @@ class Judge:
 
         `beat`: the speedup of the best so far; at effort `search` what is clearly below it is measured no further.
         """
-        with closing(built), device_held(self.settings, self._waiting), ExitStack() as turn:
+        with closing(built), self.backend.device_lock(self._waiting):
             try:
                 if built.failure:
                     raise built.failure
-                if self.settings.gpu:  # elsewhere only what is right has need of it
-                    self._floors.of(self._baselines.first)  # what it may measure takes all processors
-                turn.enter_context(timing_turn(self.settings, self._waiting))
-                threads = 2 if self.settings.gpu else self.settings.threads  # the judge, and a child that issues work
-                meet_load(self.settings.cores, threads, self.settings.wait_quiet, self._waiting)
-                with self._looking(built), self._memory_watched(built):
-                    measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn, beat))
-            except StageFailed as stop:
-                log = built.log_after(stop)
-                return Failed(stage=stop.stage, reason=stop.reason, log=log, evidence=self._evidence(built))
+                if self.backend.measures_peaks_first:
+                    self._floors.of(self._baselines.first)
+                with self.backend.timing_lock(self._waiting):
+                    try:
+                        measurement = self._timed(built, beat)
+                    finally:
+                        built.end_workers()  # nothing of it may disturb the next timing
+                measurement = self._floors.added(self._baselines.first, measurement)
+                self._baselines.remember(measurement)
+            except StageFailed as failure:
+                log = built.log_after(failure)
+                return Failed(stage=failure.stage, reason=failure.reason, log=log, evidence=self._evidence(built))
             finally:
-                built.close()  # before the turn ends
+                built.close()
             return Passed(measurement=measurement, evidence=self._evidence(built))
 
-    def _measured(self, built: Built, turn: ExitStack, beat: float | None) -> Measurement:
-        if built.worker is not None:  # which came up while the candidate was built
-            with built.stage("load"):
-                built.worker.greet()
-        if self.settings.weights == "seed" and self._may_seed_weights:
-            measurement = self._measure_under_one_seed(built, beat)
-        else:
-            try:
-                measurement = self._measure_seeded_alike(built, beat)
-            except StageFailed as stop:
-                failed_by_weights = built.refuses_weights or stop.stage == "check"
-                if self.settings.weights != "auto" or not self._may_seed_weights or not failed_by_weights:
-                    raise
-                measurement = self._measure_under_one_seed(built, beat, stop)
-        if self._is_observed:
-            self._observe(built)
-        if not self.settings.gpu:
-            built.end_workers()  # nothing of it is to be heard by whoever comes next
-        turn.close()  # the floor may have to be measured again
-        measurement = self._floors.added(self._baselines.first, measurement)
-        self._baselines.remember(measurement)
-        return measurement
+    def _timed(self, built: Built, beat: float | None) -> Measurement:
+        """Load, run, check, time and observe it, then have a CUDA tool look at it where the settings say so."""
+        meet_load(self.settings.cores, self.backend.timed_threads, self.settings.wait_quiet, self._waiting)
+        looking = self.backend.looking(self.subject(built))
+        with looking, self.backend.memory_explained(self.problem, self._baselines, built):
+            if built.worker is not None:  # started while the candidate was built
+                with built.stage("load"):
+                    built.worker.greet()
+            if self.settings.weights == "seed" and self._may_seed_weights:
+                built.weight_seed = weight_seed()
+            while True:
+                try:
+                    measurement = self._measure(built, beat)
+                    refused = self._observe(built) if self._is_observed else ""
+                    break
+                except Unbuilt:  # a worker asks for an extension that was not built before
+                    built.end_workers()
+                    build_late(built)
+                except DrawingReference:
+                    self._baselines.is_seeded = True
+                except StageFailed as failure:
+                    self._change_weights(built, failure)
+                built.end_workers()
+            if refused:
+                raise StageFailed("check", refused)
+            return measurement
 
-    def _measure_seeded_alike(self, built: Built, beat: float | None) -> Measurement:
-        """Measure; once more, with both sides seeded alike, where the reference draws in `forward`."""
-        try:
-            return self._measure(built, beat)
-        except DrawingReference:
-            self._baselines.is_seeded = True
-            built.end_workers()
-            return self._measure(built, beat)
+    def _change_weights(self, built: Built, failure: StageFailed) -> None:
+        """Have both models constructed under one seed after a failure with copied weights; or raise the failure.
+
+        Weights that a constructor sets to constants look alike in a model that leaves them out. So those of one value
+        and size get other values in both finished models; or else, for candidates that compute with them before, as
+        torch's layers are constructed.
+        """
+        if built.weight_seed is None:
+            failed_by_weights = built.refuses_weights or failure.stage == "check"
+            if self.settings.weights != "auto" or not self._may_seed_weights or not failed_by_weights:
+                raise failure
+            built.failed_copied, built.weight_seed = failure, weight_seed()
+            return
+        if failure.stage == "check" and built.has_constants and not built.draws_constants:
+            built.draws_constants = True
+            return
+        first = failure if built.failed_copied is None or built.refuses_weights else built.failed_copied
+        if first.stage != "check":
+            raise failure
+        reason = (
+            f"{first.reason}; it fails with both models constructed under one seed too: either the order in which its "
+            "constructor draws or the kernel is wrong"
+        )
+        raise StageFailed(first.stage, reason, f"{first.log}\n{failure.reason}".strip())
 
     @property
     def _compares_by_name(self) -> bool:
@@ -211,47 +228,9 @@ class Judge:
         first = self._baselines.first
         return bool(first.weights.tensors) and not self._compares_by_name and not first.followed
 
-    def _measure_under_one_seed(
-        self, built: Built, beat: float | None, copied: StageFailed | None = None
-    ) -> Measurement:
-        """Measure with both models constructed under one seed; `copied`: how it failed with copied weights.
-
-        Weights that a constructor sets to constants look alike in a model that leaves them out. So those of one value
-        and size get other values in both finished models; or else, for candidates that compute with them before, as
-        torch's layers are constructed.
-        """
-        built.weight_seed = weight_seed()
-        for built.draws_constants in (False, True):
-            built.end_workers()
-            try:
-                return self._measure_seeded_alike(built, beat)
-            except StageFailed as stop:
-                seeded = stop
-                if stop.stage != "check" or not built.has_constants:
-                    break
-        first = seeded if copied is None or built.refuses_weights else copied
-        if first.stage != "check":
-            raise seeded
-        reason = (
-            f"{first.reason}; it fails with both models constructed under one seed too: either the order in which its "
-            "constructor draws or the kernel is wrong"
-        )
-        raise StageFailed(first.stage, reason, f"{first.log}\n{seeded.reason}".strip())
-
-    @contextmanager
-    def _memory_watched(self, built: Built) -> Iterator[None]:
-        """Device memory that is missing here is the candidate's doing where it has more than it was granted."""
-        if not self.settings.gpu:
-            yield
-            return
-        from kernelwright.sandbox.judge.device_memory_errors import explained
-
-        with explained(self.problem, self.settings, self._baselines, built):
-            yield
-
     def _measure(self, built: Built, beat: float | None) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
-        with self._timing(beat) as timing:
+        with self.backend.timing(self._baselines, beat) as timing:
             built.errors = timing.errors
             if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built, timing)
@@ -301,25 +280,18 @@ class Judge:
 
     @property
     def _is_observed_last(self) -> bool:
-        """Whether in the worker that was timed last, after all else.
-
-        On a device a fresh one serves where that one may hold much memory, or where the problem's status is still to be
-        found, for which none must be missing.
-        """
-        if not self.settings.gpu:
-            return self._is_observed
-        is_known = self._baselines.known_status is not None
-        return self._is_observed and is_known and not self._baselines.first.needs.is_large
+        """Whether in the worker that was timed last, after all else."""
+        return self._is_observed and self.backend.may_observe_timed_worker(self._baselines)
 
     def _start_ahead(self, built: Built, timing: Timing) -> None:
         """Start another worker while fewer were timed than are wanted; whether it is needed is not known yet."""
         if timing.number + 1 < self.settings.worker_pairs:
             timing.fresh.warm(timing.number + 1)
-            built.stand.start(self.settings, 1)
+            built.stand.start(1)
 
     def _next_worker(self, built: Built) -> Session:
         """One that stands already, or else is started now; it has greeted."""
-        built.worker = session = built.stand.take(self.settings)
+        built.worker = session = built.stand.take()
         self._layers = session.layers
         return session
 
@@ -329,16 +301,8 @@ class Judge:
             return nullcontext()
         return in_background(self.spare.make)
 
-    def _timing(self, beat: float | None) -> Timing:
-        if not self.settings.gpu:
-            return Timing(self._baselines, self.settings, beat)
-        from kernelwright.sandbox.calls.device import device_of
-        from kernelwright.sandbox.gpu_timing import DeviceTiming
-
-        return DeviceTiming(self._baselines, self.settings, device_of(self.settings), beat)
-
-    def _observe(self, built: Built) -> None:
-        """See what runs in a call, in a process that is not timed any more; refuse what the policy forbids."""
+    def _observe(self, built: Built) -> str:
+        """See what runs in a call, in a process that is not timed any more; return why the policy forbids it."""
         if not self.settings.side_by_side:
             _ = self._baselines.status  # before a worker has memory of the device, or known already
         reference, gradients = self._baselines.first, self.problem.direction != "forward"
@@ -356,22 +320,10 @@ class Judge:
         built.authenticity = judge_authenticity(source, observed)
         built.look = Look.at(observed.kernels)
         symbols = frozenset(needed_symbols(built.folder.path) if self.problem.operators != "any" else ())
-        refused = refusal(self.problem, source, observed, symbols)
-        if refused:
-            raise StageFailed("check", refused)
+        return refusal(self.problem, source, observed, symbols)
 
-    def _looking(self, built: Built) -> AbstractContextManager[None]:
-        """What the settings ask to be looked at, on a device, once the judging inside has ended."""
-        if not self.settings.gpu or not (self.settings.sanitize or self.settings.profile):
-            return nullcontext()
-        from kernelwright.sandbox.judge.tools import looked_at
-
-        return looked_at(self._subject(built))
-
-    def _subject(self, built: Built) -> "Subject":
+    def subject(self, built: Built) -> Subject:
         """The candidate as a tool runs it."""
-        from kernelwright.sandbox.judge.tools import Subject
-
         return Subject(built, lambda: self._load_message(built), lambda: self.reference, self.settings)
 
     def _load_message(self, built: Built) -> dict[str, object]:
@@ -382,7 +334,7 @@ class Judge:
             "entry": "ModelNew",
             "built": str(built.folder.path / "build"),
             "threads": self.settings.threads,
-            "cores": list(self.settings.cores[: None if self.settings.gpu else self.settings.threads]),
+            "cores": self.backend.worker_cores,
             "dtype": self.problem.dtype,
             "seed": built.weight_seed,
             "vary": built.draws_constants,
@@ -392,8 +344,8 @@ class Judge:
         limit = self.settings.start_timeout_s
         message = self._load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
         reference.admit(session)
-        wall = 1 if self.settings.gpu else WALL  # others wait for the device
-        session.ask(message, ImportTimeout.of(self.settings, wall=wall), reference.arguments)
+        limit_all = ImportTimeout.of(self.settings, wall=self.backend.import_wall)
+        session.ask(message, limit_all, reference.arguments)
         if reference.weights.tensors:
             built.weights = "copied" if built.weight_seed is None else "seeded"
         if built.weights == "copied":

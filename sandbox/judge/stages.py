@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from kernelwright.sandbox.build import BuildStore, HeaderShelf, Toolchain, read_record, toolchain
 from kernelwright.sandbox.build import build_store as diagnose
 from kernelwright.sandbox.build.build_store import FailedBuild, read_failures
-from kernelwright.sandbox.calls.backend import all_at_once, architecture, open_session
-from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Unbuilt
+from kernelwright.sandbox.calls.backend import Backend
+from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.calls.timeouts import CandidateLate, ImportTimeout
 from kernelwright.sandbox.correctness.compare import Shares
 from kernelwright.sandbox.jail.children import ChildGone, ChildLate
@@ -32,11 +32,6 @@ from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Look, Stage
 
 LOG = logging.getLogger("kernelwright.sandbox.judge")
-AHEAD = 2
-"""So many processes are started together on a device, what most verdicts need. Only the first gets ready before it is
-due: the driver makes contexts one after the other, half a second each, however many wait for theirs, and what is wrong
-needs but one.
-"""
 MEASURING = {
     *("effort", "warm_up", "worker_pairs", "min_pairs", "max_pairs", "time_budget_s", "interval_target"),
     *("accuracy", "compiled", "baselines", "sanitize", "profile", "wait_quiet"),
@@ -47,27 +42,27 @@ MEASURING = {
 class Stand:
     """The folder of one candidate, whoever that will be, and workers that were started in it. Close it."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self.folder = WorkFolder()
         self.sessions: list[Session] = []
         """Those that stand, the next to be used first."""
 
-    def start_first(self, settings: Settings) -> None:
-        """Start what any candidate needs and does not stand; on a processor each more would be heard."""
-        wanted = min(AHEAD, settings.worker_pairs) if settings.gpu else 1
-        self.start(settings, wanted - len(self.sessions))
+    def start_first(self) -> None:
+        """Start what any candidate needs and does not stand."""
+        self.start(self._backend.workers_ahead - len(self.sessions))
 
-    def take(self, settings: Settings) -> Session:
+    def take(self) -> Session:
         """The next one, which greets; where none stands, it is started."""
         if not self.sessions:
-            self.start(settings, 1)
+            self.start(1)
         self.sessions[0].greet()
         return self.sessions.pop(0)
 
-    def start(self, settings: Settings, count: int) -> None:
+    def start(self, count: int) -> None:
         """Begin to start so many more; on a device nothing is done yet."""
         for _ in range(count):
-            self.sessions.append(open_session("worker", self.folder, settings))
+            self.sessions.append(self._backend.open_session("worker", self.folder))
 
     def come_up(self) -> None:
         for session in self.sessions:
@@ -90,9 +85,9 @@ def close_all(sessions: Sequence[Session]) -> None:
 class Spare:
     """A stand for the next candidate on a device, made while nothing is timed. For several threads; close it."""
 
-    def __init__(self, settings: Settings, is_lasting: bool = True) -> None:
+    def __init__(self, backend: Backend, is_lasting: bool = True) -> None:
         """`is_lasting`: whether there is another candidate after the next."""
-        self._settings, self.is_lasting = settings, is_lasting
+        self._backend, self.is_lasting = backend, is_lasting
         self._stand: Stand | None = None
         self._choosing = threading.Lock()
         self._forget: Callable[[], None] | None = None
@@ -100,15 +95,15 @@ class Spare:
 
     def fits(self, settings: Settings) -> bool:
         """Whether what stands here is what these settings would start: they may differ in how much is measured."""
-        return settings.model_dump(exclude=MEASURING) == self._settings.model_dump(exclude=MEASURING)
+        return settings.model_dump(exclude=MEASURING) == self._backend.settings.model_dump(exclude=MEASURING)
 
     def begin(self) -> None:
         """Start the processes of one, unless there is one."""
         if self._stand is not None or self._is_closed:
             return
-        stand = Stand()
+        stand = Stand(self._backend)
         try:
-            stand.start_first(self._settings)
+            stand.start_first()
             stand.come_up()
         except BaseException:
             stand.close()
@@ -121,7 +116,7 @@ class Spare:
         if stand is None:
             return
         try:
-            all_at_once(self._settings, [stand.sessions[0].greet])
+            self._backend.in_parallel([stand.sessions[0].greet])
         except BaseException:
             stand.close()
             raise
@@ -129,7 +124,7 @@ class Spare:
         if self._forget is None:
             from kernelwright.sandbox.calls.memory_relief import register
 
-            self._forget = register(self.give_up, self._settings.ordinal)
+            self._forget = register(self.give_up, self._backend.settings.ordinal)
 
     def make(self) -> None:
         """Both, in the background of something else: what goes wrong is met again, and told, by who needs one."""
@@ -178,9 +173,9 @@ def announce(stage: str) -> None:
 class Built:
     """A candidate whose build is done (or failed), waiting for its turn on the device. Close it."""
 
-    def __init__(self, candidate: Candidate, stand: Stand | None = None) -> None:
-        self.candidate = candidate
-        self.stand = stand or Stand()
+    def __init__(self, candidate: Candidate, backend: Backend, stand: Stand | None = None) -> None:
+        self.candidate, self.backend = candidate, backend
+        self.stand = stand or Stand(backend)
         """Its folder, and the workers that were started ahead."""
         self.worker: Session | None = None
         """The one that is at work, or will be first: it stands still until the build is done."""
@@ -195,6 +190,8 @@ class Built:
         """Those of its extensions that could not be built, as the builder tells it."""
         self.weight_seed: int | None = None
         """Both models are constructed under it; None where the reference's weights are copied."""
+        self.failed_copied: StageFailed | None = None
+        """How it failed with copied weights."""
         self.draws_constants, self.has_constants = False, False
         """Whether torch's layers then draw what they set to constants; whether there are other weights that are."""
         self.weights: Literal["copied", "seeded"] | None = None
@@ -259,25 +256,24 @@ class Built:
 
 
 MOST_LATE_BUILDS = 16
-T = TypeVar("T")
 
 
-def build_key(source: str, tools: Toolchain | None, arguments: Values, settings: Settings) -> str:
+def build_key(source: str, tools: Toolchain | None, arguments: Values, backend: Backend) -> str:
     """The digest under which a finished build is kept: of all that can make another one of the same source."""
     digest = hashlib.sha256(repr(arguments.tree).encode())
     for raw in arguments.tensors:
         digest.update(repr((raw.dtype, raw.shape)).encode() + raw.on_host)
-    more = {"arguments": digest.hexdigest()} | ({"device": architecture(settings)} if settings.gpu else {})
+    more = {"arguments": digest.hexdigest()} | ({"device": backend.architecture} if backend.architecture else {})
     return BuildStore.key(source, tools, **more, **versions_used(source))
 
 
 @contextmanager
-def built_by(built: Built, tools: Toolchain | None, settings: Settings) -> Iterator[tuple[Session, ImportTimeout]]:
+def built_by(built: Built, tools: Toolchain | None) -> Iterator[tuple[Session, ImportTimeout]]:
     """A builder, not yet greeted, and its limit. What it has made is kept, and what it tells is noted, in the end.
 
     What its extensions need of the light header and is not there yet is made beside it, at no cost of the limit.
     """
-    folder = built.folder.path
+    folder, settings = built.folder.path, built.backend.settings
     before, printed = len(read_record(folder).compilations), ""
     limit = ImportTimeout.of(settings, built.build_s)
     try:
@@ -296,18 +292,9 @@ def built_by(built: Built, tools: Toolchain | None, settings: Settings) -> Itera
             built.ways = (*built.ways, *read_record(folder).ways[before:])
 
 
-def with_late_builds(built: Built, settings: Settings, measure: Callable[[], T]) -> T:
-    """Measure; where a worker asks for an extension that was not built before, have it built, and begin again."""
-    while True:
-        try:
-            return measure()
-        except Unbuilt:
-            built.end_workers()
-            _build_late(built, settings)
-
-
-def _build_late(built: Built, settings: Settings) -> None:
+def build_late(built: Built) -> None:
     """Have a builder make the call that a worker has noted. All builds of a candidate share one limit."""
+    settings = built.backend.settings
     if built.build_s >= settings.build_timeout_s or built.late_builds >= MOST_LATE_BUILDS:
         raise StageFailed(
             "build", f"there is no end to what it builds: {built.late_builds} extensions in calls, and more"
@@ -317,15 +304,15 @@ def _build_late(built: Built, settings: Settings) -> None:
     message = {
         "op": "build noted",
         "built": str(built.folder.path / "build"),
-        "shortcuts": shortcuts_for(tools, settings),
+        "shortcuts": shortcuts_for(tools, built.backend),
     }
-    with built_by(built, tools, settings) as (session, limit):
+    with built_by(built, tools) as (session, limit):
         session.greet()
         session.ask(message, limit)
 
 
-def shortcuts_for(tools: Toolchain | None, settings: Settings) -> dict[str, Any]:
-    return tools.plan(settings.memory_bytes, cuda_architectures=architecture(settings)) if tools else {}
+def shortcuts_for(tools: Toolchain | None, backend: Backend) -> dict[str, Any]:
+    return tools.plan(backend.settings.memory_bytes, cuda_architectures=backend.architecture) if tools else {}
 
 
 @contextmanager

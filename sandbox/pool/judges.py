@@ -15,7 +15,7 @@ import torch
 from pydantic import JsonValue
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import all_at_once, build_turn, device_held
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Built, Spare
 from kernelwright.sandbox.machine.identity import require_tools
@@ -76,7 +76,7 @@ class Judges:
     def __init__(self, settings: Settings, kept: int = KEPT, is_lasting: bool = True) -> None:
         """`is_lasting`: whether there is more than one candidate to be judged."""
         self.settings = settings
-        self._spare = Spare(settings, is_lasting) if settings.gpu else None
+        self._spare = Spare(backend_of(settings), is_lasting) if settings.gpu else None
         self._most = kept
         self._kept: OrderedDict[Key, _SharedJudge] = OrderedDict()
         self._apart: set[_SharedJudge] = set()
@@ -211,7 +211,7 @@ class Judges:
         waiting = WaitLimit(stopped=lambda: self._is_stopped)
         with judge.starting:
             if not judge.started:
-                with self._device, build_turn(self.settings, waiting):
+                with self._device, judge.backend.build_lock(waiting):
                     if self._is_stopped:
                         raise MachineError("the judging was stopped")
                     within_memory(judge.problem, lambda: self._start_first(judge, waiting))
@@ -222,8 +222,8 @@ class Judges:
         if judge.spare is None:
             _ = judge.reference
             return
-        with device_held(self.settings, waiting):
-            all_at_once(self.settings, [lambda: judge.reference, judge.spare.make])
+        with judge.backend.device_lock(waiting):
+            judge.backend.in_parallel([lambda: judge.reference, judge.spare.make])
 
 
 def _text(asks: Asks) -> str:

@@ -2,36 +2,31 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import all_at_once
-from kernelwright.sandbox.calls.device import Timed
-from kernelwright.sandbox.calls.memory_planning import ON_DEVICE, ON_HOST, Needs, holds_another, references_kept
+from kernelwright.sandbox.calls.backend import Backend
+from kernelwright.sandbox.calls.memory_planning import ON_HOST, Needs, references_kept
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
-from kernelwright.sandbox.correctness.compare import IEEE, KERNELBENCH, Shares, are_within
+from kernelwright.sandbox.correctness.compare import IEEE, KERNELBENCH, Shares
 from kernelwright.sandbox.correctness.families import FAMILIES, Domain
-from kernelwright.sandbox.machine.fact_store import Store, baseline_key, status_key
+from kernelwright.sandbox.machine.fact_store import Store, status_key
+from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.values import Values
-from kernelwright.sandbox.timing.baseline_facts import BaselineErrors, BaselineTimes, accuracy_of, place_of
-from kernelwright.sandbox.timing.compiled import begin_compiler, compiled_reference
+from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
+from kernelwright.sandbox.timing.compiled import compiled_reference
 from kernelwright.sandbox.timing.samples import Spreads, by_worker
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 from kernelwright.sandbox.verdict.memory import free_bytes
-from kernelwright.sandbox.verdict.settings import Accuracy, Settings
+from kernelwright.sandbox.verdict.settings import Accuracy
 from kernelwright.sandbox.verdict.statistics import KnownSpread
 from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus
 
-if TYPE_CHECKING:
-    from kernelwright.sandbox.calls.device import SharedInputs
-
-AT_ONCE = 2
-"""On a processor so many start at a time: more would only wait for each other's memory."""
 FIRST_LOOK = 3
 """A worker pair has three: the baseline, the other one of its placebo, and the source of values."""
 WORTH_TWO = 2**22
@@ -55,11 +50,6 @@ class OtherBaseline(NamedTuple):
     precision: Precision | None
     """The policy under which a process of strict eager is called; None for a process of its own."""
 
-    def call(self, values: Values) -> Timed:
-        if self.precision is None:
-            return self.session.call(values)
-        return self.session.under(self.precision, values, in_place=False)
-
 
 class Baselines:
     """Reference processes, each started when first needed and kept for the problem's next candidates. Close it.
@@ -67,15 +57,17 @@ class Baselines:
     Where memory does not hold as many as there are worker pairs, those that were used least recently end first.
     """
 
-    def __init__(self, problem: Problem, settings: Settings) -> None:
-        self.problem, self._settings = problem, settings
+    own_bytes = ON_HOST
+    """Memory that processes take on their own account, where references have theirs."""
+
+    def __init__(self, problem: Problem, backend: Backend) -> None:
+        self.problem, self._backend, self._settings = problem, backend, backend.settings
         self._eager: dict[int, ReferenceSession] = {}
         """Living ones by number, the most recently used last."""
         self._others: dict[Form, ReferenceSession] = {}
         """Processes of other forms."""
         self.unavailable: dict[str, str] = {}
         """Optional baselines that cannot run for this problem, by name, with the reason in one line."""
-        self._inputs: SharedInputs | None = None
         self._kept: int | None = None
         self._status: ProblemStatus | None = None
         self._statuses = Store("statuses")
@@ -84,14 +76,12 @@ class Baselines:
         """Whether the reference draws in `forward`, so that both sides are seeded alike before each call."""
         self._choosing = threading.Lock()
         self._closed = False
-        self._spreads = Spreads(problem, settings)
+        self._spreads = Spreads(problem, backend.settings)
         self._compared: set[frozenset[int]] = set()
         """Pairs of processes whose ratio is kept already."""
         self._candidates = 0
-        self._order = list(range(settings.worker_pairs))
+        self._order = list(range(backend.settings.worker_pairs))
         """The processes of the present candidate's worker pairs."""
-        if settings.compiled and settings.gpu:  # on a processor it would be heard by whoever is timed now
-            begin_compiler(settings)
         self.domain = Domain(problem.values.without)
         """The families of values that candidates are judged on."""
 
@@ -104,7 +94,7 @@ class Baselines:
                 self._end(next(iter(self._eager)))
             changed = index != AS_CONSTRUCTED and "weights" not in self._settings.without
             form = Form(changed_weights=changed)
-            found = ReferenceSession(self.problem, self._settings, form, inputs=self._shared_inputs())
+            found = self._open(form)
             with self._choosing:
                 late = self._closed
                 if not late:
@@ -113,6 +103,11 @@ class Baselines:
                 found.close()
                 raise MachineError(f"the judging of {self.problem.name} was ended")
         return found
+
+    def _open(self, form: Form, folder: WorkFolder | None = None) -> ReferenceSession:
+        """Start the process of a form."""
+        sample = self.first.sample if self._eager else None
+        return ReferenceSession(self.problem, self._backend, form, folder, sample)
 
     def _index(self, number: int) -> int:
         return self._order[number % len(self._order)]
@@ -179,48 +174,35 @@ class Baselines:
         """How many references may live at once, by what a call takes of memory and what there is."""
         if self._kept is None:
             wanted, (needs, there) = self._settings.worker_pairs, self._needs_and_room()
-            own = ON_DEVICE if self._settings.gpu else ON_HOST
-            self._kept = wanted if needs is None else max(1, references_kept(needs, wanted, there, own))
+            self._kept = wanted if needs is None else max(1, references_kept(needs, wanted, there, self.own_bytes))
             if self._kept < wanted:
                 LOG.info("%s: memory holds %d of %d references at once", self.problem.name, self._kept, wanted)
         return self._kept
 
+    def _needs_and_room(self) -> tuple[Needs | None, int]:
+        """What a call takes of memory, None where that is next to nothing, and the bytes that there are."""
+        return None if self.first.is_small else self.first.plan, free_bytes()
+
     @property
     def has_room_for_two(self) -> bool:
-        """Whether on a device another worker may be ready beside the one at work, which has nothing but its process."""
-        needs, there = self._needs_and_room() if self._settings.gpu else (None, 0)
-        return needs is not None and holds_another(needs, self.kept, there, ON_DEVICE)
+        """Whether another worker may be ready beside the one at work, which has nothing but its process."""
+        return False
 
-    def _needs_and_room(self) -> tuple[Needs | None, int]:
-        if not self._settings.gpu:
-            return None if self.first.is_small else self.first.plan, free_bytes()
-        from kernelwright.sandbox.calls.device import device_of
-
-        return self.first.needs, device_of(self._settings).total_bytes()
-
-    def _shared_inputs(self) -> "SharedInputs | Values | None":
-        if not self._settings.gpu:
-            return self.first.sample if self._eager else None
-        if self._inputs is None:
-            from kernelwright.sandbox.calls.device import SharedInputs
-
-            self._inputs = SharedInputs()
-        return self._inputs
+    @property
+    def is_tight(self) -> bool:
+        """Whether references start one after the other for want of memory."""
+        return self.kept < self._settings.worker_pairs
 
     def start(self) -> None:
-        """Have the eager processes run that are needed in any case, started side by side where memory holds all; on a
-        device, while it is held.
-        """
+        """Have the eager processes run that are needed in any case, started side by side where memory holds all."""
         first_look = FIRST_LOOK + 1 if self.draws_twice else FIRST_LOOK
         wanted = self._settings.worker_pairs if self._settings.effort == "rank" else first_look
         numbers = range(min(self.kept, self._settings.worker_pairs, wanted))
-        is_tight = self._settings.gpu and self.first.needs.is_large
-        if is_tight or self.kept < self._settings.worker_pairs:
+        if self.is_tight:
             for number in numbers:
                 self.eager(number)
             return
-        works = [partial(self.eager, number) for number in numbers]
-        all_at_once(self._settings, works, None if self._settings.gpu else AT_ONCE)
+        self._backend.in_parallel([partial(self.eager, number) for number in numbers], self._backend.most_parallel)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -236,34 +218,21 @@ class Baselines:
     def _other(self, form: Form) -> ReferenceSession:
         """The process of this form, which has been called once."""
         if form not in self._others:
-            problem, settings, inputs = self.problem, self._settings, self._shared_inputs()
             if form.compiled is not None:
-                self._others[form] = compiled_reference(problem, settings, form.compiled, inputs, form.precision)
+                start = partial(self._open, form)
+                self._others[form] = compiled_reference(self.problem, self._settings, form, start)
             else:
-                self._others[form] = found = ReferenceSession(problem, settings, form, inputs=inputs)
+                self._others[form] = found = self._open(form)
                 found.call_ms(found.draw())
         return self._others[form]
 
     def others(self, number: int) -> list[OtherBaseline]:
-        """Every baseline beside strict eager for worker pair `number`; on a processor compiled modes alone.
+        """Every baseline beside strict eager for worker pair `number`: here compiled modes alone.
 
         Raises `BrokenProblem` for a mode of the settings that does not compile. What is optional and fails is left out
         and stands in `unavailable`.
         """
-        found = [OtherBaseline(session.form.baseline, session, None) for session in self.compiled()]
-        if not self._settings.gpu:
-            return found
-        eager, groups = self.eager(number), self._settings.baselines
-        found += [OtherBaseline(Form(precision=one).baseline, eager, one) for one in self.policies if one in groups]
-        return found + self._available(self._optional())
-
-    def _optional(self) -> list[Form]:
-        """Forms with processes of their own that the problem has use of."""
-        groups, modes = self._settings.baselines, dict.fromkeys(self._settings.compiled)
-        found = [Form(mode, precision=one) for one in self.policies if f"compiled-{one}" in groups for mode in modes]
-        # What a call changes in place would be the inputs that it has converted.
-        converts = "channels_last" in groups and self.first.is_spatial and not self.first.changes
-        return found + ([Form(channels_last=True)] if converts else [])
+        return [OtherBaseline(session.form.baseline, session, None) for session in self.compiled()]
 
     def _available(self, forms: Iterable[Form]) -> list[OtherBaseline]:
         """Those that run; each of the others is tried once."""
@@ -281,60 +250,17 @@ class Baselines:
 
     def accuracy(self) -> tuple[dict[str, Shares], tuple[str, ...]]:
         """Errors of the others by name, as shares of the bounds of `ieee`, and the names of those that exceed what the
-        settings' accuracy allows.
-
-        Found in untimed calls, once a problem, device and versions. Nothing on a processor, and where the reference
-        draws in `forward`.
+        settings' accuracy allows; nothing where none is less accurate.
         """
-        if not self._settings.gpu or self.is_seeded:
-            return {}, ()
-        number = self._order.index(min(self._eager, default=0))
-        eager, others = self.eager(number), self.others(number)
-        known = {other.name: self._known_errors(other.name) for other in others}
-        missing = [other for other in others if known[other.name] is None]
-        known |= self._found_errors([one for one in missing if one.precision or one.session.adopt(eager)], eager)
-        found = {name: one for name, one in known.items() if one is not None}
-        asked = self._settings.accuracy
-        allowed = self.allowed(asked) or IEEE
-        less = [
-            name
-            for name, (errors, is_equal) in found.items()
-            if not (is_equal if asked == "ieee" else are_within(errors, allowed))
-        ]
-        return {name: one.errors for name, one in found.items()}, tuple(less)
-
-    def _known_errors(self, name: str) -> BaselineErrors | None:
-        found = Store("baseline-accuracy").get(baseline_key(self.problem.digest, *place_of(self._settings), name))
-        return None if found is None else BaselineErrors(*found)
-
-    def _found_errors(self, others: Sequence[OtherBaseline], eager: ReferenceSession) -> dict[str, BaselineErrors]:
-        found = accuracy_of({one.name: one.call for one in others}, eager, self.domain) if others else {}
-        for name, errors in found.items():
-            key = baseline_key(self.problem.digest, *place_of(self._settings), name)
-            Store("baseline-accuracy").put(key, errors)
-        return found
+        return {}, ()
 
     def allowed(self, accuracy: Accuracy, find: bool = True) -> Shares | None:
         """The largest errors of a candidate, as shares of the bounds of `ieee`, that an accuracy allows.
 
         `find`: without, None where that takes calls of the reference. Where an accuracy's precision switches change
-        nothing, as on a processor, it allows what `ieee` does.
+        nothing, it allows what `ieee` does.
         """
-        if accuracy == KERNELBENCH:
-            return {KERNELBENCH: 1.0}
-        policy = PERMITTING.get(accuracy)
-        if policy is None or not self._settings.gpu or self.is_seeded:
-            return IEEE
-        name = Form(precision=policy).baseline
-        found = self._known_errors(name)
-        if found is None and find:
-            eager = self.first
-            if eager.is_random or policy not in self.policies:
-                return IEEE
-            found = self._found_errors([OtherBaseline(name, eager, policy)], eager)[name]
-        if found is None:
-            return None
-        return {measure: max(1.0, LUCK * found.errors.get(measure, 0.0)) for measure in IEEE}
+        return {KERNELBENCH: 1.0} if accuracy == KERNELBENCH else IEEE
 
     def remember(self, measurement: Measurement) -> None:
         """Keep what each of them took, for tables, and how far they are apart."""
@@ -371,7 +297,7 @@ class Baselines:
     @property
     def _status_key(self) -> dict[str, object]:
         accuracy = {} if self._settings.accuracy == "ieee" else {"accuracy": self._settings.accuracy}
-        return status_key(self.problem.digest, "cuda" if self._settings.gpu else "cpu") | accuracy
+        return status_key(self.problem.digest, self._backend.kind) | accuracy
 
     @property
     def known_status(self) -> ProblemStatus | None:
@@ -381,18 +307,9 @@ class Baselines:
                 self._status = ProblemStatus.model_validate(self._statuses.get(self._status_key))
         return self._status
 
-    @cached_property
-    def policies(self) -> tuple[Precision, ...]:
-        """On a device: precision policies that change what strict eager gives, bit by bit."""
-        values, one, problem = self.first.draw(), self.first, self.problem
-        strict, tried = one.call(values).output, get_args(Precision)[1:]
-        if problem.precision != "strict" or problem.dtype not in (None, "float32"):
-            tried = tried[:1]
-        return tuple(policy for policy in tried if one.under(policy, values).output != strict)
-
     @property
     def exact_ways(self) -> tuple[str, ...]:
-        """On a device: how float64 results were computed so far."""
+        """How float64 results were computed so far, where there is more than one way."""
         living = {way for session in self._eager.values() for way in session.exact_ways}
         return tuple(sorted(self._ways | living))
 
@@ -409,7 +326,4 @@ class Baselines:
         self._ways = set(self.exact_ways)
         self._eager.clear()
         self._others.clear()
-        all_at_once(self._settings, [session.close for session in ending])
-        if self._inputs is not None:
-            self._inputs.close()
-            self._inputs = None
+        self._backend.in_parallel([session.close for session in ending])

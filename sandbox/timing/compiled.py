@@ -8,8 +8,9 @@ that runs a candidate has no such folder at all.
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.build import require_python_header
@@ -20,10 +21,7 @@ from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environme
 from kernelwright.sandbox.timing.baseline_facts import place_of, processor_kind
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 
-if TYPE_CHECKING:
-    from kernelwright.sandbox.calls.device import SharedInputs
-    from kernelwright.sandbox.tensors.values import Values
-
+Reference = TypeVar("Reference", bound=ReferenceSession)
 LOG = logging.getLogger("kernelwright.sandbox.timing")
 LIMIT_BYTES = 2 * 2**30
 BOUNDS = Bounds(bytes=2**29, files=8192, depth=8)
@@ -81,26 +79,23 @@ def begin_compiler(settings: Settings) -> None:
 
 
 def compiled_reference(
-    problem: Problem,
-    settings: Settings,
-    mode: CompileMode,
-    inputs: "SharedInputs | Values | None" = None,
-    precision: Precision = "strict",
-) -> ReferenceSession:
-    """Start the reference under a mode of torch.compile; it has compiled, or found what was compiled before.
+    problem: Problem, settings: Settings, form: Form, start: Callable[[WorkFolder], Reference]
+) -> Reference:
+    """Start the reference of a compiled form; it has compiled, or found what was compiled before.
 
-    Raises what `ReferenceSession` does, in words that name the mode, and `MachineError` without Python's headers.
+    Raises what `start` does, in words that name the mode, and `MachineError` without Python's headers.
     """
     require_python_header("torch.compile")
+    assert form.compiled is not None
     store, folder = CompiledStore(), CompilerFolder()
-    key = store.key(problem, settings, mode, precision)
+    key = store.key(problem, settings, form.compiled, form.precision)
     store.restore(key, folder.compiler)
-    session = ReferenceSession(problem, settings, Form(mode, precision=precision), folder, inputs)
+    session = start(folder)
     try:
         session.compile()
         if session.compilation.is_new:
             made = session.compilation.made
-            LOG.info("torch.compile (%s) compiled %d graphs anew: what was kept is replaced", mode, made)
+            LOG.info("torch.compile (%s) compiled %d graphs anew: what was kept is replaced", form.compiled, made)
             store.forget(key)  # it was of no use, or there was none
             store.keep(key, folder.compiler)
     except BaseException:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.process_memory import SharedMemory
@@ -42,7 +42,7 @@ PROBLEM = tiny_problem(COUNTING, name="counting", title="Rows times a weight")
 
 @pytest.fixture
 def reference():
-    with contextlib.closing(ReferenceSession(PROBLEM, SETTINGS)) as reference:
+    with contextlib.closing(backend_of(SETTINGS).reference(PROBLEM)) as reference:
         yield reference
 
 

@@ -5,8 +5,7 @@ import pytest
 from kernelwright.commands.options.judging_options import check_tools
 from kernelwright.commands.options.terminal import UserMistake
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import open_session
-from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.jail.children import ChildLate
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.judge.tools import Subject, looked_at
@@ -54,7 +53,7 @@ def tool(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def reference():
     problem = Problem(name="sums", title="Running sums", family="test", size="cpu", source=PROBLEM)
-    session = ReferenceSession(problem, SETTINGS)
+    session = backend_of(SETTINGS).reference(problem)
     yield session
     session.close()
 
@@ -65,7 +64,7 @@ def subject(reference):
     made = []
 
     def make(source=RIGHT, **asked):
-        built = Built(Candidate(source=source))
+        built = Built(Candidate(source=source), backend_of(SETTINGS))
         made.append(built)
         path = built.folder.write("candidate.py", source)
         load = {"source": str(path), "entry": "ModelNew", "built": str(built.folder.path / "build"), "threads": 1}
@@ -105,7 +104,7 @@ def test_a_fault_leads_the_reason_of_a_failure_whose_stage_stays(subject, tool):
     tool("compute-sanitizer", OVERRUN)
     one = subject(sanitize=True)
     with pytest.raises(StageFailed) as failure, looked_at(one):
-        one.built.worker = open_session("worker", one.built.folder, SETTINGS)
+        one.built.worker = backend_of(SETTINGS).open_session("worker", one.built.folder)
         raise StageFailed("run", "CUDA error: an illegal memory access was encountered")
     first, _, last = failure.value.reason.splitlines()
     assert failure.value.stage == "run"
@@ -119,7 +118,7 @@ def test_a_failure_in_which_the_tool_finds_nothing_stays_as_it_is(subject, tool)
     tool("compute-sanitizer", CLEAN)
     one = subject(sanitize=True)
     with pytest.raises(StageFailed, match=r"^wrong values$"), looked_at(one):
-        one.built.worker = open_session("worker", one.built.folder, SETTINGS)
+        one.built.worker = backend_of(SETTINGS).open_session("worker", one.built.folder)
         raise StageFailed("check", "wrong values")
 
 
@@ -129,7 +128,7 @@ def test_what_took_too_long_is_not_looked_at(subject, tool):
     tool("compute-sanitizer", OVERRUN)
     one = subject(sanitize=True)
     with pytest.raises(StageFailed, match=r"^no answer within"), looked_at(one):
-        one.built.worker = open_session("worker", one.built.folder, SETTINGS)
+        one.built.worker = backend_of(SETTINGS).open_session("worker", one.built.folder)
         with one.built.stage("run"):
             raise ChildLate
     assert one.built.look is None

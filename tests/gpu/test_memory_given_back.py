@@ -2,8 +2,8 @@
 
 import pytest
 
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.buffers import SPARE_PLACES
-from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright_child import driver
 from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.honest import RELU, problem
@@ -24,7 +24,7 @@ class ModelNew(torch.nn.Module):
 
 
 def test_a_reference_that_is_measured_shows_its_own_results_afterwards():
-    session = ReferenceSession(RELU, SETTINGS)
+    session = backend_of(SETTINGS).reference(RELU)
     try:
         values = session.draw()
         before = session.keep(session.show(values).output)
@@ -35,12 +35,12 @@ def test_a_reference_that_is_measured_shows_its_own_results_afterwards():
 
 
 def test_what_takes_new_memory_for_each_call_is_not_kept_from_giving_it_back():
-    session = ReferenceSession(GIVING, SETTINGS)
+    session = backend_of(SETTINGS).reference(GIVING)
     try:
         values = session.draw()
         for _ in range(3 * SPARE_PLACES):
             session.call_ms(values)
-        assert session._on_device.places_known <= 1 + SPARE_PLACES
+        assert session._session.places_known <= 1 + SPARE_PLACES
     finally:
         session.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.problems import Problem
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Spare, Stand
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
@@ -76,8 +77,8 @@ def test_there_is_nothing_in_a_worker_that_stands_of_what_was_judged_before(sett
     with Judge(PROBLEM, settings) as judge:
         verdict = judge.judge(Candidate(source=ALSO_ON_DISK))
         assert isinstance(verdict, Passed), verdict
-        with closing(Stand()) as stand:
-            stand.start(settings, 2)
+        with closing(Stand(backend_of(settings))) as stand:
+            stand.start(2)
             stand.come_up()
             assert [path for path in stand.folder.path.rglob("*") if not path.is_dir()] == []
             for session in stand.sessions:
@@ -89,7 +90,7 @@ def test_there_is_nothing_in_a_worker_that_stands_of_what_was_judged_before(sett
 
 
 def test_workers_that_stood_serve_one_candidate_and_end_with_it(settings):
-    with closing(Spare(settings)) as spare, Judge(PROBLEM, settings) as judge:
+    with closing(Spare(backend_of(settings))) as spare, Judge(PROBLEM, settings) as judge:
         judge.spare, folders = spare, set()
         for source in (ALSO_ON_DISK, LEAVES_WHAT_IT_CAN):
             spare.make()
@@ -105,7 +106,7 @@ def test_workers_that_stood_serve_one_candidate_and_end_with_it(settings):
 
 
 def test_what_stands_for_nobody_ends_with_its_judge(settings):
-    spare = Spare(settings)
+    spare = Spare(backend_of(settings))
     spare.make()
     stand = spare.take()
     spare._keep(stand)

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from kernelwright.sandbox.calls.backend import all_at_once
+from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.verdict.settings import Settings
 
 HERE = Settings()
@@ -16,11 +16,11 @@ def test_all_go_on_side_by_side_and_each_answer_is_in_its_place():
         meeting.wait()
         return number
 
-    assert all_at_once(HERE, [lambda number=number: work(number) for number in range(3)]) == [0, 1, 2]
+    assert Backend(HERE).in_parallel([lambda number=number: work(number) for number in range(3)]) == [0, 1, 2]
 
 
 def test_nothing_comes_to_nothing():
-    assert all_at_once(HERE, []) == []
+    assert Backend(HERE).in_parallel([]) == []
 
 
 def test_an_error_is_raised_once_the_others_have_come_to_their_end():
@@ -35,5 +35,5 @@ def test_an_error_is_raised_once_the_others_have_come_to_their_end():
         ended.append(True)
 
     with pytest.raises(ValueError, match="no"):
-        all_at_once(HERE, [fail, go_on])
+        Backend(HERE).in_parallel([fail, go_on])
     assert ended == [True]

@@ -4,9 +4,8 @@ from contextlib import closing
 
 import pytest
 
-from kernelwright.sandbox.calls.backend import open_session
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, require_room
-from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
 from kernelwright.sandbox.verdict.memory import free_bytes
@@ -28,7 +27,7 @@ def problem(rows):
 def child():
     """A reference's child that has loaded nothing; asks it what a problem takes."""
     settings = Settings()
-    with closing(WorkFolder()) as folder, open_session("reference", folder, settings) as session:
+    with closing(WorkFolder()) as folder, backend_of(settings).open_session("reference", folder) as session:
         session.greet()
 
         def ask(posed, settings=settings):
@@ -52,7 +51,7 @@ def test_inputs_larger_than_the_machine_are_refused_with_both_figures(child):
 
 def test_the_whole_reference_is_refused_so_before_it_is_loaded():
     with pytest.raises(UnsupportedHere, match=r"GiB of memory.* may take"):
-        ReferenceSession(problem(2**20), Settings())
+        backend_of(Settings()).reference(problem(2**20))
 
 
 def test_a_child_that_is_too_small_is_told_and_a_larger_one_does(child):

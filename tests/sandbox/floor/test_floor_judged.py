@@ -2,6 +2,7 @@
 
 import pytest
 
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.floor.processor import _key
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.judging import Judge
@@ -53,7 +54,7 @@ def test_a_verdict_tells_the_floor_and_how_close_the_candidate_comes(keeper):
 @pytest.mark.long
 def test_a_time_that_no_program_can_reach_is_refused(keeper, own_cache):
     with pytest.raises(StageFailed, match="less than this device") as stopped:
-        Floors(DOUBLED, SETTINGS).added(keeper.reference, times(candidate_ms=1e-6, eager_ms=1.0))
+        Floors(DOUBLED, backend_of(SETTINGS)).added(keeper.reference, times(candidate_ms=1e-6, eager_ms=1.0))
     assert stopped.value.stage == "time"
 
 
@@ -61,20 +62,20 @@ def test_a_time_that_no_program_can_reach_is_refused(keeper, own_cache):
 def test_peaks_that_were_measured_too_low_are_measured_again(keeper, own_cache):
     slow = Peaks(device="busy", levels=(Level(name="memory", inside_bytes=0, bytes_per_s=1e6),), flops_per_s={})
     Store("peaks").put(_key(SETTINGS.threads), slow.model_dump(mode="json"))
-    found = Floors(DOUBLED, SETTINGS).added(keeper.reference, times(candidate_ms=5.0, eager_ms=5.0))
+    found = Floors(DOUBLED, backend_of(SETTINGS)).added(keeper.reference, times(candidate_ms=5.0, eager_ms=5.0))
     assert 0 < found.floor_ms < 5.0
 
 
 @pytest.mark.long
 def test_a_floor_above_the_reference_itself_is_none(keeper, own_cache):
     keep_work(read_bytes=2**45)
-    found = Floors(DOUBLED, SETTINGS).added(keeper.reference, times(candidate_ms=5.0, eager_ms=5.0))
+    found = Floors(DOUBLED, backend_of(SETTINGS)).added(keeper.reference, times(candidate_ms=5.0, eager_ms=5.0))
     assert found.floor is None
 
 
 def test_the_work_of_a_problem_is_traced_once(keeper, own_cache):
     peaks = Peaks(device="known", levels=(Level(name="memory", inside_bytes=0, bytes_per_s=1e10),), flops_per_s={})
     Store("peaks").put(_key(SETTINGS.threads), peaks.model_dump(mode="json"))
-    Floors(DOUBLED, SETTINGS).of(keeper.reference)
+    Floors(DOUBLED, backend_of(SETTINGS)).of(keeper.reference)
     kept = Store("works").get(work_key(DOUBLED.digest))
     assert kept["read_bytes"] == 4 * MIB

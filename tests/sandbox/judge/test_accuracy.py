@@ -4,11 +4,12 @@ import pytest
 
 from kernelwright.problems import Problem
 from kernelwright.problems.record.value_families import FAMILIES
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key
 from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.timing.baseline_facts import BaselineErrors
-from kernelwright.sandbox.timing.baselines import LUCK, Baselines
+from kernelwright.sandbox.timing.gpu_baselines import LUCK
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.sandbox.conftest import QUICK
@@ -81,8 +82,8 @@ def test_on_a_processor_torchs_switches_allow_nothing_more(accuracy):
 def test_errors_that_were_kept_of_a_device_are_allowed_twice(monkeypatch, tmp_path):
     """The facts of a device stand in its store; no device is asked for them."""
     monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
-    baselines = Baselines(PROBLEM, Settings(device="cuda", accuracy="default"))
-    monkeypatch.setattr("kernelwright.sandbox.timing.baselines.place_of", lambda _: ("card", {}))
+    baselines = backend_of(Settings(device="cuda", accuracy="default")).baselines(PROBLEM)
+    monkeypatch.setattr("kernelwright.sandbox.timing.gpu_baselines.place_of", lambda _: ("card", {}))
     assert baselines.allowed("default", find=False) is None
     errors = {"largest": 300.0, "l2": 400.0, "slice": 0.2, "kernelbench": 7.0}
     key = baseline_key(PROBLEM.digest, "card", {}, "eager as shipped")

@@ -7,8 +7,9 @@ import pytest
 
 from kernelwright.problems.record.value_families import FAMILIES
 from kernelwright.sandbox.authenticity.evidence import OBSERVED_CAVEAT
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import UNOBSERVED, Judge, judge
-from kernelwright.sandbox.timing.baselines import AS_CONSTRUCTED, Baselines
+from kernelwright.sandbox.timing.baselines import AS_CONSTRUCTED
 from kernelwright.sandbox.verdict.report import recheck, report
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence
@@ -89,7 +90,7 @@ def test_a_candidate_that_is_wrong_at_sight_waits_for_one_reference_alone():
 
 
 def test_a_first_look_never_has_the_constructors_weights():
-    baselines = Baselines(NORM, SEARCH)
+    baselines = backend_of(SEARCH).baselines(NORM)
     baselines._kept = SEARCH.worker_pairs  # as where memory holds them all
     firsts = []
     for _ in range(8):
@@ -99,7 +100,7 @@ def test_a_first_look_never_has_the_constructors_weights():
 
 
 def test_a_ranking_begins_with_the_same_reference_each_time():
-    baselines = Baselines(NORM, Settings())
+    baselines = backend_of(Settings()).baselines(NORM)
     assert [(baselines.next_candidate(), baselines._index(0)) for _ in range(3)] == [(None, 0)] * 3
 
 

@@ -7,7 +7,7 @@ import torch
 
 from kernelwright.evals.formats.checking import examine_problem
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.correctness.families import vary
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedProblem
@@ -151,8 +151,8 @@ def test_a_problem_that_is_computed_in_place_is_checked_as_ok(name):
 
 def test_a_place_that_is_only_written_is_never_shown_as_it_was_drawn():
     with (
-        closing(ReferenceSession(posed("out"), QUICK)) as out,
-        closing(ReferenceSession(posed("cache"), QUICK)) as cache,
+        closing(backend_of(QUICK).reference(posed("out"))) as out,
+        closing(backend_of(QUICK).reference(posed("cache"))) as cache,
     ):
         assert out.changes == (2,) and torch.isnan(out.draw().tensors[2].tensor()).all()
         assert cache.changes == (0,) and not torch.isnan(cache.draw().tensors[0].tensor()).any()
@@ -163,7 +163,7 @@ def test_a_change_that_no_draw_has_shown_is_told():
     text = SOURCE.format(name="Model", init="pass", arguments="x, y", forward=forward)
     text += REST.format(inputs="torch.randn(8, 8), torch.randn(8, 8)")
     problem = Problem(name="rarely", title="", family="test", size="cpu", source=text)
-    with closing(ReferenceSession(problem, QUICK)) as reference:
+    with closing(backend_of(QUICK).reference(problem)) as reference:
         values = vary(reference.draw(), "shifted by 100", in_place=True)
         with pytest.raises(BrokenProblem, match="changed input 1 in place"):
             reference.call(values)

@@ -11,6 +11,7 @@ import uuid
 import pytest
 
 from kernelwright.commands.judging.judge import words
+from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.judges import Worker
@@ -214,7 +215,7 @@ def test_a_build_for_another_process_starts_no_worker_and_can_still_be_evaluated
 
 def test_a_build_in_a_pool_starts_no_worker(monkeypatch):
     started = []
-    monkeypatch.setattr("kernelwright.sandbox.judge.stages.open_session", lambda kind, *rest: started.append(kind))
+    monkeypatch.setattr(Backend, "open_session", lambda _, kind, folder: started.append(kind))
     worker = Worker(WorkerOptions(chosen=QUICK.model_dump(mode="json", exclude_unset=True)))
     try:
         work = Work(problem=SCALED_ROWS, candidate=candidate("ONE = built(RIGHT)"))

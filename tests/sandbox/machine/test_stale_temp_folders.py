@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.problems import load_problem
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.machine.workfolder import HeldFolder, WorkFolder, sweep
@@ -140,7 +141,7 @@ def test_a_held_folder_goes_with_all_that_is_in_it_when_its_block_ends(tmp_path)
 def test_a_reference_that_does_not_start_leaves_no_folder(settings):
     folder = WorkFolder()
     with pytest.raises(MachineError):
-        ReferenceSession(load_problem("rms_norm", "cpu"), settings, folder=folder)
+        ReferenceSession(load_problem("rms_norm", "cpu"), backend_of(settings), folder=folder)
     assert not folder.path.exists()
 
 

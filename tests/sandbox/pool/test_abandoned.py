@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.pool import judges
 from kernelwright.sandbox.pool.judges import Judges
-from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.verdict.errors import MachineError
 from tests.support.executors import QUICK, SUM, right
 
@@ -28,7 +28,7 @@ class Gated(judges._SharedJudge):
     def build(self, candidate):
         self.begun.set()
         assert self.gate.wait(WAIT_S)
-        return Built(candidate)
+        return Built(candidate, backend_of(QUICK))
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ BASELINES = []
 
 def test_a_reference_that_starts_while_its_judge_is_closed_is_closed_too(monkeypatch):
     monkeypatch.setattr("kernelwright.sandbox.timing.baselines.ReferenceSession", Started)
-    BASELINES[:] = [Baselines(SUM, QUICK)]
+    BASELINES[:] = [backend_of(QUICK).baselines(SUM)]
     with pytest.raises(MachineError, match="cumsum was ended"):
         BASELINES[0].eager(0)
     BASELINES[0].close()  # it was not kept, so nobody closes it again

@@ -4,6 +4,7 @@ import logging
 import pytest
 
 from kernelwright.problems import load_problem
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Settings
@@ -33,32 +34,32 @@ class Known(Baselines):
 
 @pytest.mark.slow
 def test_a_problems_status_is_found_once_for_all_judges(started):
-    with contextlib.closing(Baselines(PROBLEM, Settings())) as first:
+    with contextlib.closing(backend_of(Settings()).baselines(PROBLEM)) as first:
         found = first.status
     assert started() == 1
-    with contextlib.closing(Baselines(PROBLEM, Settings())) as second:
+    with contextlib.closing(backend_of(Settings()).baselines(PROBLEM)) as second:
         assert second.status == found
     assert started() == 1
 
 
 def test_a_status_stands_for_one_problem_and_one_kind_of_device():
     assert Known(PROBLEM, Settings()).status == WEAK
-    assert Baselines(PROBLEM, Settings()).known_status == WEAK
-    assert Baselines(PROBLEM, Settings(device="cuda")).known_status is None
-    assert Baselines(load_problem("sum_rows", "cpu"), Settings()).known_status is None
+    assert backend_of(Settings()).baselines(PROBLEM).known_status == WEAK
+    assert backend_of(Settings(device="cuda")).baselines(PROBLEM).known_status is None
+    assert backend_of(Settings()).baselines(load_problem("sum_rows", "cpu")).known_status is None
 
 
 def test_a_status_of_other_rules_is_found_again(monkeypatch):
     assert Known(PROBLEM, Settings()).status == WEAK
     monkeypatch.setattr("kernelwright.sandbox.machine.fact_store.JUDGE_VERSION", JUDGE_VERSION + 1)
-    assert Baselines(PROBLEM, Settings()).known_status is None
+    assert backend_of(Settings()).baselines(PROBLEM).known_status is None
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(Settings().cores) < 2, reason="this processor has one core")
 @pytest.mark.parametrize("effort", ["search", "rank"])
 def test_values_are_drawn_by_two_processes_that_are_not_timed_on_them(effort):
-    with contextlib.closing(Baselines(PROBLEM, Settings(effort=effort))) as baselines:
+    with contextlib.closing(backend_of(Settings(effort=effort)).baselines(PROBLEM)) as baselines:
         baselines.start()
         for number in range(2):
             sources = baselines.sources(number)
@@ -70,14 +71,14 @@ def test_values_are_drawn_by_two_processes_that_are_not_timed_on_them(effort):
     ("problem", "settings"), [(PROBLEM, Settings(worker_pairs=3, min_pairs=12)), (NORM, Settings())]
 )
 def test_one_process_draws_where_the_others_are_timed_or_there_is_little_to_draw(problem, settings):
-    with contextlib.closing(Baselines(problem, settings)) as baselines:
+    with contextlib.closing(backend_of(settings).baselines(problem)) as baselines:
         assert baselines.sources(0) == [baselines.eager(2)]
         assert not baselines.draws_twice
 
 
 @pytest.mark.slow
 def test_each_candidate_begins_with_another_process_and_waits_for_one_start_at_most_after_the_first(started):
-    with contextlib.closing(Baselines(NORM, Settings(effort="search"))) as baselines:
+    with contextlib.closing(backend_of(Settings(effort="search")).baselines(NORM)) as baselines:
         began, starts = [], []
         for _ in range(6):
             before = started()
@@ -93,6 +94,6 @@ def test_each_candidate_begins_with_another_process_and_waits_for_one_start_at_m
 
 @pytest.mark.slow
 def test_all_references_of_a_problem_are_lent_memory_for_the_same_inputs():
-    with contextlib.closing(Baselines(PROBLEM, Settings())) as baselines:
+    with contextlib.closing(backend_of(Settings()).baselines(PROBLEM)) as baselines:
         assert baselines.eager(0).sample is not None
         assert baselines.eager(1).sample is baselines.eager(0).sample

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelwright.sandbox.calls.reference import CompiledGraphs
+from kernelwright.sandbox.backends import backend_of
+from kernelwright.sandbox.calls.reference import CompiledGraphs, Form
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
-from kernelwright.sandbox.timing.compiled import CompiledStore, CompilerFolder, compiled_reference
+from kernelwright.sandbox.timing.compiled import CompiledStore, CompilerFolder
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Settings
@@ -47,7 +48,7 @@ def cache():
 @pytest.fixture(scope="module")
 def compiled(cache):
     """What a first process compiled, and what the store holds since."""
-    session = compiled_reference(SCALED, SETTINGS, "default")
+    session = backend_of(SETTINGS).reference(SCALED, Form("default"))
     child = session._session._child
     assert child.way == "forked" and child._zygote.form.imports == CompilerFolder.imports  # the compiler was there
     session.close()
@@ -65,7 +66,7 @@ def test_the_first_process_compiles_and_what_it_made_is_kept(compiled):
 @pytest.mark.parametrize("without", [(), pytest.param(("namespaces",), marks=pytest.mark.long)])
 def test_a_second_process_compiles_nothing_and_computes_the_same(cache, compiled, without):
     settings = SETTINGS.model_copy(update={"jail_without": without})
-    session = compiled_reference(SCALED, settings, "default")
+    session = backend_of(settings).reference(SCALED, Form("default"))
     try:
         values = session.draw()
         (output,) = session.call(values).output.tensors
@@ -83,7 +84,7 @@ def test_a_damaged_product_is_thrown_away_compiled_anew_and_both_are_logged(comp
     caplog.set_level(logging.INFO, "kernelwright.sandbox")
     library = next((cache / "compiled").rglob("*.main.so"), None) or next((cache / "compiled").rglob("*.so"))
     library.write_bytes(b"no machine code")
-    session = compiled_reference(SCALED, SETTINGS, "default")
+    session = backend_of(SETTINGS).reference(SCALED, Form("default"))
     session.close()
     assert session.compilation == CompiledGraphs(made=1, found=0)
     assert "thrown away" in caplog.text
@@ -151,7 +152,7 @@ def test_on_a_device_too_a_second_process_compiles_nothing(cache, mode):
     settings = SETTINGS.model_copy(update={"device": "cuda"})
     found = []
     for _ in range(2):
-        session = compiled_reference(LINEAR, settings, mode)
+        session = backend_of(settings).reference(LINEAR, Form(mode))
         assert session._session._child.way == "forked", ZYGOTES.obstacle
         session.close()
         found.append(session.compilation)
@@ -173,7 +174,7 @@ def test_on_a_device_a_later_process_writes_nothing_to_where_an_earlier_one_was(
         Path(own).chmod(0o755)
         monkeypatch.setattr(tempfile, "tempdir", own)
         for _ in range(2):
-            session = compiled_reference(LONG, SETTINGS.model_copy(update={"device": "cuda"}), "default")
+            session = backend_of(SETTINGS.model_copy(update={"device": "cuda"})).reference(LONG, Form("default"))
             session.close()
         assert session.compilation == CompiledGraphs(made=0, found=1)
         assert not list(Path(own).glob("*/compiler"))
@@ -194,7 +195,7 @@ def test_no_choice_of_a_launch_is_noted_where_another_child_would_look_for_it(tm
 @pytest.mark.slow
 def test_what_torch_compile_refuses_is_told_with_the_mode(cache):
     with pytest.raises(BrokenProblem, match=r"torch.compile swift: .*without torch"):
-        compiled_reference(SCALED, SETTINGS, "swift")
+        backend_of(SETTINGS).reference(SCALED, Form("swift"))
 
 
 @pytest.fixture

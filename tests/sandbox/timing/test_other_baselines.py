@@ -5,11 +5,11 @@ import contextlib
 import pytest
 import torch
 
-from kernelwright.sandbox.calls.reference import Form, ReferenceSession
+from kernelwright.sandbox.backends import backend_of
+from kernelwright.sandbox.calls.reference import Form
 from kernelwright.sandbox.correctness.families import Domain
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.timing.baseline_facts import accuracy_of
-from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.support.problems import tiny_problem
 
@@ -58,8 +58,8 @@ def test_each_form_has_a_name_of_its_own():
 )
 def test_channels_last_computes_what_eager_computes(problem):
     with (
-        contextlib.closing(ReferenceSession(problem, SETTINGS, Form(changed_weights=True))) as eager,
-        contextlib.closing(ReferenceSession(problem, SETTINGS, Form(channels_last=True))) as other,
+        contextlib.closing(backend_of(SETTINGS).reference(problem, Form(changed_weights=True))) as eager,
+        contextlib.closing(backend_of(SETTINGS).reference(problem, Form(channels_last=True))) as other,
     ):
         assert eager.is_spatial and other.adopt(eager)
         values = eager.draw()
@@ -72,7 +72,7 @@ def test_channels_last_computes_what_eager_computes(problem):
 @pytest.mark.slow
 def test_a_baseline_that_cannot_run_is_left_out_by_name_with_a_short_reason():
     rigid = problem_of(before="assert x.is_contiguous(), 'a row' * 99; ")
-    with contextlib.closing(Baselines(rigid, SETTINGS)) as baselines:
+    with contextlib.closing(backend_of(SETTINGS).baselines(rigid)) as baselines:
         forms = [Form(channels_last=True), Form()]
         assert [other.name for other in baselines._available(forms)] == ["eager"]
         ((name, reason),) = baselines.unavailable.items()
@@ -82,7 +82,7 @@ def test_a_baseline_that_cannot_run_is_left_out_by_name_with_a_short_reason():
 
 @pytest.mark.slow
 def test_on_a_processor_there_are_compiled_modes_alone_and_their_accuracy_is_not_told():
-    with contextlib.closing(Baselines(problem_of(), SETTINGS)) as baselines:
+    with contextlib.closing(backend_of(SETTINGS).baselines(problem_of())) as baselines:
         assert baselines.others(0) == [] and baselines.accuracy() == ({}, ())
 
 
@@ -93,7 +93,7 @@ def shortened(values):
 
 @pytest.mark.slow
 def test_a_less_accurate_baseline_does_not_qualify_and_its_errors_are_shares_of_the_bound():
-    with contextlib.closing(ReferenceSession(problem_of("Linear(64, 64)", "64, 64"), SETTINGS)) as eager:
+    with contextlib.closing(backend_of(SETTINGS).reference(problem_of("Linear(64, 64)", "64, 64"))) as eager:
         assert not eager.is_spatial
         calls = {
             "same": eager.call,

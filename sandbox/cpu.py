@@ -1,0 +1,63 @@
+"""Judging on the processors of this machine: how references, timing and tools are there."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.backend import Backend
+from kernelwright.sandbox.calls.reference import PLAIN, Form, ReferenceSession
+from kernelwright.sandbox.floor import processor
+from kernelwright.sandbox.jail.zygote_start import give_back_freed_memory
+from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.judge.tools import Subject
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.timing.compiled import compiled_reference
+from kernelwright.sandbox.timing.paired import Timing
+from kernelwright.sandbox.verdict.roofline import Peaks
+
+
+class CpuBackend(Backend):
+    measures_peaks_first = False
+    """Whether the roofline's peaks are measured before a candidate is timed; else only what is right needs them."""
+
+    def reference(self, problem: Problem, form: Form = PLAIN) -> ReferenceSession:
+        """Start a reference of its own; a compiled one has compiled. Close it."""
+        if form.compiled is None:
+            return self._open_reference(problem, form)
+        return compiled_reference(
+            problem, self.settings, form, lambda folder: self._open_reference(problem, form, folder)
+        )
+
+    def _open_reference(self, problem: Problem, form: Form, folder: WorkFolder | None = None) -> ReferenceSession:
+        return ReferenceSession(problem, self, form, folder)
+
+    def baselines(self, problem: Problem) -> Baselines:
+        return Baselines(problem, self)
+
+    def timing(self, baselines: Baselines, beat: float | None) -> Timing:
+        """The timing of one candidate; `beat` is the speedup of the best so far."""
+        return Timing(baselines, self.settings, beat)
+
+    def may_observe_timed_worker(self, baselines: Baselines) -> bool:
+        """Whether the worker that was timed last may be the one in which it is seen what runs."""
+        return True
+
+    def peaks(self) -> Peaks:
+        """Measured where they are not remembered. Raises `MachineError` where they cannot be."""
+        return processor.processor_peaks(self.settings.threads)
+
+    def peaks_again(self) -> Peaks:
+        """The better of these and of another measurement."""
+        return processor.measured_again(self.settings.threads)
+
+    def memory_explained(self, problem: Problem, baselines: Baselines, built: Built) -> AbstractContextManager[None]:
+        """Within it memory that is missing is the candidate's fault or the problem's, as far as that can be told."""
+        return nullcontext()
+
+    def looking(self, subject: Subject) -> AbstractContextManager[None]:
+        """Have the CUDA tools of the settings look at a candidate once the judging inside has ended."""
+        return nullcontext()
+
+    def release_memory(self) -> None:
+        """Give memory back that this process keeps for its next problem."""
+        give_back_freed_memory()

@@ -1,0 +1,153 @@
+"""Judging on a GPU: one device for one judge at a time, under its lock."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
+
+import torch
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.device import CudaDevice, device_of
+from kernelwright.sandbox.calls.gpu_reference import GpuReference
+from kernelwright.sandbox.calls.gpu_session import GpuSession
+from kernelwright.sandbox.calls.memory_planning import CONTEXT_BYTES, ON_DEVICE, refusal
+from kernelwright.sandbox.calls.memory_relief import OUT_OF_MEMORY, free_cached_memory
+from kernelwright.sandbox.calls.reference import Form
+from kernelwright.sandbox.calls.sessions import Session
+from kernelwright.sandbox.cpu import CpuBackend
+from kernelwright.sandbox.floor import gpu_measure
+from kernelwright.sandbox.gpu_timing import DeviceTiming
+from kernelwright.sandbox.jail.layers import Kind
+from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.judge.tools import Subject, looked_at
+from kernelwright.sandbox.machine.timing_locks import PATIENT, WaitLimit, processor_turn
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
+from kernelwright.sandbox.timing.paired import Timing
+from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedHere
+from kernelwright.sandbox.verdict.memory import gib
+from kernelwright.sandbox.verdict.roofline import Peaks
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child.driver import CudaError
+
+AHEAD = 2
+"""Workers that are started together, what most verdicts need. Only the first gets ready before it is due: the driver
+makes contexts one after the other, half a second each, however many wait for theirs, and what is wrong needs but one.
+"""
+GRANTED = 1.5
+"""Times what a reference takes, that a candidate may take before it is to blame."""
+Made = TypeVar("Made")
+
+
+class GpuBackend(CpuBackend):
+    """One device, timed beside builds and beside what judges of other devices do on the same cores."""
+
+    kind = "cuda"
+    most_parallel = None
+    import_wall = 1  # others wait for the device
+    measures_peaks_first = True
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.timed_threads = 2  # the judge, and a child that issues work
+        self.worker_cores = list(settings.cores)
+        self.workers_ahead = min(AHEAD, settings.worker_pairs)
+
+    @property
+    def device(self) -> CudaDevice:
+        """Opened when first needed."""
+        return device_of(self.settings)
+
+    @property
+    def architecture(self) -> str:
+        return self.device.architecture
+
+    def open_session(self, kind: Kind, folder: WorkFolder) -> Session:
+        """Start a child. A builder needs no device: what it compiles with runs on the processor."""
+        if kind == "builder":
+            return super().open_session(kind, folder)
+        return GpuSession(kind, folder, self.settings, self.device)
+
+    def device_lock(self, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
+        """Keep other judges of this machine from the device."""
+        return self.device.hold(waiting.stopped)
+
+    def timing_lock(self, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
+        """Keep timings of processors from the cores, and share them with builds."""
+        return processor_turn(self.settings.cores, shared=True, waiting=waiting)
+
+    def build_lock(self, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _in_thread(self, work: Callable[[], Made]) -> Made:
+        with self.device.as_guest():
+            return work()
+
+    def _open_reference(self, problem: Problem, form: Form, folder: WorkFolder | None = None) -> GpuReference:
+        return GpuReference(problem, self, form, folder)
+
+    def baselines(self, problem: Problem) -> GpuBaselines:
+        return GpuBaselines(problem, self)
+
+    def timing(self, baselines: Baselines, beat: float | None) -> Timing:
+        assert isinstance(baselines, GpuBaselines)
+        return DeviceTiming(baselines, self.settings, self.device, beat)
+
+    def may_observe_timed_worker(self, baselines: Baselines) -> bool:
+        """A fresh one serves where that one may hold much memory, or where the problem's status is still to be found.
+
+        For that no memory must be missing.
+        """
+        assert isinstance(baselines, GpuBaselines)
+        return baselines.known_status is not None and not baselines.first.needs.is_large
+
+    def peaks(self) -> Peaks:
+        return gpu_measure.device_peaks()
+
+    def peaks_again(self) -> Peaks:
+        return gpu_measure.measured_again()
+
+    @contextmanager
+    def memory_explained(self, problem: Problem, baselines: Baselines, built: Built) -> Iterator[None]:
+        """Where the device's memory does not do, raises `StageFailed` or `UnsupportedHere`.
+
+        It may lack to the judge or to the reference, and for both the candidate may be why.
+        """
+        said = None
+        try:
+            yield
+            return
+        except torch.OutOfMemoryError:
+            pass
+        except UnsupportedHere as error:
+            said = error
+        except CudaError as error:
+            if error.code != OUT_OF_MEMORY:
+                raise
+        assert isinstance(baselines, GpuBaselines)
+        taken, needs = self._taken_by_candidate(built), baselines.first.needs
+        granted = GRANTED * (needs.weights + needs.peak + CONTEXT_BYTES)
+        if taken > granted:
+            raise StageFailed(
+                "run",
+                f"the candidate takes {gib(taken)} of the device's memory, more than {GRANTED:g} times what the "
+                f"reference does, and there is none left to judge it; {gib(granted)} can be granted",
+            )
+        raise said or UnsupportedHere(refusal(problem.name, needs, self.device.total_bytes(), ON_DEVICE))
+
+    def _taken_by_candidate(self, built: Built) -> int:
+        """Bytes that are free once its worker has ended, over those before, without what the judge shared with it."""
+        self.device.make_current()
+        free_cached_memory()
+        before, lent = self.device.free_bytes(), 0
+        if built.worker is not None:
+            lent = built.worker.lent_bytes
+            built.worker.close()
+        return max(0, self.device.free_bytes() - before - lent)
+
+    def looking(self, subject: Subject) -> AbstractContextManager[None]:
+        return looked_at(subject) if self.settings.sanitize or self.settings.profile else nullcontext()
+
+    def release_memory(self) -> None:
+        free_cached_memory()

@@ -1,0 +1,143 @@
+"""The references of one problem on a device, and how accurate its less accurate baselines are."""
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import get_args
+
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.backend import Backend
+from kernelwright.sandbox.calls.device import SharedInputs, Timed, device_of
+from kernelwright.sandbox.calls.gpu_reference import GpuReference
+from kernelwright.sandbox.calls.memory_planning import ON_DEVICE, Needs, holds_another
+from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
+from kernelwright.sandbox.correctness.compare import IEEE, Shares, are_within
+from kernelwright.sandbox.machine.fact_store import Store, baseline_key
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.timing.baseline_facts import BaselineErrors, accuracy_of, place_of
+from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines, OtherBaseline
+from kernelwright.sandbox.timing.compiled import begin_compiler
+from kernelwright.sandbox.verdict.settings import Accuracy
+
+LUCK = 2.0
+"""A candidate may be off by so many times those errors, which are of a single draw for each input distribution."""
+
+
+class GpuBaselines(Baselines):
+    """Reference processes on a device, which see inputs in one allocation; hold the device's lock."""
+
+    own_bytes = ON_DEVICE
+
+    def __init__(self, problem: Problem, backend: Backend) -> None:
+        super().__init__(problem, backend)
+        self._inputs: SharedInputs | None = None
+        if self._settings.compiled:  # on a processor it would disturb whoever is timed now
+            begin_compiler(self._settings)
+
+    def _open(self, form: Form, folder: WorkFolder | None = None) -> GpuReference:
+        self._inputs = self._inputs or SharedInputs()
+        return GpuReference(self.problem, self._backend, form, folder, inputs=self._inputs)
+
+    def eager(self, number: int) -> GpuReference:
+        return _on_device(super().eager(number))
+
+    @property
+    def first(self) -> GpuReference:
+        return _on_device(super().first)
+
+    def _needs_and_room(self) -> tuple[Needs, int]:
+        return self.first.needs, device_of(self._settings).total_bytes()
+
+    @property
+    def has_room_for_two(self) -> bool:
+        needs, there = self._needs_and_room()
+        return holds_another(needs, self.kept, there, ON_DEVICE)
+
+    @property
+    def is_tight(self) -> bool:
+        return self.first.needs.is_large or super().is_tight
+
+    def others(self, number: int) -> list[OtherBaseline]:
+        found, eager, groups = super().others(number), self.eager(number), self._settings.baselines
+        found += [OtherBaseline(Form(precision=one).baseline, eager, one) for one in self.policies if one in groups]
+        return found + self._available(self._optional())
+
+    def _optional(self) -> list[Form]:
+        """Forms with processes of their own that the problem has use of."""
+        groups, modes = self._settings.baselines, dict.fromkeys(self._settings.compiled)
+        found = [Form(mode, precision=one) for one in self.policies if f"compiled-{one}" in groups for mode in modes]
+        # What a call changes in place would be the inputs that it has converted.
+        converts = "channels_last" in groups and self.first.is_spatial and not self.first.changes
+        return found + ([Form(channels_last=True)] if converts else [])
+
+    def accuracy(self) -> tuple[dict[str, Shares], tuple[str, ...]]:
+        """Found in untimed calls, once a problem, device and versions; nothing for a reference that draws."""
+        if self.is_seeded:
+            return {}, ()
+        number = self._order.index(min(self._eager, default=0))
+        eager, others = self.eager(number), self.others(number)
+        known = {other.name: self._known_errors(other.name) for other in others}
+        missing = [other for other in others if known[other.name] is None]
+        known |= self._found_errors([one for one in missing if one.precision or one.session.adopt(eager)], eager)
+        found = {name: one for name, one in known.items() if one is not None}
+        asked = self._settings.accuracy
+        allowed = self.allowed(asked) or IEEE
+        less = [
+            name
+            for name, (errors, is_equal) in found.items()
+            if not (is_equal if asked == "ieee" else are_within(errors, allowed))
+        ]
+        return {name: one.errors for name, one in found.items()}, tuple(less)
+
+    def _known_errors(self, name: str) -> BaselineErrors | None:
+        found = Store("baseline-accuracy").get(baseline_key(self.problem.digest, *place_of(self._settings), name))
+        return None if found is None else BaselineErrors(*found)
+
+    def _found_errors(self, others: Sequence[OtherBaseline], eager: GpuReference) -> dict[str, BaselineErrors]:
+        calls = {one.name: partial(_called, one) for one in others}
+        found = accuracy_of(calls, eager, self.domain) if others else {}
+        for name, errors in found.items():
+            key = baseline_key(self.problem.digest, *place_of(self._settings), name)
+            Store("baseline-accuracy").put(key, errors)
+        return found
+
+    def allowed(self, accuracy: Accuracy, find: bool = True) -> Shares | None:
+        policy = PERMITTING.get(accuracy)
+        if policy is None or self.is_seeded:
+            return super().allowed(accuracy, find)
+        name = Form(precision=policy).baseline
+        found = self._known_errors(name)
+        if found is None and find:
+            eager = self.first
+            if eager.is_random or policy not in self.policies:
+                return IEEE
+            found = self._found_errors([OtherBaseline(name, eager, policy)], eager)[name]
+        if found is None:
+            return None
+        return {measure: max(1.0, LUCK * found.errors.get(measure, 0.0)) for measure in IEEE}
+
+    @cached_property
+    def policies(self) -> tuple[Precision, ...]:
+        """Precision policies that change what strict eager gives, bit by bit."""
+        values, one, problem = self.first.draw(), self.first, self.problem
+        strict, tried = one.call(values).output, get_args(Precision)[1:]
+        if problem.precision != "strict" or problem.dtype not in (None, "float32"):
+            tried = tried[:1]
+        return tuple(policy for policy in tried if one.under(policy, values).output != strict)
+
+    def close(self) -> None:
+        super().close()
+        if self._inputs is not None:
+            self._inputs.close()
+            self._inputs = None
+
+
+def _on_device(session: ReferenceSession) -> GpuReference:
+    assert isinstance(session, GpuReference)
+    return session
+
+
+def _called(other: OtherBaseline, values: Values) -> Timed:
+    if other.precision is None:
+        return other.session.call(values)
+    return _on_device(other.session).under(other.precision, values, in_place=False)
