@@ -6,9 +6,9 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.calls.reference import PLAIN, Form, ReferenceSession
 from kernelwright.sandbox.floor import processor
+from kernelwright.sandbox.gpu_tools import Subject
 from kernelwright.sandbox.jail.zygote_start import give_back_freed_memory
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.judge.tools import Subject
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.compiled import compiled_reference

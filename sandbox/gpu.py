@@ -17,9 +17,9 @@ from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.cpu import CpuBackend
 from kernelwright.sandbox.floor import gpu_measure
 from kernelwright.sandbox.gpu_timing import DeviceTiming
+from kernelwright.sandbox.gpu_tools import Subject, looked_at
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.judge.tools import Subject, looked_at
 from kernelwright.sandbox.machine.timing_locks import PATIENT, WaitLimit, processor_turn
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.timing.baselines import Baselines

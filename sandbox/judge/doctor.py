@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from kernelwright.problems.record.base import Record
+from kernelwright.sandbox import gpu_tools
 from kernelwright.sandbox.build import python_header, shortcuts_found
 from kernelwright.sandbox.jail import bubblewrap, cgroups
 from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
@@ -25,7 +26,6 @@ from kernelwright.sandbox.jail.layers import (
     landlock_layer,
 )
 from kernelwright.sandbox.jail.zygote import ZYGOTES, private_bytes, resident_bytes
-from kernelwright.sandbox.judge import cuda_toolkit, memcheck, profile
 from kernelwright.sandbox.machine import identity as child_package
 from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_full, is_writable, limit_fault
 from kernelwright.sandbox.machine.clocks import Clocks
@@ -161,17 +161,17 @@ def _lock(uuid: str) -> HealthCheck:
 
 
 def _profilers() -> Iterator[HealthCheck]:
-    program = cuda_toolkit.program(profile.PROGRAM)
+    program = gpu_tools.program(gpu_tools.TOOLS[gpu_tools.PROFILE])
     if program is None:
         remedy = "only --profile needs it: install Nsight Compute"
         yield HealthCheck(name="GPU: ncu", state="absent", found="not found", remedy=remedy)
     else:
-        why = profile.counter_obstacle(program)
+        why = gpu_tools.counter_obstacle(program)
         if why:
-            yield HealthCheck(name="GPU: ncu", state="absent", found=why, remedy=profile.COUNTER_REMEDY)
+            yield HealthCheck(name="GPU: ncu", state="absent", found=why, remedy=gpu_tools.COUNTER_REMEDY)
         else:
             yield HealthCheck(name="GPU: ncu", state="ok", found=f"{program}; reads the hardware's counters")
-    sanitizer = cuda_toolkit.program(memcheck.PROGRAM)
+    sanitizer = gpu_tools.program(gpu_tools.TOOLS[gpu_tools.SANITIZE])
     if sanitizer is None:
         remedy = "only --sanitize needs it: it comes with the CUDA toolkit"
         yield HealthCheck(name="GPU: compute-sanitizer", state="absent", found="not found", remedy=remedy)

@@ -15,10 +15,10 @@ from kernelwright.sandbox.build.build_store import read_failures
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session, Unbuilt
 from kernelwright.sandbox.calls.timeouts import ImportTimeout
+from kernelwright.sandbox.gpu_tools import Subject
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
 from kernelwright.sandbox.judge.stages import Built, Spare, build_key, build_late, built_by, shortcuts_for
-from kernelwright.sandbox.judge.tools import Subject
 from kernelwright.sandbox.machine.identity import needs_device, versions, versions_used
 from kernelwright.sandbox.machine.timing_locks import WaitLimit, meet_load
 from kernelwright.sandbox.timing.fresh_values import in_background

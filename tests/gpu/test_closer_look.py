@@ -6,9 +6,9 @@ from kernelwright.commands.options.judging_options import check_tools
 from kernelwright.commands.options.terminal import UserMistake
 from kernelwright.problems import Problem
 from kernelwright.sandbox.backends import backend_of
+from kernelwright.sandbox.gpu_tools import Subject, looked_at
 from kernelwright.sandbox.jail.children import ChildLate
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.judge.tools import Subject, looked_at
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
@@ -193,7 +193,7 @@ def test_without_a_gpu_a_tool_is_the_users_mistake(option):
 
 def test_a_tool_that_is_missing_is_the_machines_lack(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("kernelwright.sandbox.judge.cuda_toolkit.PLACES", ())
+    monkeypatch.setattr("kernelwright.sandbox.gpu_tools.PLACES", ())
     with pytest.raises(MachineError, match="--profile needs ncu"):
         check_tools(sanitize=False, profile=True, gpu=True)
     check_tools(sanitize=False, profile=True, gpu=True, local=False)

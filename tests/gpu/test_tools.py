@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from kernelwright.sandbox.judge import cuda_toolkit, memcheck, profile
-from kernelwright.sandbox.judge.tools import Tool, ToolTask, run_under
+from kernelwright.sandbox import gpu_tools
+from kernelwright.sandbox.gpu_tools import Tool, ToolTask, run_under
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.values import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -55,7 +55,7 @@ NOT_STARTED = """========= COMPUTE-SANITIZER
 
 
 def test_a_write_beyond_an_allocation_is_told_with_kernel_access_size_and_place():
-    found = memcheck.read(OVERRUN, ended_well=False)
+    found = gpu_tools.read_memcheck(OVERRUN, ended_well=False)
     assert (found.state, found.errors, len(found.faults)) == ("found", 7, 2)
     fault = str(found.faults[0])
     for word in ("write of size 4", "shift(", "overrun.cu:14", "out of bounds, 1 bytes", "4039844", "(105,0,0)"):
@@ -63,56 +63,56 @@ def test_a_write_beyond_an_allocation_is_told_with_kernel_access_size_and_place(
 
 
 def test_the_deciding_line_comes_first_and_the_count_after_it():
-    first, last = str(memcheck.read(OVERRUN)).splitlines()
+    first, last = str(gpu_tools.read_memcheck(OVERRUN)).splitlines()
     assert first.startswith("Invalid __global__ write")
     assert last == "7 errors in all"
 
 
 def test_of_an_inlined_function_the_kernel_around_it_is_named():
-    fault = memcheck.read(INLINED).faults[0]
+    fault = gpu_tools.read_memcheck(INLINED).faults[0]
     assert (fault.kernel, fault.where) == ("product(const float *, float *)", "tile.cu:97")
     assert fault.relation == "misaligned"
 
 
 def test_reports_of_older_releases_are_read_too():
-    fault = memcheck.read(OLDER).faults[0]
+    fault = gpu_tools.read_memcheck(OLDER).faults[0]
     assert (fault.kernel, fault.where) == ("void add<__half>(T1 *, int)", "/tmp/build/add.cu:162")
     assert "out of bounds, 12589 bytes" in fault.relation and "1024" in fault.relation
 
 
 def test_a_report_without_errors_is_clean_only_if_the_program_came_to_its_end():
-    assert memcheck.read(CLEAN).state == "clean"
-    cut = memcheck.read(CLEAN, ended_well=False, said="Traceback\nRuntimeError: no kernel image")
+    assert gpu_tools.read_memcheck(CLEAN).state == "clean"
+    cut = gpu_tools.read_memcheck(CLEAN, ended_well=False, said="Traceback\nRuntimeError: no kernel image")
     assert (cut.state, cut.why) == ("silent", "RuntimeError: no kernel image")
 
 
 @pytest.mark.parametrize("report", ["", "=========", "========= ERROR SUMMARY: many", "\x00\xff" * 99])
 def test_no_report_is_silence(report):
-    assert memcheck.read(report).state == "silent"
+    assert gpu_tools.read_memcheck(report).state == "silent"
 
 
 def test_a_tool_that_can_not_attach_says_so():
-    assert "No attachable process" in memcheck.read(NOT_STARTED).why
+    assert "No attachable process" in gpu_tools.read_memcheck(NOT_STARTED).why
 
 
 def test_errors_of_an_unknown_kind_refuse_nobody():
-    found = memcheck.read("========= Something new\n========= ERROR SUMMARY: 3 errors\n")
+    found = gpu_tools.read_memcheck("========= Something new\n========= ERROR SUMMARY: 3 errors\n")
     assert found.state == "silent" and found.why.startswith("3 errors")
 
 
 def test_what_the_program_prints_is_no_part_of_the_report():
-    assert memcheck.read(f"Invalid __global__ write of size 4 bytes\n{CLEAN}").state == "clean"
+    assert gpu_tools.read_memcheck(f"Invalid __global__ write of size 4 bytes\n{CLEAN}").state == "clean"
 
 
 def test_a_flood_of_faults_stays_a_small_record():
     flood = "========= Invalid __global__ write of size 4 bytes\n=========     at f+0x10 in " + "x" * 5000 + ":1\n"
-    found = memcheck.read(flood * 5000)
+    found = gpu_tools.read_memcheck(flood * 5000)
     assert len(found.model_dump_json()) < 10_000
     assert found.errors == 5000
 
 
 def test_memcheck_is_told_to_leave_errors_of_the_library_out():
-    words = memcheck.command("compute-sanitizer", "/tmp/report")
+    words = gpu_tools.sanitizer_command("compute-sanitizer", "/tmp/report")
     assert words[words.index("--report-api-errors") + 1] == "no"
     assert words[-1] == "--"
 
@@ -131,7 +131,7 @@ a line of the program
 
 
 def test_the_report_of_ncu_is_read_by_launch():
-    first, second = profile.read_report(COUNTERS)
+    first, second = gpu_tools.read_counters(COUNTERS)
     assert first.kernel == "relu"
     assert first.metrics == {
         "bytes from and to device memory": "67.1 Mbyte",
@@ -142,20 +142,20 @@ def test_the_report_of_ncu_is_read_by_launch():
 
 def test_a_missing_permission_is_explained_with_what_helps_in_a_jail():
     output = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters"
-    assert profile.read_report(output) == []
-    told = profile.obstacle(output)
+    assert gpu_tools.read_counters(output) == []
+    told = gpu_tools.ncu_obstacle(output)
     assert "only administrators" in told
     assert "NVreg_RestrictProfilingToAdminUsers=0" in told
     assert "never administrators" in told
 
 
 def test_another_complaint_of_ncu_is_told_as_it_is():
-    assert profile.obstacle("==ERROR== Failed to find metric x\n==PROF== bye") == "Failed to find metric x"
-    assert profile.obstacle("") == "ncu reported no kernel"
+    assert gpu_tools.ncu_obstacle("==ERROR== Failed to find metric x\n==PROF== bye") == "Failed to find metric x"
+    assert gpu_tools.ncu_obstacle("") == "ncu reported no kernel"
 
 
 def test_ncu_leaves_the_clocks_alone_and_looks_at_marked_launches_only():
-    words = profile.command("ncu", "/tmp/report")
+    words = gpu_tools.ncu_command("ncu", "/tmp/report")
     assert words[words.index("--clock-control") + 1] == "none"
     assert words[words.index("--profile-from-start") + 1] == "off"
 
@@ -183,9 +183,9 @@ def test_a_look_tells_why_there_are_no_counters():
 
 def test_a_tool_that_is_not_there_is_named_with_the_option_that_asks_for_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(cuda_toolkit, "PLACES", ())
+    monkeypatch.setattr(gpu_tools, "PLACES", ())
     with pytest.raises(MachineError, match="--sanitize needs compute-sanitizer"):
-        cuda_toolkit.require_tools(sanitize=True, profile=False)
+        gpu_tools.require_tools(sanitize=True, profile=False)
 
 
 def test_what_a_linked_tool_needs_is_where_it_really_lies(tmp_path):
@@ -193,7 +193,7 @@ def test_what_a_linked_tool_needs_is_where_it_really_lies(tmp_path):
     home.mkdir(parents=True)
     (home / "compute-sanitizer").touch()
     (tmp_path / "link").symlink_to(home / "compute-sanitizer")
-    assert str(home) in cuda_toolkit.folders(str(tmp_path / "link"))
+    assert str(home) in gpu_tools.folders(str(tmp_path / "link"))
 
 
 STAND_IN = """#!/bin/sh
@@ -275,7 +275,7 @@ def test_a_candidate_that_raises_under_a_tool_is_told_by_its_error(tool, folder)
 @pytest.mark.slow
 def test_a_candidate_that_kills_its_starter_leaves_silence(tool, folder):
     ran = run_under(tool, call(folder, "__import__('os').kill(-1, 9)"), folder, SETTINGS)
-    assert (ran.ended_well, memcheck.read(ran.report, ran.ended_well, ran.printed).state) == (False, "silent")
+    assert (ran.ended_well, gpu_tools.read_memcheck(ran.report, ran.ended_well, ran.printed).state) == (False, "silent")
 
 
 @pytest.mark.slow

@@ -285,7 +285,7 @@ def check_tools(sanitize: bool, profile: bool, gpu: bool, local: bool = True) ->
 
     `UserMistake` where nothing runs on a GPU, `MachineError` where one is not installed. `local`: it is judged here.
     """
-    from kernelwright.sandbox.judge.cuda_toolkit import PROFILE, SANITIZE, require_tools
+    from kernelwright.sandbox.gpu_tools import PROFILE, SANITIZE, require_tools
 
     for option, asked in ((SANITIZE, sanitize), (PROFILE, profile)):
         if asked and not gpu:

@@ -6,8 +6,8 @@ import pytest
 
 from bench.results.hazards import check_hazards, read_hazards
 from bench.results.index import read_index
-from kernelwright.sandbox.judge.memcheck import command
-from kernelwright.sandbox.judge.memcheck import read_hazards as read
+from kernelwright.sandbox.gpu_tools import read_hazards as read
+from kernelwright.sandbox.gpu_tools import sanitizer_command
 from tests.bench.results.walk import ROOT
 
 SUMMARIES = {
@@ -29,8 +29,8 @@ def test_no_summary_and_a_program_that_broke_off_are_silence():
 
 
 def test_only_memcheck_pads_allocations():
-    assert "--padding" in command("tool", "report")
-    words = command("tool", "report", "racecheck")
+    assert "--padding" in sanitizer_command("tool", "report")
+    words = sanitizer_command("tool", "report", "racecheck")
     assert words[words.index("--tool") + 1] == "racecheck" and "--padding" not in words
 
 

@@ -1,0 +1,445 @@
+"""Tools of the CUDA toolkit that look at a candidate's call: compute-sanitizer and ncu.
+
+Each runs in a jailed child that is not timed. Nothing that they report decides how fast a candidate is: it is a hint.
+"""
+
+import csv
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
+from kernelwright.sandbox.jail.children import ChildGone, ChildLate
+from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.tensors.process_memory import MemoryReadError
+from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import MOST_FAULTS, KernelFacts, Look, Memcheck, MemoryFault
+
+PLACES = ("/opt/nvidia/nsight-compute/*", "/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
+WHOLE = "/opt/nvidia/nsight-compute"
+"""What `ncu` of a toolkit's `bin` is a link or a script to."""
+SANITIZE, PROFILE = "--sanitize", "--profile"
+TOOLS = {SANITIZE: "compute-sanitizer", PROFILE: "ncu"}
+HOW_TO_GET = {
+    "compute-sanitizer": "it comes with the CUDA toolkit; install that, or put it on the PATH",
+    "ncu": "install Nsight Compute, or put it on the PATH",
+}
+
+
+def program(name: str) -> str | None:
+    """Path of a tool of the CUDA toolkit; None where it is not installed."""
+    found = shutil.which(name)
+    if found:
+        return found
+    below = (path for pattern in PLACES for path in Path("/").glob(f"{pattern.lstrip('/')}/{name}"))
+    return next((str(path) for path in sorted(below, reverse=True) if path.is_file()), None)
+
+
+def needed(option: str) -> str:
+    """Path of the tool behind an option of the command line; `MachineError` where it is not there."""
+    name = TOOLS[option]
+    path = program(name)
+    if path is None:
+        raise MachineError(f"{option} needs {name}, which is not found; {HOW_TO_GET[name]}")
+    return path
+
+
+def require_tools(sanitize: bool, profile: bool) -> None:
+    """Raise `MachineError`, with the remedy, where a tool that is asked for is not installed here."""
+    for option, asked in ((SANITIZE, sanitize), (PROFILE, profile)):
+        if asked:
+            needed(option)
+
+
+def folders(path: str) -> tuple[str, ...]:
+    """What must be readable for this program to run: where it really lies, and what it may be a link or script to."""
+    real = Path(path).resolve()
+    top = real.parent.parent if real.parent.name == "bin" else real.parent
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where the user has no account
+    # Neither the root nor somebody's home is shown for the sake of one program.
+    own = str(real) if top in (Path("/"), home, *home.parents) else str(top)
+    return (own, WHOLE) if os.path.isdir(WHOLE) else (own,)  # noqa: PTH112
+
+
+MARK = "========="
+FOUND_CODE = 77
+PRINTED = 20
+PADDING_BYTES = 4096
+"""Between allocations: an access beyond one of them is then in none."""
+SANITIZER_ENVIRONMENT = {
+    # Each tensor must be an allocation of its own, or an access beyond it is within torch's large block.
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    # A jailed child has no other sockets.
+    "NV_COMPUTE_SANITIZER_LOCAL_CONNECTION_OVERRIDE": "uds",
+}
+WIDEST = 200
+
+_HEADING = re.compile(
+    r"Invalid (?:__\w+__|address|access|pointer|bulk|cp\.async|remote)\b.*|Malloc/Free error.*|Fatal UVM GPU fault.*"
+    r"|(?:Stack overflow|Illegal instruction|Misaligned|Out-of-range|Invalid PC)\b.*"
+)
+_AT = re.compile(r"at (?:(?P<kernel>.+?)\+)?0x[0-9a-f]+(?: in (?P<where>.+))?")
+_LINE = re.compile(r"in (\S+:\d+)")
+_BY = re.compile(r"by (thread \([\d,]+\) in block \([\d,]+\))")
+_IS = re.compile(r"(?:Address|Access (?:at|to)) 0x[0-9a-f]+ is (.+)")
+_AND_IS = re.compile(r"and is (.+? nearest allocation)(?: at 0x[0-9a-f]+)?(?: of size ([\d,]+) bytes)?")
+_FRAME = re.compile(r"Device Frame: ?(?P<kernel>.+?)(?:\+0x[0-9a-f]+| \[0x[0-9a-f]+\])(?: in (?P<where>.+))?")
+_OLD_PLACE = re.compile(r"(?P<where>\S+:\d+):(?P<kernel>.+)")
+_SUMMARY = re.compile(r"ERROR SUMMARY: ([\d,]+) errors?$")
+_HAZARDS = re.compile(r"(?:RACECHECK|ERROR) SUMMARY: ([\d,]+) (hazard|error)s?\b")
+
+
+def sanitizer_command(path: str, report: str, tool: str = "memcheck") -> list[str]:
+    """The words in front of a program's own: it runs under memcheck, racecheck or synccheck, which reports to a file.
+
+    Errors that calls of the CUDA library return are left out: torch asks for what may not be there, and says so itself.
+    """
+    options = {
+        "tool": tool,
+        "target-processes": "application-only",  # not the compilers that it may start
+        "show-backtrace": "device",
+        "print-limit": str(PRINTED),
+        "launch-timeout": "60",
+        "error-exitcode": str(FOUND_CODE),
+        "log-file": report,
+    }
+    if tool == "memcheck":
+        options |= {"report-api-errors": "no", "padding": str(PADDING_BYTES)}
+    return [path, *(word for name, value in options.items() for word in (f"--{name}", value)), "--"]
+
+
+def read_memcheck(report: str, ended_well: bool = True, said: str = "") -> Memcheck:
+    """What a report says. `ended_well`: of the program; `said`: its own last words, for where there is no report."""
+    lines = [line.removeprefix(MARK).strip() for line in report.splitlines() if line.startswith(MARK)]
+    counts = [int(found[1].replace(",", "")) for line in lines if (found := _SUMMARY.match(line))]
+    faults = tuple(_faults(lines))
+    if faults:
+        return Memcheck(state="found", faults=faults[:MOST_FAULTS], errors=max([len(faults), *counts]))
+    if counts == [0] and ended_well:
+        return Memcheck(state="clean")
+    return Memcheck(state="silent", why=_why(lines, counts, said))
+
+
+def read_hazards(report: str, ended_well: bool = True, said: str = "") -> str:
+    """What racecheck or synccheck found: `clean`, `N hazards`, `N errors`, or `silent: REASON`."""
+    lines = [line.removeprefix(MARK).strip() for line in report.splitlines() if line.startswith(MARK)]
+    found = [match for line in lines if (match := _HAZARDS.match(line))]
+    counts = [int(match[1].replace(",", "")) for match in found]
+    if any(counts):
+        return f"{max(counts)} {found[0][2]}"
+    return "clean" if counts and ended_well else f"silent: {_why(lines, counts, said)}"
+
+
+def _faults(lines: Sequence[str]) -> Iterator[MemoryFault]:
+    """Each heading with what follows up to the next."""
+    starts = [index for index, line in enumerate(lines) if _HEADING.fullmatch(line)]
+    for start, end in pairwise([*starts, len(lines)]):
+        yield _fault(lines[start], lines[start + 1 : end])
+
+
+def _fault(heading: str, details: Sequence[str]) -> MemoryFault:
+    found = {"what": heading[:WIDEST]}
+    relation: list[str] = []
+    for line in details:
+        if at := _AT.fullmatch(line):
+            found |= _place(at["kernel"] or "", at["where"] or "")
+        elif frame := _FRAME.fullmatch(line):  # the heading's function was inlined; the last frame is the kernel
+            found |= {"kernel": frame["kernel"][:WIDEST]}
+        elif of := _LINE.fullmatch(line):
+            found |= {"where": of[1][:WIDEST]}
+        elif by := _BY.fullmatch(line):
+            found |= {"by": by[1]}
+        elif how := _IS.fullmatch(line):
+            relation.append(how[1][:WIDEST])
+        elif beside := _AND_IS.fullmatch(line):
+            relation.append(beside[1] + (f" of size {beside[2].replace(',', '')} bytes" if beside[2] else ""))
+    return MemoryFault(**found, relation=", ".join(relation))
+
+
+def _place(kernel: str, where: str) -> dict[str, str]:
+    """Kernel and line, from either order in which releases of the tool tell them."""
+    old = None if kernel else _OLD_PLACE.fullmatch(where)
+    if old:
+        kernel, where = old["kernel"], old["where"]
+    elif not kernel:
+        kernel, where = where, ""
+    return {"kernel": kernel[:WIDEST], "where": where[:WIDEST]}
+
+
+def _why(lines: Sequence[str], counts: Sequence[int], said: str) -> str:
+    """One line on a run that ended without a report to go by: the tool's own complaint first."""
+    told = [line for line in lines if line.startswith(("Error", "Internal", "Device not supported", "Warning"))]
+    last = said.strip().splitlines()[-1:]
+    if not told and any(counts):
+        told = [f"{counts[-1]} errors of a kind that is not known here"]
+    if not (told or last):
+        return "the run ended without a word"
+    return "; ".join([*told[:1], *last])[: 2 * WIDEST]
+
+
+METRICS = {
+    "gpu__time_duration.sum": "time",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "device memory, % of its peak",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "multiprocessors, % of their peak",
+    "dram__bytes.sum": "bytes from and to device memory",
+    "lts__t_sector_hit_rate.pct": "L2 hits, %",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy reached, %",
+    "launch__registers_per_thread": "registers a thread",
+    "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct": "bytes used of each global load, %",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": "shared memory bank conflicts",
+    "smsp__inst_executed_op_local_ld.sum": "loads of spilled registers",
+}
+"""The few that decide what to do next: memory or arithmetic, how full, how wasteful."""
+LAUNCHES = 8
+"""Of the call, from its first one: each is run again and again, once for every few metrics."""
+NCU_ENVIRONMENT = {
+    # A jailed child has no other sockets.
+    "NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE": "uds",
+    "NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1",
+}
+PERMISSION = "ERR_NVGPUCTRPERM"
+"""What ncu prints where the driver keeps the counters for administrators; a code of its documentation."""
+COUNTER_REMEDY = (
+    "run as root, or let everybody read the counters: options nvidia NVreg_RestrictProfilingToAdminUsers=0 in "
+    "/etc/modprobe.d and a reboot; in a container: --cap-add SYS_ADMIN"
+)
+IN_JAIL = "children of the judge are never administrators, so the latter setting is the one that helps"
+TRIAL = "import torch; torch.ones(1 << 20, device='cuda').mul_(2); torch.cuda.synchronize()"
+TRIAL_S = 180
+
+
+def ncu_command(path: str, report: str) -> list[str]:
+    """The words in front of a program's own: launches between its marks are profiled, the report goes to a file."""
+    marked = ["--target-processes", "application-only", "--profile-from-start", "off"]
+    return [*_ncu(path, LAUNCHES), *marked, "--print-kernel-base", "function", "--log-file", report]
+
+
+def _ncu(path: str, launches: int) -> list[str]:
+    """Clocks are left alone: the card may be others' too."""
+    options = ["--csv", "--clock-control", "none", "--launch-count", str(launches)]
+    return [path, *options, "--metrics", ",".join(METRICS)]
+
+
+def read_counters(text: str) -> list[KernelFacts]:
+    """The launches in ncu's CSV, in their order; lines of the program's own are passed over."""
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        return []
+    rows = csv.DictReader(io.StringIO("\n".join(line for line in lines[start:] if line.startswith('"'))))
+    by_launch: dict[str, tuple[str, dict[str, str]]] = {}
+    for row in rows:
+        words = METRICS.get(row.get("Metric Name") or "")
+        unit, value = row.get("Metric Unit") or "", row.get("Metric Value") or ""
+        if words is not None and value not in ("", "n/a"):
+            kernel = (row.get("Kernel Name") or "")[:WIDEST]
+            by_launch.setdefault(row["ID"], (kernel, {}))[1][words] = f"{value} {unit}".strip()[:WIDEST]
+    return [KernelFacts(kernel=kernel, metrics=metrics) for kernel, metrics in by_launch.values()]
+
+
+def ncu_failure(output: str) -> str:
+    """One sentence for a run of ncu that gave nothing."""
+    if PERMISSION in output:
+        return f"the driver lets only administrators read the counters ({PERMISSION})"
+    told = [line for line in output.splitlines() if line.startswith("==ERROR==")]
+    return told[0].removeprefix("==ERROR==").strip()[:WIDEST] if told else "ncu reported no kernel"
+
+
+def ncu_obstacle(output: str) -> str:
+    """The same for a run in a jail, with what can be done about it."""
+    why = ncu_failure(output)
+    return f"{why}; {COUNTER_REMEDY}; {IN_JAIL}" if PERMISSION in output else why
+
+
+def counter_obstacle(path: str) -> str:
+    """Why ncu can not read the counters; empty where it can. Tries it on a small kernel, which takes some seconds."""
+    words = [*_ncu(path, launches=1), sys.executable, "-c", TRIAL]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it does not run ({type(error).__name__})"
+    return "" if read_counters(done.stdout) else ncu_failure(done.stdout + done.stderr)
+
+
+TOOL_S = 300.0
+"""For one run under a tool; a longer one says nothing."""
+MEMORY = 4
+"""Times the memory of other children: tools keep books of their own."""
+CALLED = ("load", "run", "check")
+"""Stages in which a candidate's kernels run."""
+BAD_RUNS = (ChildGone, ChildLate, Refused, MemoryReadError, Misbehaved)
+
+
+class Tool(NamedTuple):
+    path: str
+    command: tuple[str, ...]
+    """The words in front of the program's own; `{report}` stands for the file of the report."""
+    environment: Mapping[str, str]
+
+
+class Ran(NamedTuple):
+    ended_well: bool
+    report: str
+    printed: str
+    """The last words of the tool and of the program below it; or why there are none."""
+
+
+class ToolTask(NamedTuple):
+    """What `kernelwright_child.gpu_tool` is to do."""
+
+    plan: Mapping[str, object]
+    kept: Mapping[str, Values]
+    """Values that it maps, by name: `arguments`, `values` and, where there are any, `weights`."""
+
+
+class Subject(NamedTuple):
+    """Whom to look at: a candidate that is built, and the reference whose values it gets."""
+
+    built: Built
+    load: Callable[[], Mapping[str, object]]
+    """The message of a worker's `load`."""
+    reference: Callable[[], ReferenceSession]
+    settings: Settings
+
+
+@contextmanager
+def looked_at(subject: Subject) -> Iterator[None]:
+    """Judge inside; what is right is then looked at, and what failed on the device, for the reason why.
+
+    What is seen goes into `subject.built.look`. A faulty access fails the stage `check`, or leads the reason of the
+    failure that there was. Raises `MachineError` where a tool is missing or does not work here at all.
+    """
+    settings, built = subject.settings, subject.built
+    require_tools(settings.sanitize, settings.profile)
+    try:
+        yield
+    except StageFailed as stop:
+        late = isinstance(stop.__context__, ChildLate)  # it would take even longer under a tool
+        if settings.sanitize and built.worker is not None and stop.stage in CALLED and not late:
+            found = _sanitized(subject)
+            if found.state == "found":
+                raise StageFailed(stop.stage, f"{found}\n{stop.reason}", stop.log) from None
+        raise
+    if settings.sanitize:
+        found = _sanitized(subject)
+        if found.state == "found":
+            raise StageFailed("check", str(found), "\n".join(map(str, found.faults)))
+    if settings.profile:
+        _profiled(subject)
+
+
+def sanitizer(name: str = "memcheck") -> Tool:
+    """Memcheck, racecheck or synccheck of compute-sanitizer. Raises `MachineError` where that is missing."""
+    path = needed(SANITIZE)
+    return Tool(path, tuple(sanitizer_command(path, "{report}", name)), SANITIZER_ENVIRONMENT)
+
+
+def _sanitized(subject: Subject) -> Memcheck:
+    tool = sanitizer()
+    ran = run_call(subject, tool)
+    found = read_memcheck(ran.report, ran.ended_well, ran.printed)
+    if found.state == "silent" and (why := _fault_of(tool, subject.settings)):
+        raise MachineError(f"compute-sanitizer does not work here ({why}); leave {SANITIZE} out, or mend that")
+    _note(subject.built, memcheck=found)
+    return found
+
+
+def _profiled(subject: Subject) -> None:
+    path = needed(PROFILE)
+    tool = Tool(path, tuple(ncu_command(path, "{report}")), NCU_ENVIRONMENT)
+    ran = run_call(subject, tool)
+    counters = tuple(read_counters(ran.report))
+    obstacle = "" if counters else ncu_obstacle(f"{ran.report}\n{ran.printed}")
+    _note(subject.built, counters=counters, obstacle=obstacle)
+
+
+def _note(built: Built, **what: object) -> None:
+    built.look = (built.look or Look()).model_copy(update=what)
+
+
+def run_call(subject: Subject, tool: Tool) -> Ran:
+    """The candidate's call under a tool; its time counts as part of the check."""
+    built, reference = subject.built, subject.reference()
+    if built.worker is not None:  # it may still have work on the device
+        built.worker.close()
+        built.worker = None
+    start, seconds = time.perf_counter(), built.seconds
+    kept = {"arguments": reference.arguments, "values": reference.draw()}
+    if reference.weights.tensors and built.weight_seed is None:
+        kept["weights"] = reference.weights
+    plan = {
+        "trial": False,
+        "load": dict(subject.load()),
+        "weights": reference.weight_names,
+        "precision": reference.problem.precision,
+        "gradients": reference.problem.direction != "forward",
+    }
+    try:
+        return run_under(tool, ToolTask(plan, kept), built.folder, subject.settings)
+    finally:
+        seconds["check"] = seconds.get("check", 0.0) + time.perf_counter() - start
+
+
+def _fault_of(tool: Tool, settings: Settings) -> str:
+    """Why memcheck can not be had on this machine, tried with a program that is right; empty where it can."""
+    return _trial(tool.path, tool.command, tuple(tool.environment.items()), settings)
+
+
+@cache
+def _trial(path: str, command: tuple[str, ...], environment: tuple[tuple[str, str], ...], settings: Settings) -> str:
+    folder = WorkFolder()
+    try:
+        ran = run_under(Tool(path, command, dict(environment)), ToolTask({"trial": True}, {}), folder, settings)
+    finally:
+        folder.close()
+    return read_memcheck(ran.report, ran.ended_well, ran.printed).why
+
+
+def run_under(tool: Tool, call: ToolTask, folder: WorkFolder, settings: Settings) -> Ran:
+    """Start the program `kernelwright_child.gpu_tool` below a tool, in a jail, and wait for both."""
+    folder.shown = folders(tool.path)
+    more = {"memory_bytes": MEMORY * settings.memory_bytes}
+    try:
+        with Session("worker", folder, settings.model_copy(update=more)) as session:
+            session.greet()
+            return _asked(session, tool, call, settings)
+    except ChildLate:
+        return Ran(False, "", f"it did not end within {TOOL_S:.0f} s")
+    except BAD_RUNS as error:
+        return Ran(False, "", str(error))
+    finally:
+        folder.shown = ()
+
+
+def _asked(session: Session, tool: Tool, call: ToolTask, settings: Settings) -> Ran:
+    limit = settings.start_timeout_s
+    session.ask({"op": "use device"}, limit)
+    for name, values in call.kept.items():
+        session.ask({"op": "keep", "name": name, "tree": values.tree}, limit, _on_host(values))
+    question: dict[str, Any] = {
+        "op": "under tool",
+        "command": list(tool.command),
+        "environment": dict(tool.environment),
+        "plan": dict(call.plan) | {"device": "cuda" if settings.gpu else "cpu"},
+        "cores": list(settings.cores),
+    }
+    answer = session.ask(question, TOOL_S)
+    return Ran(answer.get("code") == 0, str(answer.get("report", "")), str(answer.get("printed", "")))
+
+
+def _on_host(values: Values) -> Values:
+    return Values(values.tree, tuple(RawTensor.of(raw.tensor().cpu()) for raw in values.tensors))
