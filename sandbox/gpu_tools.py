@@ -134,7 +134,7 @@ def read_memcheck(report: str, ended_well: bool = True, said: str = "") -> Memch
     return Memcheck(state="silent", why=_why(lines, counts, said))
 
 
-def read_hazards(report: str, ended_well: bool = True, said: str = "") -> str:
+def parse_hazards(report: str, ended_well: bool = True, said: str = "") -> str:
     """What racecheck or synccheck found: `clean`, `N hazards`, `N errors`, or `silent: REASON`."""
     lines = [line.removeprefix(MARK).strip() for line in report.splitlines() if line.startswith(MARK)]
     found = [match for line in lines if (match := _HAZARDS.match(line))]

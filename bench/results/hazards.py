@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.results.again import problem_of
 from bench.results.index import Kept, read_index
 from kernelwright.sandbox.authenticity.languages import candidate_of
-from kernelwright.sandbox.gpu_tools import SANITIZE, needed, read_hazards, run_call, sanitizer
+from kernelwright.sandbox.gpu_tools import SANITIZE, needed, parse_hazards, run_call, sanitizer
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.errors import SandboxError
@@ -60,6 +60,6 @@ def _checked(row: Kept, tree: Path, source: str, settings: Settings) -> dict[str
             if built.failure:
                 return {tool: f"silent: it fails at {built.failure.stage}" for tool in TOOLS}
             runs = {tool: run_call(judge.subject(built), sanitizer(tool)) for tool in TOOLS}
-            return {tool: read_hazards(ran.report, ran.ended_well, ran.printed) for tool, ran in runs.items()}
+            return {tool: parse_hazards(ran.report, ran.ended_well, ran.printed) for tool, ran in runs.items()}
         finally:
             built.close()
