@@ -10,8 +10,7 @@ from kernelwright.sandbox.gpu_tools import Subject
 from kernelwright.sandbox.jail.zygote_start import give_back_freed_memory
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.timing.baselines import Baselines
-from kernelwright.sandbox.timing.compiled import compiled_reference
+from kernelwright.sandbox.timing.baselines import Baselines, compiled_reference
 from kernelwright.sandbox.timing.paired import Timing
 from kernelwright.sandbox.verdict.roofline import Peaks
 

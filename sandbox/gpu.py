@@ -7,11 +7,11 @@ from typing import TypeVar
 import torch
 
 from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.buffers import OUT_OF_MEMORY, free_cached_memory
 from kernelwright.sandbox.calls.device import CudaDevice, device_of
 from kernelwright.sandbox.calls.gpu_reference import GpuReference
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.memory_planning import CONTEXT_BYTES, ON_DEVICE, refusal
-from kernelwright.sandbox.calls.memory_relief import OUT_OF_MEMORY, free_cached_memory
 from kernelwright.sandbox.calls.reference import Form
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.cpu import CpuBackend

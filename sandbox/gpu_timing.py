@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from kernelwright.sandbox.calls.buffers import free_cached_memory
 from kernelwright.sandbox.calls.dealt_chain import (
     CannotIssueAhead,
     Chain,
@@ -26,7 +27,6 @@ from kernelwright.sandbox.calls.dealt_chain import (
 from kernelwright.sandbox.calls.device import CudaDevice, Timed
 from kernelwright.sandbox.calls.gpu_reference import GpuReference
 from kernelwright.sandbox.calls.gpu_session import CHANGED_INPUT, GpuSession
-from kernelwright.sandbox.calls.memory_relief import free_cached_memory
 from kernelwright.sandbox.calls.reference import PATIENCE, Precision, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Session
 from kernelwright.sandbox.calls.timeouts import FirstCallTimeout

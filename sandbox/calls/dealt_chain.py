@@ -6,10 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kernelwright.sandbox.calls.buffers import Shown
+from kernelwright.sandbox.calls.buffers import Shown, with_relief
 from kernelwright.sandbox.calls.dealing import Flags, Turn
 from kernelwright.sandbox.calls.gpu_session import GpuSession
-from kernelwright.sandbox.calls.memory_relief import with_relief
 from kernelwright.sandbox.jail.children import ChildLate
 from kernelwright.sandbox.machine.clocks import ClockSample
 from kernelwright.sandbox.tensors.process_memory import MemoryReadError

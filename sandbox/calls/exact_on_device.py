@@ -11,11 +11,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, Protocol
 
 from kernelwright.problems import Tolerance
-from kernelwright.sandbox.calls.buffers import Layout, Lent
+from kernelwright.sandbox.calls.buffers import Layout, Lent, relieve
 from kernelwright.sandbox.calls.device import CudaDevice
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.memory_planning import Needs
-from kernelwright.sandbox.calls.memory_relief import relieve
 from kernelwright.sandbox.calls.sessions import Refused
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
 from kernelwright.sandbox.correctness.distance import Cut, Joined, are_alike, cuts, part, result_rows, spans

@@ -9,12 +9,11 @@ import torch
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import Backend
-from kernelwright.sandbox.calls.buffers import Layout
+from kernelwright.sandbox.calls.buffers import Layout, register, with_relief
 from kernelwright.sandbox.calls.device import SharedInputs, Timed, device_of
 from kernelwright.sandbox.calls.exact_on_device import ExactOnDevice, PartOfReference, layout_of_part
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.memory_planning import LARGE_BYTES, Needs
-from kernelwright.sandbox.calls.memory_relief import register, with_relief
 from kernelwright.sandbox.calls.reference import PLAIN, Form, Precision, ReferenceSession, fresh_seed, operation
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.correctness.compare import tolerance_of

@@ -8,11 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch
+from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch, relieve
 from kernelwright.sandbox.calls.dealing import ISSUE_FACTOR, ISSUE_S, RUN_S, Flags
 from kernelwright.sandbox.calls.device import CudaDevice, Prepared, Timed, Witnessed
 from kernelwright.sandbox.calls.memory_planning import Needs
-from kernelwright.sandbox.calls.memory_relief import relieve
 from kernelwright.sandbox.calls.sessions import (
     LEAST_BYTES,
     OBSERVING,

@@ -21,8 +21,7 @@ from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidat
 from kernelwright.sandbox.judge.stages import Built, Spare, build_key, build_late, built_by, shortcuts_for
 from kernelwright.sandbox.machine.identity import needs_device, versions, versions_used
 from kernelwright.sandbox.machine.timing_locks import WaitLimit, meet_load
-from kernelwright.sandbox.timing.fresh_values import in_background
-from kernelwright.sandbox.timing.paired import DrawingReference, Timing, weight_seed
+from kernelwright.sandbox.timing.paired import DrawingReference, Timing, in_background, weight_seed
 from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Accuracy, Settings

@@ -122,7 +122,7 @@ class Spare:
             raise
         self._keep(stand)
         if self._forget is None:
-            from kernelwright.sandbox.calls.memory_relief import register
+            from kernelwright.sandbox.calls.buffers import register
 
             self._forget = register(self.give_up, self._backend.settings.ordinal)
 

@@ -1,31 +1,118 @@
 """The references of one problem: as many eager processes as there are worker pairs, and one for each compiled mode."""
 
 import logging
+import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
+from kernelwright.sandbox.build import require_python_header
 from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.calls.memory_planning import ON_HOST, Needs, references_kept
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.correctness.compare import IEEE, KERNELBENCH, Shares
 from kernelwright.sandbox.correctness.families import FAMILIES, Domain
+from kernelwright.sandbox.jail.zygote import ZYGOTES
+from kernelwright.sandbox.machine.cache import Bounds, FolderStore, digest_of
 from kernelwright.sandbox.machine.fact_store import Store, status_key
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environment
 from kernelwright.sandbox.tensors.values import Values
-from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
-from kernelwright.sandbox.timing.compiled import compiled_reference
+from kernelwright.sandbox.timing.baseline_facts import BaselineTimes, place_of, processor_kind
 from kernelwright.sandbox.timing.samples import Spreads, by_worker
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 from kernelwright.sandbox.verdict.memory import free_bytes
-from kernelwright.sandbox.verdict.settings import Accuracy
+from kernelwright.sandbox.verdict.settings import Accuracy, CompileMode, Settings
 from kernelwright.sandbox.verdict.statistics import KnownSpread
 from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus
+
+Reference = TypeVar("Reference", bound=ReferenceSession)
+LOG = logging.getLogger("kernelwright.sandbox.timing")
+LIMIT_BYTES = 2 * 2**30
+BOUNDS = Bounds(bytes=2**29, files=8192, depth=8)
+FORMAT = "3"
+
+
+class CompilerFolder(WorkFolder):
+    """A work folder with one more place to write to, the cache of torch's compiler.
+
+    Triton's own cache stays where it is in every work folder: it names its files by absolute paths, so it is of no use
+    elsewhere, and the compiler's cache holds all kernels that it has chosen.
+    """
+
+    imports = ("torch._dynamo", "torch._inductor.compile_fx")
+    """The compiler itself, which takes seconds to import: once in place of for each problem."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiler = self.path / "compiler"
+        self.compiler.mkdir(mode=0o700)
+
+    def places(self, *without: str) -> list[str]:
+        return [*super().places(*without), str(self.compiler)]
+
+    def environment(self, threads: int, steady: bool = False) -> dict[str, str]:
+        """As of any work folder; torch.compile is told of the cache."""
+        return super().environment(threads, steady) | {"TORCHINDUCTOR_CACHE_DIR": str(self.compiler)}
+
+    def give_to(self, user: int) -> None:
+        """As of any work folder, with all that was put into the cache; no child has run yet, so there are no links."""
+        is_new = self.user is None
+        super().give_to(user)
+        for top, folders, files in os.walk(self.compiler) if is_new else ():
+            for name in (*folders, *files):
+                os.chown(Path(top) / name, user, user, follow_symlinks=False)
+
+
+class CompiledStore(FolderStore):
+    """What torch.compile has made, by all that it depends on; the longest unused goes where it grows too large."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        super().__init__("compiled", limit_bytes, BOUNDS)
+
+    @staticmethod
+    def key(problem: Problem, settings: Settings, mode: CompileMode, precision: Precision = "strict") -> str:
+        """Problem, device, versions, mode; and the number of threads, which is written into code for processors."""
+        place, baseline = place_of(settings), Form(mode, precision=precision).baseline
+        facts = [FORMAT, problem.digest, baseline, str(settings.threads), processor_kind(), place.device]
+        return digest_of(facts + [f"{name}={value}" for name, value in sorted(place.versions.items())])
+
+
+def begin_compiler(settings: Settings) -> None:
+    """Have the process import the compiler that compiled references are forked from, while others start."""
+    ZYGOTES.find(shared_environment(settings.threads, steady=True), CompilerFolder.imports)
+
+
+def compiled_reference(
+    problem: Problem, settings: Settings, form: Form, start: Callable[[WorkFolder], Reference]
+) -> Reference:
+    """Start the reference of a compiled form; it has compiled, or found what was compiled before.
+
+    Raises what `start` does, in words that name the mode, and `MachineError` without Python's headers.
+    """
+    require_python_header("torch.compile")
+    assert form.compiled is not None
+    store, folder = CompiledStore(), CompilerFolder()
+    key = store.key(problem, settings, form.compiled, form.precision)
+    store.restore(key, folder.compiler)
+    session = start(folder)
+    try:
+        session.compile()
+        if session.compilation.is_new:
+            made = session.compilation.made
+            LOG.info("torch.compile (%s) compiled %d graphs anew: what was kept is replaced", form.compiled, made)
+            store.forget(key)  # it was of no use, or there was none
+            store.keep(key, folder.compiler)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
 
 FIRST_LOOK = 3
 """A worker pair has three: the baseline, the other one of its placebo, and the source of values."""
@@ -39,7 +126,6 @@ LUCK = 2.0
 """A candidate may be off by so many times those errors, which are of a single draw for each input distribution."""
 REASON_LENGTH = 200
 """Characters of the reason why a baseline is unavailable."""
-LOG = logging.getLogger("kernelwright.sandbox.timing")
 
 
 class OtherBaseline(NamedTuple):

@@ -15,8 +15,7 @@ from kernelwright.sandbox.machine.fact_store import Store, baseline_key
 from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.tensors.values import Values
 from kernelwright.sandbox.timing.baseline_facts import BaselineErrors, accuracy_of, place_of
-from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines, OtherBaseline
-from kernelwright.sandbox.timing.compiled import begin_compiler
+from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines, OtherBaseline, begin_compiler
 from kernelwright.sandbox.verdict.settings import Accuracy
 
 LUCK = 2.0

@@ -15,7 +15,7 @@ from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
-from kernelwright.sandbox.timing.compiled import CompiledStore, CompilerFolder
+from kernelwright.sandbox.timing.baselines import CompiledStore, CompilerFolder
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Settings
