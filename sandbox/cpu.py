@@ -33,9 +33,9 @@ class CpuBackend(Backend):
     def baselines(self, problem: Problem) -> Baselines:
         return Baselines(problem, self)
 
-    def timing(self, baselines: Baselines, beat: float | None) -> Timing:
-        """The timing of one candidate; `beat` is the speedup of the best so far."""
-        return Timing(baselines, self.settings, beat)
+    def timing(self, baselines: Baselines, best_speedup: float | None) -> Timing:
+        """The timing of one candidate; `best_speedup` is the speedup of the best so far."""
+        return Timing(baselines, self.settings, best_speedup)
 
     def may_observe_timed_worker(self, baselines: Baselines) -> bool:
         """Whether the worker that was timed last may be the one in which it is seen what runs."""

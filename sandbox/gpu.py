@@ -90,9 +90,9 @@ class GpuBackend(CpuBackend):
     def baselines(self, problem: Problem) -> GpuBaselines:
         return GpuBaselines(problem, self)
 
-    def timing(self, baselines: Baselines, beat: float | None) -> Timing:
+    def timing(self, baselines: Baselines, best_speedup: float | None) -> Timing:
         assert isinstance(baselines, GpuBaselines)
-        return DeviceTiming(baselines, self.settings, self.device, beat)
+        return DeviceTiming(baselines, self.settings, self.device, best_speedup)
 
     def may_observe_timed_worker(self, baselines: Baselines) -> bool:
         """A fresh one serves where that one may hold much memory, or where the problem's status is still to be found.

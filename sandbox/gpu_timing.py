@@ -196,9 +196,9 @@ class DeviceTiming(Timing):
     _baselines: GpuBaselines
 
     def __init__(
-        self, baselines: GpuBaselines, settings: Settings, device: CudaDevice, beat: float | None = None
+        self, baselines: GpuBaselines, settings: Settings, device: CudaDevice, best_speedup: float | None = None
     ) -> None:
-        super().__init__(baselines, settings, beat)
+        super().__init__(baselines, settings, best_speedup)
         self._device = device
         self.samples = DeviceSamples(device, self.samples.known_spread)
         self._coin = secrets.randbelow(720)
@@ -391,7 +391,7 @@ class DeviceTiming(Timing):
                 start = time.monotonic()
                 timed = session.call(values, self._limit_s(side), self._operation, in_place=not side.is_candidate)
                 output = owned(timed.output) if owned else timed.output
-                session.let_go()
+                session.release_result()
                 device_ms = call_behind_a_spin(session, Work(self._operation), values)
                 self._own_s += time.monotonic() - start if side.is_candidate else 0.0
         finally:
@@ -419,7 +419,7 @@ class DeviceTiming(Timing):
             if self._has("timed_check"):
                 self._check(mine, theirs, values, family)
             counted.append(number)
-        self.baseline.let_go()
+        self.baseline.release_result()
         if not self.samples.candidate and counted:
             kept = [(drawn[number][1], output) for number in counted if (output := links[EAGER][number].output)]
             self.samples.moves_data = moves_data(*zip(*kept, strict=True))
@@ -476,7 +476,7 @@ def _owned(session: GpuSession, keep: bool) -> Iterator[Callable[[Values], Value
     try:
         yield lambda output: output.owned() if keep else output
     finally:
-        session.let_go()
+        session.release_result()
 
 
 def _as_timed(link: Link) -> Timed:

@@ -107,7 +107,7 @@ class ExactOnDevice:
             for start, stop in spans(cut.rows, step):
                 found = self._session.call(part(values, cut, start, stop), patience_s, f"exact {op}", in_place=True)
                 joined.put(found.output, start, stop)
-                self._session.let_go()
+                self._session.release_result()
         return self._gone("parts", joined.values())
 
     @contextmanager

@@ -95,15 +95,15 @@ class GpuReference(ReferenceSession):
         with self._translated():
             self._session.rest()
 
-    def let_go(self) -> None:
-        self._session.let_go()
+    def release_result(self) -> None:
+        self._session.release_result()
         if self._shows_exact and self.needs.is_large:
             self.rest()
         self._shows_exact = False
 
     def keep(self, output: Values) -> Values:
         owned = with_relief(output.owned)
-        self._session.let_go()
+        self._session.release_result()
         return owned
 
     @property
@@ -117,12 +117,12 @@ class GpuReference(ReferenceSession):
             self._session.rest()
         return values
 
-    def admit(self, worker: Session) -> None:
+    def share_memory(self, worker: Session) -> None:
         """Lend it memory like this child's."""
         assert isinstance(worker, GpuSession)
-        worker.admit(self.layout, self.needs.result)
+        worker.share_memory(self.layout, self.needs.result)
 
-    def equip(self, worker: Session) -> None:
+    def prepare_worker(self, worker: Session) -> None:
         """Move its model to the device."""
         assert isinstance(worker, GpuSession)
         worker.changes = self.changes
@@ -163,7 +163,7 @@ class GpuReference(ReferenceSession):
             try:
                 yield session
             finally:
-                session.let_go()
+                session.release_result()
                 if precision:
                     session.policy(self.problem.precision)
 

@@ -75,7 +75,7 @@ class GpuSession(Session):
         self._is_showing = False
         """Whether values of its last result are still to be read where they are."""
 
-    def get_ready(self) -> None:
+    def initialize(self) -> None:
         """Have the device's context made, and all else that every model waits for the first time: half a second."""
         if self._is_ready:
             return
@@ -93,7 +93,7 @@ class GpuSession(Session):
         message = {"op": "use device", "threads": self._settings.threads}
         self._exchange(message, self._settings.start_timeout_s)
 
-    def admit(self, layout: Layout, result_bytes: int) -> None:
+    def share_memory(self, layout: Layout, result_bytes: int) -> None:
         """What must be done before the candidate's source runs: lend memory, and learn what an idle device takes."""
         self.lend_layout(layout)
         self._outputs_bytes = result_bytes
@@ -166,7 +166,7 @@ class GpuSession(Session):
         """How many allocations of the child have been seen since it last gave all back."""
         return self._allocations.count
 
-    def let_go(self) -> None:
+    def release_result(self) -> None:
         """What the last result holds is no longer read where it lies."""
         self._is_showing = False
 
@@ -241,7 +241,7 @@ class GpuSession(Session):
         """Call the model on `values`.
 
         With `in_place` a trusted child's result is not copied: it can be read until the child is asked again, or until
-        `let_go`. A call for which memory was missing is made once more when others have given theirs back.
+        `release_result`. A call for which memory was missing is made once more when others have given theirs back.
         """
         self.is_called = True
         try:
@@ -250,7 +250,7 @@ class GpuSession(Session):
             if not self._can_make_room(refused):
                 raise
         except BaseException:
-            self.let_go()
+            self.release_result()
             raise
         again = self._called(values, timeout_s, op, in_place)
         assert again.device is not None
@@ -412,7 +412,7 @@ class GpuSession(Session):
         """The same; only its time in ms. A trusted child's result is not read, and its time is that of its events."""
         trusted = self._kind == "reference"
         found = self.call(values, timeout_s, op, in_place=trusted)
-        self.let_go()
+        self.release_result()
         events_ms = found.device.device_ms if trusted and found.device is not None else None
         return found.milliseconds if events_ms is None else events_ms
 

@@ -310,7 +310,7 @@ class ReferenceSession:
         """How float64 results were computed so far, where there is more than one way."""
         return ()
 
-    def let_go(self) -> None:
+    def release_result(self) -> None:
         """Release the last result that was shown."""
 
     def keep(self, output: Values) -> Values:
@@ -339,10 +339,10 @@ class ReferenceSession:
         question = {"op": "draw", "seed": fresh_seed(), "cores": list(cores)}
         return self._session.fetch(self._session.ask(question, self.settings.call_timeout_s))
 
-    def admit(self, worker: Session) -> None:
+    def share_memory(self, worker: Session) -> None:
         """Prepare a candidate's worker before its source runs."""
 
-    def equip(self, worker: Session) -> None:
+    def prepare_worker(self, worker: Session) -> None:
         """Prepare it once its model stands and has its weights."""
         assert self.sample is not None
         worker.changes = self.changes
@@ -455,7 +455,7 @@ class ReferenceSession:
             first = self.keep(self.show(alike).output)
             if mismatch(self.show(alike).output, first, first, tolerance, OVERALL) is not None:
                 raise UnsupportedProblem(NEVER_ALIKE.format(name=self.problem.name))
-        self.let_go()
+        self.release_result()
         return found
 
     @contextmanager

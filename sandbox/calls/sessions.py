@@ -105,13 +105,13 @@ class Session:
 
     def greet(self) -> None:
         """Wait until the child has started, and is ready to be asked for what its problem or candidate wants."""
-        self.come_up()
-        self.get_ready()
+        self.wait_started()
+        self.initialize()
 
-    def get_ready(self) -> None:
+    def initialize(self) -> None:
         """Have done what does not depend on what comes: nothing here; on a device it must not be timed meanwhile."""
 
-    def come_up(self) -> None:
+    def wait_started(self) -> None:
         """Wait until the child has started. Nothing of the candidate has run by then, so a failure is the machine's."""
         if self._child.pid:
             return

@@ -18,9 +18,9 @@ from kernelwright.sandbox.calls.timeouts import ImportTimeout
 from kernelwright.sandbox.gpu_tools import Subject
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
-from kernelwright.sandbox.judge.stages import Built, Spare, build_key, build_late, built_by, shortcuts_for
+from kernelwright.sandbox.judge.stages import Built, SpareWorkers, build_key, build_late, built_by, shortcuts_for
 from kernelwright.sandbox.machine.identity import needs_device, versions, versions_used
-from kernelwright.sandbox.machine.timing_locks import WaitLimit, meet_load
+from kernelwright.sandbox.machine.timing_locks import WaitLimit, report_load
 from kernelwright.sandbox.timing.paired import DrawingReference, Timing, in_background, weight_seed
 from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
@@ -42,7 +42,7 @@ class Judge:
             raise UnsupportedProblem(
                 f"{problem.name} compares gradients or buffers by the names of weights; judge it with --weights copy"
             )
-        self.spare: Spare | None = None
+        self.spare: SpareWorkers | None = None
         """Where workers stand for the next candidate of any problem, if somebody lends one, who closes it."""
         self.backend = backend_of(self.settings)
         self._baselines = self.backend.baselines(problem)
@@ -105,7 +105,7 @@ class Judge:
         """Have the builder compile, or take what the same source has given before."""
         require_headers(built.candidate.source)
         if ahead:
-            built.stand.start_first()
+            built.warm.start_ahead()
         tools = toolchain() if self.settings.shortcuts else None
         built.key = build_key(built.candidate.source, tools, self._baselines.arguments, self.backend)
         with built.stage("build"):
@@ -121,9 +121,9 @@ class Judge:
             self._ask_to_build(built, session, limit, tools)
 
     def _greet_ahead(self, built: Built) -> None:
-        built.stand.come_up()
-        if built.stand.sessions:
-            built.worker = built.stand.sessions.pop(0)
+        built.warm.wait_started()
+        if built.warm.sessions:
+            built.worker = built.warm.sessions.pop(0)
             self._layers = built.worker.layers
 
     def _ask_to_build(self, built: Built, session: Session, limit: ImportTimeout, tools: Toolchain | None) -> None:
@@ -140,10 +140,10 @@ class Judge:
                 raise StageFailed("build", diagnose.build_reason(log), diagnose.trim_build_log(log)) from None
             raise StageFailed("load", error.reason, diagnose.trim_traceback(error.log)) from None
 
-    def evaluate(self, built: Built, beat: float | None = None) -> Verdict:
+    def evaluate(self, built: Built, best_speedup: float | None = None) -> Verdict:
         """Load, run, check and time what was built; removes its work folder. Waits for its turn.
 
-        `beat`: the speedup of the best so far; at effort `search` what is clearly below it is measured no further.
+        `best_speedup`: of the best so far; at effort `search` a candidate clearly below it is measured no further.
         """
         with closing(built), self.backend.device_lock(self._waiting):
             try:
@@ -153,7 +153,7 @@ class Judge:
                     self._floors.of(self._baselines.first)
                 with self.backend.timing_lock(self._waiting):
                     try:
-                        measurement = self._timed(built, beat)
+                        measurement = self._timed(built, best_speedup)
                     finally:
                         built.end_workers()  # nothing of it may disturb the next timing
                 measurement = self._floors.added(self._baselines.first, measurement)
@@ -165,9 +165,9 @@ class Judge:
                 built.close()
             return Passed(measurement=measurement, evidence=self._evidence(built))
 
-    def _timed(self, built: Built, beat: float | None) -> Measurement:
+    def _timed(self, built: Built, best_speedup: float | None) -> Measurement:
         """Load, run, check, time and observe it, then have a CUDA tool look at it where the settings say so."""
-        meet_load(self.settings.cores, self.backend.timed_threads, self.settings.wait_quiet, self._waiting)
+        report_load(self.settings.cores, self.backend.timed_threads, self.settings.wait_quiet, self._waiting)
         looking = self.backend.looking(self.subject(built))
         with looking, self.backend.memory_explained(self.problem, self._baselines, built):
             if built.worker is not None:  # started while the candidate was built
@@ -177,7 +177,7 @@ class Judge:
                 built.weight_seed = weight_seed()
             while True:
                 try:
-                    measurement = self._measure(built, beat)
+                    measurement = self._measure(built, best_speedup)
                     refused = self._observe(built) if self._is_observed else ""
                     break
                 except Unbuilt:  # a worker asks for an extension that was not built before
@@ -227,16 +227,16 @@ class Judge:
         first = self._baselines.first
         return bool(first.weights.tensors) and not self._compares_by_name and not first.followed
 
-    def _measure(self, built: Built, beat: float | None) -> Measurement:
+    def _measure(self, built: Built, best_speedup: float | None) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
-        with self.backend.timing(self._baselines, beat) as timing:
+        with self.backend.timing(self._baselines, best_speedup) as timing:
             built.errors = timing.errors
             if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built, timing)
             is_enough = False
             while not is_enough:
                 session = built.worker or self._next_worker(built)
-                with self._weights_shared(built, timing.baseline):
+                with self._seeded_weights(built, timing.baseline):
                     with built.stage("load"):
                         self._load(built, session, timing.baseline)
                     with built.stage("run"):
@@ -247,14 +247,14 @@ class Judge:
                         timing.measure(session)
                         is_enough = timing.is_enough
                         if is_enough:
-                            self._meet_the_rest(built, timing, session)
+                            self._test_the_rest(built, timing, session)
                 built.worker = session if is_enough and self._is_observed_last else None
                 if built.worker is None:
                     timing.retire(session)
         return timing.samples.measurement(self.settings)
 
     @contextmanager
-    def _weights_shared(self, built: Built, reference: ReferenceSession) -> Iterator[None]:
+    def _seeded_weights(self, built: Built, reference: ReferenceSession) -> Iterator[None]:
         """For one worker pair: where both models are constructed under one seed, a fresh one."""
         if built.weight_seed is None:
             yield
@@ -263,14 +263,14 @@ class Judge:
         with reference.seeded(built.weight_seed, built.draws_constants):
             yield
 
-    def _meet_the_rest(self, built: Built, timing: Timing, session: Session) -> None:
+    def _test_the_rest(self, built: Built, timing: Timing, session: Session) -> None:
         """All that a verdict is about and no timed call has met; a screen only says what that is."""
         if self.settings.effort == "screen":
-            built.not_met = (*timing.unmet, *(() if self._is_observed else (UNOBSERVED,)))
+            built.not_met = (*timing.untested, *(() if self._is_observed else (UNOBSERVED,)))
         else:
-            timing.meet_the_rest(session)
+            timing.test_the_rest(session)
             if built.weight_seed is not None:
-                timing.meet_other_seeds(session, built.draws_constants)
+                timing.test_other_seeds(session, built.draws_constants)
 
     @property
     def _is_observed(self) -> bool:
@@ -286,17 +286,17 @@ class Judge:
         """Start another worker while fewer were timed than are wanted; whether it is needed is not known yet."""
         if timing.number + 1 < self.settings.worker_pairs:
             timing.fresh.warm(timing.number + 1)
-            built.stand.start(1)
+            built.warm.start(1)
 
     def _next_worker(self, built: Built) -> Session:
         """One that stands already, or else is started now; it has greeted."""
-        built.worker = session = built.stand.take()
+        built.worker = session = built.warm.take()
         self._layers = session.layers
         return session
 
     def _spare_made(self) -> AbstractContextManager[None]:
         """Meanwhile workers for the next candidate are started, where there will be one and memory holds it."""
-        if self.spare is None or not (self.spare.is_lasting and self._baselines.has_room_for_two):
+        if self.spare is None or not (self.spare.has_more and self._baselines.has_room_for_two):
             return nullcontext()
         return in_background(self.spare.make)
 
@@ -342,7 +342,7 @@ class Judge:
     def _load(self, built: Built, session: Session, reference: ReferenceSession) -> None:
         limit = self.settings.start_timeout_s
         message = self._load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
-        reference.admit(session)
+        reference.share_memory(session)
         limit_all = ImportTimeout.of(self.settings, wall=self.backend.import_wall)
         session.ask(message, limit_all, reference.arguments)
         if reference.weights.tensors:
@@ -355,7 +355,7 @@ class Judge:
                 raise
         if built.weights == "seeded" and "weights" not in self.settings.without:
             built.has_constants = reference.replace_constants(session)
-        reference.equip(session)
+        reference.prepare_worker(session)
 
     def _evidence(self, built: Built) -> Evidence:
         allowed = self._baselines.allowed

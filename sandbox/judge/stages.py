@@ -39,17 +39,17 @@ MEASURING = {
 """Settings that no worker knows of."""
 
 
-class Stand:
+class WarmWorkers:
     """The folder of one candidate, whoever that will be, and workers that were started in it. Close it."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.folder = WorkFolder()
         self.sessions: list[Session] = []
-        """Those that stand, the next to be used first."""
+        """Started ones, the next to be used first."""
 
-    def start_first(self) -> None:
-        """Start what any candidate needs and does not stand."""
+    def start_ahead(self) -> None:
+        """Start the workers that any candidate needs, those that are there aside."""
         self.start(self._backend.workers_ahead - len(self.sessions))
 
     def take(self) -> Session:
@@ -64,9 +64,9 @@ class Stand:
         for _ in range(count):
             self.sessions.append(self._backend.open_session("worker", self.folder))
 
-    def come_up(self) -> None:
+    def wait_started(self) -> None:
         for session in self.sessions:
-            session.come_up()
+            session.wait_started()
 
     def close(self) -> None:
         ending, self.sessions = self.sessions, []
@@ -82,76 +82,76 @@ def close_all(sessions: Sequence[Session]) -> None:
             done.result()
 
 
-class Spare:
-    """A stand for the next candidate on a device, made while nothing is timed. For several threads; close it."""
+class SpareWorkers:
+    """Warm workers for the next candidate on a device, started while nothing is timed. Thread-safe; close it."""
 
-    def __init__(self, backend: Backend, is_lasting: bool = True) -> None:
-        """`is_lasting`: whether there is another candidate after the next."""
-        self._backend, self.is_lasting = backend, is_lasting
-        self._stand: Stand | None = None
+    def __init__(self, backend: Backend, has_more: bool = True) -> None:
+        """`has_more`: whether there is another candidate after the next."""
+        self._backend, self.has_more = backend, has_more
+        self._workers: WarmWorkers | None = None
         self._choosing = threading.Lock()
         self._forget: Callable[[], None] | None = None
         self._is_closed = False
 
     def fits(self, settings: Settings) -> bool:
-        """Whether what stands here is what these settings would start: they may differ in how much is measured."""
+        """Whether these settings would start the same workers: they may differ in how much is measured."""
         return settings.model_dump(exclude=MEASURING) == self._backend.settings.model_dump(exclude=MEASURING)
 
     def begin(self) -> None:
-        """Start the processes of one, unless there is one."""
-        if self._stand is not None or self._is_closed:
+        """Start the processes, unless there are some."""
+        if self._workers is not None or self._is_closed:
             return
-        stand = Stand(self._backend)
+        warm = WarmWorkers(self._backend)
         try:
-            stand.start_first()
-            stand.come_up()
+            warm.start_ahead()
+            warm.wait_started()
         except BaseException:
-            stand.close()
+            warm.close()
             raise
-        self._keep(stand)
+        self._keep(warm)
 
-    def get_ready(self) -> None:
-        """Have the first of them ready; hold the device. It is given up where memory runs short."""
-        stand = self.take()
-        if stand is None:
+    def initialize(self) -> None:
+        """Have the first of them make its context; hold the device. All end where memory runs short."""
+        warm = self.take()
+        if warm is None:
             return
         try:
-            self._backend.in_parallel([stand.sessions[0].greet])
+            self._backend.in_parallel([warm.sessions[0].greet])
         except BaseException:
-            stand.close()
+            warm.close()
             raise
-        self._keep(stand)
+        self._keep(warm)
         if self._forget is None:
             from kernelwright.sandbox.calls.buffers import register
 
             self._forget = register(self.give_up, self._backend.settings.ordinal)
 
     def make(self) -> None:
-        """Both, in the background of something else: what goes wrong is met again, and told, by who needs one."""
+        """Both, in a background thread: an error is only logged, since whoever needs a worker meets it again."""
         try:
             self.begin()
-            self.get_ready()
+            self.initialize()
         except SandboxError as error:
-            LOG.info("no workers stand for the next candidate: %s", error)
+            LOG.info("no warm workers for the next candidate: %s", error)
 
-    def take(self) -> Stand | None:
-        """The one that there is, which is the caller's from now on."""
+    def take(self) -> WarmWorkers | None:
+        """Hand them over to the caller."""
         with self._choosing:
-            stand, self._stand = self._stand, None
-        return stand
+            warm, self._workers = self._workers, None
+        return warm
 
-    def _keep(self, stand: Stand) -> None:
+    def _keep(self, warm: WarmWorkers) -> None:
         with self._choosing:
-            is_late = self._is_closed or self._stand is not None
+            is_late = self._is_closed or self._workers is not None
             if not is_late:
-                self._stand = stand
+                self._workers = warm
         if is_late:
-            stand.close()
+            warm.close()
 
     def give_up(self) -> None:
-        stand = self.take()
-        if stand is not None:
-            stand.close()
+        warm = self.take()
+        if warm is not None:
+            warm.close()
 
     def close(self) -> None:
         self._is_closed = True
@@ -173,9 +173,9 @@ def announce(stage: str) -> None:
 class Built:
     """A candidate whose build is done (or failed), waiting for its turn on the device. Close it."""
 
-    def __init__(self, candidate: Candidate, backend: Backend, stand: Stand | None = None) -> None:
+    def __init__(self, candidate: Candidate, backend: Backend, warm: WarmWorkers | None = None) -> None:
         self.candidate, self.backend = candidate, backend
-        self.stand = stand or Stand(backend)
+        self.warm = warm or WarmWorkers(backend)
         """Its folder, and the workers that were started ahead."""
         self.worker: Session | None = None
         """The one that is at work, or will be first: it stands still until the build is done."""
@@ -213,7 +213,7 @@ class Built:
 
     @property
     def folder(self) -> WorkFolder:
-        return self.stand.folder
+        return self.warm.folder
 
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:
@@ -245,8 +245,8 @@ class Built:
 
     def end_workers(self) -> None:
         """End the one that is there and those that were started ahead."""
-        ending = [*([] if self.worker is None else [self.worker]), *self.stand.sessions]
-        self.worker, self.stand.sessions = None, []
+        ending = [*([] if self.worker is None else [self.worker]), *self.warm.sessions]
+        self.worker, self.warm.sessions = None, []
         close_all(ending)
 
     def close(self) -> None:

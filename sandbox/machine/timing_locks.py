@@ -153,7 +153,7 @@ def measuring(wait_s: float = MEASURING_S) -> Iterator[None]:
         yield
 
 
-def meet_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitLimit = PATIENT) -> None:
+def report_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitLimit = PATIENT) -> None:
     """Report others that compute on these cores where so many threads are timed, once; with `wait`, until they end.
 
     Hold the turn meanwhile: nothing of ours runs then. Raises `MachineError` where the waiting is stopped.

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from kernelwright.problems import Problem
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.judge.stages import Built, Spare
+from kernelwright.sandbox.judge.stages import Built, SpareWorkers
 from kernelwright.sandbox.machine.identity import require_tools
 from kernelwright.sandbox.machine.logs import one_line
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
@@ -76,7 +76,7 @@ class Judges:
     def __init__(self, settings: Settings, kept: int = KEPT, is_lasting: bool = True) -> None:
         """`is_lasting`: whether there is more than one candidate to be judged."""
         self.settings = settings
-        self._spare = Spare(backend_of(settings), is_lasting) if settings.gpu else None
+        self._spare = SpareWorkers(backend_of(settings), is_lasting) if settings.gpu else None
         self._most = kept
         self._kept: OrderedDict[Key, _SharedJudge] = OrderedDict()
         self._apart: set[_SharedJudge] = set()

@@ -60,7 +60,7 @@ def accuracy_of(
             wrong = mismatch_shaken(output, asked, near, tolerance, shares)
             if family == DRAWN:
                 mismatch(output, near, near, tolerance_of(eager.problem, "kernelbench"), Checks(shares=shares))
-            eager.let_go()
+            eager.release_result()
             errors, is_equal = found[name]
             add_shares(shares, errors)
             found[name] = BaselineErrors(shares, is_equal and wrong is None)

@@ -188,8 +188,8 @@ class Timing:
     What is not timed goes on side by side: a result is compared while the next values are drawn.
     """
 
-    def __init__(self, baselines: Baselines, settings: Settings, beat: float | None = None) -> None:
-        self._baselines, self._settings, self._beat = baselines, settings, beat
+    def __init__(self, baselines: Baselines, settings: Settings, best_speedup: float | None = None) -> None:
+        self._baselines, self._settings, self._best_speedup = baselines, settings, best_speedup
         self._tolerance = tolerance_of(baselines.problem, settings.accuracy)
         self._rule = tolerance_of(baselines.problem, KERNELBENCH)
         self._allowed = IEEE
@@ -197,7 +197,7 @@ class Timing:
         """The largest so far, as `Evidence.errors` has them."""
         self._operation = operation(baselines.problem)
         self._domain = baselines.domain
-        self._met: set[str] = set()
+        self._tested: set[str] = set()
         self._beside = ThreadPoolExecutor(BESIDE)
         self.fresh = FreshValues(baselines, settings, self._beside)
         self._retired: Future[str] | None = None
@@ -347,18 +347,18 @@ class Timing:
     def _call(self, session: Session, values: Values) -> Timed:
         return session.call(values, self._call_limit_s(), self._operation)
 
-    def meet_the_rest(self, session: Session) -> None:
+    def test_the_rest(self, session: Session) -> None:
         """Untimed calls on values of the families that no call has met, for the worker pair that was timed last.
 
         So a verdict is about all of them, however early it came, and does not hang on which were drawn.
         """
         with self._last_pair():
-            for family, values in self.fresh.in_turn(self.number, self.unmet):
-                self._meet(session, family, values)
+            for family, values in self.fresh.in_turn(self.number, self.untested):
+                self._test(session, family, values)
                 del values  # before others take their place
             # Where gradients are wanted: who trains changes the weights after every call.
             if self._operation != "call" and self._baselines.first.weights.tensors and self._has("weights"):
-                self._meet_other_weights(session)
+                self._test_other_weights(session)
 
     @contextmanager
     def _last_pair(self) -> Iterator[None]:
@@ -369,14 +369,14 @@ class Timing:
         finally:
             self.number += 1
 
-    def _meet_other_weights(self, session: Session) -> None:
+    def _test_other_weights(self, session: Session) -> None:
         """A call after others were copied into the same parameters: what was made of the ones before is stale."""
         with self.baseline.reweighted() as weights:
             question = {"op": "weights", "names": self.baseline.weight_names}
             session.ask(question, self._settings.start_timeout_s, weights)
-            self._meet(session, OTHER_WEIGHTS, self.baseline.draw())
+            self._test(session, OTHER_WEIGHTS, self.baseline.draw())
 
-    def meet_other_seeds(self, session: Session, vary: bool) -> None:
+    def test_other_seeds(self, session: Session, vary: bool) -> None:
         """Calls of models that are constructed again under two other seeds: a check covers three at least."""
         with self._last_pair():
             for _ in range(OTHER_SEEDS):
@@ -385,18 +385,18 @@ class Timing:
                     session.construct_seeded(seed, vary)
                     if self._has("weights"):
                         self.baseline.replace_constants(session)
-                    self._meet(session, ANOTHER_SEED, self.baseline.draw())
+                    self._test(session, ANOTHER_SEED, self.baseline.draw())
 
-    def _meet(self, session: Session, family: str, values: Values) -> None:
+    def _test(self, session: Session, family: str, values: Values) -> None:
         mine, theirs = self._call(session, values), self.baseline.show(values)
         if not self._excludes(family, theirs, values):
             self._check(mine, theirs, values, family)
 
     @property
-    def unmet(self) -> list[str]:
+    def untested(self) -> list[str]:
         """The families that the problem is judged on and no call has met."""
         checked = self._settings.varies_inputs and self._has("timed_check")
-        return [family for family in self._domain.families if checked and family not in self._met]
+        return [family for family in self._domain.families if checked and family not in self._tested]
 
     def _excludes(self, family: str, theirs: Timed, values: Values) -> bool:
         def exact() -> Values:
@@ -406,12 +406,12 @@ class Timing:
         return self._domain.excludes(family, theirs.output, exact)
 
     def _check(self, mine: Timed, theirs: Timed, values: Values, family: str) -> None:
-        self._met.add(family)
+        self._tested.add(family)
         if is_right_anyhow(mine.output, theirs.output, self._tolerance, self.errors):
             return
         errors: Shares = {}
         wrong = self._wrong(mine.output, theirs.output, values, family, errors)
-        self.baseline.let_go()
+        self.baseline.release_result()
         add_shares(self.errors, errors)
         if wrong is None or self._is_allowed(wrong, errors):
             return
@@ -469,7 +469,8 @@ class Timing:
             return True
         if settings.effort != "rank":
             done = budgets > 1 or self.number >= settings.worker_pairs
-            return done or is_enough_to_choose(self.samples.measurement(settings), self._beat, settings.interval_target)
+            found = self.samples.measurement(settings)
+            return done or is_enough_to_choose(found, self._best_speedup, settings.interval_target)
         effort = min(count / settings.min_pairs, self.number / settings.worker_pairs)
         if effort < EFFORT:
             return False

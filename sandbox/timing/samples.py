@@ -152,11 +152,11 @@ def is_clearly_slower(measurement: Measurement) -> bool:
     return is_beyond and half < min(math.log(1 + NOISE_LIMIT), SHARE_OF_DISTANCE * -centre)
 
 
-def is_enough_to_choose(measurement: Measurement, beat: float | None, target: float) -> bool:
-    """Whether a search knows enough of what is clearly below the speedup to beat (of the reference, where there is none
+def is_enough_to_choose(measurement: Measurement, best_speedup: float | None, target: float) -> bool:
+    """Whether a search knows enough of what is clearly below the best speedup (of the reference, where there is none
     yet), of what is clearly above it, or, with an interval as narrow as `target`, of what is neither.
     """
-    interval, threshold = measurement.interval, beat or 1.0
+    interval, threshold = measurement.interval, best_speedup or 1.0
     if not measurement.is_steady:
         return False
     if interval.high < threshold / (1 + SAME_WITHIN) or interval.half_width < target:

@@ -62,7 +62,7 @@ def worker(reference):
             "arguments": reference.arguments.tree,
         }
         session.ask(load, SETTINGS.start_timeout_s, reference.arguments)
-        reference.equip(session)
+        reference.prepare_worker(session)
         yield session
 
 

@@ -9,7 +9,7 @@ import pytest
 from kernelwright.problems import Problem
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.judge.stages import Spare, Stand
+from kernelwright.sandbox.judge.stages import SpareWorkers, WarmWorkers
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 from tests.hostile.conftest import SETTINGS
 
@@ -77,11 +77,11 @@ def test_there_is_nothing_in_a_worker_that_stands_of_what_was_judged_before(sett
     with Judge(PROBLEM, settings) as judge:
         verdict = judge.judge(Candidate(source=ALSO_ON_DISK))
         assert isinstance(verdict, Passed), verdict
-        with closing(Stand(backend_of(settings))) as stand:
-            stand.start(2)
-            stand.come_up()
-            assert [path for path in stand.folder.path.rglob("*") if not path.is_dir()] == []
-            for session in stand.sessions:
+        with closing(WarmWorkers(backend_of(settings))) as warm:
+            warm.start(2)
+            warm.wait_started()
+            assert [path for path in warm.folder.path.rglob("*") if not path.is_dir()] == []
+            for session in warm.sessions:
                 memory = memory_of(session._child.pid)
                 assert b"kernelwright_child" in memory
                 assert MARK.encode() not in memory
@@ -90,14 +90,14 @@ def test_there_is_nothing_in_a_worker_that_stands_of_what_was_judged_before(sett
 
 
 def test_workers_that_stood_serve_one_candidate_and_end_with_it(settings):
-    with closing(Spare(backend_of(settings))) as spare, Judge(PROBLEM, settings) as judge:
+    with closing(SpareWorkers(backend_of(settings))) as spare, Judge(PROBLEM, settings) as judge:
         judge.spare, folders = spare, set()
         for source in (ALSO_ON_DISK, LEAVES_WHAT_IT_CAN):
             spare.make()
-            stand = spare.take()
-            assert stand is not None
-            spare._keep(stand)
-            children, folder = [session._child for session in stand.sessions], stand.folder.path
+            warm = spare.take()
+            assert warm is not None
+            spare._keep(warm)
+            children, folder = [session._child for session in warm.sessions], warm.folder.path
             verdict = judge.judge(Candidate(source=source))
             assert isinstance(verdict, Passed), verdict
             assert not folder.exists() and folder not in folders
@@ -106,11 +106,11 @@ def test_workers_that_stood_serve_one_candidate_and_end_with_it(settings):
 
 
 def test_what_stands_for_nobody_ends_with_its_judge(settings):
-    spare = Spare(backend_of(settings))
+    spare = SpareWorkers(backend_of(settings))
     spare.make()
-    stand = spare.take()
-    spare._keep(stand)
-    children, folder = [session._child for session in stand.sessions], stand.folder.path
+    warm = spare.take()
+    spare._keep(warm)
+    children, folder = [session._child for session in warm.sessions], warm.folder.path
     spare.close()
     assert not folder.exists()
     assert all(not Path(f"/proc/{child.pid}").exists() for child in children)

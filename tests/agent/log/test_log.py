@@ -114,9 +114,9 @@ def test_an_event_bears_the_time_at_which_it_could_be_written(log):
         other.execute("BEGIN IMMEDIATE")
         waiting = ThreadPoolExecutor(1).submit(log.append, Stopped(problem=PROBLEM.name, reason="done"))
         time.sleep(0.2)
-        let_go = datetime.now(UTC)
+        release_result = datetime.now(UTC)
         other.execute("COMMIT")
-    assert waiting.result().time >= let_go
+    assert waiting.result().time >= release_result
 
 
 def test_the_file_is_in_wal_mode(log):

@@ -251,8 +251,8 @@ def load():
 
 def meeting(core, wait, times=1):
     """A process that meets the load where all but `SOME` of many cores are timed on."""
-    call = f"meet_load({(core, *range(1000, 1000 + MANY))}, {MANY + 1 - SOME}, {wait})"
-    code = f"from kernelwright.sandbox.machine.timing_locks import meet_load\nfor _ in range({times}): {call}"
+    call = f"report_load({(core, *range(1000, 1000 + MANY))}, {MANY + 1 - SOME}, {wait})"
+    code = f"from kernelwright.sandbox.machine.timing_locks import report_load\nfor _ in range({times}): {call}"
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
 
