@@ -45,6 +45,7 @@ class GpuBackend(CpuBackend):
 
     kind = "cuda"
     most_parallel = None
+    asks_in_parallel = False
     import_wall = 1  # others wait for the device
     measures_peaks_first = True
 

@@ -231,7 +231,7 @@ class Judge:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
         with self.backend.timing(self._baselines, best_speedup) as timing:
             built.errors = timing.errors
-            if self.settings.side_by_side:
+            if self.backend.asks_in_parallel:
                 timing.at_the_end = lambda: self._start_ahead(built, timing)
             is_enough = False
             while not is_enough:
@@ -302,7 +302,7 @@ class Judge:
 
     def _observe(self, built: Built) -> str:
         """See what runs in a call, in a process that is not timed any more; return why the policy forbids it."""
-        if not self.settings.side_by_side:
+        if not self.backend.asks_in_parallel:
             _ = self._baselines.status  # before a worker has memory of the device, or known already
         reference, gradients = self._baselines.first, self.problem.direction != "forward"
         is_loaded = built.worker is not None
@@ -311,7 +311,7 @@ class Judge:
             with self._spare_made(), built.stage("check"):
                 if not is_loaded:
                     self._load(built, session, reference)
-                with in_background(lambda: self._baselines.status, beside=self.settings.side_by_side):
+                with in_background(lambda: self._baselines.status, beside=self.backend.asks_in_parallel):
                     observed = Observed.read(session.observe(values, gradients))
         except StageFailed as stop:
             observed = Observed(error=stop.reason[:200] or "it ended without a word")

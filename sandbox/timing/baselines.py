@@ -147,7 +147,7 @@ class Baselines:
     """Memory that processes take on their own account, where references have theirs."""
 
     def __init__(self, problem: Problem, backend: Backend) -> None:
-        self.problem, self._backend, self._settings = problem, backend, backend.settings
+        self.problem, self.backend, self._settings = problem, backend, backend.settings
         self._eager: dict[int, ReferenceSession] = {}
         """Living ones by number, the most recently used last."""
         self._others: dict[Form, ReferenceSession] = {}
@@ -193,7 +193,7 @@ class Baselines:
     def _open(self, form: Form, folder: WorkFolder | None = None) -> ReferenceSession:
         """Start the process of a form."""
         sample = self.first.sample if self._eager else None
-        return ReferenceSession(self.problem, self._backend, form, folder, sample)
+        return ReferenceSession(self.problem, self.backend, form, folder, sample)
 
     def _index(self, number: int) -> int:
         return self._order[number % len(self._order)]
@@ -288,7 +288,7 @@ class Baselines:
             for number in numbers:
                 self.eager(number)
             return
-        self._backend.in_parallel([partial(self.eager, number) for number in numbers], self._backend.most_parallel)
+        self.backend.in_parallel([partial(self.eager, number) for number in numbers], self.backend.most_parallel)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -383,7 +383,7 @@ class Baselines:
     @property
     def _status_key(self) -> dict[str, object]:
         accuracy = {} if self._settings.accuracy == "ieee" else {"accuracy": self._settings.accuracy}
-        return status_key(self.problem.digest, self._backend.kind) | accuracy
+        return status_key(self.problem.digest, self.backend.kind) | accuracy
 
     @property
     def known_status(self) -> ProblemStatus | None:
@@ -412,4 +412,4 @@ class Baselines:
         self._ways = set(self.exact_ways)
         self._eager.clear()
         self._others.clear()
-        self._backend.in_parallel([session.close for session in ending])
+        self.backend.in_parallel([session.close for session in ending])

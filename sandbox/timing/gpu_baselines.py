@@ -35,7 +35,7 @@ class GpuBaselines(Baselines):
 
     def _open(self, form: Form, folder: WorkFolder | None = None) -> GpuReference:
         self._inputs = self._inputs or SharedInputs()
-        return GpuReference(self.problem, self._backend, form, folder, inputs=self._inputs)
+        return GpuReference(self.problem, self.backend, form, folder, inputs=self._inputs)
 
     def eager(self, number: int) -> GpuReference:
         return _on_device(super().eager(number))

@@ -234,7 +234,9 @@ class Timing:
             theirs = self.baseline.show(values)
             size = theirs.output.size
             if turn == 0:
-                with in_background(partial(self.baseline.expect, size), beside=self._settings.side_by_side):
+                with in_background(
+                    partial(self.baseline.expect, size), beside=self._baselines.backend.asks_in_parallel
+                ):
                     session.expect(size)
                 session.returns_inputs = self.baseline.returns_inputs
             self.baseline.keep(theirs.output)  # before the candidate runs, who might find where it lies
@@ -273,7 +275,7 @@ class Timing:
 
     def retire(self, session: Session) -> None:
         """End a worker whose part is done, while the next one starts; it has ended before anything is timed again."""
-        if self._settings.side_by_side:
+        if self._baselines.backend.asks_in_parallel:
             self._retired = self._beside.submit(session.close)
         else:
             session.close()
