@@ -190,6 +190,7 @@ class Timing:
 
     def __init__(self, baselines: Baselines, settings: Settings, best_speedup: float | None = None) -> None:
         self._baselines, self._settings, self._best_speedup = baselines, settings, best_speedup
+        self._in_parallel = baselines.backend.asks_in_parallel
         self._tolerance = tolerance_of(baselines.problem, settings.accuracy)
         self._rule = tolerance_of(baselines.problem, KERNELBENCH)
         self._allowed = IEEE
@@ -275,7 +276,7 @@ class Timing:
 
     def retire(self, session: Session) -> None:
         """End a worker whose part is done, while the next one starts; it has ended before anything is timed again."""
-        if self._baselines.backend.asks_in_parallel:
+        if self._in_parallel:
             self._retired = self._beside.submit(session.close)
         else:
             session.close()
