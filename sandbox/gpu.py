@@ -111,7 +111,7 @@ class GpuBackend(CpuBackend):
 
     @contextmanager
     def memory_explained(self, problem: Problem, baselines: Baselines, built: Built) -> Iterator[None]:
-        """Where the device's memory does not do, raises `StageFailed` or `UnsupportedHere`.
+        """Raise `StageFailed` or `UnsupportedHere` where the device's memory does not suffice.
 
         It may lack to the judge or to the reference, and for both the candidate may be why.
         """

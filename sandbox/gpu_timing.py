@@ -44,7 +44,7 @@ from kernelwright.sandbox.verdict.verdicts import EAGER, Measurement
 
 CANDIDATE = "candidate"
 TURNS_MS = 0.5
-"""Where all calls of a chain but the last take so much longer, one stream waits for another, and the device turns to
+"""If all calls of a chain but the last take this much longer, one stream waits for another, and the device turns to
 the judge late. Then each call has a chain of its own."""
 CHAIN_MS = 400.0
 """Calls of one chain take no longer in all, unless it has but one."""
@@ -106,7 +106,7 @@ class DeviceSamples(PairedSamples):
 
     @property
     def check(self) -> ClockCheck:
-        """What the judge's own clock says of the candidate."""
+        """The candidate's times on the judge's own clock."""
         return ClockCheck(
             method="chain" if self.issues_ahead else "calls",
             candidate_ms=tuple(self.judge_ms),
@@ -211,7 +211,7 @@ class DeviceTiming(Timing):
         self._earlier = Values({}, ())
         """Values that every side has met already: for calls that are not timed."""
         self._call_ms = (1.0, 1.0)
-        """What a call of the candidate and of the baseline took in the warm-up, by the judge's clock."""
+        """Times of a call of the candidate and of the baseline in the warm-up, by the judge's clock."""
 
     @property
     def baseline(self) -> GpuReference:
@@ -304,7 +304,7 @@ class DeviceTiming(Timing):
         return [] if self._settings.effort == "screen" else self._baselines.others(self.number)
 
     def _calls(self) -> int:
-        """How many calls a round has on values of their own, as far as memory goes; one more is not timed."""
+        """Calls of a round on values of their own, as far as memory goes; one more is not timed."""
         needs = self.baseline.needs
         each = needs.inputs + 3 * needs.result
         fitting = int(MEMORY_SHARE * self._device.free_bytes() / each) - 1 if each else LINKS
@@ -449,7 +449,7 @@ class DeviceTiming(Timing):
                 samples.placebo.append((*pair, self.number))
 
     def _look_at_nothing(self) -> None:
-        """What the judge's clock shows of calls that compute next to nothing, and what their events do."""
+        """Time calls that compute next to nothing, by the judge's clock and by their events."""
         samples = self.samples
         with self.baseline.on_device() as session:
             if not samples.issues_ahead:

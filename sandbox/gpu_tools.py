@@ -31,7 +31,7 @@ from kernelwright.sandbox.verdict.verdicts import MOST_FAULTS, KernelFacts, Look
 
 PLACES = ("/opt/nvidia/nsight-compute/*", "/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 WHOLE = "/opt/nvidia/nsight-compute"
-"""What `ncu` of a toolkit's `bin` is a link or a script to."""
+"""The target of `ncu` in a toolkit's `bin`, which is a link or a script."""
 SANITIZE, PROFILE = "--sanitize", "--profile"
 TOOLS = {SANITIZE: "compute-sanitizer", PROFILE: "ncu"}
 HOW_TO_GET = {
@@ -66,7 +66,7 @@ def require_tools(sanitize: bool, profile: bool) -> None:
 
 
 def folders(path: str) -> tuple[str, ...]:
-    """What must be readable for this program to run: where it really lies, and what it may be a link or script to."""
+    """Folders that this program needs to run: its real one, and that of the program that it may be a script to."""
     real = Path(path).resolve()
     top = real.parent.parent if real.parent.name == "bin" else real.parent
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where the user has no account
@@ -123,7 +123,7 @@ def sanitizer_command(path: str, report: str, tool: str = "memcheck") -> list[st
 
 
 def read_memcheck(report: str, ended_well: bool = True, said: str = "") -> Memcheck:
-    """What a report says. `ended_well`: of the program; `said`: its own last words, for where there is no report."""
+    """Parse a report. `ended_well`: of the program; `said`: its own last output, for where there is no report."""
     lines = [line.removeprefix(MARK).strip() for line in report.splitlines() if line.startswith(MARK)]
     counts = [int(found[1].replace(",", "")) for line in lines if (found := _SUMMARY.match(line))]
     faults = tuple(_faults(lines))
@@ -135,7 +135,7 @@ def read_memcheck(report: str, ended_well: bool = True, said: str = "") -> Memch
 
 
 def parse_hazards(report: str, ended_well: bool = True, said: str = "") -> str:
-    """What racecheck or synccheck found: `clean`, `N hazards`, `N errors`, or `silent: REASON`."""
+    """Parse a report of racecheck or synccheck: `clean`, `N hazards`, `N errors`, or `silent: REASON`."""
     lines = [line.removeprefix(MARK).strip() for line in report.splitlines() if line.startswith(MARK)]
     found = [match for line in lines if (match := _HAZARDS.match(line))]
     counts = [int(match[1].replace(",", "")) for match in found]
@@ -212,7 +212,7 @@ NCU_ENVIRONMENT = {
     "NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1",
 }
 PERMISSION = "ERR_NVGPUCTRPERM"
-"""What ncu prints where the driver keeps the counters for administrators; a code of its documentation."""
+"""Code that ncu prints where the driver keeps the counters for administrators."""
 COUNTER_REMEDY = (
     "run as root, or let everybody read the counters: options nvidia NVreg_RestrictProfilingToAdminUsers=0 in "
     "/etc/modprobe.d and a reboot; in a container: --cap-add SYS_ADMIN"
@@ -299,7 +299,7 @@ class Ran(NamedTuple):
 
 
 class ToolTask(NamedTuple):
-    """What `kernelwright_child.gpu_tool` is to do."""
+    """A task of `kernelwright_child.gpu_tool`."""
 
     plan: Mapping[str, object]
     kept: Mapping[str, Values]
@@ -307,7 +307,7 @@ class ToolTask(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """Whom to look at: a candidate that is built, and the reference whose values it gets."""
+    """A built candidate, and the reference whose values it gets."""
 
     built: Built
     load: Callable[[], Mapping[str, object]]

@@ -79,7 +79,7 @@ Name = Annotated[str, BeforeValidator(_shown)]
 
 
 class Observed(Record):
-    """What `kernelwright_child.observe` saw of one call. Claims of a process that may lie; bounded here once more."""
+    """The report of `kernelwright_child.observe` on one call. The process may lie; sizes are bounded here once more."""
 
     operators: tuple[tuple[Name, int, float], ...] = Field(default=(), max_length=64)
     """Name, calls, and microseconds of its own, of each operator."""
@@ -95,7 +95,7 @@ class Observed(Record):
 
     @classmethod
     def read(cls, answer: dict[str, Any]) -> "Observed":
-        """What an answer claims; nothing but an error where it has another form."""
+        """Read the claims of an answer; only an error where it has another form."""
         try:
             return cls.model_validate(answer)
         except ValidationError:

@@ -100,7 +100,7 @@ def _texts(nodes: list[ast.AST]) -> Iterator[str]:
 
 SOURCE_BYTES = 1_000_000
 NO_CALL: frozenset[Kind] = frozenset({"module"})
-"""What can not be called as a class is. A function can, and so may what is imported from a package of one's own."""
+"""The kind of a name that cannot be called as a class is. A function can, and so may an import from an own package."""
 
 
 def refuse(source: str, entry: str = "ModelNew") -> str:

@@ -219,7 +219,7 @@ class _Reader:
         self._called = {id(node.func) for node in found.nodes if isinstance(node, ast.Call)}
 
     def read(self, node: ast.AST) -> Iterator[tuple[str, str]]:
-        """What a node calls, or refers to: as it is written, and the operator."""
+        """The callee of a node, or the name that it refers to: as it is written, and the operator."""
         match node:
             case ast.BinOp(op=ast.MatMult()) | ast.AugAssign(op=ast.MatMult()):
                 yield "@", "matmul"
@@ -287,7 +287,7 @@ def _layers(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _constructing(tree: ast.Module) -> set[int]:
-    """What runs when the module is loaded or a model is constructed, functions that are made there aside."""
+    """Nodes that run when the module is loaded or a model is constructed, without functions that are defined there."""
     found: set[int] = set()
     todo: list[ast.AST] = [tree]
     while todo:

@@ -18,9 +18,9 @@ from itertools import islice
 from pathlib import Path
 
 BUILDERS = {"load_inline", "load"}
-"""What compiles native code of a candidate's."""
+"""Calls that compile native code of a candidate."""
 LOADERS = {"CDLL", "PyDLL", "load_library", "LoadLibrary"}
-"""What opens a library, whoever built it."""
+"""Calls that open a library, whoever built it."""
 READERS = {"torch", "json", "numpy", "np", "pickle", "marshal", "yaml", "tomllib"}
 """Modules whose `load` reads a file."""
 SPAWNERS = {"subprocess", "system", "popen", "posix_spawn", "execv", "execvp"}

@@ -1,4 +1,4 @@
-"""Where children run and under which locks they are timed; here on processors, on a device in `sandbox/gpu.py`."""
+"""Processes and locks of a judging on processors; `sandbox/gpu.py` has those of a device."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -55,7 +55,7 @@ def relieve() -> None:
 
 
 def _free_bytes() -> int | None:
-    """What is free on the calling thread's device; None where torch has not been there."""
+    """Free bytes on the calling thread's device; None where torch has not used it."""
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
@@ -65,7 +65,7 @@ def _freed(before: int | None) -> str:
 
 
 def _ask(giver: Callable[[], None]) -> None:
-    """What goes wrong with one is no matter of who is in need: it may be of another problem, or have just ended."""
+    """Ask one giver. Its errors are only logged: it may belong to another problem, or have just ended."""
     try:
         giver()
     except SandboxError as error:
@@ -73,7 +73,7 @@ def _ask(giver: Callable[[], None]) -> None:
 
 
 def with_relief(work: Callable[[], Result]) -> Result:
-    """What `work` gives; where memory is missing, once more after `relieve`. Raises what it raises then."""
+    """Return the result of `work`; where memory is missing, try once more after `relieve`."""
     from kernelwright_child.driver import CudaError
 
     try:
@@ -153,7 +153,7 @@ class Lent:
 
     @property
     def places(self) -> list[torch.Tensor]:
-        """Where children see each input, as bytes."""
+        """Offsets at which children see each input, in bytes."""
         return [
             seen(self._shared.address + offset, size) for offset, size in zip(self._offsets, self._sizes, strict=True)
         ]
@@ -177,7 +177,7 @@ class Lent:
         )
 
     def shown(self, indices: Iterable[int]) -> list["Shown"]:
-        """Where the child sees these inputs, as outputs."""
+        """The places at which the child sees these inputs, as outputs."""
         found = []
         for index in indices:
             (dtype, shape), size = self._layout[index], self._sizes[index]

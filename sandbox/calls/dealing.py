@@ -43,7 +43,7 @@ class Flags:
 
 
 class Dealer:
-    """What the judge needs to deal on one device; made where torch is loaded already."""
+    """The events, flags and copies with which the judge deals on one device. Needs torch loaded."""
 
     def __init__(self, stream: driver.Stream, flush_address: int, flush_bytes: int) -> None:
         self.stream = stream
@@ -115,7 +115,7 @@ class Dealer:
 
 
 class Turn:
-    """What the judge does between two calls: take the result of the one before, have the next input ready."""
+    """The work between two calls: take the result of the one before, make the next input ready."""
 
     def __init__(self, following: Values, before: Values | None = None, shown: Sequence[Shown] = ()) -> None:
         """`before`: the inputs of the call before, where they are compared with what it left of them."""

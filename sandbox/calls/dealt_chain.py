@@ -18,7 +18,7 @@ from kernelwright_child import driver
 LEAST_PASSES, MOST_PASSES, SETTLED = 2, 8, 0.03
 """A program is at its speed once two passes of calls differ by this share at most."""
 SPIN, MOST_SPIN_MS = 2.0, 20.0
-"""How long the device is kept busy ahead of a single call, as a multiple of what that took to issue."""
+"""Multiple of the time to issue a single call for which the device is kept busy ahead of it."""
 LONGEST_S = 0.5
 """No further pass begins after this time."""
 
@@ -54,7 +54,7 @@ class Link(NamedTuple):
     judge_ms: float | None
     """From the judge's stamp before the call to the one behind it: the call, the hand-over, and what the judge does."""
     host_ms: float
-    """What the child says that the call took to issue."""
+    """Time to issue the call, as the child reports it."""
     output: Values | None
     """A copy of the result; None where nobody wants it."""
 

@@ -29,18 +29,18 @@ COVER = 8
 """Times that it is written before the judge's own work is timed, which is issued meanwhile, by a slow host too."""
 CALIBRATIONS = 20
 LATE_MS, LATE_SHARE = 0.03, 0.25
-"""How much longer than on an idle device the judge's own work may take: the larger of a time and a share."""
+"""Excess over an idle device that the judge's own work may take: the larger of a time and a share."""
 PROBES, PROBE_PAUSE_S = 3, 2e-4
-"""How often it is tried before each call whether the device answers at once."""
+"""Probes before each call of whether the device answers at once."""
 ANSWER_MS = 0.4
 """An idle device does a little work for the judge within this time, on the host's clock."""
 WAIT_S = 600
 LOOK_S = 0.05
-"""How often a thread that waits for another one's turn looks whether it is still wanted."""
+"""Interval at which a thread that waits for the lock looks whether it is still wanted."""
 
 
 class Prepared(NamedTuple):
-    """What the judge's own work before a call took, in ms."""
+    """Times of the judge's own work before a call, in ms."""
 
     taken_ms: float
     """On the device's clock."""
@@ -196,7 +196,7 @@ class CudaDevice:
         return max(self._answer_ms() for _ in range(probes))
 
     def _answer_ms(self) -> float:
-        """How long the device takes to do next to nothing, once whoever waits for a turn has had the time to get it."""
+        """Time in ms to do next to nothing, once another context that waits has had the time to get its slice."""
         time.sleep(PROBE_PAUSE_S)
         start = time.perf_counter_ns()
         self.stream.fill(self._flush, 0, 1)
@@ -224,7 +224,7 @@ class CudaDevice:
 
     @cached_property
     def dealer(self) -> "Dealer":
-        """What deals inputs to calls that were issued ahead."""
+        """The dealer of inputs to calls that were issued ahead."""
         from kernelwright.sandbox.calls.dealing import Dealer
 
         return Dealer(self.stream, self._flush, self._flush_bytes)
@@ -281,10 +281,10 @@ CLOCKS, CLOCKS_MS = 0.02, 0.05
 
 
 class Witnessed(NamedTuple):
-    """What is known of one call on the device beside its time on the judge's clock."""
+    """Observations of one call on the device, besides its time on the judge's clock."""
 
     device_ms: float | None
-    """What the worker says that the device's events said. A hint."""
+    """Time of the device's events, as the worker reports it. A hint."""
     prepared: Prepared
     clocks: ClockSample | None
     made_twice: bool = False
@@ -299,11 +299,11 @@ class Timed(NamedTuple):
     milliseconds: float
     cpu_ms: float
     device: Witnessed | None = None
-    """What else is known of a call on a GPU."""
+    """Further observations of a call on a GPU."""
 
 
 def beyond_threads(settings: Settings, milliseconds: float, cpu_ms: float) -> str:
-    """What is wrong with a candidate's call on a processor that used more of it than its threads can; mostly nothing.
+    """Say how a candidate's call used more processor time than its threads can; empty where it did not.
 
     A child that is timed has a core a thread, and all threads that it starts stay there, however many they are. So it
     takes moving them to other cores.

@@ -75,7 +75,7 @@ class ExactOnDevice:
         return self._needs.exact_peak + self._needs.exact <= SHARE * self._device.free_bytes()
 
     def cut(self, values: Values, near: Values | None, op: str, patience_s: float) -> Cut | None:
-        """How a call falls into parts; None where it does not. Looked for once: `near` is the result on `values`."""
+        """Find the parts that a call falls into; None where it does not. Done once; `near` is the result on `values`."""
         if self._is_looked_for or near is None:
             return self._found
         self._is_looked_for = True

@@ -74,7 +74,7 @@ class GpuReference(ReferenceSession):
 
     @cached_property
     def needs(self) -> Needs:
-        """What a call takes of the device's memory, measured in one."""
+        """Device memory of a call, measured in one."""
         with self._translated():
             return self._session.needs(self.problem.direction != "forward", self.draw())
 
@@ -84,7 +84,7 @@ class GpuReference(ReferenceSession):
 
     @property
     def exact_ways(self) -> tuple[str, ...]:
-        """How float64 results were computed so far: `whole`, in `parts`, on the `processor`."""
+        """Ways in which float64 results were computed so far: `whole`, `parts`, `processor`."""
         return tuple(sorted(self._exact.ways)) if "_exact" in self.__dict__ else ()
 
     def rest(self) -> None:

@@ -58,7 +58,7 @@ class GpuSession(Session):
         self._runs_on = False
         """Whether it has not answered yet, so that it was not stopped."""
         self.host_ms = 0.0
-        """What a call took to issue ahead, by its word."""
+        """Time to issue a call ahead, in ms, as the child reports it."""
         self._inputs: Lent | None = None
         self._owns_inputs = True
         self._allocations = Allocations()
@@ -94,7 +94,7 @@ class GpuSession(Session):
         self._exchange(message, self._settings.start_timeout_s)
 
     def share_memory(self, layout: Layout, result_bytes: int) -> None:
-        """What must be done before the candidate's source runs: lend memory, and learn what an idle device takes."""
+        """Share memory and calibrate on an idle device, before the candidate's source runs."""
         self.lend_layout(layout)
         self._outputs_bytes = result_bytes
         self.copies_outputs = not self.can_be_mapped()
@@ -163,11 +163,11 @@ class GpuSession(Session):
 
     @property
     def places_known(self) -> int:
-        """How many allocations of the child have been seen since it last gave all back."""
+        """Allocations of the child that were seen since it last gave all back."""
         return self._allocations.count
 
     def release_result(self) -> None:
-        """What the last result holds is no longer read where it lies."""
+        """Stop reading the last result in place."""
         self._is_showing = False
 
     def can_be_mapped(self) -> bool:
@@ -180,7 +180,7 @@ class GpuSession(Session):
         return True
 
     def needs(self, differentiated: bool, values: Values) -> Needs:
-        """What a call of a trusted child on these values takes of the device's memory."""
+        """Measure the device memory of a trusted child's call on these values."""
         self._show(values)
         asked = question("size", values) | {"backward": differentiated}
         answer = self.ask(asked, OBSERVING * self._settings.call_timeout_s)
@@ -377,7 +377,7 @@ class GpuSession(Session):
         self.told({"op": "times"})
 
     def issue_limit_s(self, calls: int) -> float:
-        """How long it may take to issue so many calls ahead."""
+        """Limit in seconds for issuing this number of calls ahead."""
         return min(RUN_S, max(ISSUE_S, ISSUE_FACTOR * calls * self.host_ms / 1e3))
 
     @property

@@ -21,7 +21,7 @@ LARGE_BYTES = 2**30
 
 
 class Needs(NamedTuple):
-    """What one call of the reference takes, in bytes."""
+    """Memory of one call of the reference, in bytes."""
 
     inputs: int
     result: int
@@ -45,7 +45,7 @@ class Needs(NamedTuple):
 
 
 class ProcessBytes(NamedTuple):
-    """What processes take on their own account, whatever the problem."""
+    """Memory that processes take whatever the problem, in bytes."""
 
     child: int
     judge: int
@@ -59,7 +59,7 @@ shaken ones, and in float32 how far the two are apart."""
 
 
 def taken_bytes(needs: Needs, references: int, own: ProcessBytes) -> int:
-    """What judging takes while so many references keep what their calls need.
+    """Bytes that judging takes while this number of references keep what their calls need.
 
     Inputs are there four times: lent to the candidate and to all references, held by the judge, and once more while
     they are drawn or a family is made of them. The judge has a copy of the candidate's result; the candidate is granted
@@ -77,7 +77,7 @@ def taken_bytes(needs: Needs, references: int, own: ProcessBytes) -> int:
 
 
 def references_kept(needs: Needs, wanted: int, free_bytes: int, own: ProcessBytes) -> int:
-    """How many references may live beside each other, at most `wanted`; 0 where not even one fits."""
+    """Number of references that fit at once, at most `wanted`; 0 where not even one does."""
     fitting = (count for count in range(wanted, 0, -1) if taken_bytes(needs, count, own) <= free_bytes)
     return next(fitting, 0)
 
@@ -88,7 +88,7 @@ def holds_another(needs: Needs, references: int, free_bytes: int, own: ProcessBy
 
 
 def child_bytes(needs: Needs) -> int:
-    """What one reference takes of the host's memory that computes on the processor, in float64 too."""
+    """Host memory in bytes of a reference that computes on the processor, in float64 too."""
     return needs.weights + needs.inputs + needs.peak + needs.exact_peak + ON_HOST.child
 
 
@@ -152,7 +152,7 @@ def refusal_by_text(problem: Problem, settings: Settings) -> str | None:
 
 
 def planned(problem: Problem, session: Session, source: str, timeout_s: float) -> Needs | None:
-    """What a call takes by its shapes, computed by a child and remembered; None where that can not be told."""
+    """Plan the memory of a call by its shapes, in a child, and remember it; None where that is not possible."""
     store, key = Store("needs"), plan_key(problem.digest)
     kept = store.get(key)
     if kept is None:

@@ -46,7 +46,7 @@ NEVER_ALIKE = (
 
 
 def operation(problem: Problem) -> str:
-    """What workers are asked to do for this problem: `call`, or `backward` where gradients are wanted too."""
+    """The question to workers for this problem: `call`, or `backward` where gradients are wanted too."""
     return "call" if problem.direction == "forward" else "backward"
 
 
@@ -70,7 +70,7 @@ PLAIN = Form()
 
 
 class CompiledGraphs(NamedTuple):
-    """How many graphs torch.compile has compiled, and how many it found compiled before."""
+    """Numbers of graphs that torch.compile has compiled, and that it found compiled before."""
 
     made: int
     found: int
@@ -293,7 +293,7 @@ class ReferenceSession:
 
     @cached_property
     def plan(self) -> Needs | None:
-        """What a call takes of memory, by its shapes; None where that can not be told. The first time takes seconds."""
+        """Memory of a call by its shapes; None where that is not known. Planning it takes seconds."""
         try:
             source = str(self._folder.path / "reference.py")
             return planned(self.problem, self._session, source, self.settings.start_timeout_s)
@@ -307,7 +307,7 @@ class ReferenceSession:
 
     @property
     def exact_ways(self) -> tuple[str, ...]:
-        """How float64 results were computed so far, where there is more than one way."""
+        """Ways in which float64 results were computed so far, where there is more than one."""
         return ()
 
     def release_result(self) -> None:
@@ -318,7 +318,7 @@ class ReferenceSession:
         return output
 
     def work(self) -> dict[str, Any]:
-        """What `kernelwright_child.roofline` finds that the problem needs."""
+        """The necessary work of the problem, as `kernelwright_child.roofline` counts it."""
         values = self.draw()
         with self._translated():
             found: dict[str, Any] = self._session.trace(values, self._patience_s)["work"]
@@ -378,7 +378,7 @@ class ReferenceSession:
             return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
 
     def state_after(self, worker: Session, values: Values) -> tuple[Values, Values]:
-        """What a call on `values` makes of the buffers of a candidate's model and of this one, both as they began."""
+        """Buffers of a candidate's model and of this one after a call on `values`, from the same start."""
         question = {"op": "weights", "names": self.weight_names}
         limit = self.settings.start_timeout_s
         worker.ask(question, limit, self.weights)
@@ -408,7 +408,7 @@ class ReferenceSession:
             self._session.expect(result_bytes)
 
     def protocol_ms(self) -> float:
-        """What a call that does nothing takes on the judge's clock."""
+        """Time in ms of a call that does nothing, on the judge's clock."""
         with self._translated():
             return self._session.nothing_ms()
 
@@ -432,7 +432,7 @@ class ReferenceSession:
 
     @contextmanager
     def subject(self) -> Iterator["ReferenceSession | PartOfReference"]:
-        """What `lint` looks at: this, or of a large one a part, which tells as much."""
+        """The subject of `lint`: this, or a part of a large one, which shows as much."""
         yield self
 
     @cached_property
@@ -460,7 +460,7 @@ class ReferenceSession:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """What goes wrong in this child is the problem's fault, said in one sentence that names the baseline."""
+        """Turn errors of this child into errors of the problem, in one sentence that names the baseline."""
         name = self.problem.name
         how = "" if self.form.baseline == PLAIN.baseline else f" under {self.form.baseline}"
         remedy = f"judge without {self.form.baseline}" if how else "correct the problem file"

@@ -51,7 +51,7 @@ LOG = logging.getLogger("kernelwright.sandbox.calls")
 ROOM, LEAST_BYTES = 4, 2**24
 """A result may be so many times as large as the reference's: enough to say what is wrong with it."""
 MOST_RESERVED = 2 * 2**30
-"""Where a result is larger, the time to write it hides that of getting its pages."""
+"""Of a larger result, the time to write it hides the time to get its pages."""
 SPARE = 3
 """Memory that is made ready, as a multiple of what inputs and result take."""
 OBSERVING = 3
@@ -222,14 +222,14 @@ class Session:
         return 0
 
     def observe(self, values: Values, gradients: bool) -> Any:
-        """What the child says of the operators and kernels of a call on `values`; nothing is timed here."""
+        """Operators and kernels of a call on `values`, as the child reports them; nothing is timed here."""
         self._show(values)
         asked = question("observe", values, self.changes) | {"gradients": gradients}
         limit = self._call_limit(OBSERVING * self._settings.call_timeout_s)
         return self._exchange(asked, limit)[0].get("observed")
 
     def trace(self, values: Values, timeout_s: float) -> dict[str, Any]:
-        """What a trusted child finds that a call on `values` must do; nothing is timed here."""
+        """Trace the necessary work of a call on `values` in a trusted child; nothing is timed here."""
         self._show(values)
         return self._exchange(question("trace", values), timeout_s)[0]
 
@@ -242,7 +242,7 @@ class Session:
         return self.ask({"op": "construct seeded", "seed": seed, "vary": vary}, self._settings.start_timeout_s)
 
     def _next_limit(self, timeout_s: float) -> Timeout:
-        """How long the next call may take: a candidate's first one, which is not timed, compiles."""
+        """Limit of the next call: a candidate's first one, which is not timed, may compile."""
         if self.is_called or self._kind != "worker":
             return self._call_limit(timeout_s)
         return CallTimeout(self._settings.call_timeout_s, self._settings.build_timeout_s, len(self._settings.cores))

@@ -1,4 +1,4 @@
-"""How long the judge waits for a candidate: for its import and construction, and for one call.
+"""Limits on the time of a candidate: for its import and construction, and for one call.
 
 A candidate's compilers may take long, its own code may not. The judge looks from outside for a compiler at work, by the
 program that a process runs and by whether it computes. A name that a process gives itself counts for nothing. Neither
@@ -20,7 +20,7 @@ from kernelwright.sandbox.jail.children import ChildLate
 from kernelwright.sandbox.verdict.settings import Settings
 
 LOOK_S = 0.25
-"""How often it is looked for compilers."""
+"""Interval of the looks for compilers, in seconds."""
 WALL = 10
 """A call or a build may take so many times its limit where the machine is too busy to run it."""
 LATE = 4
@@ -61,15 +61,15 @@ class ImportTimeout:
     in_all_s: float
     wall: int = WALL
     cores: int = 1
-    """What computes on so many at once takes the processor time of one."""
+    """Processor time on this number of cores at once counts as that of one."""
     is_made_for_it: Callable[[], bool] = lambda: False
     """Whether the judge, or another one, is making what it may wait for."""
     used_s: float = 0.0
-    """What has been counted."""
+    """Seconds that have been counted."""
 
     @classmethod
     def of(cls, settings: Settings, used_s: float = 0.0, wall: int = WALL) -> "ImportTimeout":
-        """What one import and construction may take, where so much of the build's time is used."""
+        """The limit of one import and construction, where this part of the build's time is used."""
         return cls(settings.import_timeout_s, settings.build_timeout_s - used_s, wall, len(settings.cores))
 
     def wait(self, child: Watched) -> None:

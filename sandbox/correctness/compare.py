@@ -51,7 +51,7 @@ Shares = dict[str, float]
 
 
 class Checks(NamedTuple):
-    """What is compared: everything, except where one tries what a check is there for."""
+    """The comparisons to make: all, except where the use of one is tried."""
 
     structure: bool = True
     shape: bool = True
@@ -199,7 +199,7 @@ def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
 
 
 def _floor(near: torch.Tensor, tolerance: Tolerance) -> float:
-    """What an output may always be off by, relative to it."""
+    """Relative error that is always allowed."""
     floor = min(tolerance.floor_ulp, SHORT_FLOOR_ULP) if near.dtype.itemsize <= 2 else tolerance.floor_ulp
     return float(_share(near) * floor * torch.finfo(near.dtype).eps)
 

@@ -1,4 +1,4 @@
-"""How far an output is from the float64 result, and how far rounding alone may take it. Pure.
+"""Distance of an output from the float64 result, and the distance that rounding alone explains. Pure.
 
 Everything is measured in one walk over pieces that stay in the processor's cache: for large outputs, whole temporaries
 cost many times more than the arithmetic.
@@ -21,21 +21,21 @@ PIECE = 2**15
 """Elements: three pieces in float64 stay in a core's cache, and up to 2**15 torch does not spread work over threads,
 which costs up to a hundred times more where the cores are busy with something else."""
 MOVES = 3.5
-"""What an element is allowed, over the root mean square of a few draws, which may be small by chance."""
+"""Factor on the root mean square of a few draws, which may be small by chance, that an element is allowed."""
 GENEROUS = 1e4
 """Over a single draw, what no element is found to move beyond by some more of them: it would have had to come out three
 thousand times smaller than usual."""
 SLIGHT = 1e-9
 """A usual element may always be off by this share of what the norm allows each: a denormal may be taken for zero."""
 DENSE = 2.0
-"""Where the root mean square is at most so many times the mean magnitude, a quarter of the elements or more make up the
+"""Up to this ratio of root mean square to mean magnitude, a quarter of the elements or more make up the
 norm, and it speaks for the usual one."""
 DEVICE_PIECE = 2**25
 """On a device memory is what bounds a piece: three of them in float64 take less than a gigabyte."""
 
 
 Settle = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
-"""What makes a result, the reference's and the float64 one finite."""
+"""Masks of where a result, the reference's and the float64 one are finite."""
 
 
 class Size(NamedTuple):
@@ -65,7 +65,7 @@ class Distance(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """How many times the reference's own rounding error is allowed."""
+    """Multiple of the reference's own rounding error that is allowed."""
 
     most: float
     """For the largest element and the norms."""
@@ -114,7 +114,7 @@ class Bound(NamedTuple):
 
 
 class Moved:
-    """How far each element of an output moves with its inputs' rounding: the root mean square over some draws."""
+    """Movement of each element of an output with its inputs' rounding: the root mean square over some draws."""
 
     def __init__(self, want: torch.Tensor) -> None:
         """`want`: the float64 result, of any shape."""
@@ -163,7 +163,7 @@ def measure(
 def finite(
     got: torch.Tensor, near: torch.Tensor, want: torch.Tensor, undefined: bool = True
 ) -> tuple[torch.Tensor, ...]:
-    """Where one reference is not finite the other stands for both; where neither is, or `got` is not, all are 0.
+    """Replace one reference by the other where only that is finite; where neither is, or `got` is not, all are 0.
 
     Without `undefined`, so are all where float64 gives NaN.
     """

@@ -164,7 +164,7 @@ def _cut(values: Values, index: int) -> Values:
 
 
 OVERALL = PLAIN._replace(usual=False, slices=False)
-"""What rounding in another order stays within: a slice or a usual element may rest on few elements near zero."""
+"""Bound of rounding in another order: a slice or a usual element may rest on few elements near zero."""
 SEEDED = 4
 """Calls that are seeded alike: sums in no fixed order may come out alike by chance."""
 
@@ -199,7 +199,7 @@ class TimedResult(Protocol):
 
     @property
     def output(self) -> Values:
-        """What came out."""
+        """The result of a call."""
 
     @property
     def milliseconds(self) -> float:
@@ -207,7 +207,7 @@ class TimedResult(Protocol):
 
 
 class Called(Protocol):
-    """What can be called on values."""
+    """A function of values."""
 
     def call(self, values: Values) -> TimedResult:
         """The reference as it stands."""
@@ -330,7 +330,7 @@ def _independent(prober: _Prober) -> list[Finding]:
 
 
 def _random(first: Values, again: Values, tolerance: Tolerance) -> Finding:
-    """How a reference draws, from two calls on the same values."""
+    """Whether and how a reference draws, from two calls on the same values."""
     pairs = zip(first.tensors, again.tensors, strict=False)
     if any(_drops(one.tensor(), two.tensor()) for one, two in pairs):
         return Finding("dropout", "it drops values at random: two calls on the same values have zeros at other places")

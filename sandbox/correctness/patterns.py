@@ -75,7 +75,7 @@ def _moved(got: torch.Tensor, want: torch.Tensor, close: float) -> str:
 
 
 def _overlap(got: torch.Tensor, want: torch.Tensor, axis: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What two tensors share when one is shifted along an axis."""
+    """The overlap of two tensors when one is shifted along an axis."""
     length = got.shape[axis] - 1
     starts = (0, 1) if step > 0 else (1, 0)
     return got.narrow(axis, starts[0], length), want.narrow(axis, starts[1], length)
@@ -102,7 +102,7 @@ def _near(a: torch.Tensor, b: torch.Tensor, close: float) -> bool:
 
 
 def _content(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> str:
-    """What is common to the wrong elements, where some are right."""
+    """The common property of the wrong elements, where some are right."""
     if wrong.all() or not wrong.any():
         return ""
     if not (wrong & (got != 0)).any():

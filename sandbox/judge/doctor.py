@@ -1,4 +1,4 @@
-"""What the machine and its GPUs offer to judging, each thing tried rather than asked for its version."""
+"""Checks of the machine and its GPUs; each thing is tried rather than asked for its version."""
 
 import os
 import platform
@@ -259,7 +259,7 @@ def _leftovers() -> HealthCheck:
 
 
 def _cache() -> HealthCheck:
-    """What is kept between judgements. Nothing needs it: without it everything is built and measured again."""
+    """Caches between judgements. Nothing needs them: without them everything is built and measured again."""
     root = cache_root()
     if fault := limit_fault():
         return HealthCheck(name="cache", state="absent", found=fault, remedy="set a number, or unset it")
@@ -361,7 +361,7 @@ def process_status(pid: int) -> dict[str, str]:
 
 
 def _further() -> str:
-    """How every child but the first is started, how long that takes, and what it holds."""
+    """The process from which every child but the first is forked, its time to start and its memory."""
     folder = WorkFolder()
     try:
         start = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a program hands in to be judged: checked as a whole, each wrong thing in a sentence, before anything is judged.
+"""Checks of the arguments that a program passes to be judged, before anything is judged.
 
 A text that is the name of a file is a program's mistake. Whoever judges texts that may be anything, such as a model's,
 gives each as a `Candidate`, which is taken as it is.
@@ -39,7 +39,7 @@ def checked_problems(problems: Iterable[GivenProblem]) -> list[Problem | str]:
 
 
 def listed(given: object, what: str) -> list[object]:
-    """What is to be a list of several, which one thing alone is not. Raises `ValueError`."""
+    """Check that this is a list and no single thing. Raises `ValueError`."""
     if isinstance(given, str | bytes | os.PathLike | Problem | Candidate) or not isinstance(given, Iterable):
         raise ValueError(f"{what} is {shown(given)}; give a list")
     return list(given)

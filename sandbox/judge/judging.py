@@ -43,7 +43,7 @@ class Judge:
                 f"{problem.name} compares gradients or buffers by the names of weights; judge it with --weights copy"
             )
         self.spare: SpareWorkers | None = None
-        """Where workers stand for the next candidate of any problem, if somebody lends one, who closes it."""
+        """Warm workers for the next candidate of any problem; closed by their owner."""
         self.backend = backend_of(self.settings)
         self._baselines = self.backend.baselines(problem)
         self._floors = Floors(problem, self.backend)
@@ -326,7 +326,7 @@ class Judge:
         return Subject(built, lambda: self._load_message(built), lambda: self.reference, self.settings)
 
     def _load_message(self, built: Built) -> dict[str, object]:
-        """What a worker is asked to load; writes the source into the work folder."""
+        """Write the source into the work folder; return the question that has a worker load it."""
         source = built.folder.write("candidate.py", built.candidate.source)
         return {
             "source": str(source),

@@ -185,13 +185,13 @@ class Built:
         self.seconds: dict[str, float] = {}
         """By stage; `headers` is no stage, but how long parts of torch's light header were made beside the build."""
         self.ways: tuple[str, ...] = ()
-        """How its extensions were built, as the builder tells it."""
+        """Ways in which its extensions were built, as the builder reports them."""
         self.failed_builds: tuple[FailedBuild, ...] = ()
         """Those of its extensions that could not be built, as the builder tells it."""
         self.weight_seed: int | None = None
         """Both models are constructed under it; None where the reference's weights are copied."""
         self.failed_copied: StageFailed | None = None
-        """How it failed with copied weights."""
+        """Its failure with copied weights."""
         self.draws_constants, self.has_constants = False, False
         """Whether torch's layers then draw what they set to constants; whether there are other weights that are."""
         self.weights: Literal["copied", "seeded"] | None = None
@@ -199,7 +199,7 @@ class Built:
         self.refuses_weights = False
         """Whether they could not be copied."""
         self.build_s = 0.0
-        """What counts of the limit on all builds."""
+        """Seconds that count towards the limit on all builds."""
         self.late_builds = 0
         """Extensions that were asked for only in a worker."""
         self.deterministic: bool | None = None
@@ -207,9 +207,9 @@ class Built:
         self.authenticity: Authenticity | None = None
         """From a run that was observed; None until there was one."""
         self.not_met: tuple[str, ...] = ()
-        """What a screen leaves to whoever judges it in full."""
+        """Checks that effort `screen` skips."""
         self.look: Look | None = None
-        """What else was seen on a device; None where there was nothing."""
+        """Kernels and reports of tools on a device; None where there are none."""
 
     @property
     def folder(self) -> WorkFolder:

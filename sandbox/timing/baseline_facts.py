@@ -84,7 +84,7 @@ class DeviceVersions(NamedTuple):
 
 
 def place_of(settings: Settings) -> DeviceVersions:
-    """Where these settings judge on this machine. Raises `MachineError` where a GPU is wanted and there is none."""
+    """Name the device and versions of these settings. Raises `MachineError` where a GPU is wanted and there is none."""
     if settings.gpu:
         device, more = _device(settings.ordinal)
         return DeviceVersions(device, versions() | dict(more))
@@ -133,7 +133,7 @@ class BaselineTime(Record):
     high_ms: float
     samples: int
     clock: str
-    """Whose times these are, see `Measurement.clock`."""
+    """The clock of these times, see `Measurement.clock`."""
     measured_at: str
     """In ISO 8601, UTC."""
 

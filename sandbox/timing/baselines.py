@@ -70,7 +70,7 @@ class CompilerFolder(WorkFolder):
 
 
 class CompiledStore(FolderStore):
-    """What torch.compile has made, by all that it depends on; the longest unused goes where it grows too large."""
+    """Output of torch.compile, by all that it depends on; the least recently used goes first."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         super().__init__("compiled", limit_bytes, BOUNDS)
@@ -231,7 +231,7 @@ class Baselines:
         return self._beside(number, number + 1)
 
     def sources(self, number: int) -> list[ReferenceSession]:
-        """Who draws the values of this worker pair: where there is room, processes that are not timed on them.
+        """References that draw the values of this worker pair: where there is room, ones that are not timed on them.
 
         They would come to the call with warm caches. On a processor, where to draw takes most of the time between two
         timed calls, there are two.
@@ -257,7 +257,7 @@ class Baselines:
 
     @property
     def kept(self) -> int:
-        """How many references may live at once, by what a call takes of memory and what there is."""
+        """Number of references that may live at once, by the memory of a call and of the machine."""
         if self._kept is None:
             wanted, (needs, there) = self._settings.worker_pairs, self._needs_and_room()
             self._kept = wanted if needs is None else max(1, references_kept(needs, wanted, there, self.own_bytes))
@@ -266,7 +266,7 @@ class Baselines:
         return self._kept
 
     def _needs_and_room(self) -> tuple[Needs | None, int]:
-        """What a call takes of memory, None where that is next to nothing, and the bytes that there are."""
+        """Memory of a call, None where that is next to nothing, and the bytes that there are."""
         return None if self.first.is_small else self.first.plan, free_bytes()
 
     @property
@@ -395,7 +395,7 @@ class Baselines:
 
     @property
     def exact_ways(self) -> tuple[str, ...]:
-        """How float64 results were computed so far, where there is more than one way."""
+        """Ways in which float64 results were computed so far, where there is more than one."""
         living = {way for session in self._eager.values() for way in session.exact_ways}
         return tuple(sorted(self._ways | living))
 

@@ -38,7 +38,7 @@ from kernelwright.sandbox.verdict.settings import Accuracy, Defence, Settings
 
 
 class Source(NamedTuple):
-    """Who draws values, and on which core of the processor."""
+    """A reference that draws values, and the core that it draws on."""
 
     session: ReferenceSession
     core: int
@@ -55,7 +55,7 @@ class FreshValues:
         families = baselines.domain.families if settings.varies_inputs else ()
         self._families = schedule(random.SystemRandom(), families)
         self._only: Values | None = None
-        """Where values are not to be fresh: those of the first call."""
+        """Values of the first call, used for all calls where fresh values are disabled."""
         self._ahead: deque[tuple[str, Future[Values]]] = deque()
         """Families and values of the pairs to come, the next one first."""
         self._warming: Future[Values] | None = None
@@ -170,7 +170,7 @@ SETTLING_MS, MOST_SETTLING = 20.0, 8
 BESIDE = 4
 """Most that goes on beside a comparison at the end of a worker pair: a worker starts, one ends, values are drawn."""
 OVERRUN, FEWEST_WORKERS = 4, 2
-"""Where the time budget is overrun this many times, so many worker pairs must do."""
+"""If the time budget is overrun by this factor, this number of worker pairs is enough."""
 
 
 class DrawingReference(Exception):
@@ -264,7 +264,7 @@ class Timing:
                 other.call_ms(values)
 
     def _check_state(self, session: Session, values: Values) -> None:
-        """Where the problem wants it, what a call makes of the model's buffers."""
+        """Check the model's buffers after a call, where the problem asks for it."""
         followed = bool(self.baseline.followed)
         if self._baselines.problem.state != "followed" and not followed:
             return
@@ -422,7 +422,7 @@ class Timing:
         raise StageFailed("check", reason, wrong.details)
 
     def _wrong(self, got: Values, theirs: Values, values: Values, family: str, errors: Shares) -> Wrong | None:
-        """What is wrong with a result by the bound of `ieee`, or by KernelBench's rule where that is asked for.
+        """Compare a result by the bound of `ieee`, or by KernelBench's rule where that is asked for.
 
         `theirs` is the reference's, `errors` is filled. Seeded alike, float64 would draw something else.
         """

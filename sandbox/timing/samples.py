@@ -20,7 +20,7 @@ PLACEBO = "eager again"
 
 
 class PairedSamples:
-    """What has been measured so far of one candidate; all times in ms, sample i of all lists on the same values."""
+    """Measurements of one candidate so far; all times in ms, sample i of all lists on the same values."""
 
     def __init__(self, known_spread: KnownSpread | None = None) -> None:
         self.known_spread = known_spread
@@ -85,7 +85,7 @@ class Spreads:
             return None
 
     def known(self) -> KnownSpread:
-        """What a worker pair is expected to differ by from another."""
+        """The expected spread between worker pairs."""
         own, others = self._ratios(self._problem.digest), self._ratios(ALL)
         return known_spread(own, self._settings.worker_pairs, others, self._settings.gpu)
 

@@ -1,4 +1,4 @@
-"""What goes wrong without the candidate being at fault."""
+"""Errors that are not the candidate's fault, and the one that is."""
 
 from kernelwright.sandbox.verdict.verdicts import Stage
 

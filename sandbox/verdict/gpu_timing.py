@@ -10,12 +10,12 @@ from pydantic import Field
 from kernelwright.problems.record.base import Record
 
 CHAIN_SHARE, CHAIN_MS = 0.03, 0.006
-"""How much longer a call may take by a chain than by its events: the larger of a share of its time and a time. Measured
+"""Excess of a call by a chain over its events: the larger of a share of its time and a time. Measured
 on an H200, see docs/decisions/gpu-clock.md."""
 CHAIN_SHORT_MS = 0.008
-"""How much shorter it may come out: who raises the done flag before the work has ended hides the hand-over, 6 us."""
+"""Shortfall of it: a program that raises the done flag before the work has ended hides the hand-over, 6 us."""
 CALLS_MS = 0.3
-"""What single calls on the judge's clock can be off by, both ways."""
+"""Error of single calls on the judge's clock, both ways."""
 
 
 class ClockCheck(Record):
@@ -31,7 +31,7 @@ class ClockCheck(Record):
     empty_ms: tuple[float, ...] = Field(min_length=1)
     """The same of calls of a trusted process that only read the inputs and fill results of the same sizes."""
     empty_gpu_ms: float = 0.0
-    """What such a call takes by the device's events."""
+    """Time of such a call by the device's events."""
     moves_data: bool = False
     """Whether a part of the results only moves inputs, which copy engines can do: they take no turns with kernels."""
 
@@ -86,7 +86,7 @@ class Burst(Record):
 
 
 class DeviceRecord(Record):
-    """How the samples of a measurement came about on a device. Lists by side: `candidate`, or a baseline's name."""
+    """Facts of the samples of a measurement on a device. Lists by side: `candidate`, or a baseline's name."""
 
     device: str
     architecture: str

@@ -1,4 +1,4 @@
-"""How much memory this machine has, and how much a child may take of it. Standard library only."""
+"""Memory of this machine, and the share that a child may take. Standard library only."""
 
 import os
 from pathlib import Path

@@ -216,7 +216,7 @@ def floor_ms(verdict: Verdict | None) -> float | None:
 
 
 RELATIVE = 1e-9
-"""What another machine's last digits may differ by."""
+"""Relative difference that another machine's last digits may show."""
 
 LATER = frozenset({"against", "speedups", *USUAL})
 """Keys that records of earlier versions lack."""
@@ -243,7 +243,7 @@ def recheck(record: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def measurement_of(record: dict[str, Any]) -> Measurement:
-    """What a passed record was made from. Raises `RecordError` where it holds no samples."""
+    """Read the samples of a passed record. Raises `RecordError` where it holds none."""
     try:
         return Measurement(pairings=record["samples"], **(record.get("measurement") or {"threads": 1}))
     except (KeyError, TypeError, ValidationError) as error:

@@ -16,7 +16,7 @@ SPLITS: dict[str, tuple[tuple[str, float], ...]] = {
     "float64": (("float16", 2 / 28),),
     "float32": (("float16", 1 / 3), ("bfloat16", 1 / 6), ("tf32", 1 / 3)),
 }
-"""How a dtype's precision can be had from units of a lower one, as (units, share of their rate).
+"""Emulations of a dtype's precision by units of a lower one, as (units, share of their rate).
 
 float32 from three products of two float16 parts each, or of two TF32 parts (H. Ootomo and R. Yokota, Recovering single
 precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance, IJHPCA 36, 2022); from six
@@ -33,7 +33,7 @@ class Level(Record):
 
     name: str
     inside_bytes: int = Field(ge=0)
-    """What all closer levels together can hold: so much may not need to pass."""
+    """Bytes that all closer levels together can hold, which may not need to pass."""
     bytes_per_s: Rate
     """Read and written together."""
 
@@ -93,7 +93,7 @@ class Peaks(Record):
 
 
 class NecessaryWork(Record):
-    """What `trace` tells, checked for form: it comes from a child."""
+    """The answer of `trace`, checked for form: it comes from a child."""
 
     read_bytes: int = Field(ge=0)
     written_bytes: int = Field(ge=0)
@@ -128,11 +128,11 @@ class Floor(Record):
     least_ms: float
     """The operations that no known algorithm saves."""
     copy_ms: float | None = None
-    """What a plain copy takes that reads and writes as many bytes, all of them in memory; None where not measured."""
+    """Time in ms of a plain copy of as many bytes, all of them in memory; None where not measured."""
 
     @property
     def floor_ms(self) -> float:
-        """What the device could do at best with the reference's algorithm: the measure of how good a kernel is."""
+        """Best time that the device could reach with the reference's algorithm."""
         return max(self.memory_ms, self.direct_ms)
 
     @property

@@ -1,4 +1,4 @@
-"""What the judge may spend, and how sure it must be."""
+"""Settings of the judge: its budgets, and the certainty that it must reach."""
 
 import os
 from typing import Any, Literal, Self
@@ -18,7 +18,7 @@ SCREEN |= {"baselines": ("shipped",)}
 SCREEN |= {"sanitize": False, "profile": False}  # they cost some ten seconds, and nobody reads what they say of it
 WeightsPolicy = Literal["copy", "seed", "auto"]
 AT_EFFORT: dict[JudgingEffort, dict[str, Any]] = {"screen": SCREEN, "search": {}, "rank": {}}
-"""What an effort settles, from the least to the most."""
+"""Settings of each effort, from the least to the most."""
 Accuracy = Literal["ieee", "default", "tf32", "kernelbench"]
 """The errors that are right, the least first. `ieee`: those that rounding in the problem's dtype explains. `default`:
 those of the reference under torch's own precision switches too; `tf32`: with TF32. `kernelbench`: what KernelBench's
@@ -47,7 +47,7 @@ class Settings(Record):
     """Limits and effort of one judging."""
 
     effort: JudgingEffort = "rank"
-    """How much a verdict is to cost; see `at`."""
+    """The effort of a verdict; see `at`."""
     accuracy: Accuracy = "ieee"
     """The errors that a candidate may have."""
     jail: Literal["auto", "strict", "off"] = "auto"
@@ -55,7 +55,7 @@ class Settings(Record):
     jail_without: tuple[Literal["namespaces"], ...] = ()
     """Layers to do without although they are to be had: for trying what the others stop."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    """Where candidate and baselines run: `cpu`, `cuda` (the first CUDA device), or `cuda:N`."""
+    """Device of candidate and baselines: `cpu`, `cuda` (the first CUDA device), or `cuda:N`."""
     threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Threads for torch and OpenMP, the same for candidate and baseline; on a processor all that each may keep busy."""
     cores: tuple[int, ...] = Field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
@@ -105,7 +105,7 @@ class Settings(Record):
     switches, which costs one more compilation a mode.
     """
     weights: WeightsPolicy = "auto"
-    """How the candidate gets the reference's weights. `copy`: they are copied, by name or by order and shape.
+    """The way in which the candidate gets the reference's weights. `copy`: by name, or by order and shape.
 
     `seed`: both models are constructed under one seed, KernelBench's convention, so that a candidate may rename, fuse
     or precompute them. `auto`: `copy`, and `seed` where they do not fit or the result is wrong.

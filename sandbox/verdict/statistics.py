@@ -80,7 +80,7 @@ def log_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list
 
 
 WRONG = 0.05
-"""How often such an interval may miss, over all looks and to both sides."""
+"""Probability that such an interval misses, over all looks and to both sides."""
 UNKNOWN, UNKNOWN_DEGREES = 0.03, 4
 """The spread that is assumed before anything is known, and how many observations that counts for; one, in the end."""
 LEAST = 0.01
@@ -103,9 +103,9 @@ class KnownSpread(Record):
     sd: float
     """Standard deviation of the logarithm of a worker pair's ratio."""
     degrees: int
-    """How many observations it counts for."""
+    """Number of observations that it counts for."""
     looks: int
-    """How often it may be decided whether to go on: after each of so many worker pairs."""
+    """Number of worker pairs after which it may be decided whether to go on."""
     least: float = LEAST
     """No spread between worker pairs is taken to be smaller."""
 

@@ -136,7 +136,7 @@ NOISE_LIMIT = 0.25
 SAME_WITHIN = 0.01
 """A difference that may be smaller than this is called none."""
 EAGER, AS_SHIPPED, COMPILED = "eager", "eager as shipped", "torch.compile"
-"""What baselines are asked for by: strict eager, eager under torch's own switches, the fastest torch.compile mode."""
+"""Names of baselines: strict eager, eager under torch's own switches, the fastest torch.compile mode."""
 PLACEBO_WITHIN = 0.03
 """The baseline against itself must come this close to 1, or the machine is too noisy to say anything."""
 
@@ -189,7 +189,7 @@ class Measurement(Record):
     placebo: Pairing | None = None
     """The eager baseline of one process against that of another, on the same values, within the same minutes."""
     protocol_ms: tuple[float, ...] = ()
-    """What a call that does nothing takes on the judge's clock; it is part of every other time here."""
+    """Time of a call that does nothing, on the judge's clock; it is part of every other time here."""
     candidate_cpu_ms: tuple[float, ...] = ()
     """Processor time of all threads of the candidate in each of its timed calls: a witness apart from the clock."""
     eager_cpu_ms: tuple[float, ...] = ()
@@ -199,11 +199,11 @@ class Measurement(Record):
     less_accurate: tuple[str, ...] = ()
     """Baselines whose own results do not meet the candidate's bound on every input distribution."""
     floor: Floor | None = None
-    """What no program can beat on this machine; None where it is not known."""
+    """The roofline of this machine; None where it is not known."""
     on_device: DeviceRecord | None = None
-    """How the samples came about on a GPU; None on a processor."""
+    """Facts of the samples on a GPU; None on a processor."""
     known_spread: KnownSpread | None = None
-    """What intervals rest on beside the samples where these are few; None at effort `rank`, where they speak alone."""
+    """Spread that intervals rest on besides the samples where these are few; None at effort `rank`."""
 
     @property
     def timing_clock(self) -> TimingClock:
@@ -340,7 +340,7 @@ class Measurement(Record):
 
     @property
     def floor_ms(self) -> float | None:
-        """What the device could do at best with the reference's algorithm."""
+        """Best time that the device could reach with the reference's algorithm."""
         return self.floor.floor_ms if self.floor else None
 
     @property
@@ -370,7 +370,7 @@ class ProblemStatus(Record):
 
 
 class Evidence(Record):
-    """What every verdict carries, passed or failed."""
+    """The evidence of every verdict, passed or failed."""
 
     jail: tuple[str, ...]
     """The isolation layers that were active, outermost first."""
@@ -388,16 +388,16 @@ class Evidence(Record):
     deterministic: bool | None = None
     """Whether the same values gave the same bytes twice; None where that was not reached."""
     builds: tuple[str, ...] = ()
-    """How each extension was built: by which shortcut, if any, and in how many seconds. The builder's own words."""
+    """The build of each extension: its shortcut, if any, and its seconds, in the builder's own words."""
     hidden_builds: tuple[str, ...] = ()
     """Extensions that could not be built while the candidate went on without them, each with the deciding line. The
     builder's own words too."""
     look: Look | None = None
-    """What else was seen of it on a device: its kernels, and what the tools said that were asked for."""
+    """Its kernels on a device, and the reports of the tools that were asked for."""
     families_left_out: tuple[str, ...] = ()
     """Families of values that it was not judged on: the problem leaves them out, or float64 gives nothing but NaN."""
     device: str = "cpu"
-    """Where it was judged: `cpu`, `cuda`, or `cuda:N`."""
+    """The device: `cpu`, `cuda`, or `cuda:N`."""
     exact: tuple[str, ...] = ()
     """On a device: how results in float64 were computed where they were asked for: `whole`, `parts`, `processor`."""
     weights: Literal["copied", "seeded"] | None = None
