@@ -53,7 +53,7 @@ LINKS = 4
 ROUNDS = 2
 """Of a worker pair: in the second the sides come in reverse order."""
 TRIES = 3
-"""A round that does not count is replaced, until so many times the wanted number have been tried."""
+"""A round that does not count is replaced, until this many times the wanted number have been tried."""
 QUEUE_MS = 8.0
 """A device's queue holds about four thousand launches. Calls that take longer to issue are no part of one chain."""
 EMPTY_CALLS = 8

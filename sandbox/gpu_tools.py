@@ -266,7 +266,7 @@ def ncu_obstacle(output: str) -> str:
 
 
 def counter_obstacle(path: str) -> str:
-    """Why ncu can not read the counters; empty where it can. Tries it on a small kernel, which takes some seconds."""
+    """Why ncu cannot read the counters; empty where it can. Tries it on a small kernel, which takes some seconds."""
     words = [*_ncu(path, launches=1), sys.executable, "-c", TRIAL]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL_S, check=False)
@@ -395,7 +395,7 @@ def run_call(subject: Subject, tool: Tool) -> Ran:
 
 
 def _fault_of(tool: Tool, settings: Settings) -> str:
-    """Why memcheck can not be had on this machine, tried with a program that is right; empty where it can."""
+    """Why memcheck cannot be had on this machine, tried with a program that is right; empty where it can."""
     return _trial(tool.path, tool.command, tuple(tool.environment.items()), settings)
 
 

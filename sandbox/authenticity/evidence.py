@@ -3,7 +3,7 @@
 Neither source of evidence is proof: text can hide what it does, and a candidate can lie in the process that observes
 it. So each statement says where it comes from, and a refusal under a problem's policy names what it rests on.
 
-What this can not see: a library's product whose name is put together while it runs and that is called through ctypes
+What this cannot see: a library's product whose name is put together while it runs and that is called through ctypes
 or dlsym where nothing observes; a library that is found by an address rather than by its name; operators behind objects
 that text does not name; how long an operator takes where nothing observes, since an observed call may wait on purpose;
 and a kernel of its own that computes something and whose result is not used. Who rewards kernels reads the best ones.

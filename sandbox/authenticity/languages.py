@@ -1,6 +1,6 @@
-"""The language that a candidate's kernels are written in, and what can not be judged, told from the source. Pure.
+"""The language that a candidate's kernels are written in, and what cannot be judged, told from the source. Pure.
 
-The scan refuses only what can not be run at all. It is no defence: what text rules find, text can hide.
+The scan refuses only what cannot be run at all. It is no defence: what text rules find, text can hide.
 """
 
 import ast
@@ -104,7 +104,7 @@ NO_CALL: frozenset[Kind] = frozenset({"module"})
 
 
 def refuse(source: str, entry: str = "ModelNew") -> str:
-    """Why this source can not be judged, or an empty string."""
+    """Why this source cannot be judged, or an empty string."""
     if len(source.encode(errors="surrogatepass")) > SOURCE_BYTES:
         return f"the source is longer than {SOURCE_BYTES} bytes"
     try:

@@ -30,7 +30,7 @@ class Backend:
     certain_bytes = CERTAIN_BYTES
     """Inputs below this are no reason to plan a call's memory before one; 0 to plan it whatever the inputs."""
     import_wall = WALL
-    """An import may take so many times its limit by the wall clock."""
+    """An import may take this many times its limit by the wall clock."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

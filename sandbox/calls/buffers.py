@@ -1,4 +1,4 @@
-"""Device memory between judge and children: inputs that the judge owns and lends, outputs that children show.
+"""Device memory between judge and children: inputs that the judge owns and shares, outputs that children show.
 
 Inputs lie in one allocation whose descriptor goes to the child; the values themselves only the judge has. Outputs lie
 in the child's own memory: it names the allocation, the judge maps it. What a child says about places is checked for
@@ -99,7 +99,7 @@ LENT = "lent"
 PROBES = 1024
 """Words of an output that are looked at within the clock; all are compared after it."""
 OUTPUTS = 64
-"""So many outputs are looked at before they are waited for."""
+"""This many outputs are looked at before they are waited for."""
 
 
 Layout = Sequence[tuple[str, Sequence[int]]]
@@ -192,7 +192,7 @@ class Lent:
         return [index for index, (own, offset) in places if not same_bytes(seen(there + offset, len(own)), own)]
 
     def close(self) -> None:
-        """Give both copies back; a child that still maps the lent one keeps it until it ends."""
+        """Give both copies back; a child that still maps the shared one keeps it until it ends."""
         if self.fd >= 0:
             os.close(self.fd)
             self._staged = []
@@ -210,7 +210,7 @@ class Claim(BaseModel):
     stride: list[int] = Field(max_length=16)
     """In elements."""
     handle: str = Field(pattern=r"^([0-9a-f]{128}|lent)?$")
-    """Names the allocation, in hexadecimal digits, or says that it was lent; empty for a tensor without elements."""
+    """Names the allocation, in hexadecimal digits, or says that it was shared; empty for a tensor without elements."""
     offset: int = Field(ge=0, lt=2**48)
 
 
@@ -239,7 +239,7 @@ class Shown(NamedTuple):
 
 
 SPARE_PLACES = 16
-"""Allocations that stay mapped beside those of the last call: results take turns with what lies between."""
+"""Allocations that stay mapped beside those of the last call: results alternate with what lies between."""
 
 
 class Allocations:
@@ -248,7 +248,7 @@ class Allocations:
     def __init__(self) -> None:
         self._mapped: dict[bytes, tuple[int, int]] = {}
         self.lent: Lent | None = None
-        """Memory for outputs that can not be mapped where they are."""
+        """Memory for outputs that cannot be mapped where they are."""
 
     def find(self, claim: dict[str, Any]) -> Shown:
         """The place that a claim names. Raises `MemoryReadError` where it is malformed, unknown or out of bounds."""

@@ -19,7 +19,7 @@ from kernelwright_child import driver
 
 FLAG_BYTES = 4096
 ISSUE_S, ISSUE_FACTOR = 0.25, 10
-"""A child that has not issued its calls after this time, or so many times what they took to issue before, is waiting
+"""A child that has not issued its calls after this time, or this many times what they took to issue before, is waiting
 for the device: its calls cannot be issued ahead."""
 RUN_S = 10.0
 """Wall time for the device to run all calls of a chain."""

@@ -172,7 +172,7 @@ class CudaDevice:
         self._calibrated.add(lent.bytes)
 
     def prepare(self, lent: Lent, outputs: tuple[Shown, ...] = ()) -> Prepared:
-        """All that goes before a call, while the child stands still: the clock may start when this returns.
+        """All that goes before a call, while the child is stopped: the clock may start when this returns.
 
         Poisons where the last outputs lie, makes the inputs of the last call unusable, looks whether the device is
         idle, shows the staged inputs, gives pinned cache lines back and flushes the L2 cache. Without `calibrate` for

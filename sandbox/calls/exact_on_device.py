@@ -25,7 +25,7 @@ Way = Literal["whole", "parts", "processor"]
 SHARE = 0.8
 """Of the free memory that one computation may be planned to take."""
 PART_SHARE = 3
-"""A part takes at most one of so many shares of the free memory: the joined result lies beside it."""
+"""A part takes at most one of this many shares of the free memory: the joined result lies beside it."""
 
 
 class ExactOnDevice:
@@ -75,7 +75,7 @@ class ExactOnDevice:
         return self._needs.exact_peak + self._needs.exact <= SHARE * self._device.free_bytes()
 
     def cut(self, values: Values, near: Values | None, op: str, patience_s: float) -> Cut | None:
-        """Find the parts that a call falls into; None where it does not. Done once; `near` is the result on `values`."""
+        """Find the parts that a call falls into, once; None where it does not. `near` is the result on `values`."""
         if self._is_looked_for or near is None:
             return self._found
         self._is_looked_for = True
@@ -137,7 +137,7 @@ class ExactOnDevice:
 
 
 def layout_of_part(values: Values, cut: Cut, rows: int) -> Layout:
-    """Of a part of these inputs; the values themselves are not held by whoever lends memory for them."""
+    """Of a part of these inputs; the values themselves are not held by the owner of their memory."""
     return [raw[:2] for raw in part(values, cut, 0, rows).tensors]
 
 
@@ -145,7 +145,7 @@ class Whole(RunningReference, Protocol):
     """A reference that can be called on parts of its inputs."""
 
     def exact_part(self, values: Values) -> Values:
-        """The reference in float64 on fewer indices, for which memory is lent."""
+        """The reference in float64 on fewer indices, for which memory is shared."""
 
     def reweighted(self) -> AbstractContextManager[Values]:
         """Within it the model has other weights than before and after."""
@@ -154,7 +154,7 @@ class Whole(RunningReference, Protocol):
 class PartOfReference:
     """A reference that is called on fewer indices of the first axis: enough to see which lazy answers pass.
 
-    Its child sees memory for so many, and `turn` shows it that for whole inputs.
+    Its child sees memory for this many, and `turn` shows it that for whole inputs.
     """
 
     def __init__(self, whole: Whole, turn: Callable[[], None], cut: Cut, step: int) -> None:

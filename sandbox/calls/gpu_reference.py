@@ -118,7 +118,7 @@ class GpuReference(ReferenceSession):
         return values
 
     def share_memory(self, worker: Session) -> None:
-        """Lend it memory like this child's."""
+        """Share memory with it like this child's."""
         assert isinstance(worker, GpuSession)
         worker.share_memory(self.layout, self.needs.result)
 
@@ -135,7 +135,7 @@ class GpuReference(ReferenceSession):
             return self._session.call(values, self._patience_s, operation(self.problem), in_place=True)
 
     def _warm(self, values: Values) -> None:
-        """Until a result lies where an earlier one did: it may take turns with what lies between."""
+        """Until a result lies where an earlier one did: it may alternate with what lies between."""
         if not self._session.is_cold:
             return
         for _ in range(MOST_WARMING):

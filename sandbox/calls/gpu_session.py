@@ -38,14 +38,14 @@ DISTURBED_AT_LEAST, DISTURBED_SHARE = 3, 0.5
 
 Times after which it was busy never count, so nothing is won below this share; a busy host stays below it."""
 MOST_MADE_TWICE = 8
-"""So many calls of a candidate may be made once more for want of memory. None of them counts."""
+"""This many calls of a candidate may be made once more for want of memory. None of them counts."""
 AFTERMATH_S = 0.1
 """So long after a child has been killed its work has left the device."""
 NAMELESS = 2**30
 """A result of unknown size may take so much."""
 CHANGED_INPUT = "the call changed an input in place"
 LENT_AHEAD = 2**28
-"""Room for outputs up to this size is lent before it is known whether it is needed."""
+"""Room for outputs up to this size is shared before it is known whether it is needed."""
 
 
 class GpuSession(Session):
@@ -69,7 +69,7 @@ class GpuSession(Session):
         self.switches: dict[str, Any] = {}
         """Torch's precision switches as the child reported them."""
         self.is_cold = False
-        """Whether it has given back what a call needs, so that the next one has to get it anew."""
+        """Whether it has given back what a call needs, so that the next one has to get it again."""
         self._outputs_bytes = 0
         self._is_ready = False
         self._is_showing = False
@@ -113,7 +113,7 @@ class GpuSession(Session):
         self.lend_layout([raw[:2] for raw in values.tensors])
 
     def lend_layout(self, layout: Layout) -> None:
-        """Lend device memory for inputs of this layout. No child may have work on the device meanwhile."""
+        """Share device memory for inputs of this layout. No child may have work on the device meanwhile."""
         self._give_back()
         self._device.make_current()
         lent = Lent(layout, self._device.ordinal)
@@ -126,7 +126,7 @@ class GpuSession(Session):
         self._owns_inputs = True
 
     def lend_memory(self, lent: Lent) -> None:
-        """Lend memory that others may see too; whoever made it closes it."""
+        """Share memory that others may see too; its maker closes it."""
         self._give_back()
         self._exchange(
             {"op": "lend", "specs": lent.specs, "bytes": lent.bytes}, self._settings.start_timeout_s, lent.fd
@@ -140,12 +140,12 @@ class GpuSession(Session):
 
     @property
     def lent_bytes(self) -> int:
-        """Of the device's memory, what the judge lends to this child alone: inputs, and room for outputs."""
+        """Of the device's memory, what the judge shares with this child alone: inputs, and room for outputs."""
         inputs, outputs = self._inputs if self._owns_inputs else None, self._allocations.lent
         return sum(lent.bytes for lent in (inputs, outputs) if lent is not None)
 
     def lend_outputs(self, size: int) -> None:
-        """Lend room for a call's outputs, for those whose own memory can not be mapped: they are copied in the call."""
+        """Share room for a call's outputs, for those whose own memory cannot be mapped: they are copied in the call."""
         room = Lent([("uint8", (size,))], self._device.ordinal)
         self._allocations.lent = room
         message = {"op": "lend outputs", "specs": room.specs, "bytes": room.bytes}
@@ -219,13 +219,13 @@ class GpuSession(Session):
         self.result_bytes = self._device.total_bytes()
 
     def policy(self, name: str) -> dict[str, Any]:
-        """Have a trusted child set torch's precision switches by this policy; tells what they then are."""
+        """Have a trusted child set torch's precision switches by this policy; return what they then are."""
         answer = self.ask({"op": "policy", "precision": name}, self._settings.start_timeout_s)
         switches = answer.get("switches")
         return switches if isinstance(switches, dict) else {}
 
     def state(self, most_bytes: int) -> Values:
-        """The model's buffers as its calls have left them. Far more than so many bytes are refused."""
+        """The model's buffers as its calls have left them. Far more than this many bytes are refused."""
         self._device.make_current()
         answer = self.ask({"op": "state"}, self._settings.start_timeout_s)
         claims = answer.get("tensors")
@@ -257,7 +257,7 @@ class GpuSession(Session):
         return again._replace(device=again.device._replace(made_twice=self._kind == "worker"))
 
     def _can_make_room(self, refused: Refused) -> bool:
-        """Whether what was missing in a call could be lent or freed."""
+        """Whether what was missing in a call could be shared or freed."""
         LOG.info("%s refused a call for want of memory: %s", self._kind, refused.reason)
         self._made_twice += 1
         if self._kind == "worker" and self._made_twice > MOST_MADE_TWICE:
@@ -272,9 +272,9 @@ class GpuSession(Session):
     def _called(self, values: Values, timeout_s: Timeout, op: str, in_place: bool) -> Timed:
         """One call, as `call` says.
 
-        The inputs are shown and everything is flushed while the child stands still; then the clock starts. It stops
+        The inputs are shown and everything is flushed while the child is stopped; then the clock starts. It stops
         when secret places of all outputs have been read. What they held must be what the outputs hold once every
-        thread of the child stands still: nothing can finish after its word.
+        thread of the child is stopped: nothing can finish after its word.
         """
         assert self._inputs is not None, "lend memory before calling"
         start_ns = time.perf_counter_ns()
@@ -331,7 +331,7 @@ class GpuSession(Session):
         return self._flags
 
     def quiet(self, values: Values) -> Prepared:
-        """Show inputs while the child stands still, on a device that is idle and has nothing in its L2 cache."""
+        """Show inputs while the child is stopped, on a device that is idle and has nothing in its L2 cache."""
         assert self._inputs is not None, "lend memory before calling"
         self._device.make_current()
         self._inputs.stage(values.tensors)
@@ -386,7 +386,7 @@ class GpuSession(Session):
         return self._watches("input_check")
 
     def find(self, claims: list[Any], calls: int) -> list[Shown]:
-        """The places that a child names for the results of so many calls."""
+        """The places that a child names for the results of this many calls."""
         known = self._allocations.count
         shown = [self._allocations.find(claim) for claim in claims]
         if sum(output.bytes for output in shown) > calls * self.result_bytes:
@@ -513,7 +513,7 @@ class GpuSession(Session):
         self._inputs = None
 
     def close(self) -> str:
-        """End the child, then let go of its memory and of what was lent."""
+        """End the child, then let go of its memory and of what was shared."""
         said = super().close()
         self._device.make_current()
         self._allocations.close()

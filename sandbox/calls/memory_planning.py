@@ -61,7 +61,7 @@ shaken ones, and in float32 how far the two are apart."""
 def taken_bytes(needs: Needs, references: int, own: ProcessBytes) -> int:
     """Bytes that judging takes while this number of references keep what their calls need.
 
-    Inputs are there four times: lent to the candidate and to all references, held by the judge, and once more while
+    Inputs are there four times: shared with the candidate and to all references, held by the judge, and once more while
     they are drawn or a family is made of them. The judge has a copy of the candidate's result; the candidate is granted
     what a reference takes. Where there are several references on a device, a check in float64 must fit beside them; a
     single one gives back what it has first. On the host it must fit beside any number, in place of the call of one,

@@ -343,7 +343,7 @@ class ReferenceSession:
         """Prepare a candidate's worker before its source runs."""
 
     def prepare_worker(self, worker: Session) -> None:
-        """Prepare it once its model stands and has its weights."""
+        """Prepare it once its model is made and has its weights."""
         assert self.sample is not None
         worker.changes = self.changes
         worker.lend(self.sample)
@@ -369,7 +369,7 @@ class ReferenceSession:
         """Have untimed calls take memory again that was given back."""
 
     def exact(self, values: Values, near: Values | None = None) -> Values:
-        """The result in float64; `near`, where it is known, is the one as it stands, for when memory is short."""
+        """The result in float64; `near`, where it is known, is the one as it is, for when memory is short."""
         return self.exact_part(values)
 
     def exact_part(self, values: Values) -> Values:

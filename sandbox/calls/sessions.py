@@ -27,12 +27,12 @@ class Refused(Exception):
         self.log = escaped(log) if isinstance(log, str) else ""
         self.compiling = answer.get("compiling") is True
         self.unsupported = answer.get("unsupported") is True
-        """A value that can not be handed over."""
+        """A value that cannot be handed over."""
         self.memory = answer.get("memory") is True
         """Memory was missing."""
         room = answer.get("room")
         self.room = room if type(room) is int and room > 0 else None
-        """Bytes of an output for which no room was lent."""
+        """Bytes of an output for which no room was shared."""
         super().__init__(self.reason)
 
 
@@ -49,7 +49,7 @@ Timeout = float | CallTimeout | FirstCallTimeout | ImportTimeout
 
 LOG = logging.getLogger("kernelwright.sandbox.calls")
 ROOM, LEAST_BYTES = 4, 2**24
-"""A result may be so many times as large as the reference's: enough to say what is wrong with it."""
+"""A result may be this many times as large as the reference's: enough to say what is wrong with it."""
 MOST_RESERVED = 2 * 2**30
 """Of a larger result, the time to write it hides the time to get its pages."""
 SPARE = 3
@@ -71,7 +71,7 @@ def question(op: str, values: Values, changes: Sequence[int] = ()) -> dict[str, 
 
 
 class Session:
-    """One child and the memory lent to it. Between questions every thread of the child stands still.
+    """One child and the memory shared with it. Between questions every thread of the child is stopped.
 
     Questions raise `Refused` (the child's own error), `ChildGone`, `ChildLate`, `MemoryReadError`, `Misbehaved` or
     `Unbuilt`.
@@ -95,7 +95,7 @@ class Session:
         """Whether a result of a call was read before."""
         self._reserved = False
         self._stood: float | None = None
-        """The child's processor time in ms since it stands still; None while it runs."""
+        """The child's processor time in ms since it is stopped; None while it runs."""
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +126,7 @@ class Session:
             raise MachineError(f"{error}; see `kernelwright doctor`, or try --jail off to find the layer") from None
 
     def ask(self, message: dict[str, Any], timeout_s: Timeout, values: Values | None = None) -> dict[str, Any]:
-        """One untimed question; tensors that go with it are lent for as long as the child keeps them mapped."""
+        """One untimed question; tensors that go with it are shared for as long as the child keeps them mapped."""
         if values is None or not values.tensors:
             return self._exchange(message, timeout_s)[0]
         lent = SharedMemory(values.tensors)
@@ -145,8 +145,8 @@ class Session:
     def call(self, values: Values, timeout_s: float, op: str = "call") -> Timed:
         """Call the model on `values`, with the clock around it.
 
-        The inputs are put in place while the child stands still, so nothing can start early. The clock runs from its
-        release until every thread stands still again after "done", so nothing can finish late; the raw output is read
+        The inputs are put in place while the child is stopped, so nothing can start early. The clock runs from its
+        release until every thread is stopped again after "done", so nothing can finish late; the raw output is read
         only then, at no cost in the time.
         """
         answer, milliseconds, cpu_ms = self._call(values, timeout_s, op)
@@ -159,7 +159,7 @@ class Session:
     def _apart(self, answer: dict[str, Any]) -> Values:
         """The result, read once the inputs are overwritten: what was not written to memory of its own is gone then.
 
-        A mapping of the lent memory that copies what is written to would else pass for a copy of all of it. The first
+        A mapping of the shared memory that copies what is written to would else pass for a copy of all of it. The first
         result of a child is read before too, which tells whether a reference's lies there, and a candidate why not.
         """
         assert self._lent is not None
@@ -218,7 +218,7 @@ class Session:
 
     @property
     def lent_bytes(self) -> int:
-        """Of the device's memory, what the judge lends to this child alone."""
+        """Of the device's memory, what the judge shares with this child alone."""
         return 0
 
     def observe(self, values: Values, gradients: bool) -> Any:
@@ -271,7 +271,7 @@ class Session:
         self._exchange({"op": "reserve", "bytes": reserve}, self._settings.call_timeout_s)
 
     def state(self, most_bytes: int) -> Values:
-        """The model's buffers as its calls have left them. Far more than so many bytes are refused."""
+        """The model's buffers as its calls have left them. Far more than this many bytes are refused."""
         answer = self.ask({"op": "state"}, self._settings.start_timeout_s)
         return self.fetch(answer, ROOM * most_bytes + LEAST_BYTES)
 

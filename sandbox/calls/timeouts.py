@@ -22,9 +22,9 @@ from kernelwright.sandbox.verdict.settings import Settings
 LOOK_S = 0.25
 """Interval of the looks for compilers, in seconds."""
 WALL = 10
-"""A call or a build may take so many times its limit where the machine is too busy to run it."""
+"""A call or a build may take this many times its limit where the machine is too busy to run it."""
 LATE = 4
-"""Of the time since the last look at a child, so many intervals are counted at most."""
+"""Of the time since the last look at a child, this many intervals are counted at most."""
 LEAST_SHARE = 0.2
 """Of a core, over the time since the last look: a compiler that takes less, and does not want more, waits."""
 PROGRAM = re.compile(

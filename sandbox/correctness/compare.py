@@ -79,7 +79,7 @@ class Checks(NamedTuple):
 SHORT_FLOOR_ULP = 2.0
 """The floor for outputs of 16 bits: their sums run in float32, so only the last rounding is theirs."""
 MANY, SHORT_SHARE = 64, 0.5
-"""Of so many such elements rounding is no matter of luck, and this share of factor and floor will do: from float16 to
+"""Of this many such elements rounding is no matter of luck, and this share of factor and floor will do: from float16 to
 bfloat16 it is three bits, no more than the factor; and sums in 16 bits are off by the root of their length only."""
 SURE_FACTOR, LARGEST_UNIT, USUAL_SHARE = 8.0, 0.5, 4.0
 """Within these, an output may be told right by the same-dtype reference alone; a little less would do."""
@@ -377,7 +377,7 @@ class ExactCase(NamedTuple):
     inputs: Values
     exact: Callable[[Values], Values]
     defines_nan: bool = True
-    """Whether the values lie in the problem's domain, so that a NaN of the reference has to be met."""
+    """Whether the values lie in the problem's domain, so that a NaN of the reference has to be matched."""
 
 
 def mismatch_shaken(
@@ -385,7 +385,7 @@ def mismatch_shaken(
 ) -> Wrong | None:
     """As `mismatch`; where an output is too far off, the reference is asked again on shaken inputs.
 
-    `near` is the reference as it stands on the same inputs. `shares`, an empty one, is filled as in `Checks`.
+    `near` is the reference as it is on the same inputs. `shares`, an empty one, is filled as in `Checks`.
     """
     want = asked.exact(asked.inputs)
     wrong = mismatch(got, want, near, tolerance, PLAIN._replace(undefined=asked.defines_nan, shares=shares))
@@ -407,7 +407,7 @@ def mismatch_shaken(
 
 
 def shake(values: Values, units: float) -> Values:
-    """Each floating-point element off by up to so many units in the last place of float32, evenly distributed.
+    """Each floating-point element off by up to this many units in the last place of float32, evenly distributed.
 
     Of float64 where it has that dtype; 16 bits do not hold so small a change and stay as they are. Were each off by
     exactly so much, up or down, then two elements whose difference counts would move alike in every other draw.

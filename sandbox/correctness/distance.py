@@ -260,7 +260,7 @@ def _usual(others: Sequence[torch.Tensor], want: torch.Tensor, settle: Settle | 
 def _differences(
     others: Sequence[torch.Tensor], want: torch.Tensor, rows: int, settle: Settle | None
 ) -> Iterator[tuple[slice, list[torch.Tensor]]]:
-    """By pieces of so many rows: which rows, the others less `want`, and `want`, in float64 and free to be changed."""
+    """Pieces of this many rows: which rows, the others less `want`, and `want`, in float64 and free to be changed."""
     matrices = [tensor.reshape(rows, -1) for tensor in (*others, want)]
     for part, columns in _pieces(rows, matrices[0].shape[1], DEVICE_PIECE if want.is_cuda else PIECE):
         # Copies, since what is float64 already would be changed itself.

@@ -1,7 +1,7 @@
 """Values for a call: as the problem draws them, or changed into one of the families that come in turn. Pure.
 
 The families are the entries of `problems/record/value_families.py`. They stand inside the timed set, so a
-candidate can not tell a check from a timing. A problem is judged on those that lie inside what it is defined for: a
+candidate cannot tell a check from a timing. A problem is judged on those that lie inside what it is defined for: a
 logarithm's reference gives NaN for what is negative, and a problem that never draws such values does not ask for it.
 
 Every change is made in place, on one copy at most, since an input may take gigabytes. Weights are changed into others
@@ -88,7 +88,7 @@ class Domain:
         return True
 
     def defines_nan(self, family: str) -> bool:
-        """Whether a NaN of the reference has to be met, and does not only mark where it is not defined."""
+        """Whether a NaN of the reference has to be matched, and does not only mark where it is not defined."""
         return family == DRAWN or self._gives_nan is not False
 
 

@@ -210,7 +210,7 @@ class Called(Protocol):
     """A function of values."""
 
     def call(self, values: Values) -> TimedResult:
-        """The reference as it stands."""
+        """The reference as it is."""
 
 
 class RunningReference(Called, Protocol):

@@ -299,7 +299,7 @@ def _layer(name: str, good: bool, found: str, why: str, remedy: str) -> HealthCh
 
 
 def _filter_obstacle() -> str:
-    """Why the filter can not be had; tried in a process of its own, since there is no way back."""
+    """Why the filter cannot be had; tried in a process of its own, since there is no way back."""
     if confine.filter_architecture() is None:
         return f"not written for {platform.machine()}"
     code = (

@@ -80,7 +80,7 @@ def problem_of(given: GivenProblem) -> Problem:
 def candidate_given(source: GivenSource) -> Candidate:
     """The candidate, in the language that its text asks for where it names none.
 
-    Surrogates, which come of reading bytes leniently, can not be sent; they are replaced, as where a file is read.
+    Surrogates, which come of reading bytes leniently, cannot be sent; they are replaced, as where a file is read.
     """
     text = source if isinstance(source, str) else source.source
     found = candidate_of(text.encode(errors="replace").decode())

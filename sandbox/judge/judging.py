@@ -67,7 +67,7 @@ class Judge:
         self._baselines.start()
 
     def stop(self) -> None:
-        """Wait for no turn any more: a thread of this judge that does ends with `MachineError`."""
+        """Wait for no lock any more: a thread of this judge that does ends with `MachineError`."""
         self._is_stopped = True
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Judge:
             raise StageFailed("load", error.reason, diagnose.trim_traceback(error.log)) from None
 
     def evaluate(self, built: Built, best_speedup: float | None = None) -> Verdict:
-        """Load, run, check and time what was built; removes its work folder. Waits for its turn.
+        """Load, run, check and time what was built; removes its work folder. Waits for the locks.
 
         `best_speedup`: of the best so far; at effort `search` a candidate clearly below it is measured no further.
         """

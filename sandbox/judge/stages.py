@@ -60,7 +60,7 @@ class WarmWorkers:
         return self.sessions.pop(0)
 
     def start(self, count: int) -> None:
-        """Begin to start so many more; on a device nothing is done yet."""
+        """Begin to start this many more; on a device nothing is done yet."""
         for _ in range(count):
             self.sessions.append(self._backend.open_session("worker", self.folder))
 
@@ -171,14 +171,14 @@ def announce(stage: str) -> None:
 
 
 class Built:
-    """A candidate whose build is done (or failed), waiting for its turn on the device. Close it."""
+    """A candidate whose build is done (or failed), waiting for the lock of the device. Close it."""
 
     def __init__(self, candidate: Candidate, backend: Backend, warm: WarmWorkers | None = None) -> None:
         self.candidate, self.backend = candidate, backend
         self.warm = warm or WarmWorkers(backend)
         """Its folder, and the workers that were started ahead."""
         self.worker: Session | None = None
-        """The one that is at work, or will be first: it stands still until the build is done."""
+        """The one that is at work, or will be first: it is stopped until the build is done."""
         self.failure: StageFailed | None = None
         self.key = ""
         """Under which digest the store of finished builds keeps it; empty before it is known."""
@@ -187,7 +187,7 @@ class Built:
         self.ways: tuple[str, ...] = ()
         """Ways in which its extensions were built, as the builder reports them."""
         self.failed_builds: tuple[FailedBuild, ...] = ()
-        """Those of its extensions that could not be built, as the builder tells it."""
+        """Those of its extensions that could not be built, as the builder reports it."""
         self.weight_seed: int | None = None
         """Both models are constructed under it; None where the reference's weights are copied."""
         self.failed_copied: StageFailed | None = None
@@ -269,7 +269,7 @@ def build_key(source: str, tools: Toolchain | None, arguments: Values, backend: 
 
 @contextmanager
 def built_by(built: Built, tools: Toolchain | None) -> Iterator[tuple[Session, ImportTimeout]]:
-    """A builder, not yet greeted, and its limit. What it has made is kept, and what it tells is noted, in the end.
+    """A builder, not yet greeted, and its limit. What it has made is kept, and what it reports is noted, in the end.
 
     What its extensions need of the light header and is not there yet is made beside it, at no cost of the limit.
     """

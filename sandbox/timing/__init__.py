@@ -1,1 +1,1 @@
-"""Paired timing: candidate and baselines in turn on the same fresh values."""
+"""Paired timing: candidate and baselines alternately on the same fresh values."""

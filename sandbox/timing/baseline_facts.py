@@ -76,7 +76,7 @@ KIND_OF_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "flags", "F
 
 
 class DeviceVersions(NamedTuple):
-    """Equal where times can stand side by side."""
+    """Equal where times can be compared."""
 
     device: str
     """A GPU by its name; a processor by its name and the number of threads."""
@@ -172,7 +172,7 @@ class BaselineTimes:
             self._store.put(key, found.model_dump(mode="json"))
 
     def known(self) -> list[BaselineTime]:
-        """All that are kept, by device, the fastest first; what can not be read counts as absent."""
+        """All that are kept, by device, the fastest first; what cannot be read counts as absent."""
         return sorted(self._read(), key=lambda time: (time.device, time.versions.get("torch", ""), time.median_ms))
 
     def _read(self) -> Iterator[BaselineTime]:

@@ -123,7 +123,7 @@ AS_CONSTRUCTED = 1
 PERMITTING: dict[Accuracy, Precision] = {"default": "shipped", "tf32": "tf32"}
 """By accuracy, the precision policy of the reference whose errors a candidate may have too."""
 LUCK = 2.0
-"""A candidate may be off by so many times those errors, which are of a single draw for each input distribution."""
+"""A candidate may be off by this many times those errors, which are of a single draw for each input distribution."""
 REASON_LENGTH = 200
 """Characters of the reason why a baseline is unavailable."""
 
@@ -316,7 +316,7 @@ class Baselines:
         """Every baseline beside strict eager for worker pair `number`: here compiled modes alone.
 
         Raises `BrokenProblem` for a mode of the settings that does not compile. What is optional and fails is left out
-        and stands in `unavailable`.
+        and is noted in `unavailable`.
         """
         return [OtherBaseline(session.form.baseline, session, None) for session in self.compiled()]
 

@@ -19,7 +19,7 @@ from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines, OtherBa
 from kernelwright.sandbox.verdict.settings import Accuracy
 
 LUCK = 2.0
-"""A candidate may be off by so many times those errors, which are of a single draw for each input distribution."""
+"""A candidate may be off by this many times those errors, which are of a single draw for each input distribution."""
 
 
 class GpuBaselines(Baselines):

@@ -1,4 +1,4 @@
-"""Paired timing: a candidate's worker and its baselines in turn on the same fresh values, every output checked."""
+"""Paired timing: a candidate's worker and its baselines alternately on the same fresh values, every output checked."""
 
 import itertools
 import random
@@ -77,7 +77,7 @@ class FreshValues:
         return family, self.of(number, family)
 
     def next(self, number: int, wanted: int) -> tuple[str, Values]:
-        """The same, where so many such are still wanted for this worker pair; those drawn ahead, where that can be."""
+        """The same, where this many are still wanted for this worker pair; those drawn ahead, where possible."""
         self.draw_ahead(number, wanted)
         if not self._ahead:
             return self.draw(number)
@@ -98,7 +98,7 @@ class FreshValues:
     def warm(self, number: int) -> None:
         """Have those for the untimed calls of this worker pair, which comes next, drawn by another thread.
 
-        Only where so many processes live that who draws them has no part in what is compared meanwhile.
+        Only where this many processes live that who draws them has no part in what is compared meanwhile.
         """
         if self._baselines.draws_twice:
             self._warming = self._drawing(DRAWN, self._sources(number)[0])
@@ -143,7 +143,7 @@ class FreshValues:
 
 @contextmanager
 def in_background(work: Callable[[], object], beside: bool = True) -> Iterator[None]:
-    """Have `work` done by another thread during the block, or by this one before it where it can not be `beside`.
+    """Have `work` done by another thread during the block, or by this one before it where it cannot be `beside`.
 
     When the block is left it is done, or its error raised; an error of the block comes first.
     """
@@ -166,7 +166,7 @@ OTHER_WEIGHTS = "as drawn, once other weights were copied into its parameters"
 ANOTHER_SEED = "as drawn, with both models constructed again under another seed"
 OTHER_SEEDS = 2
 SETTLING_MS, MOST_SETTLING = 20.0, 8
-"""For about so long, and at most so many times, a side is called again before it is timed."""
+"""For about so long, and at most this many times, a side is called again before it is timed."""
 BESIDE = 4
 """Most that goes on beside a comparison at the end of a worker pair: a worker starts, one ends, values are drawn."""
 OVERRUN, FEWEST_WORKERS = 4, 2
@@ -351,7 +351,7 @@ class Timing:
         return session.call(values, self._call_limit_s(), self._operation)
 
     def test_the_rest(self, session: Session) -> None:
-        """Untimed calls on values of the families that no call has met, for the worker pair that was timed last.
+        """Untimed calls on values of the families that no call has tested, for the worker pair that was timed last.
 
         So a verdict is about all of them, however early it came, and does not hang on which were drawn.
         """
@@ -397,7 +397,7 @@ class Timing:
 
     @property
     def untested(self) -> list[str]:
-        """The families that the problem is judged on and no call has met."""
+        """The families that the problem is judged on and no call has tested."""
         checked = self._settings.varies_inputs and self._has("timed_check")
         return [family for family in self._domain.families if checked and family not in self._tested]
 

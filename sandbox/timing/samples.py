@@ -69,7 +69,7 @@ ALL = "*"
 
 
 class Spreads:
-    """Those of one problem under some settings; nothing is kept where the device can not be named."""
+    """Those of one problem under some settings; nothing is kept where the device cannot be named."""
 
     def __init__(self, problem: Problem, settings: Settings, store: Store | None = None) -> None:
         self._problem, self._settings = problem, settings
@@ -128,8 +128,8 @@ is better by far, `SHARE_OF_DISTANCE` is, up to `FAR_BETTER`.
 """
 FAR_BETTER = 0.1
 AT_LEAST, FAR_FROM_IT = 2, 1.5
-"""Worker pairs before it is given up to become as sure as that, where the last one would leave a half width of so many
-times what is wanted.
+"""Worker pairs before it is given up to become as sure as that, where the last one would leave a half width of this
+many times what is wanted.
 """
 STUDENT = {4: 3.182, 5: 2.776}
 """By number of worker pairs, the 97.5 % point of Student's t with one degree less."""
@@ -168,7 +168,7 @@ def is_enough_to_choose(measurement: Measurement, best_speedup: float | None, ta
 
 
 def _is_in_vain(measurement: Measurement, enough: float) -> bool:
-    """Whether all looks together would not make it sure `enough`, and do not decide either whether a claim stands."""
+    """Whether all looks together would not make it sure `enough`, and do not decide either whether a claim holds."""
     groups, known = len(set(measurement.closest.workers)), measurement.known_spread
     if known is None or groups < AT_LEAST:
         return False

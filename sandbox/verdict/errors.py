@@ -4,7 +4,7 @@ from kernelwright.sandbox.verdict.verdicts import Stage
 
 
 class SandboxError(Exception):
-    """The judging can not go on; the text is one sentence with the remedy."""
+    """The judging cannot go on; the text is one sentence with the remedy."""
 
 
 class MachineError(SandboxError):
@@ -16,7 +16,7 @@ class BrokenProblem(SandboxError):
 
 
 class UnsupportedProblem(BrokenProblem):
-    """The reference is in order for itself, but asks for what can not be judged here. Exit code 2."""
+    """The reference is in order for itself, but asks for what cannot be judged here. Exit code 2."""
 
 
 class UnsupportedHere(UnsupportedProblem):

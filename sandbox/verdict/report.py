@@ -223,7 +223,7 @@ LATER = frozenset({"against", "speedups", *USUAL})
 
 
 class RecordError(ValueError):
-    """A record that can not be rechecked; the text is one sentence with the remedy."""
+    """A record that cannot be rechecked; the text is one sentence with the remedy."""
 
 
 def recheck(record: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

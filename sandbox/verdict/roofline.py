@@ -50,7 +50,7 @@ class Peaks(Record):
     versions: dict[str, str] = Field(default_factory=dict)
 
     def memory_ms(self, needed_bytes: float) -> float:
-        """The least time in which so many distinct bytes can pass, wherever they happen to lie before.
+        """The least time in which this many distinct bytes can pass, wherever they happen to lie before.
 
         What comes from farther away passes the nearer levels too, so a nearer one that was measured to be slower, under
         load, counts as no slower; nor does any as slower than a plain copy.
@@ -62,7 +62,7 @@ class Peaks(Record):
         return 1e3 * max(times) / HEADROOM
 
     def arithmetic_ms(self, flops: Mapping[str, float], precision: PrecisionPolicy) -> float:
-        """The least time for so many operations by dtype; several kinds of units may run at once."""
+        """The least time for this many operations by dtype; several kinds of units may run at once."""
         times = [count / rate for dtype, count in flops.items() if (rate := self.rate(dtype, precision))]
         return 1e3 * max(times, default=0.0) / HEADROOM
 

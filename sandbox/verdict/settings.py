@@ -68,7 +68,7 @@ class Settings(Record):
     import_timeout_s: float = Field(default=30, gt=0)
     """The candidate's imports and its constructor, in one process, without the time that compilers are at work."""
     start_timeout_s: float = 120
-    """From the start of a child until it can be asked, and each step of making a model ready once it stands."""
+    """From the start of a child until it can be asked, and each step of making a model ready once it is made."""
     call_timeout_s: float = 30
     """One call of the model. Also bounded by `call_factor`."""
     call_factor: float = 100

@@ -88,12 +88,12 @@ LEAST = 0.01
 GPU_UNKNOWN, GPU_LEAST = 0.01, 0.005
 """The same on a GPU: 111 worker pairs of 20 references against themselves on an H200 spread by 0.0056."""
 MEDIAN_WORTH = 3
-"""So many observations are worth one where only their median is used."""
+"""This many observations are worth one where only their median is used."""
 OTHERS = 24
 """Ratios of other problems' references that tell what is usual on a device."""
 USUAL, USUAL_POINT = 0.75, 1.1503
 """Three of four of those are nearer to 0 than what is taken for usual, so that the problems that differ most count; and
-where so many are of a normal variable, in standard deviations.
+where this many are of a normal variable, in standard deviations.
 """
 
 
@@ -171,7 +171,7 @@ def _variance_of_median(group: Sequence[float]) -> float:
 
 @cache
 def student(probability: float, degrees: int) -> float:
-    """The point that Student's t of so many degrees stays below with this probability, which is above one half."""
+    """The point that Student's t of this many degrees stays below with this probability, which is above one half."""
     low, high = 0.0, 1.0
     while _two_sided(high, degrees) < 2 * probability - 1:
         low, high = high, 2 * high

@@ -130,7 +130,7 @@ Comparison = Literal["faster", "same", "slower", "too_noisy", "unconfirmed"]
 TimingClock = Literal["call", "gpu_time", "events", "bound"]
 Language = Literal["cpp", "cuda", "cutlass", "triton", "tilelang", "helion", "cute", "python"]
 JAIL_OFF = "JAIL OFF by request"
-"""The layer that stands in the evidence where the user did without a jail."""
+"""The layer that is noted in the evidence where the user did without a jail."""
 NOISE_LIMIT = 0.25
 """An interval wider than this, as a share of the speedup's centre, is called too noisy to compare."""
 SAME_WITHIN = 0.01
@@ -402,7 +402,7 @@ class Evidence(Record):
     """On a device: how results in float64 were computed where they were asked for: `whole`, `parts`, `processor`."""
     weights: Literal["copied", "seeded"] | None = None
     """`copied`: the candidate had the reference's weights. `seeded`: both models were constructed under one seed, which
-    each worker pair has anew. None where there are none, it was not reached, or in records of older releases."""
+    each worker pair has again. None where there are none, it was not reached, or in records of older releases."""
     without: tuple[str, ...] = ()
     """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
     baselines_left_out: tuple[str, ...] = ()
@@ -420,7 +420,7 @@ class Evidence(Record):
     errors_allowed: dict[Accuracy, dict[str, float]] = Field(default_factory=dict)
     """By accuracy, the largest of such shares that are right, as far as they are known for this problem and device."""
     not_met: tuple[str, ...] = ()
-    """At effort `screen`: families of values that no call has met, and what else was not looked at."""
+    """At effort `screen`: families of values that no call has tested, and what else was not looked at."""
 
     def meets(self, accuracy: Accuracy) -> bool | None:
         """Whether all errors that were seen are within an accuracy; None where that is not known."""
