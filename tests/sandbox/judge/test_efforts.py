@@ -57,7 +57,7 @@ def test_a_search_meets_every_family_and_takes_no_more_workers_than_a_ranking():
 
 def test_what_is_clearly_below_the_best_so_far_is_measured_by_one_worker():
     with Judge(NORM, UNDISTURBED) as judging:
-        verdict = judging.evaluate(judging.build(Candidate(source=HONEST)), beat=1e6)
+        verdict = judging.evaluate(judging.build(Candidate(source=HONEST)), best_speedup=1e6)
     assert workers(verdict) == {0} and verdict.evidence.not_met == ()
 
 
@@ -65,7 +65,7 @@ def test_values_that_are_still_drawn_for_a_worker_that_is_not_needed_are_in_nobo
     slow = "__import__('time').sleep(0.2)\n    return [torch.randn(4096"  # long enough to be drawn ahead
     slowly = NORM.source.replace("return [torch.randn(64", slow)
     with Judge(NORM.model_copy(update={"source": slowly}), UNDISTURBED) as judging:
-        verdict = judging.evaluate(judging.build(Candidate(source=HONEST)), beat=1e6)
+        verdict = judging.evaluate(judging.build(Candidate(source=HONEST)), best_speedup=1e6)
     assert workers(verdict) == {0} and verdict.evidence.not_met == ()
 
 
