@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 from bench.chosen import chosen
 from bench.varied import ROWS, answer
-from kernelwright.sandbox.build import BuildStore, HeaderShelf, read_record, toolchain
+from kernelwright.sandbox.build import BuildStore, read_record
 from kernelwright.sandbox.calls.backend import architecture
 from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.machine.cache import VARIABLE, all_entries, limit_bytes
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.storage import VARIABLE, all_entries, limit_bytes
+from kernelwright.sandbox.toolchain import HeaderShelf, toolchain
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import wire
 
 LEAST_RATIO = 3

@@ -11,9 +11,9 @@ from bench.gpu_facts import NO_DEVICE, Report
 from kernelwright.sandbox.judge import memcheck, profile
 from kernelwright.sandbox.judge.cuda_toolkit import program
 from kernelwright.sandbox.judge.tools import Tool, ToolTask, run_under
-from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import driver
 from tests.gpu.faulty import OVERRUN, PROBLEM
 from tests.gpu.harness import SETTINGS, Judges

@@ -28,7 +28,7 @@ from kernelwright.problems import Problem
 from kernelwright.problems.formats import read_collection
 from kernelwright.sandbox.calls.device import device_of
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.machine.logs import tell_logs_as_asked
+from kernelwright.sandbox.logs import tell_logs_as_asked
 from kernelwright.sandbox.verdict.errors import SandboxError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed

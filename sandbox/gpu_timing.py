@@ -30,8 +30,8 @@ from kernelwright.sandbox.calls.memory_relief import free_cached_memory
 from kernelwright.sandbox.calls.reference import PATIENCE, Precision, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Session
 from kernelwright.sandbox.calls.timeouts import FirstCallTimeout
-from kernelwright.sandbox.machine.clocks import ClockSample, steady
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.clocks import ClockSample, steady
+from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.paired import Timing
 from kernelwright.sandbox.timing.samples import PLACEBO, PairedSamples

@@ -15,7 +15,7 @@ from kernelwright.sandbox.judge import memcheck
 from kernelwright.sandbox.judge.cuda_toolkit import SANITIZE, needed
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.tools import run_call, sanitizer
-from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
 

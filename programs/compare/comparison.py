@@ -17,8 +17,8 @@ from pydantic import Field
 
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.problem import ProblemError
-from kernelwright.sandbox.machine.identity import device_name, versions
-from kernelwright.sandbox.machine.timing_locks import processor_turn
+from kernelwright.sandbox.locks import processor_turn
+from kernelwright.sandbox.machine import device_name, versions
 from kernelwright.sandbox.timing.samples import PLACEBO
 from kernelwright.sandbox.verdict.report import ratio_words
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, Measurement, Pairing

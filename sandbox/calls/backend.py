@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.machine.timing_locks import PATIENT, WaitLimit, processor_turn
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_turn
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 
 Made = TypeVar("Made")
 

@@ -17,8 +17,15 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kernelwright.sandbox.calls.memory_relief import with_relief
-from kernelwright.sandbox.tensors.process_memory import ALIGNMENT, MemoryReadError, require_plain
-from kernelwright.sandbox.tensors.values import DeviceBytes, RawTensor, ShownBytes, same_bytes
+from kernelwright.sandbox.tensors import (
+    ALIGNMENT,
+    DeviceBytes,
+    MemoryReadError,
+    RawTensor,
+    ShownBytes,
+    require_plain,
+    same_bytes,
+)
 from kernelwright_child import driver
 from kernelwright_child.gpu_memory import ArrayInterface
 

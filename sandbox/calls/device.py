@@ -10,8 +10,8 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kernelwright.sandbox.calls.buffers import Glancer, Lent, Shown, poison
-from kernelwright.sandbox.machine.clocks import Clocks
-from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit
+from kernelwright.sandbox.clocks import Clocks
+from kernelwright.sandbox.locks import DeviceTurn, WaitLimit
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver
@@ -19,8 +19,8 @@ from kernelwright_child import driver
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.dealing import Dealer
 from kernelwright.sandbox.calls.buffers import Layout
-from kernelwright.sandbox.machine.clocks import ClockSample
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.clocks import ClockSample
+from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 
 FLUSH = 2

@@ -7,14 +7,13 @@ from typing import Any, Self
 
 from kernelwright.sandbox.calls.device import Timed, beyond_threads
 from kernelwright.sandbox.calls.timeouts import CallTimeout, FirstCallTimeout, ImportTimeout
-from kernelwright.sandbox.jail.children import TELLS_REST, Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.machine.logs import escaped, one_line
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError, SharedMemory, read_tensors
-from kernelwright.sandbox.tensors.values import Values, is_sound, with_changed
+from kernelwright.sandbox.jail.process import TELLS_REST, Child, ChildGone, ChildLate
+from kernelwright.sandbox.logs import escaped, one_line
+from kernelwright.sandbox.tensors import MemoryReadError, SharedMemory, Values, is_sound, read_tensors, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Defence, Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 
 
 class Refused(Exception):

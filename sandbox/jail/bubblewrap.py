@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from kernelwright.sandbox.machine import identity as child_package
-from kernelwright.sandbox.machine.cache import state_root
+from kernelwright.sandbox.machine import CHILD_FOLDER, CHILD_ROOT
+from kernelwright.sandbox.storage import state_root
 
 PROBE_S = 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -56,7 +56,7 @@ def needed_paths() -> list[str]:
 @cache
 def _needed_paths(variables: tuple[tuple[str, str], ...]) -> list[str]:
     given = dict(variables)
-    found = [*SYSTEM, *CONFIGURATION, sys.base_prefix, sys.prefix, str(child_package.FOLDER)]
+    found = [*SYSTEM, *CONFIGURATION, sys.base_prefix, sys.prefix, str(CHILD_FOLDER)]
     found += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     found += [given[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in given]
     tools = map(shutil.which, (given.get("CXX", "g++"), given.get("CC", "gcc"), "nvcc", "ninja"))
@@ -66,7 +66,7 @@ def _needed_paths(variables: tuple[tuple[str, str], ...]) -> list[str]:
 
 def hidden_paths() -> list[str]:
     """Folders of ours that no child needs: references, recorded answers, jobs. In a checkout some are links."""
-    ours = child_package.ROOT / "kernelwright"
+    ours = CHILD_ROOT / "kernelwright"
     shown = [Path(path) for path in needed_paths()]
     found = [ours, state_root(), *(path.resolve() for path in sorted(ours.iterdir()) if path.is_symlink())]
     return [str(path) for path in found if path.is_dir() and any(path.is_relative_to(top) for top in shown)]

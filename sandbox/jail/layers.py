@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from kernelwright.sandbox.build.toolchain import shown_paths
 from kernelwright.sandbox.jail import bubblewrap, cgroups
-from kernelwright.sandbox.machine import identity as child_package
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.machine import CHILD_FOLDER, CHILD_ROOT
+from kernelwright.sandbox.toolchain import shown_paths
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import JAIL_OFF
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import confine
 
 NOBODY = 65534
@@ -87,7 +87,7 @@ REMEDIES = {
     FILTER: "use Linux on x86_64 or aarch64 with seccomp",
 }
 START = (
-    f"import sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
+    f"import sys; sys.path.insert(0, {str(CHILD_ROOT)!r}); "
     "from kernelwright_child.start import main; main(sys.argv[1:])"
 )
 """Starts the keeper. As a module rather than as a script, so that its compiled form is found."""
@@ -289,7 +289,7 @@ def _own_threads() -> int:
 @cache
 def _reachable() -> bool:
     """Whether another user can start this interpreter: not where it lies under a closed home."""
-    paths = (os.path.realpath(sys.executable), sys.prefix, sys.base_prefix, str(child_package.FOLDER))
+    paths = (os.path.realpath(sys.executable), sys.prefix, sys.base_prefix, str(CHILD_FOLDER))
     return all(_is_open(os.path.dirname(path)) for path in paths)  # noqa: PTH120
 
 

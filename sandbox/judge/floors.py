@@ -6,9 +6,8 @@ from pydantic import ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.reference import ReferenceSession
-from kernelwright.sandbox.floor import processor
-from kernelwright.sandbox.floor.processor import peaks_here
-from kernelwright.sandbox.machine.fact_store import Store, work_key
+from kernelwright.sandbox.peaks import measured_again, peaks_here
+from kernelwright.sandbox.storage import Store, work_key
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, Peaks, floor_of
 from kernelwright.sandbox.verdict.settings import Settings
@@ -74,8 +73,4 @@ class Floors:
         return peaks_here(self._settings.gpu, self._settings.threads)
 
     def _peaks_again(self) -> Peaks:
-        if not self._settings.gpu:
-            return processor.measured_again(self._settings.threads)
-        from kernelwright.sandbox.floor.gpu_measure import measured_again
-
-        return measured_again()
+        return measured_again(self._settings.gpu, self._settings.threads)

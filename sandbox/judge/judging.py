@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Self, get_args
 from kernelwright.sandbox.authenticity import languages
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
 from kernelwright.sandbox.authenticity.native import needed_symbols
-from kernelwright.sandbox.build import BuildStore, Toolchain, require_headers, toolchain
-from kernelwright.sandbox.build import build_store as diagnose
-from kernelwright.sandbox.build.build_store import read_failures
+from kernelwright.sandbox.build import BuildStore, read_failures
 from kernelwright.sandbox.calls.backend import build_turn, device_held, timing_turn
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session
@@ -18,11 +16,13 @@ from kernelwright.sandbox.calls.timeouts import WALL, ImportTimeout
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
 from kernelwright.sandbox.judge.stages import Built, Spare, build_key, built_by, shortcuts_for, with_late_builds
-from kernelwright.sandbox.machine.identity import needs_device, versions, versions_used
-from kernelwright.sandbox.machine.timing_locks import WaitLimit, meet_load
+from kernelwright.sandbox.locks import WaitLimit, meet_load
+from kernelwright.sandbox.logs import build_reason, names_an_error, trim_build_log, trim_traceback
+from kernelwright.sandbox.machine import needs_device, versions, versions_used
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.fresh_values import in_background
 from kernelwright.sandbox.timing.paired import DrawingReference, Timing, weight_seed
+from kernelwright.sandbox.toolchain import Toolchain, require_headers, toolchain
 from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Accuracy, Settings
@@ -141,10 +141,10 @@ class Judge:
         except Refused as error:
             if error.compiling:
                 log = error.log
-                if not diagnose.names_an_error(log):  # a verbose build prints what its compiler says
+                if not names_an_error(log):  # a verbose build prints what its compiler says
                     log = f"{session.close()}\n{log}"
-                raise StageFailed("build", diagnose.build_reason(log), diagnose.trim_build_log(log)) from None
-            raise StageFailed("load", error.reason, diagnose.trim_traceback(error.log)) from None
+                raise StageFailed("build", build_reason(log), trim_build_log(log)) from None
+            raise StageFailed("load", error.reason, trim_traceback(error.log)) from None
 
     def evaluate(self, built: Built, beat: float | None = None) -> Verdict:
         """Load, run, check and time what was built; removes its work folder. Waits for its turn.

@@ -8,16 +8,15 @@ from typing import Any, NamedTuple
 
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
-from kernelwright.sandbox.jail.children import ChildGone, ChildLate
+from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 from kernelwright.sandbox.judge import memcheck, profile
 from kernelwright.sandbox.judge.cuda_toolkit import PROFILE, SANITIZE, folders, needed, require_tools
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Look, Memcheck
+from kernelwright.sandbox.workfolder import WorkFolder
 
 TOOL_S = 300.0
 """For one run under a tool; a longer one says nothing."""

@@ -18,9 +18,9 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import all_at_once, build_turn, device_held
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Built, Spare
-from kernelwright.sandbox.machine.identity import require_tools
-from kernelwright.sandbox.machine.logs import one_line
-from kernelwright.sandbox.machine.timing_locks import WaitLimit
+from kernelwright.sandbox.locks import WaitLimit
+from kernelwright.sandbox.logs import one_line
+from kernelwright.sandbox.machine import require_tools
 from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.dispatch import KEPT
 from kernelwright.sandbox.pool.protocol import Answer, Question, Work

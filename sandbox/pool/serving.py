@@ -16,11 +16,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any
 
-from kernelwright.sandbox.jail.zygote_start import become_a_judge, imports_that_stay
-from kernelwright.sandbox.machine.logs import tell_logs_as_asked
-from kernelwright.sandbox.machine.workfolder import close_all
+from kernelwright.sandbox.jail.zygote import become_a_judge, imports_that_stay
+from kernelwright.sandbox.logs import tell_logs_as_asked
 from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.protocol import Answer, Question
+from kernelwright.sandbox.workfolder import close_all
 from kernelwright_child import driver, keeper
 
 if TYPE_CHECKING:

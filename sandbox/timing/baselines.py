@@ -16,8 +16,8 @@ from kernelwright.sandbox.calls.memory_planning import ON_DEVICE, ON_HOST, Needs
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.correctness.compare import IEEE, KERNELBENCH, Shares, are_within
 from kernelwright.sandbox.correctness.families import FAMILIES, Domain
-from kernelwright.sandbox.machine.fact_store import Store, baseline_key, status_key
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.storage import Store, baseline_key, status_key
+from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baseline_facts import BaselineErrors, BaselineTimes, accuracy_of, place_of
 from kernelwright.sandbox.timing.compiled import begin_compiler, compiled_reference
 from kernelwright.sandbox.timing.samples import Spreads, by_worker

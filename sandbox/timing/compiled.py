@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.build import require_python_header
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.jail.zygote import ZYGOTES
-from kernelwright.sandbox.machine.cache import Bounds, FolderStore, digest_of
-from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environment
+from kernelwright.sandbox.storage import Bounds, FolderStore, digest_of
 from kernelwright.sandbox.timing.baseline_facts import place_of, processor_kind
+from kernelwright.sandbox.toolchain import require_python_header
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
+from kernelwright.sandbox.workfolder import WorkFolder, shared_environment
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.device import SharedInputs
-    from kernelwright.sandbox.tensors.values import Values
+    from kernelwright.sandbox.tensors import Values
 
 LOG = logging.getLogger("kernelwright.sandbox.timing")
 LIMIT_BYTES = 2 * 2**30

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.verdict.settings import Settings
 

@@ -9,10 +9,9 @@ import torch
 
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Session
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.process_memory import SharedMemory
-from kernelwright.sandbox.tensors.values import RawTensor
+from kernelwright.sandbox.tensors import RawTensor, SharedMemory
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child.casting import lent_tensors
 from tests.support.problems import tiny_problem
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kernelwright.sandbox.machine.timing_locks import NAME_BYTES, processor_path, processor_turn
+from kernelwright.sandbox.locks import NAME_BYTES, processor_path, processor_turn
 from tests.support.problems import RIGHT
 from tests.support.processes import holders
 from tests.support.servers import fake_reply

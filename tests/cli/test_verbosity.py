@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kernelwright.sandbox.machine.logs import OURS, VARIABLE, StandardError, tell_logs, tell_logs_as_asked
+from kernelwright.sandbox.logs import OURS, VARIABLE, StandardError, tell_logs, tell_logs_as_asked
 
 LIST = ("problems", "list", "--family", "norm")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright import Judging, JudgingError, judge_all, load_problem
-from kernelwright.sandbox.machine.timing_locks import processor_path, processor_turn
+from kernelwright.sandbox.locks import processor_path, processor_turn
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.keeper import descendants
 from tests.cli.test_judge_command import KEYS

@@ -7,7 +7,7 @@ from kernelwright.commands.options.terminal import UserMistake
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import open_session
 from kernelwright.sandbox.calls.reference import ReferenceSession
-from kernelwright.sandbox.jail.children import ChildLate
+from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.judge.tools import Subject, looked_at
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed

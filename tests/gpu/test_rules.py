@@ -9,10 +9,9 @@ import torch
 
 from kernelwright.sandbox.calls.buffers import POISON_WORD, PROBES, Allocations, Glance, comb
 from kernelwright.sandbox.calls.device import Prepared
-from kernelwright.sandbox.machine.clocks import ClockSample, steady
-from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit, device_holder, device_path
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import RawTensor, Values, alone
+from kernelwright.sandbox.clocks import ClockSample, steady
+from kernelwright.sandbox.locks import DeviceTurn, WaitLimit, device_holder, device_path
+from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, alone
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright_child.casting import fix_precision, precision_switches
 
@@ -134,7 +133,7 @@ def test_a_second_judge_waits_for_the_device_and_is_told_who_has_it(lock_file):
 
 
 def test_a_judge_that_is_killed_gives_the_device_back(lock_file):
-    code = "import time; from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit; "
+    code = "import time; from kernelwright.sandbox.locks import DeviceTurn, WaitLimit; "
     code += f"held = DeviceTurn({UUID!r}, WaitLimit(0)); "
     code += "print(1, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:

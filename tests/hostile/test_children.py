@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import pytest
 
 from kernelwright.sandbox.calls.sessions import Misbehaved, Session
-from kernelwright.sandbox.jail.children import Child, ChildGone
 from kernelwright.sandbox.jail.layers import FILTER
+from kernelwright.sandbox.jail.process import Child, ChildGone
 from kernelwright.sandbox.jail.zygote import KEPT_BYTES, Capture
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.workfolder import WorkFolder
 from tests.hostile.conftest import TIGHT
 
 WAKES_ITSELF = """

@@ -16,8 +16,8 @@ def doctor(
     ] = False,
 ) -> None:
     """Look at the machine. Exit code 3 if candidates can not be judged on it at all."""
-    from kernelwright.sandbox.build import HeaderShelf, toolchain
     from kernelwright.sandbox.judge.doctor import examine
+    from kernelwright.sandbox.toolchain import HeaderShelf, toolchain
 
     if prepare:
         tools = toolchain()

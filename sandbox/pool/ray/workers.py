@@ -12,15 +12,14 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelwright.sandbox.build import BuildStore
-from kernelwright.sandbox.build.build_store import BUILD_BYTES, BUILD_FILES, LIMIT_BYTES
-from kernelwright.sandbox.jail.zygote_start import become_a_judge, rest_between_loops
-from kernelwright.sandbox.machine.cache import Cache, cache_root
-from kernelwright.sandbox.machine.identity import processor_name
-from kernelwright.sandbox.machine.workfolder import HeldFolder
+from kernelwright.sandbox.build import BUILD_BYTES, BUILD_FILES, LIMIT_BYTES, BuildStore
+from kernelwright.sandbox.jail.zygote import become_a_judge, rest_between_loops
+from kernelwright.sandbox.machine import processor_name
 from kernelwright.sandbox.pool.devices import WorkerOptions, device_at, is_on_gpu, own_cores, shared_cores, split
 from kernelwright.sandbox.pool.protocol import Question
+from kernelwright.sandbox.storage import Cache, cache_root
 from kernelwright.sandbox.verdict.judge_version import own_versions
+from kernelwright.sandbox.workfolder import HeldFolder
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool.judges import Worker

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kernelwright.sandbox.build.build_store import read_failures
+from kernelwright.sandbox.build import read_failures
 from kernelwright_child.inline import INDEX, BuildCall, Index, Keys, Recorder, replayed
 from kernelwright_child.wire import is_replayed
 

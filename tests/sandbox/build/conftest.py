@@ -1,7 +1,7 @@
 import pytest
 
-from kernelwright.sandbox.build import HeaderShelf, toolchain
-from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.storage import VARIABLE
+from kernelwright.sandbox.toolchain import HeaderShelf, toolchain
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.sandbox.build import toolchain
+from kernelwright.sandbox.toolchain import toolchain
 from tests.sandbox.build.corpus import CORPUS
 from tests.sandbox.build.outcomes import KERNEL, OWN, both_ways, first_error, functions, is_equal
 

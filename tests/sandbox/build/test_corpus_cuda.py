@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.sandbox.build import toolchain
+from kernelwright.sandbox.toolchain import toolchain
 from kernelwright_child import driver
 from tests.sandbox.build.corpus_cuda import CUDA
 from tests.sandbox.build.outcomes import both_ways, device_code, first_error, is_equal, ways_of

@@ -1,12 +1,7 @@
 import pytest
 
-from kernelwright.sandbox.build.build_store import (
-    KEPT_CHARACTERS,
-    build_reason,
-    names_an_error,
-    trim_build_log,
-    trim_traceback,
-)
+from kernelwright.sandbox.build import KEPT_CHARACTERS
+from kernelwright.sandbox.logs import build_reason, names_an_error, trim_build_log, trim_traceback
 from kernelwright_child.wire import failure
 
 GCC = """RuntimeError: Error building extension 'x': [1/2] g++ -MMD -MF main.o.d -DTORCH_EXTENSION_NAME=x

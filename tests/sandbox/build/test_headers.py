@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.build import HeaderShelf
-from kernelwright.sandbox.build.making import EVERYTHING
-from kernelwright.sandbox.build.toolchain import Toolchain
 from kernelwright.sandbox.judge.stages import Built, header_made
-from kernelwright.sandbox.machine.cache import VARIABLE, all_entries
+from kernelwright.sandbox.storage import VARIABLE, all_entries
+from kernelwright.sandbox.toolchain import EVERYTHING, HeaderShelf, Toolchain
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child.compiling import MAKING
@@ -42,7 +40,7 @@ def tools(tmp_path, monkeypatch):
 
 @pytest.fixture
 def logged(caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox.build")
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.toolchain")
     return caplog
 
 

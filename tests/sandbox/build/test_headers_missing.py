@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.sandbox.build import require_headers
+from kernelwright.sandbox.toolchain import require_headers
 from kernelwright.sandbox.verdict.errors import MachineError
 
 PLAIN = "load_inline(name='a', cpp_sources=[S], no_implicit_headers=True, is_python_module=False)"

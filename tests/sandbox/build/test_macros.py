@@ -2,8 +2,8 @@
 
 import pytest
 
-from kernelwright.sandbox.build import HeaderShelf, toolchain
-from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.storage import VARIABLE
+from kernelwright.sandbox.toolchain import HeaderShelf, toolchain
 
 pytestmark = pytest.mark.slow
 

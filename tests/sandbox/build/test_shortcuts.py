@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from kernelwright.sandbox.build import BuildStore, read_record, toolchain
+from kernelwright.sandbox.build import BuildStore, read_record
 from kernelwright.sandbox.calls.sessions import Session
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.toolchain import toolchain
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import wire
 from tests.sandbox.build.corpus import CORPUS
 from tests.sandbox.build.outcomes import is_equal, outcome_of, ways_of

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from kernelwright.sandbox.build import BuildStore
-from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.storage import VARIABLE
 
 KEY = BuildStore.key("source", None)
 

@@ -19,7 +19,7 @@ from kernelwright.sandbox.calls.timeouts import (
     ImportTimeout,
     is_compiler,
 )
-from kernelwright.sandbox.jail.children import ChildLate
+from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright_child.keeper import descendants
 
 PATIENCE_S = 120

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from kernelwright.sandbox.machine.fact_store import Store, baseline_key
+from kernelwright.sandbox.storage import Store, baseline_key
 from kernelwright.sandbox.verdict.roofline import HEADROOM, Level, NecessaryWork, Peaks, floor_of
 from kernelwright_child.roofline import Convolution, Window, fewest
 
@@ -111,7 +111,7 @@ def test_the_store_gives_back_what_was_put_under_an_equal_key(tmp_path):
 
 
 def test_the_store_knows_nothing_of_another_key_or_of_a_broken_file_and_logs_that_one(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.storage")
     store = Store("facts", tmp_path)
     store.put({"a": 1}, 1)
     assert store.get({"a": 2}) is None
@@ -123,7 +123,7 @@ def test_the_store_knows_nothing_of_another_key_or_of_a_broken_file_and_logs_tha
 
 
 def test_a_store_that_can_not_write_remembers_as_long_as_the_process_lives_and_logs_why(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.storage")
     (tmp_path / "facts").write_text("a file where the folder should be")
     Store("facts", tmp_path).put({"a": 1}, 1)
     (said,) = caplog.messages

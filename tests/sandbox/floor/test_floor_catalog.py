@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernelwright.problems import catalog_names, load_problem
-from kernelwright.sandbox.floor.processor import measured_again, processor_peaks
-from kernelwright.sandbox.machine.fact_store import Store
+from kernelwright.sandbox.peaks import measured_again, peaks_here
+from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.roofline import NecessaryWork, floor_of
 from kernelwright_child.roofline import trace
 
@@ -20,18 +20,18 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def peaks(store):
-    return processor_peaks(torch.get_num_threads(), store)
+    return peaks_here(False, torch.get_num_threads(), store)
 
 
 def test_measured_peaks_are_remembered(peaks, store):
-    assert processor_peaks(torch.get_num_threads(), store) == peaks
+    assert peaks_here(False, torch.get_num_threads(), store) == peaks
 
 
 @pytest.mark.long
 def test_measuring_again_keeps_the_better_figures(peaks, store):
-    raised = measured_again(torch.get_num_threads(), store)
+    raised = measured_again(False, torch.get_num_threads(), store)
     assert all(raised.flops_per_s[kind] >= rate for kind, rate in peaks.flops_per_s.items())
-    assert processor_peaks(torch.get_num_threads(), store) == raised
+    assert peaks_here(False, torch.get_num_threads(), store) == raised
 
 
 @pytest.mark.parametrize("name", catalog_names())

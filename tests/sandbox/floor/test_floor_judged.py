@@ -2,10 +2,10 @@
 
 import pytest
 
-from kernelwright.sandbox.floor.processor import _key
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.machine.fact_store import Store, work_key
+from kernelwright.sandbox.peaks import _key
+from kernelwright.sandbox.storage import Store, work_key
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.roofline import Level, Peaks
@@ -60,7 +60,7 @@ def test_a_time_that_no_program_can_reach_is_refused(keeper, own_cache):
 @pytest.mark.long
 def test_peaks_that_were_measured_too_low_are_measured_again(keeper, own_cache):
     slow = Peaks(device="busy", levels=(Level(name="memory", inside_bytes=0, bytes_per_s=1e6),), flops_per_s={})
-    Store("peaks").put(_key(SETTINGS.threads), slow.model_dump(mode="json"))
+    Store("peaks").put(_key(False, SETTINGS.threads), slow.model_dump(mode="json"))
     found = Floors(DOUBLED, SETTINGS).added(keeper.reference, times(candidate_ms=5.0, eager_ms=5.0))
     assert 0 < found.floor_ms < 5.0
 
@@ -74,7 +74,7 @@ def test_a_floor_above_the_reference_itself_is_none(keeper, own_cache):
 
 def test_the_work_of_a_problem_is_traced_once(keeper, own_cache):
     peaks = Peaks(device="known", levels=(Level(name="memory", inside_bytes=0, bytes_per_s=1e10),), flops_per_s={})
-    Store("peaks").put(_key(SETTINGS.threads), peaks.model_dump(mode="json"))
+    Store("peaks").put(_key(False, SETTINGS.threads), peaks.model_dump(mode="json"))
     Floors(DOUBLED, SETTINGS).of(keeper.reference)
     kept = Store("works").get(work_key(DOUBLED.digest))
     assert kept["read_bytes"] == 4 * MIB

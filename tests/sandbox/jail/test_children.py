@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from kernelwright.sandbox.jail import cgroups
-from kernelwright.sandbox.jail.children import Child
+from kernelwright.sandbox.jail.process import Child
 from kernelwright.sandbox.jail.zygote import Zygotes
-from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environment
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder, shared_environment
 
 pytestmark = pytest.mark.slow
 

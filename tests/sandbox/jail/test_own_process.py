@@ -1,7 +1,7 @@
 import gc
 import os
 
-from kernelwright.sandbox.jail.zygote_start import imports_that_stay, rest_between_loops
+from kernelwright.sandbox.jail.zygote import imports_that_stay, rest_between_loops
 
 
 def test_threads_of_loops_rest_in_a_judge_unless_a_user_chooses_otherwise(monkeypatch):

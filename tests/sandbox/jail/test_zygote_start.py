@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kernelwright.sandbox.jail.zygote_start import StartedKeeper
+from kernelwright.sandbox.jail.process import StartedKeeper
 
 WAITS = "import sys; sys.stdin.read()"
 

@@ -2,11 +2,9 @@ import pytest
 
 from kernelwright.sandbox.authenticity import languages
 from kernelwright.sandbox.authenticity.evidence import Observed
-from kernelwright.sandbox.build import build_store as diagnose
 from kernelwright.sandbox.calls.sessions import Refused
-from kernelwright.sandbox.machine.logs import LONGEST_LINE, escaped, one_line
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import Flat, RawTensor, Values, flatten, show
+from kernelwright.sandbox.logs import LONGEST_LINE, build_reason, escaped, one_line, trim_build_log, trim_traceback
+from kernelwright.sandbox.tensors import Flat, MemoryReadError, RawTensor, Values, flatten, show
 
 HOSTILE = "\x1b[2Jpassed\x07 \ud800 \u202eback\x9b31m\r" + "A" * 100_000 + "\nmore"
 """A blank screen, a bell, half a pair, another direction, a second kind of sequence, an overwritten line."""
@@ -51,7 +49,7 @@ WORDS = {
     "what can not be read": lambda: str(MemoryReadError(HOSTILE)),
     "a structure": lambda: show(flatten(tree_of(HOSTILE)).shape),
     "the label of an output": lambda: flatten(tree_of(HOSTILE)).labels[0],
-    "the reason of a failed build": lambda: diagnose.build_reason(f"a.cpp:1:1: error: {HOSTILE}"),
+    "the reason of a failed build": lambda: build_reason(f"a.cpp:1:1: error: {HOSTILE}"),
     "a source that is no Python": lambda: languages.refuse(f"x = = '{HOSTILE.replace(chr(0xD800), '')}'"),
     "the name of an operator": lambda: Observed.read({"operators": [[HOSTILE, 1, 1.0]]}).operators[0][0],
     "why there is no account": lambda: Observed.read({"error": HOSTILE}).error,
@@ -69,9 +67,9 @@ def test_hostile_words_come_in_as_one_short_line_that_can_be_shown(name):
 
 LOGS = {
     "of a refusal": lambda: Refused({"error": "x", "log": HOSTILE}).log,
-    "of a build": lambda: diagnose.trim_build_log(f"a.cpp:1:1: error: {HOSTILE}"),
-    "of a build that says nothing": lambda: diagnose.trim_build_log(HOSTILE),
-    "of Python": lambda: diagnose.trim_traceback(HOSTILE),
+    "of a build": lambda: trim_build_log(f"a.cpp:1:1: error: {HOSTILE}"),
+    "of a build that says nothing": lambda: trim_build_log(HOSTILE),
+    "of Python": lambda: trim_traceback(HOSTILE),
 }
 
 

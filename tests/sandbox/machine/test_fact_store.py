@@ -1,7 +1,6 @@
 import pytest
 
-from kernelwright.sandbox.machine.cache import is_there
-from kernelwright.sandbox.machine.fact_store import Store
+from kernelwright.sandbox.storage import Store, is_there
 from tests.support.processes import ordinary_user
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kernelwright.sandbox.machine.timing_locks import measuring, open_own, processor_turn, try_lock
+from kernelwright.sandbox.locks import measuring, open_own, processor_turn, try_lock
 from kernelwright.sandbox.verdict.errors import MachineError
 
 TAKERS = {"processor_turn": lambda: processor_turn((0, 1)), "measuring": lambda: measuring(wait_s=0)}

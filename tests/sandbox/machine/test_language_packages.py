@@ -3,9 +3,9 @@
 import pytest
 
 from kernelwright.prompts.targets import TARGETS
+from kernelwright.sandbox import machine as identity
 from kernelwright.sandbox.judge.doctor import languages
-from kernelwright.sandbox.machine import identity
-from kernelwright.sandbox.machine.identity import (
+from kernelwright.sandbox.machine import (
     ON_DEVICE,
     PACKAGES,
     LanguagePackage,
@@ -16,8 +16,8 @@ from kernelwright.sandbox.machine.identity import (
     too_new,
     versions_used,
 )
-from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.workfolder import WorkFolder
 
 EACH = pytest.mark.parametrize("language", PACKAGES)
 USES = {

@@ -10,14 +10,14 @@ import pytest
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.jail import bubblewrap
-from kernelwright.sandbox.machine.workfolder import HeldFolder, WorkFolder, sweep
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import HeldFolder, WorkFolder, sweep
 
 ROOT = Path(__file__).parents[3]
-SWEEPING = "from kernelwright.sandbox.jail.zygote_start import become_a_judge; become_a_judge(1)"
+SWEEPING = "from kernelwright.sandbox.jail.zygote import become_a_judge; become_a_judge(1)"
 HOLDING = (
-    "import time; from kernelwright.sandbox.machine.workfolder import WorkFolder; "
+    "import time; from kernelwright.sandbox.workfolder import WorkFolder; "
     "print(WorkFolder().path, flush=True); time.sleep(600)"
 )
 NOW = {"idle_s": -1}
@@ -105,7 +105,7 @@ def test_a_folder_in_which_something_is_mounted_stays(left, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "file").write_text("kept")
-    sweeping = f"from kernelwright.sandbox.machine.workfolder import sweep; print(sweep({str(tmp_path)!r}, -1))"
+    sweeping = f"from kernelwright.sandbox.workfolder import sweep; print(sweep({str(tmp_path)!r}, -1))"
     done = subprocess.run(
         [bubblewrap.program(), "--dev-bind", "/", "/", "--bind", str(mine), str(left / "build"),
          sys.executable, "-B", "-c", sweeping],
@@ -160,7 +160,7 @@ def test_a_folder_to_which_something_is_written_while_it_is_removed_is_removed(t
 
 def test_a_work_folder_that_can_not_be_laid_out_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("kernelwright.sandbox.machine.workfolder.PLACES", ("home", "home"))
+    monkeypatch.setattr("kernelwright.sandbox.workfolder.PLACES", ("home", "home"))
     with pytest.raises(MachineError, match="no work folder"):
         WorkFolder()
     assert list(tmp_path.iterdir()) == []
@@ -168,7 +168,7 @@ def test_a_work_folder_that_can_not_be_laid_out_leaves_nothing(tmp_path, monkeyp
 
 CLOSING = """
 import os, sys
-from kernelwright.sandbox.machine.workfolder import WorkFolder, close_all
+from kernelwright.sandbox.workfolder import WorkFolder, close_all
 
 first, second = WorkFolder(), WorkFolder()
 first.close()

@@ -6,7 +6,7 @@ NOWHERE_TO_WRITE = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.workfolder import WorkFolder
 try:
     WorkFolder()
 except MachineError as error:

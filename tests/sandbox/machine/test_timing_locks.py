@@ -14,31 +14,23 @@ from types import SimpleNamespace
 import pytest
 
 from kernelwright.commands.options.terminal import INTERRUPTED
-from kernelwright.sandbox.machine.timing_locks import (
-    WaitLimit,
-    foreign_load,
-    measuring,
-    processor_path,
-    processor_turn,
-)
+from kernelwright.sandbox.locks import WaitLimit, foreign_load, measuring, processor_path, processor_turn
 from kernelwright.sandbox.verdict.errors import MachineError
 from tests.sandbox.conftest import SCALED_ROWS
 from tests.support.processes import holders, locked_bytes, waiters
 
 ROOT = Path(__file__).parents[3]
-WANTS_PEAKS = (
-    "from kernelwright.sandbox.floor.processor import processor_peaks; print(processor_peaks(1).model_dump_json())"
-)
+WANTS_PEAKS = "from kernelwright.sandbox.peaks import peaks_here; print(peaks_here(False, 1).model_dump_json())"
 HOLDS = """
 import sys, time
-from kernelwright.sandbox.machine.timing_locks import processor_turn
+from kernelwright.sandbox.locks import processor_turn
 with processor_turn((0, 1)):
     print("held", flush=True)
     sys.stdin.read()
 """
 FORKS = """
 import os, sys, time
-from kernelwright.sandbox.machine.timing_locks import processor_turn
+from kernelwright.sandbox.locks import processor_turn
 with processor_turn((0, 1)):
     if os.fork() == 0:
         print(os.getpid(), flush=True)
@@ -171,7 +163,7 @@ def test_who_waits_says_once_for_whom_and_goes_on():
 
 
 def test_whom_a_lock_is_waited_for_is_logged(caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox.machine")
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.locks")
     with processor_turn((0, 1)):
         assert not caplog.messages
         assert not may_time((0, 1))
@@ -252,7 +244,7 @@ def load():
 def meeting(core, wait, times=1):
     """A process that meets the load where all but `SOME` of many cores are timed on."""
     call = f"meet_load({(core, *range(1000, 1000 + MANY))}, {MANY + 1 - SOME}, {wait})"
-    code = f"from kernelwright.sandbox.machine.timing_locks import meet_load\nfor _ in range({times}): {call}"
+    code = f"from kernelwright.sandbox.locks import meet_load\nfor _ in range({times}): {call}"
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
 

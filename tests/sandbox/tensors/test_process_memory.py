@@ -6,8 +6,7 @@ import sys
 import pytest
 import torch
 
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_tensors
-from kernelwright.sandbox.tensors.values import PLAIN_DTYPES
+from kernelwright.sandbox.tensors import PLAIN_DTYPES, MemoryReadError, read_tensors
 from kernelwright_child import wire
 
 LIMIT = 2**20

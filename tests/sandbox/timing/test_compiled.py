@@ -12,7 +12,7 @@ import torch
 from kernelwright.sandbox.calls.reference import CompiledGraphs
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.judge.judging import judge
-from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
 from kernelwright.sandbox.timing.compiled import CompiledStore, CompilerFolder, compiled_reference
 from kernelwright.sandbox.verdict.errors import BrokenProblem

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from kernelwright.agent.engine.scheduling import ExecutorEvaluator
-from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.protocol import Product, Work
 from kernelwright.sandbox.pool.ray.executor import RayExecutor
+from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child import keeper
 from tests.sandbox.pool.workers.test_local import executor as local_executor

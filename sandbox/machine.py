@@ -19,6 +19,10 @@ from typing import NamedTuple
 import kernelwright_child
 from kernelwright.sandbox.verdict.errors import MachineError
 
+CHILD_FOLDER = Path(kernelwright_child.__file__).parent
+CHILD_ROOT = CHILD_FOLDER.parent
+"""To be put on a child's `sys.path`."""
+
 
 class LanguagePackage(NamedTuple):
     distribution: str
@@ -202,8 +206,3 @@ def _first_line(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.splitlines()[0] if done.stdout else ""
-
-
-FOLDER = Path(kernelwright_child.__file__).parent
-ROOT = FOLDER.parent
-"""To be put on a child's `sys.path`."""

@@ -8,95 +8,24 @@ reads or changes the products of another. What a build did, and which extensions
 import json
 import logging
 import os
-import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.build import build_store as diagnose
-from kernelwright.sandbox.build.toolchain import Toolchain
-from kernelwright.sandbox.machine.cache import READING, Bounds, FolderStore, digest_of
-from kernelwright.sandbox.machine.logs import escaped, one_line
+from kernelwright.sandbox.logs import build_reason, escaped, names_an_error, one_line, trim_build_log
+from kernelwright.sandbox.storage import (
+    LIMIT_VARIABLE,
+    READING,
+    Bounds,
+    FolderStore,
+    all_entries,
+    cache_root,
+    digest_of,
+)
+from kernelwright.sandbox.toolchain import HeaderShelf, Toolchain, toolchain
 from kernelwright_child.compiling import REPORT
-
-KEPT_CHARACTERS = 3000
-CONTEXT_LINES = 3
-_ERROR = re.compile(
-    r"(?:^|[\s:])(?:fatal )?error\b\s*:?|undefined reference to|undefined symbol|multiple definition of"
-    r"|\bld: cannot find|ptxas (?:fatal|error)",
-    re.I,
-)
-_NOISE = re.compile(
-    r"^(?:\[\d+/\d+\]|FAILED:|ninja: |(?:/\S*/)?(?:g\+\+|c\+\+|nvcc|clang\+\+) )|ninja_options|^\s*$"
-    r"|^Using .* as PyTorch extensions root|^Emitting ninja build file|^Building extension module|^Loading extension"
-)
-_DEEP_PATH = re.compile(r"(?:/[^\s:/'\"]+){3,}/(?=[^\s:/'\"]+)")
-
-
-def names_an_error(log: str) -> bool:
-    """Whether a compiler's or linker's error stands in it."""
-    return any(_ERROR.search(line) and "Error building extension" not in line for line in _useful(log))
-
-
-def build_reason(log: str) -> str:
-    """The first error of a failed build, one line, without its folder; or the last line where no error is marked."""
-    lines = _useful(log)
-    for line in lines:
-        if _ERROR.search(line) and "Error building extension" not in line:
-            return one_line(line)
-    return one_line(lines[-1]) if lines else "the build failed without a word"
-
-
-def trim_build_log(log: str) -> str:
-    """First error with the lines after it (the compiler shows the source there), then the log's end, without noise."""
-    lines = _useful(log)
-    first = next((i for i, line in enumerate(lines) if _ERROR.search(line) and "Error building" not in line), None)
-    if first is None:
-        return _cut("\n".join(lines))
-    around = lines[first : first + 1 + CONTEXT_LINES]
-    rest = [
-        line
-        for line in lines[first + 1 + CONTEXT_LINES :]
-        if _ERROR.search(line) or line.lstrip().startswith(("|", "^"))
-    ]
-    return _cut("\n".join(around + rest))
-
-
-def trim_traceback(log: str) -> str:
-    """The frames of the candidate's own file and the exception; the frames of torch and of the worker are left out."""
-    kept: list[str] = []
-    own = False
-    for line in escaped(log).splitlines():
-        frame = re.match(r'\s+File "([^"]+)", line (\d+)', line)
-        if frame:
-            own = frame[1].endswith("candidate.py")
-            if own:
-                kept.append(line.replace(frame[1], "candidate.py"))
-        elif not line.startswith(" ") or own:
-            kept.append(line)
-    return _cut("\n".join(kept))
-
-
-def _useful(log: str) -> list[str]:
-    """The lines that say something, each once, with folders shortened."""
-    seen: set[str] = set()
-    kept = []
-    for raw in escaped(log).splitlines():
-        line = _DEEP_PATH.sub("", raw.rstrip())
-        if not _NOISE.search(raw) and line not in seen:
-            seen.add(line)
-            kept.append(line)
-    return kept
-
-
-def _cut(text: str) -> str:
-    if len(text) <= KEPT_CHARACTERS:
-        return text
-    half = KEPT_CHARACTERS // 2
-    return f"{text[: 2 * half - 600]}\n[... {len(text) - KEPT_CHARACTERS} characters left out ...]\n{text[-600:]}"
-
 
 MAX_BYTES = 256 * 1024
 MAX_LINES = 64
@@ -152,7 +81,7 @@ def read_record(work_folder: Path) -> BuildRecord:
     return BuildRecord(compilations=tuple(found))
 
 
-LOG = logging.getLogger("kernelwright.sandbox.build")
+LOG = logging.getLogger(__name__)
 INDEX = "built.json"
 """The builder's list of what it built, see `kernelwright_child.inline`; it imports torch, and is not imported
 here."""
@@ -222,11 +151,11 @@ class FailedBuild(NamedTuple):
 
     @property
     def line(self) -> str:
-        return one_line(f"{self.extension}: {diagnose.build_reason(self.text)}", LONGEST_LINE)
+        return one_line(f"{self.extension}: {build_reason(self.text)}", LONGEST_LINE)
 
     @property
     def log(self) -> str:
-        return f"the build of {self.extension} failed, and that was hidden:\n{diagnose.trim_build_log(self.text)}"
+        return f"the build of {self.extension} failed, and that was hidden:\n{trim_build_log(self.text)}"
 
 
 def read_failures(build: Path, printed: str = "") -> tuple[FailedBuild, ...]:
@@ -247,7 +176,25 @@ def read_failures(build: Path, printed: str = "") -> tuple[FailedBuild, ...]:
     return tuple(
         FailedBuild(
             one_line(extension, LONGEST_NAME),
-            escaped(text if diagnose.names_an_error(text) else f"{printed}\n{text}"),
+            escaped(text if names_an_error(text) else f"{printed}\n{text}"),
         )
         for extension, text in list(told)[:MAX_TOLD]
+    )
+
+
+GIB = 2**30
+
+
+def shortcuts_found() -> str | None:
+    """The compiler, what is kept for it and where; None where there is no compiler to shorten anything for."""
+    found = toolchain()
+    if found is None or not found.is_gcc:
+        return None
+    everything = all_entries()
+    linker = f", linked by {found.linker}" if found.linker else ""
+    header = "torch's light header" if HeaderShelf(found).is_ready() else "no light header of torch's yet"
+    return (
+        f"{found.compiler}{linker}; {header} and {len(BuildStore())} finished builds; all that is kept takes "
+        f"{everything.size_bytes() / GIB:.1f} of {everything.limit_bytes / GIB:.1f} GiB ({LIMIT_VARIABLE}) in "
+        f"{cache_root()}"
     )

@@ -105,7 +105,7 @@ def _useless(path: Path, why: str) -> MachineError:
     )
 
 
-LOG = logging.getLogger("kernelwright.sandbox.machine")
+LOG = logging.getLogger(__name__)
 POLL_S = 0.02
 TOLD_AFTER_S = 1.0
 """Who waits for longer says so."""

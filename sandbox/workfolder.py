@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernelwright.sandbox.machine.identity import language_environment
-from kernelwright.sandbox.machine.timing_locks import try_lock
+from kernelwright.sandbox.locks import try_lock
+from kernelwright.sandbox.machine import language_environment
 from kernelwright.sandbox.verdict.errors import MachineError
 
 KEPT_VARIABLES = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CC", "CXX", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
