@@ -26,7 +26,7 @@ from kernelwright.sandbox.peaks import arithmetic, best_ms, memory, peaks_here
 from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.roofline import NecessaryWork, Peaks, floor_of
 from kernelwright_child import driver
-from kernelwright_child.casting import fix_precision
+from kernelwright_child.models import fix_precision
 from kernelwright_child.roofline import trace
 
 SIZES = {"64 KiB": 2**14, "1 MiB": 2**18, "64 MiB": 2**24, "512 MiB": 2**27}

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from kernelwright_child import wire
-from kernelwright_child.casting import differentiate, fix_precision, lent_tensors, weights_of
 from kernelwright_child.model_runner import ModelRunner
+from kernelwright_child.models import differentiate, fix_precision, lent_tensors, weights_of
 from kernelwright_child.wire import Handler, Message, failure
 
 START = (

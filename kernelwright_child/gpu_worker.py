@@ -13,9 +13,9 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright_child import driver, gpu_memory, wire
-from kernelwright_child.casting import differentiate, fix_precision, weights_of, widened, widened_value
 from kernelwright_child.gpu_tool import Tools
 from kernelwright_child.model_runner import ModelRunner, seed_draws
+from kernelwright_child.models import differentiate, fix_precision, weights_of, widened, widened_value
 from kernelwright_child.observe import kernels_of
 from kernelwright_child.wire import Handler, Message
 

@@ -1,12 +1,14 @@
-"""The parent of one child: starts it confined, and leaves nothing of it behind.
+"""The supervisor of one child: starts it confined, and leaves nothing of it behind.
 
-`main([LIFELINE, STATUS, PLAN, COMMAND...])` in a process of its own: LIFELINE is a descriptor whose end of file means
+`main([LIFELINE, STATUS, PLAN, COMMAND...])` in a process of its own. LIFELINE is a descriptor whose end of file means
 "end it"; it closes too when the judge dies. STATUS receives one line at the end: `exit N`, `signal N`, or `limit WHAT`.
-Orphans of the child come to this process (sub-reaper), so a daemon that forks twice is found and killed. PLAN is in
-hexadecimal digits what `marshal` makes of a dictionary: see `confine.confine` and `Watch`. COMMAND is `-m MODULE
-...`, or `-S -c CODE ...` to do without site-packages; the child runs it by itself, since another interpreter's start
-would double what a jail costs. Or it is `-f MEETING`: then the child is a fork of the zygote, which is told of this
-process's namespaces through the descriptor MEETING (see `kernelwright_child.zygote`).
+Orphans of the child come to this process (sub-reaper), so a daemon that forks twice is found and killed. PLAN is a
+dictionary, marshalled and in hexadecimal digits: see `confine.confine` and `Watch`. COMMAND is one of
+
+- `-m MODULE ...`: the module's `main()` is called, in this interpreter, since another one's start would double the cost;
+- `-S -c CODE ...`: the same without site-packages;
+- `-f MEETING`: the child is a fork of the zygote, which enters this process's namespaces through the descriptor
+  MEETING (see `kernelwright_child.zygote`).
 
 In a process namespace of its own it is process 1: nothing inside can send it a signal that it does not want, and when
 it ends, however it ends, the kernel ends all others. Elsewhere it ends them itself.
@@ -169,12 +171,12 @@ def _run(command: list[str]) -> None:
         sys.argv = ["-c", *command[3:]]
         exec(command[2], {"__name__": "__main__"})
         return
-    import runpy
+    import importlib
     import site
 
     site.main()
     sys.argv = command[1:]
-    runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    importlib.import_module(command[1]).main()
 
 
 def _wait(kept: ForkedChild | Guest, lifeline: int, watch: Watch) -> str:

@@ -1,16 +1,23 @@
-"""What a worker and a reference have in common: one model, its weights and inputs, and calls of it."""
+"""A model in a child, its weights and inputs, and calls of it: the handlers that worker and reference share."""
 
 import ctypes
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from kernelwright_child import inline, wire
-from kernelwright_child.casting import cast_model, constant_of, differentiate, lent_tensors, weights_of
+from kernelwright_child import builder, wire
+from kernelwright_child.models import (
+    cast_model,
+    constant_of,
+    construct,
+    differentiate,
+    lent_tensors,
+    run_source,
+    weights_of,
+)
 from kernelwright_child.observe import observe
 from kernelwright_child.wire import Handler, Message
 
@@ -21,13 +28,13 @@ class ModelRunner:
     def __init__(self, unbuilt: Callable[[], object] = lambda: None) -> None:
         self.unbuilt = unbuilt
         """Called where the candidate asks for an extension that was not built before."""
-        self.model: torch.nn.Module | None = None
-        self.run: Callable[..., Any] | None = None
+        self.model: Any = None
+        self.run: Any = None
         """What is called: the model, or a compiled form of it."""
         self.order: list[tuple[str, torch.Size]] = []
         """The model's own names of the weights that were handed over, in the judge's order, with the judge's shapes."""
         self.constructor: Callable[[], Any] = torch.nn.Module
-        """Makes a model of the entry that was loaded, with the arguments that were given."""
+        """Makes a model of the loaded entry with the given arguments."""
         self.dtype: str | None = None
         self.earlier: list[torch.nn.Module | None] = []
         """Models that others have replaced, alive so that no other one takes their place in memory."""
@@ -61,7 +68,7 @@ class ModelRunner:
         Constructor tensors, if any, come in the descriptor.
         """
         torch.set_num_threads(message["threads"])
-        inline.reuse(message["built"], self.unbuilt)
+        builder.reuse(message["built"], self.unbuilt)
         tensors = lent_tensors(fds[0], message["specs"]) if fds else []
         # A second OpenMP library that the candidate brings counts the cores while it is loaded, and must see them all.
         with on_cores(message["cores"]):
@@ -94,7 +101,6 @@ class ModelRunner:
 
     def replace_constants(self, message: Message, fds: list[int]) -> Message:
         """Give every weight whose elements all have one of the given values the other values that come for its size."""
-        assert self.model is not None
         given = list(zip(message["constants"], lent_tensors(fds[0], message["specs"]), strict=True))
         only = message["only"]
         for name, weight in self.model.state_dict().items():
@@ -106,7 +112,6 @@ class ModelRunner:
 
     def weights(self, message: Message, fds: list[int]) -> Message:
         """Copy the reference's parameters and buffers in, by name where all names match, else by order and shape."""
-        assert self.model is not None
         self.restore({}, [])
         given = dict(zip(message["names"], lent_tensors(fds[0], message["specs"]), strict=True))
         own = self.model.state_dict()
@@ -124,7 +129,6 @@ class ModelRunner:
         return {}
 
     def observe(self, message: Message, fds: list[int]) -> Message:
-        assert self.model is not None and self.run is not None
         run, values = self.run, wire.unpack(message["arguments"], self.lent)
         if message["gradients"]:
             weights = weights_of(self.model, self.order)
@@ -150,7 +154,6 @@ class ModelRunner:
 
     def call(self, message: Message, fds: list[int]) -> Message:
         """Call the model on the lent inputs and say where its outputs lie; they stay alive until the next call."""
-        assert self.run is not None
         arguments = wire.unpack(message["arguments"], self.lent)
         self.results = None
         seed_draws(message)
@@ -160,7 +163,6 @@ class ModelRunner:
 
     def follow(self, message: Message, fds: list[int]) -> Message:
         """From now on results hold what calls make of these weights, and `restore` puts their present values back."""
-        assert self.model is not None
         self.follows, self.followed = message["weights"], []
         for number, label in self.follows:
             path, _, name = self.order[number][0].rpartition(".")
@@ -184,7 +186,6 @@ class ModelRunner:
 
     def state(self, message: Message, fds: list[int]) -> Message:
         """The model's buffers as calls have left them, all weights where some are followed, in the judge's order."""
-        assert self.model is not None
         own = self.model.state_dict() if self.follows else dict(self.model.named_buffers(remove_duplicate=False))
         self.results = [own[name] for name, _ in self.order if name in own]
         return place(self.results)
@@ -195,7 +196,6 @@ class ModelRunner:
         Tells the outputs, the gradients of the inputs, and those of the weights in the judge's order; None where
         nothing flows.
         """
-        assert self.model is not None and self.run is not None
         values = wire.unpack(message["arguments"], self.lent)
         self.results = None
         seed_draws(message)
@@ -274,25 +274,10 @@ def stock_small_chunks() -> None:
             libc.free(chunk)
 
 
-def construct(entry: Callable[..., Any], arguments: Any) -> Any:
-    """Call a constructor with what `get_init_inputs` gave: a list by position, a dictionary by name."""
-    return entry(**arguments) if isinstance(arguments, dict) else entry(*arguments)
-
-
 def place(value: Any) -> Message:
     tensors: list[torch.Tensor] = []
     tree = wire.pack(value, tensors)
     return {"tree": tree, "tensors": [wire.describe(tensor) for tensor in tensors]}
-
-
-def run_source(path: str, name: str) -> dict[str, Any]:
-    """Execute a file as a module of its own, so that classes, pickling and inspection find their source."""
-    module = type(sys)(name)
-    module.__file__ = path
-    sys.modules[name] = module
-    with open(path, encoding="utf-8") as file:
-        exec(compile(file.read(), path, "exec"), module.__dict__)
-    return module.__dict__
 
 
 def _by_order(own: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> list[str]:

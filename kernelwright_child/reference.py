@@ -1,20 +1,34 @@
 """The reference worker: inputs, expected values and the baseline's time come from here.
 
-`python -I -m kernelwright_child.reference FD`. It runs the problem's own code and never meets a candidate.
+It runs the problem's own code and never meets a candidate.
 """
 
+import math
 import os
 import socket
 import sys
+import types
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright_child import wire
-from kernelwright_child.casting import cast_inputs, differentiate, weights_of, widened, widened_value
-from kernelwright_child.model_runner import ModelRunner, construct, on_cores, place, run_source, seed_draws
-from kernelwright_child.wire import Handler, Message, serve
+from kernelwright_child.model_runner import ModelRunner, on_cores, place, seed_draws
+from kernelwright_child.models import (
+    cast_inputs,
+    construct,
+    differentiate,
+    run_source,
+    weights_of,
+    widened,
+    widened_value,
+)
+from kernelwright_child.wire import Handler, Message
 from kernelwright_child.worker import with_device
 
 CHANGING_LAYERS = "torch.nn."
@@ -64,9 +78,7 @@ class Reference(ModelRunner):
         }
 
     def plan(self, message: Message, fds: list[int]) -> Message:
-        """What the reference takes of memory, found before it runs for real; see `kernelwright_child.plan`."""
-        from kernelwright_child.plan import plan
-
+        """Find what the reference takes of memory, before it runs for real."""
         return {"plan": plan(message["source"], message["dtype"], message["backward"])}
 
     def load(self, message: Message, fds: list[int]) -> Message:
@@ -79,7 +91,6 @@ class Reference(ModelRunner):
         self.namespace = run_source(message["source"], "reference")
         self.dtype = message.get("dtype")
         arguments = self._constructed(message["seed"])
-        assert self.model is not None
         self.order = [(name, value.shape) for name, value in self.model.state_dict().items()]
         self.is_differentiated = message["direction"] != "forward"
         told = arguments if isinstance(arguments, dict) else list(arguments)
@@ -101,7 +112,6 @@ class Reference(ModelRunner):
 
     def construct_again(self, message: Message, fds: list[int]) -> Message:
         """From now on another `Model` answers, constructed under another seed, with the state of the first one."""
-        assert self.model is not None
         self.restore({}, [])
         state = self.model.state_dict()
         self._constructed(message["seed"])
@@ -112,7 +122,6 @@ class Reference(ModelRunner):
         """Have calls go through torch.compile in the given mode; it compiles when it is called."""
         from torch._inductor import config
 
-        assert self.model is not None
         # A pool of processes would outlive the call that started it. What is then read from the environment is how many
         # threads of this process compile the kernels that there are to choose from.
         config.compile_threads = 1
@@ -128,7 +137,6 @@ class Reference(ModelRunner):
     def channels_last(self, message: Message, fds: list[int]) -> Message:
         """Convert the weights; from now on each call converts its inputs too, and its results come as they are."""
         model = self.model
-        assert model is not None
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = _channels_last(tensor.data)
         self.run = lambda *inputs: model(*tree_map(_channels_last, inputs))
@@ -148,7 +156,6 @@ class Reference(ModelRunner):
         Once the model is on a device they are taken there, and nothing is told: nobody could read it from here.
         """
         super().weights(message, fds)
-        assert self.model is not None
         held = dict(self.model.state_dict())
         if any(tensor.is_cuda for tensor in held.values()):
             return {}
@@ -171,7 +178,6 @@ class Reference(ModelRunner):
         if not self.is_differentiated:
             return inputs
         if self.gradients is None:
-            assert self.model is not None
             flat: list[torch.Tensor] = []
             with torch.no_grad():
                 wire.pack(self.model(*inputs), flat)
@@ -181,7 +187,6 @@ class Reference(ModelRunner):
     def trace(self, message: Message, fds: list[int]) -> Message:
         from kernelwright_child.roofline import trace
 
-        assert self.model is not None
         values = wire.unpack(message["arguments"], self.lent)
         call = self._differentiated if self.is_differentiated else None
         work = trace(self.model, values, call)
@@ -192,7 +197,6 @@ class Reference(ModelRunner):
         self.follow({"weights": [(number, "") for number in range(len(self.order))]}, [])
         before = [tensor._version for tensor in self.lent]
         seed_draws(message)
-        assert self.model is not None
         with torch.no_grad():
             self.model(*wire.unpack(message["arguments"], self.lent))
         found: dict[str, list[int]] = {"inputs": [], "parameters": [], "buffers": []}
@@ -213,7 +217,6 @@ class Reference(ModelRunner):
 
     def called(self, arguments: Any, message: Message) -> Any:
         """The result of a call, with what it changes: weights that are followed, and inputs that the message names."""
-        assert self.model is not None
         inputs: list[torch.Tensor] = []
         wire.pack(arguments, inputs)
         result = self.with_state(self.model(*arguments))
@@ -222,7 +225,6 @@ class Reference(ModelRunner):
 
     def exact_call(self, message: Message, fds: list[int]) -> Message:
         """Call the model in float64 on the lent inputs, floating ones widened."""
-        assert self.model is not None
         self.results = None
         with torch.no_grad(), widened(self.model) as own:
             self.results = own(self.called(self._widened(message), message))
@@ -230,7 +232,6 @@ class Reference(ModelRunner):
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
         model, self.results = self.model, None
-        assert model is not None
         with widened(model) as own:
             self.results = own(differentiate(model, weights_of(model, self.order), self._widened(message)))
         return place(self.results)
@@ -252,10 +253,110 @@ def _changing(model: torch.nn.Module) -> list[str]:
     return sorted(names)
 
 
+# The plan: what the reference takes of memory, found on fake tensors. Nothing is computed, and no memory is taken.
+
+NAME = "planned"
+BLOCK, VOLUMES = 16, 5
+"""Channels that oneDNN lays beside each other; axes of a batch of volumes."""
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of all storages that operations have made and that are still held."""
+
+    def __init__(self, before: Iterable[torch.Tensor]) -> None:
+        """`before`: what was there already. A view of it is no storage of its own."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._bytes = {tensor.untyped_storage()._cdata: 0 for tensor in before}
+        self._now = 0
+        self.peak_bytes = 0
+        self.scratch_bytes = 0
+        """Of the convolution that takes most on a processor, see `_scratch`."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation as it would be, then count what it has made."""
+        result = function(*arguments, **(options or {}))
+        if function is torch.ops.aten.convolution.default:
+            taken = _scratch(arguments[0], arguments[1], result, arguments[6])
+            self.scratch_bytes = max(self.scratch_bytes, taken)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+                self._count(leaf.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._bytes:
+            self._bytes[key] = storage.nbytes()
+            self._now += self._bytes[key]
+            self.peak_bytes = max(self.peak_bytes, self._now)
+            weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self._now -= self._bytes.pop(key, 0)
+
+
+def plan(source: str, dtype: str | None, differentiated: bool) -> dict[str, int]:
+    """Find the bytes of inputs, weights, result and float64 result, and what a call holds at most beside these.
+
+    Any error is possible, since a reference may look at values: then there is no plan.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    namespace = types.ModuleType(NAME)
+    sys.modules[NAME] = namespace
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _planned(Path(source).read_text(encoding="utf-8"), vars(namespace), dtype, differentiated)
+    finally:
+        del sys.modules[NAME]
+
+
+def _planned(text: str, namespace: dict[str, Any], dtype: str | None, differentiated: bool) -> dict[str, int]:
+    exec(compile(text, NAME, "exec"), namespace)
+    model = construct(namespace["Model"], namespace["get_init_inputs"]())
+    state = dict.fromkeys([*model.parameters(), *model.buffers()])
+    for tensor in state if dtype is not None else ():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(getattr(torch, str(dtype)))
+    inputs = cast_inputs(list(namespace["get_inputs"]()), dtype)
+    with Alive([*_tensors(inputs), *state]) as alive, torch.set_grad_enabled(differentiated):
+        results = _tensors(model(*inputs))
+    # Gradients of inputs and weights come on top, and those of what lies between.
+    more = sum(map(_bytes, [*_tensors(inputs), *state])) + alive.peak_bytes if differentiated else 0
+    return {
+        "inputs": sum(map(_bytes, _tensors(inputs))),
+        "weights": sum(map(_bytes, state)),
+        "result": sum(map(_bytes, results)),
+        "exact": sum(tensor.numel() * max(8, tensor.element_size()) for tensor in results),
+        "peak": alive.peak_bytes + more,
+        "scratch": alive.scratch_bytes,
+    }
+
+
+def _scratch(given: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> int:
+    """In float64 one side is held once for each place of the kernel, group after group, whose results are then joined.
+
+    In narrower dtypes input and result are laid out in blocks of channels.
+    """
+    held, wide = (given, result) if transposed else (result, given)
+    columns = math.prod(weight.shape[1:]) * held.numel() // held.shape[1]
+    if transposed and given.dim() == VOLUMES:
+        columns //= given.shape[0]  # one after the other
+    joined = result.numel() if weight.shape[1] < wide.shape[1] else 0
+    blocks = sum(_bytes(tensor) * -(-tensor.shape[1] // BLOCK) * BLOCK // tensor.shape[1] for tensor in (given, result))
+    return 8 * (columns + joined) + blocks
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
 def main() -> None:
-    serve(socket.socket(fileno=int(sys.argv[1])), with_device(Reference()))
+    wire.serve(socket.socket(fileno=int(sys.argv[1])), with_device(Reference()))
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -199,7 +199,7 @@ def causes(error: BaseException | None) -> list[BaseException]:
 
 
 def is_replayed(error: BaseException) -> bool:
-    """Whether it is the error of a build (see `kernelwright_child.inline.replayed`), or was raised over one."""
+    """Whether it is the error of a build (see `kernelwright_child.builder.replayed`), or was raised over one."""
     return any(getattr(one, "of_a_build", False) for one in causes(error))
 
 

@@ -83,7 +83,7 @@ def read_record(work_folder: Path) -> BuildRecord:
 
 LOG = logging.getLogger(__name__)
 INDEX = "built.json"
-"""The builder's list of what it built, see `kernelwright_child.inline`; it imports torch, and is not imported
+"""The builder's list of what it built, see `kernelwright_child.builder`; it imports torch, and is not imported
 here."""
 
 LIMIT_BYTES = 2 * 2**30

@@ -111,8 +111,7 @@ class Toolchain(NamedTuple):
             # What the programs import, copied to where builders can read it whatever jail they are in.
             package = self.folder / "lib" / "kernelwright_child"
             _put(package / "__init__.py", "", 0o644)
-            for name in ("compiling.py", "compile_errors.py"):
-                _put(package / name, (CHILD_FOLDER / name).read_text(), 0o644)
+            _put(package / "compiling.py", (CHILD_FOLDER / "compiling.py").read_text(), 0o644)
             for kind, path in paths.items():
                 python = shlex.quote(sys.executable)
                 _put(path, PROGRAM.format(python=python, root=json.dumps(root), kind=kind), 0o755)

@@ -23,7 +23,7 @@ from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 from kernelwright.sandbox.workfolder import WorkFolder
-from kernelwright_child.casting import constant_of
+from kernelwright_child.models import constant_of
 from kernelwright_child.wire import RESULT
 
 if TYPE_CHECKING:

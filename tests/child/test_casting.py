@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernelwright_child.casting import cast_inputs, cast_model
+from kernelwright_child.models import cast_inputs, cast_model
 
 DTYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernelwright_child.casting import widened
+from kernelwright_child.models import widened
 
 X = torch.rand(100, dtype=torch.float64)
 NAMING = {

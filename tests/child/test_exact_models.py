@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kernelwright_child.casting import widened, widened_value
+from kernelwright_child.models import widened, widened_value
 
 ROWS, WIDTH = 6, 16
 

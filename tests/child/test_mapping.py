@@ -12,7 +12,7 @@ from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.tensors import RawTensor, SharedMemory
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
-from kernelwright_child.casting import lent_tensors
+from kernelwright_child.models import lent_tensors
 from tests.support.problems import tiny_problem
 
 SETTINGS = Settings(jail="off", threads=1)

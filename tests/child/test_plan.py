@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from kernelwright_child.plan import NAME, plan
+from kernelwright_child.reference import NAME, plan
 
 MODEL = """
 import torch

@@ -13,7 +13,7 @@ from kernelwright.sandbox.clocks import ClockSample, steady
 from kernelwright.sandbox.locks import DeviceTurn, WaitLimit, device_holder, device_path
 from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, alone
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright_child.casting import fix_precision, precision_switches
+from kernelwright_child.models import fix_precision, precision_switches
 
 SIZES = [0, 3, 4, 7, 4 * PROBES - 4, 4 * PROBES, 4 * PROBES + 4, 10**6 + 3, 2**31]
 

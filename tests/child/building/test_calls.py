@@ -5,7 +5,7 @@ import pytest
 from torch.utils.cpp_extension import load, load_inline
 
 from kernelwright_child import wire
-from kernelwright_child.inline import BuildCall, read_note, write_note
+from kernelwright_child.builder import BuildCall, read_note, write_note
 
 WORK = Path("/work-folder")
 

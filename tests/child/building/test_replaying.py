@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kernelwright.sandbox.build import read_failures
-from kernelwright_child.inline import INDEX, BuildCall, Index, Keys, Recorder, replayed
+from kernelwright_child.builder import INDEX, BuildCall, Index, Keys, Recorder, replayed
 from kernelwright_child.wire import is_replayed
 
 CALL, KEYS = BuildCall("load_inline", {"name": "ext"}), Keys("whole", "essence")

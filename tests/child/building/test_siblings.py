@@ -81,7 +81,7 @@ def test_without_a_ninja_above_nothing_else_is_ended(tmp_path):
     beside = subprocess.Popen(["sleep", str(PATIENCE_S)])
     try:
         call = f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
-        call += "from kernelwright_child.compile_errors import end_siblings"
+        call += "from kernelwright_child.compiling import end_siblings"
         subprocess.run([sys.executable, "-c", f"{call}; end_siblings()"], cwd=tmp_path, check=True)
         assert beside.poll() is None
     finally:

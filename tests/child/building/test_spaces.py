@@ -11,8 +11,8 @@ BUILD = """
 import sys
 from torch.utils import cpp_extension
 cpp_extension.TORCH_LIB_PATH = sys.argv[1]
-from kernelwright_child import inline
-inline.record(sys.argv[2])
+from kernelwright_child import builder
+builder.record(sys.argv[2])
 source = 'extern "C" int one() { return 1; }'
 print(cpp_extension.load_inline("one", [source], no_implicit_headers=True, is_python_module=False))
 """

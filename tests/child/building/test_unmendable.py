@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright_child import compile_errors
+from kernelwright_child import compiling
 
 STOCK = frozenset({"forward", "stride"})
 BEYOND = [
@@ -27,12 +27,12 @@ OPEN = [
 
 @pytest.mark.parametrize("error", BEYOND)
 def test_what_names_something_that_is_nowhere_or_makes_no_sense_is_beyond_mending(error):
-    assert compile_errors.is_unmendable(error, lambda: STOCK)
+    assert compiling.is_unmendable(error, lambda: STOCK)
 
 
 @pytest.mark.parametrize("error", OPEN)
 def test_what_more_declarations_could_mend_is_open(error):
-    assert not compile_errors.is_unmendable(error, lambda: STOCK)
+    assert not compiling.is_unmendable(error, lambda: STOCK)
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def test_what_more_declarations_could_mend_is_open(error):
 )
 def test_the_first_error_counts_where_it_lies_in_the_source(said):
     told = f"In file included from x.h:1:\nmain.cpp: In function ‘f’:\n{said}\nmain.cpp:5:1: error: more"
-    assert compile_errors.first_error(told, "main.cpp") == "words"
-    assert compile_errors.first_error(f"x.h:3:2: error: first\n{said}", "main.cpp") is None
-    assert compile_errors.first_error("killed", "main.cpp") is None
+    assert compiling.first_error(told, "main.cpp") == "words"
+    assert compiling.first_error(f"x.h:3:2: error: first\n{said}", "main.cpp") is None
+    assert compiling.first_error("killed", "main.cpp") is None
 
 
 def test_words_in_strings_are_no_declarations():
-    assert compile_errors.words_of('int a; const char* b = "walk \\" more"; int c;') == {
+    assert compiling.words_of('int a; const char* b = "walk \\" more"; int c;') == {
         "int",
         "a",
         "const",
@@ -59,4 +59,4 @@ def test_words_in_strings_are_no_declarations():
 def test_only_the_includes_of_a_source_are_asked_about():
     source = "#include <a.h>\nint x;\n  # include <b/c.h> // why\n"
     first, _, second, *_ = source.split("\n")
-    assert compile_errors.includes_of(source).split("\n")[:2] == [first, second]
+    assert compiling.includes_of(source).split("\n")[:2] == [first, second]

@@ -8,6 +8,7 @@ are float64 for as long as the context lasts, and what they were after it.
 import math
 import mmap
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,21 @@ NARROW = (torch.float32, torch.float16, torch.bfloat16)
 CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 REINTERPRETING = (torch.Tensor.view, torch.finfo)
 """What a dtype means for these is not a precision to compute in."""
+
+
+def run_source(path: str, name: str) -> dict[str, Any]:
+    """Execute a file as a module of its own, so that classes, pickling and inspection find their source."""
+    module = type(sys)(name)
+    module.__file__ = path
+    sys.modules[name] = module
+    with open(path, encoding="utf-8") as file:
+        exec(compile(file.read(), path, "exec"), module.__dict__)
+    return module.__dict__
+
+
+def construct(entry: Callable[..., Any], arguments: Any) -> Any:
+    """Call a constructor with what `get_init_inputs` gave: a list by position, a dictionary by name."""
+    return entry(**arguments) if isinstance(arguments, dict) else entry(*arguments)
 
 
 def cast_model(model: Any, dtype: str | None) -> None:
